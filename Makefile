@@ -9,6 +9,7 @@ UV_VERSION := 0.13.8
 OLDEST := torch==2.11.* triton==3.6.* transformers==5.17.* numpy==2.1.*
 SENTENCE_TRANSFORMERS := 6.2
 ENVOY := 1.38
+D2_VERSION := 0.7.2
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 PY := .venv/bin/python
 TESTS ?= tests
@@ -19,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-nightly nightly test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm oci keda alerts expose bench modes soak release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-nightly nightly test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm oci keda alerts expose bench modes batchers soak release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,14 +50,22 @@ generate: venv ## Write the CRD, the chart's copy of it and the generated docume
 	$(PY) docs/alerts.py > docs/alerts.md
 	$(PY) docs/gpu_models.py > docs/gpu-models.md
 
+docs: venv ## Build the site into build/site, without a network; fails if a link leads nowhere
+	.venv/bin/zensical build --strict
+
+pictures: venv ## Draw docs/pictures; builds D2 once
+	GOBIN=$(CACHE)/d2-$(D2_VERSION) go install oss.terrastruct.com/d2@v$(D2_VERSION)
+	$(PY) docs/pictures.py $(CACHE)/d2-$(D2_VERSION)/d2
+
 check: venv check-generated ## Lint, format, types, layers, generated files
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-check-generated: venv ## Whether the CRD, the generated pages and uv.lock are what their sources say
+check-generated: venv ## Whether the CRD, the generated pages, the pictures and uv.lock are what their sources say
 	$(PY) crds/generate.py --check
+	$(PY) docs/pictures.py --check
 	for page in alerts configuration errors gpu-models openai-fields; do \
 		$(PY) docs/$${page//-/_}.py | diff -u docs/$$page.md - || { echo "docs/$$page.md is out of date: run make generate"; exit 1; }; done
 	$(UV) lock --check
@@ -87,7 +96,8 @@ test-oldest: venv ## Execution and the models' answers, with the oldest torch, T
 	$(UV) run --no-sync $(patsubst %,--with '%',$(OLDEST)) --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' \
 		python -m pytest -p no:cacheprovider -n $$(nproc) --dist loadfile \
 		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' tests/engine/execution \
-		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/test_embeddings.py tests/bench/workloads/test_encoder.py
+		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/test_embeddings.py tests/bench/workloads/test_encoder.py \
+		tests/bench/batchers
 
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images
@@ -114,12 +124,12 @@ set-up: ## What the demo and e2e need, side by side as far as it goes: cluster, 
 	@python3 -m e2e.cluster.preflight $(SET_UP_FOR)
 	@$(MAKE) --no-print-directory -j cluster images $(MODELS)
 
-# Two at a time in their own namespaces, then one by one those that take away what all share.
+# Three at a time, each in its own namespace, those of an xdist_group one by one. Then those that take away what all need.
 e2e: MODELS := offline-models
 e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && \
-		.venv/bin/pytest -c e2e/pytest.ini -m 'not disturbs' -n 2 --dist worksteal $(STORIES) && \
-		.venv/bin/pytest -c e2e/pytest.ini -m disturbs $(STORIES) && \
+		.venv/bin/pytest -c e2e/pytest.ini -m 'not alone' -n 3 $(STORIES) && \
+		.venv/bin/pytest -c e2e/pytest.ini -m alone $(STORIES) && \
 		.venv/bin/pytest -c e2e/pytest.ini -m takes_the_cluster_away e2e
 	$(PY) -m e2e.cluster down
 
@@ -178,6 +188,9 @@ bench: venv tools ## Measure the gateway, the operator and the engine
 
 modes: venv ## Compare the batching modes, measured and in virtual time: JSON, and a page with pictures in build/modes
 	nice $(PY) -m conveyor_bench modes
+
+batchers: venv ## Compare dynamic batching with that of six other systems over HTTP; installs them once, 5 GB
+	$(UV) run --no-sync --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' python -m conveyor_bench batchers
 
 soak: venv tools demo-model ## Measure what others get while clients and engines are hostile
 	$(PY) -m conveyor_bench hostile; hostile=$$?; $(PY) -m conveyor_bench hostile-control && exit $$hostile

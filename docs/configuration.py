@@ -20,7 +20,7 @@ Each program takes each setting from, strongest first, its flag (`--port=80`), i
 An unknown one, and a value that it must not have, end the process with code 2 and one sentence. The chart sets some of
 them; `operator.extraArgs`, `gateway.extraArgs` and `metrics.extraArgs` set the others, as `[--workers=16]`.
 
-The engine also reads a flat YAML file (`--config FILE`), which is weaker than the variables; its keys are the settings
+The engine also reads a YAML file (`--config FILE`), which is weaker than the variables; its keys are the settings
 in snake_case (`max_num_seqs: 8`). The operator writes that file from the InferenceService, where `pod.env` may set a
 few of the variables.
 """

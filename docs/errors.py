@@ -17,7 +17,8 @@ Written by `make generate` from the tables that the programs answer by; do not e
 [troubleshooting](troubleshooting.md#a-client-gets-an-error).
 
 A client of a service reads the gateway's errors, and the engine's where an engine has judged the request. Both have
-OpenAI's form, `{"error": {"message", "type", "param", "code"}}`. 429 and 503 carry `Retry-After`.
+OpenAI's form, `{"error": {"message", "type", "param", "code"}}`. [Anthropic's paths](other-apis.md) have Anthropic's
+form, with the same code. 429 and 503 carry `Retry-After`.
 """
 _METRICS_HEAD = """
 ## Metrics server

@@ -6,14 +6,13 @@ Called by `make generate`, and by `make check-generated`, which compares.
 from collections.abc import Iterator
 from typing import Any
 
+from conveyor_engine.serving.preparing.chat_schemas import ChatMessage, ChatRequest
+from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.fields import TABLE, Place
-from conveyor_engine.serving.preparing.schemas import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    StreamOptions,
-)
+from conveyor_engine.serving.preparing.messages_schemas import MessagesRequest
+from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
+from conveyor_engine.serving.preparing.schemas import EmbeddingRequest, StreamOptions
+from conveyor_engine.serving.preparing.tokens import TokenizeRequest
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest
 from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest
 
@@ -31,7 +30,8 @@ Fields of messages, content parts and `stream_options` are ignored without being
 _ACTING = {
     Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
     Place.RERANK: RerankRequest, Place.SCORE: ScoreRequest, Place.CLASSIFY: ClassificationRequest,
-    Place.STREAM_OPTIONS: StreamOptions,
+    Place.RESPONSES: ResponsesRequest, Place.MESSAGES: MessagesRequest,
+    Place.TOKENIZE: TokenizeRequest, Place.STREAM_OPTIONS: StreamOptions,
     Place.MESSAGE: ChatMessage,
 }  # fmt: skip
 _HIGHEST = 2**31  # a bound from here on is that of a machine word

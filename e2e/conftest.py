@@ -21,13 +21,13 @@ KEPT_APART = ("takes_the_cluster_away", "brings_vllm", "mounts_images")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The story that takes the chart away is the last one."""
+    """Leave out what runs only by its mark, and begin with the long ones, so that none is left alone at the end."""
     named = config.getoption("markexpr")
     unnamed = [mark for mark in KEPT_APART if mark not in named]
     apart = [item for item in items if any(item.get_closest_marker(mark) for mark in unnamed)]
     config.hook.pytest_deselected(items=apart)
-    items[:] = [item for item in items if item not in apart]
-    items.sort(key=lambda item: item.get_closest_marker("takes_the_chart_away") is not None)
+    chosen = (item for item in items if item not in apart)
+    items[:] = sorted(chosen, key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -48,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Of chosen stories all may run side by side, or all alone."""
+    """Succeed if none of the chosen stories has the mark of this run."""
     if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.testscollected:
         session.exitstatus = pytest.ExitCode.OK
 

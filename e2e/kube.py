@@ -19,7 +19,7 @@ from e2e.cluster.tools import ProgramMissing
 
 OUR_CONTEXTS = ("conveyor-local", "kind-conveyor")
 SYSTEM_NAMESPACE = "conveyor-system"
-MANIFESTS = Path(__file__).parent / "manifests"
+MANIFESTS = Path(__file__).parents[1] / "examples"
 
 Object = dict[str, Any]
 T = TypeVar("T")

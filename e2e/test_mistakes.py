@@ -9,6 +9,7 @@ import pytest
 from tests.operator.inferenceservice.mistakes import TOLD, Told
 
 from e2e import kube
+from e2e.cluster.gpus import COUNT, RESOURCE
 from e2e.demo_model import demo_model_directory
 from e2e.services import service
 
@@ -27,7 +28,18 @@ def encoder_decoder() -> Iterator[None]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("mistake", TOLD, ids=lambda mistake: mistake.done)
+def takes_most_gpus(mistake: Told) -> bool:
+    limits = mistake.on_cluster.get("resources", {}).get("limits", {})
+    return COUNT // 2 < limits.get(RESOURCE, 0) <= COUNT
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(each, marks=pytest.mark.xdist_group("most GPUs") if takes_most_gpus(each) else (), id=each.done)
+        for each in TOLD
+    ],
+)
 def test_the_mistake_is_told(mistake: Told, namespace: str, request: pytest.FixtureRequest) -> None:
     if mistake.on_cluster.get("model", {}).get("uri", "").endswith("/t5"):
         request.getfixturevalue("encoder_decoder")

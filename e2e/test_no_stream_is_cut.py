@@ -1,6 +1,6 @@
 """Pods and processes that leave in good order while long streams run: each stream ends whole, and no request fails.
 
-One service and one namespace for all of these stories; the last ones leave it with one replica.
+The stories of one worker share a service; after `scale_down` it has one replica.
 """
 
 import asyncio
@@ -67,8 +67,20 @@ def upgrade_the_chart(namespace: str) -> None:
     assert engines(namespace) == before
 
 
-@pytest.mark.disturbs
-@pytest.mark.parametrize("event", [delete_the_pods, drain_the_node, scale_down, roll_the_gateways, upgrade_the_chart])
+CALM, CHART = (pytest.mark.xdist_group(name) for name in ("calm", "chart"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(delete_the_pods, marks=CALM),
+        pytest.param(drain_the_node, marks=CALM),
+        pytest.param(scale_down, marks=CALM),
+        pytest.param(roll_the_gateways, marks=CALM),
+        pytest.param(upgrade_the_chart, marks=CHART),
+    ],
+)
 async def test_no_stream_is_cut(event: Callable[[str], None], calm: str) -> None:
     async with running_load(service_url(NAME, calm), BODY, concurrency=4) as load:
         await asyncio.to_thread(kube.wait_until, "streams run", lambda: load.tokens > 20)

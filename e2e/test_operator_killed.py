@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from e2e import kube
 from e2e.gateway import service_url
 from e2e.load import running_load
@@ -12,7 +10,6 @@ from e2e.services import service
 BODY = {"model": "roll", "max_tokens": 80, "min_tokens": 40, "temperature": 0.8}
 
 
-@pytest.mark.disturbs
 async def test_an_operator_killed_in_a_rollout_loses_nothing(namespace: str) -> None:
     spec = {"rollout": {"maxSurge": 1, "maxUnavailable": 0}}
     kube.apply(service("roll", replicas=2, **spec), namespace)

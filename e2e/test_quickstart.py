@@ -37,13 +37,14 @@ def shell(script: str, timeout_seconds: float = 500) -> str:
     return done.stdout
 
 
-def test_the_readme_shows_the_manifest_that_the_demo_applies() -> None:
-    shown = re.search(r"```yaml\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_readme_shows_the_manifest_that_the_demo_applies(page: str) -> None:
+    shown = re.search(r"```yaml\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
     assert shown
     assert shown[1] == Path(kube.MANIFESTS / "quickstart.yaml").read_text()
 
 
-@pytest.mark.disturbs
+@pytest.mark.xdist_group("chart")
 @pytest.mark.usefixtures("default")
 def test_the_readme_s_demo_does_what_it_says_and_its_curl_answers() -> None:
     demo, curl = commands("README.md")[:2]
@@ -68,7 +69,7 @@ def test_the_readme_s_demo_does_what_it_says_and_its_curl_answers() -> None:
     assert '"object":"chat.completion"' in went_on.replace(" ", "")
 
 
-@pytest.mark.disturbs
+@pytest.mark.alone
 @pytest.mark.usefixtures("default")
 def test_the_quickstart_s_commands_do_what_they_say(tmp_path: Path) -> None:
     try:

@@ -26,8 +26,11 @@ async def test_the_queue_scales_the_service_up_and_down_and_cuts_no_stream(names
     for answers in (load, light):
         assert answers.answers
         assert not answers.failed, [a.error for a in answers.failed]
-    status = await asyncio.to_thread(kube.get, "infsvc", "scale", namespace)
-    assert kube.condition(status, "ScalingReady")["status"] == "True"
+    await asyncio.to_thread(kube.wait_until, "the HPA knows the queue", lambda: is_scaling_ready(namespace), 60)
+
+
+def is_scaling_ready(namespace: str) -> bool:
+    return kube.condition(kube.get("infsvc", "scale", namespace), "ScalingReady").get("status") == "True"
 
 
 def deployment(namespace: str) -> dict[str, Any]:

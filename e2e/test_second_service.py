@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from e2e import kube
 from e2e.cluster.volumes import host_path_claim
 from e2e.demo_model import demo_model_directory
@@ -12,6 +14,7 @@ from e2e.test_quickstart import commands, shell
 PAGE = "docs/second-service.md"
 
 
+@pytest.mark.long
 def test_the_page_on_a_second_service_ends_with_two_of_them(tmp_path: Path) -> None:
     provide_volume()
     try:

@@ -32,8 +32,13 @@ async def test_another_engine_image_where_a_volume_might_not_be_mounted_twice(na
     await assert_replaced(service(NAME, replicas=1), edit, namespace)
 
 
-@pytest.mark.disturbs  # one case takes most GPUs, the other needs a spare one
-@pytest.mark.parametrize("gpus", [1, COUNT // 2 + 1], ids=["a-gpu-is-spare", "none-is"])
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        pytest.param(1, id="a-gpu-is-spare"),
+        pytest.param(COUNT // 2 + 1, id="none-is", marks=pytest.mark.xdist_group("most GPUs")),
+    ],
+)
 async def test_a_lone_replica_is_replaced_as_there_is_room(
     gpus: int, hub_model: dict[str, Any], namespace: str
 ) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import aiohttp
-import pytest
 
 from e2e import kube
 from e2e.gateway import gateway_url, service_url
@@ -18,7 +17,6 @@ PARTS = ("total", "schedule", "image", "model", "load", "warmUp")
 CHAT = {**BODY, "messages": [{"role": "user", "content": "What is a list?"}]}
 
 
-@pytest.mark.disturbs
 async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(
     namespace: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -48,7 +46,7 @@ async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(
     async with running_load(service_url("zero", namespace), BODY, concurrency=8) as load:
         await asyncio.to_thread(kube.wait_until, "answers", lambda: len(load.answers) > 16, 120)
     assert not load.failed, [a.error for a in load.failed]
-    assert decisions(namespace)[:2] == ["scaled 0 -> 1: requests wait"] * 2
+    assert decisions(namespace)[:2] == ["scaled 0 -> 1: requests are queued"] * 2
 
 
 def is_asleep(namespace: str) -> bool:

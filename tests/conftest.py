@@ -16,9 +16,14 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
+from conveyor_engine.openmp import spin_briefly
+
 if shutil.which("nvidia-smi") is None:
     # Triton decides when it is first imported, by whichever test that is, whether its kernels are interpreted.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Workers share the CPUs. torch's threads read it when they are loaded.
+os.environ.update(spin_briefly(os.environ))
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` is no installed package
 

@@ -6,9 +6,12 @@ Commands are imported by name, because the GPU suite runs where few packages are
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from conveyor_engine.openmp import spin_briefly
 
 
 class Command(NamedTuple):
@@ -21,11 +24,19 @@ class Command(NamedTuple):
 COMMANDS = {
     "engine": Command("engine.command", "the engine's tokens per second, alone or in turns with a peer"),
     "modes": Command("modes.command", "the batching modes on Anyscale's requests, in virtual time and measured"),
+    "embed-modes": Command("modes.embeddings", "the batching modes with embeddings: window and size, in virtual time"),
+    "batchers": Command("batchers.command", "dynamic batchers over HTTP: this engine and its peers, at the same rates"),
+    "objectives": Command(
+        "objectives.command", "objectives for latency under five shapes of traffic, against fixed limits"
+    ),
     "host": Command("engine.host", "what a step costs the host, and streams over HTTP, without a model"),
     "start": Command("engine.start", "how long an engine takes to be ready, and what it streams first"),
     "waits": Command("engine.waits", "how long one request waits behind many of another client"),
+    "batches": Command("engine.batches", "what length grouping saves a padded backlog, and eager an idle engine"),
     "gpu": Command("gpu.suite", "everything that is measured on a GPU, stage by stage"),
+    "tune": Command("tune.command", "which batch limit, window and step budget serve most within an objective"),
     "gateway": Command("gateway.command", "latency that the gateway adds, streams and requests per second"),
+    "overload": Command("gateway.overload", "answers and waits at ten times the load that an engine can do"),
     "reconcile": Command("control.reconcile", "the operator's time, memory and calls with 200 services"),
     "wake": Command("control.wake", "how soon a service at zero gets a replica after a request"),
     "heavy-objects": Command(
@@ -43,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     """The command's exit code: 1 if a figure misses its bar."""
     if not arguments or arguments[0] not in COMMANDS:
         parse(arguments)
+    os.environ.update(spin_briefly(os.environ))  # as in an engine's process; torch is not loaded yet
     module = importlib.import_module(f"conveyor_bench.{COMMANDS[arguments[0]].module}")
     code: int = module.main(arguments[1:])
     return code

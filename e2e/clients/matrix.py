@@ -53,6 +53,24 @@ CLIENTS = (
         "models, chat, streams and their helper, completions, errors",
     ),
     Client(
+        "openai (Python), responses",
+        ("openai==3.54.0",),
+        _python("openai_responses.py"),
+        "responses, streams and their helper, parsed answers, a call of a tool and its result, eight at once, errors",
+    ),
+    Client(
+        "openai-agents",
+        ("openai-agents==0.24.0",),
+        _python("openai_agents.py"),
+        "an agent's answer, streamed too, an output type, a tool that is called and its result",
+    ),
+    Client(
+        "anthropic",
+        ("anthropic==2.14.0",),
+        _python("anthropic_python.py"),
+        "messages, streams, a call of a tool and its result, a schema, token counts, eight at once, errors",
+    ),
+    Client(
         "guidellm",
         ("guidellm==0.8.1", "torch==2.15.0"),  # the engine's torch, which is gigabytes that are here already
         (
@@ -106,7 +124,7 @@ CLIENTS = (
             "model={model},base_url={url}/completions,tokenizer={tokenizer},num_concurrent=2,tokenized_requests=False",
             "--tasks", "conveyor_generate", "--include_path", ".", "--output_path", "{out}",
         ),
-        "`local-completions`, a `generate_until` task; `loglikelihood` tasks need `echo`, which is refused by name",
+        "`local-completions`, a `generate_until` task; `loglikelihood` tasks are not tried yet",
         reports.lm_eval,
         OFFLINE,
         PROGRAMS / "lm_eval_tasks",

@@ -10,7 +10,7 @@ from e2e.cluster.api import Api
 
 RESOURCE = "nvidia.com/gpu"
 LABEL = "nvidia.com/gpu.present"
-COUNT = 8
+COUNT = 16
 
 
 def fake(kubeconfig: Path) -> None:

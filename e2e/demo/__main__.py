@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def generate() -> int:
-    console.rule("1. Apply e2e/manifests/quickstart.yaml")
+    console.rule("1. Apply examples/quickstart.yaml")
     provide_demo_model(NAMESPACE)
     started = time.monotonic()
     kube.kubectl("apply", "--server-side", "-n", NAMESPACE, "-f", str(kube.MANIFESTS / "quickstart.yaml"))

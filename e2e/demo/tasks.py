@@ -33,7 +33,7 @@ SENTENCES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is asked of a service of `e2e/manifests/NAME.yaml`, and how its answer is told."""
+    """What is asked of a service of `examples/NAME.yaml`, and how its answer is told."""
 
     path: str  # below the service's base
     body: dict[str, Any]
@@ -68,7 +68,7 @@ def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, s
     """`wait_for(service, condition, since)` returns when the service has the condition."""
     task, file = TASKS[name], kube.MANIFESTS / f"{name}.yaml"
     service = yaml.safe_load(file.read_text())["metadata"]["name"]
-    console.rule(f"1. Apply e2e/manifests/{file.name}")
+    console.rule(f"1. Apply examples/{file.name}")
     demo_model_directory(task.model)
     provide_demo_model(namespace)
     started = time.monotonic()

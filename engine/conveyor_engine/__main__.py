@@ -91,6 +91,7 @@ def _serve(flags: argparse.Namespace) -> int:
     from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults, read_sampling_defaults
     from conveyor_engine.serving.preparing.trial import try_files
     from conveyor_engine.serving.server import serve
+    from conveyor_engine.text.parsing.dialect import NONE, find_dialect
     from conveyor_engine.text.tokenizer import Tokenizer
 
     config = parse_config(vars(flags), os.environ)
@@ -103,7 +104,12 @@ def _serve(flags: argparse.Namespace) -> int:
         check_numbers(directory)
     defaults = read_sampling_defaults(directory) if config.sampling_defaults == "model" else SamplingDefaults()
     tokenizer = Tokenizer(directory) if reads_text else None
-    model = ServedModel(config.served_model_name or directory.resolve().name, tokenizer, defaults)
+    dialect = find_dialect(
+        tokenizer.chat_template_source if tokenizer else "", config.tool_parser, config.reasoning_parser
+    )
+    parsers = dialect.tool_format or NONE, dialect.thinking or NONE
+    _log.info("event=dialect tool_parser=%s reasoning_parser=%s", *parsers)
+    model = ServedModel(config.served_model_name or directory.resolve().name, tokenizer, defaults, dialect)
     death = run(serve(config, ForkServer(model)))
     if death is None:
         return 0
@@ -113,8 +119,25 @@ def _serve(flags: argparse.Namespace) -> int:
 
 
 def _settle(config: EngineConfig, task: str) -> EngineConfig:
-    """The configuration for a model of this task, by which it has the batching mode that is left open."""
-    mode = load_about(task).batching_mode if config.batching_mode == "auto" else config.batching_mode
+    """The configuration for a model of this task, by which it has the batching mode that is left open.
+
+    Raises ConfigError if its objectives or its workload are those of other tasks.
+    """
+    about = load_about(task)
+    takes_one_step = about.batching_mode == "dynamic"
+    if takes_one_step and (
+        config.objective_time_to_first_token_seconds or config.objective_inter_token_latency_seconds
+    ):
+        raise ConfigError(f"this model {about.does}: set `objective_latency_seconds` in place of objectives for tokens")
+    if config.objective_latency_seconds and not takes_one_step:
+        raise ConfigError(
+            f"`objective_latency_seconds` is for models that take one step, but this model {about.does}: "
+            "set `objective_time_to_first_token_seconds` or `objective_inter_token_latency_seconds`"
+        )
+    if config.workload is not None and (config.workload_output_tokens is None) != takes_one_step:
+        told = "remove `workload_output_tokens`" if takes_one_step else "set `workload_output_tokens` too"
+        raise ConfigError(f"this model {about.does}: {told}")
+    mode = about.batching_mode if config.batching_mode == "auto" else config.batching_mode
     return replace(config, task=task, batching_mode=mode)
 
 

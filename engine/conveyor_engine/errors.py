@@ -42,7 +42,7 @@ _NO_MEMORY = (
 class ErrorCode(AnswerCode):
     """Each case that the engine answers with an error."""
 
-    MALFORMED_HTTP = "malformed_http", 400, "it is no HTTP request"
+    MALFORMED_HTTP = "malformed_http", 400, "the request is not valid HTTP"
     BAD_REQUEST = "bad_request", 400, "the request cannot be read"
     TOO_MANY_PIPELINED = (
         "too_many_pipelined",
@@ -69,7 +69,7 @@ class ErrorCode(AnswerCode):
     PATH_NOT_FOUND = "path_not_found", 404, "no such path"
     MODEL_NOT_FOUND = "model_not_found", 404, "this engine serves another model; the message has its name"
     WRONG_TASK = "wrong_task", 400, "the path is for models of another task; the message says what this one does"
-    METHOD_NOT_ALLOWED = "method_not_allowed", 405, "the path takes another method"
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405, "the path does not support the method"
     BODY_TOO_SLOW = "body_too_slow", 408, "the body did not arrive within 60 s"
     REQUEST_TOO_LARGE = (
         "request_too_large",
@@ -83,8 +83,8 @@ class ErrorCode(AnswerCode):
     GENERATION_FAILED = "generation_failed", 500, "the engine could not go on with this request"
     ENGINE_DEAD = "engine_dead", 502, "the engine died while it worked on the request; the gateway asks one more"
     UNAVAILABLE = "unavailable", 503, "the engine starts, drains or goes away; the gateway asks another"
-    TOO_MANY_CONNECTIONS = "too_many_connections", 503, "the engine has as many connections as it may"
-    DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's time, the service's or the client's, is over"
+    TOO_MANY_CONNECTIONS = "too_many_connections", 503, "the engine is at its limit of connections"
+    DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's deadline, set by the service or the client, has passed"
 
 
 class ConveyorEngineError(Exception):

@@ -72,13 +72,13 @@ def _run(load: Callable[[], object], writer: int, cpu_seconds: float) -> NoRetur
 
 
 def limit_cpu_seconds(seconds: float) -> None:
-    """From now on this process may use so many more seconds of CPU time; then the kernel ends it."""
+    """Limit this process to that many more seconds of CPU time. The kernel kills it at the limit."""
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     _limit(resource.RLIMIT_CPU, math.ceil(used + seconds))
 
 
 def limit_more_memory(num_bytes: int) -> None:
-    """From now on this process may add so much to its memory; beyond that, allocations fail."""
+    """Limit this process to that much more memory. Allocations beyond it fail."""
     _limit(resource.RLIMIT_AS, _virtual_bytes() + num_bytes)
 
 

@@ -17,6 +17,7 @@ from conveyor_protocol.failure_reasons import FailureReason
 WEIGHTS_INDEX = "model.safetensors.index.json"
 FILES_CPU_SECONDS: Final = 60.0  # headers of weights have some MiB in all
 SENTENCE_MODULES = "modules.json"  # of models that embed
+SENTENCE_SETTINGS: Final = "config_sentence_transformers.json"  # of models that embed or rank
 _LABELS_DEFAULT = 2  # transformers', where config.json does not tell
 _READ = (".json", ".jinja", ".safetensors")
 _MAX_BYTES = 16 << 20  # of a file; they have a few KiB, config.json with many labels a few MiB
@@ -35,7 +36,7 @@ def read_architectures(directory: Path) -> list[str]:
 
 
 def count_labels(directory: Path) -> int:
-    """Of a classifier, as transformers reads its config.json. Raises ModelError."""
+    """Return the number of labels of a classifier, as transformers reads config.json. Raises ModelError."""
     config = read_object(directory / "config.json")
     labels, number = config.get("id2label"), config.get("num_labels")
     if isinstance(labels, dict):
@@ -44,7 +45,7 @@ def count_labels(directory: Path) -> int:
 
 
 def read_list(path: Path) -> list[Any]:
-    """As `read_object`, of a file that holds a list."""
+    """Like `read_object`, for a file that contains a list."""
     return _read(path, [], "list")
 
 

@@ -1,15 +1,15 @@
-"""Finds tasks, and what each process needs to know of one. Used by every process of the engine.
+"""Finds tasks and their modules for each process. Used by every process of the engine.
 
 A task is a package with a module for each process. Each module has a `TASK`, whose type belongs to its process:
 
-    about        all processes      what its models do, and how their files show it: `About`
-    scheduling   engine process     what a request costs, and what comes out: `scheduling.tasks.Task`, made of the facts
+    about        all processes      the words for its messages, and how to detect its models: `About`
+    scheduling   engine process     cost and result of a request: `scheduling.tasks.Task`, built from the model's facts
     execution    engine process     loads a model of the task; knows torch: `execution.build.Build`
     preparing    worker processes   reads bodies: `serving.preparing.jobs.Kind`, by the name of each kind of body
     serving      API process        its paths: `serving.http.task_paths.TaskPaths`
 
-No process imports a module that is not for it. Our own tasks are in `tasks`. An installed package brings another by an
-entry point of the group `conveyor.tasks`: the task's name, and the name of its package.
+A process imports only its own modules. The built-in tasks are in `tasks`. An installed package can add a task with an
+entry point in the group `conveyor.tasks`: the name of the task, and the name of its package.
 """
 
 from collections.abc import Callable
@@ -29,15 +29,16 @@ _OURS: Final = {name: f"conveyor_engine.tasks.{name}" for name in ("rerank", "cl
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What all processes know of a task. Messages are made of its words."""
+    """The description of a task for all processes. Messages contain its words."""
 
     does: str  # as in "this engine's model generates text"
     does_not: str  # as in "it generates no text"
     path: str  # that its models answer, the first to try
     recognises: Callable[[Path], bool]  # whether a model's directory is for this task. Raises ModelError
-    batching_mode: Literal["continuous", "dynamic"] = "dynamic"  # that its engines have, if nothing else is set
+    batching_mode: Literal["continuous", "dynamic"] = "dynamic"  # the default mode of its engines
+    cost_unit: str = "tokens"  # unit of a request's cost, for `max_num_batched_tokens` and for metrics
     reads_text: bool = True  # whether it needs the model's tokenizer
-    runs_also: tuple[str, ...] | None = None  # tasks whose models it can run too, if asked for; None: any
+    runs_also: tuple[str, ...] | None = None  # other tasks whose models it can run if configured; None: any
 
 
 @cache

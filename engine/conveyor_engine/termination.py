@@ -55,7 +55,7 @@ def _find_task(model: Path) -> str | None:
 
 
 def _first_position(config: dict[str, Any]) -> int:
-    """Of a sequence's first token."""
+    """Return the position of a sequence's first token."""
     padding = config.get("pad_token_id", _PADDING_TOKEN_ID)
     counts_from_padding = config.get("model_type") in COUNT_FROM_PADDING
     return padding + 1 if counts_from_padding and type(padding) is int and padding >= 0 else 0

@@ -49,7 +49,7 @@ class Clients:
 
 
 def _parse_address(text: str) -> IPv4Address | IPv6Address | None:
-    """With or without a port and brackets, as proxies write it. None for anything else."""
+    """Parse an address as proxies write it, with or without a port and brackets. Return None if it is invalid."""
     text = text.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -17,7 +17,13 @@ A client that goes away gets no answer: its request is cancelled (asyncio.Cancel
 
 from typing import TypedDict
 
-from conveyor_protocol.answer_codes import AnswerCode, ErrorType
+from conveyor_protocol.answer_codes import (
+    AnswerCode,
+    AnthropicErrorAnswer,
+    ErrorType,
+    build_anthropic_error,
+    speaks_anthropic,
+)
 
 RETRY_AFTER_SECONDS = 1
 
@@ -25,27 +31,31 @@ RETRY_AFTER_SECONDS = 1
 class Code(AnswerCode):
     """Each case that the gateway answers by itself."""
 
-    MALFORMED_HTTP = "malformed_http", 400, "it is no HTTP request"
-    MALFORMED_BODY = "malformed_body", 400, "the body's framing is broken"
-    INVALID_JSON = "invalid_json", 400, "the body is no JSON object (told by the gateway at its root only)"
-    NO_MODEL = "no_model", 400, "at the gateway's root: the body names no `model`"
-    INVALID_TIMEOUT = "invalid_timeout", 400, "`X-Request-Timeout-Seconds` is no number above 0"
-    UNKNOWN_CLASS = "unknown_class", 400, "`X-Request-Class` names no class of the service; the message lists them"
+    MALFORMED_HTTP = "malformed_http", 400, "the request is not valid HTTP"
+    MALFORMED_BODY = "malformed_body", 400, "the body does not match its Content-Length or chunked encoding"
+    INVALID_JSON = "invalid_json", 400, "at the gateway's root: the body is not a JSON object"
+    NO_MODEL = "no_model", 400, "at the gateway's root: the body has no `model`"
+    INVALID_TIMEOUT = "invalid_timeout", 400, "`X-Request-Timeout-Seconds` is not a number above 0"
+    UNKNOWN_CLASS = "unknown_class", 400, "the service has no class of that name; the message lists its classes"
     NO_CLASSES = "no_classes", 400, "the body has a `priority`, and the service has no `queue.classes`"
     PRIORITY_NOT_READ = (
         "priority_not_read",
         400,
         "a body above 1 MiB has a `priority`; use `X-Request-Class`",
     )
-    PATH_NOT_FOUND = "path_not_found", 404, "no such path; the message lists those that there are"
+    PATH_NOT_FOUND = "path_not_found", 404, "no such path; the message lists the paths"
     SERVICE_NOT_FOUND = "service_not_found", 404, "no such service"
     SERVICE_DELETED = "service_deleted", 404, "the service was deleted while the request waited"
     MODEL_NOT_FOUND = (
         "model_not_found",
         404,
-        "no service here, or not this one, has that model, or the root does not list it",
+        "no service has that model, or the service in the path has another, or the root does not list it",
     )
-    METHOD_NOT_ALLOWED = "method_not_allowed", 405, "the path takes another method, which `Allow` names"
+    METHOD_NOT_ALLOWED = (
+        "method_not_allowed",
+        405,
+        "the path does not support the method; the header `Allow` names the one it supports",
+    )
     BODY_TOO_SLOW = "body_too_slow", 408, "the body did not arrive in time"
     REQUEST_TOO_LARGE = "request_too_large", 413, "the body is longer than `--max-request-bytes`, or 1 MiB at the root"
     ENCODED_BODY = "encoded_body", 415, "at the gateway's root: the body is compressed"
@@ -53,31 +63,35 @@ class Code(AnswerCode):
     QUEUE_FULL = (
         "queue_full",
         429,
-        "as many requests wait here as this gateway's share of `maxRequests` allows: the queue's or the class's",
+        "the queue is full: this gateway's share of `queue.maxRequests`, or of the class's `maxRequests`, waits",
     )
     TOO_MANY_REQUESTS = (
         "too_many_requests",
         429,
-        "the gateway holds as many requests as it may, and most of them are this service's or this client's",
+        "the gateway is at its limit of requests, and most of them are this service's or this client's",
     )
     HEADERS_TOO_LARGE = "headers_too_large", 431, "request line or headers are too long"
-    INTERNAL_ERROR = "internal_error", 500, "a bug of the gateway; its log has the request's id"
-    ENGINE_LOST = "engine_lost", 502, "two engines died before they answered"
-    ENGINE_BROKE = "engine_broke", 502, "the engine died in its answer; in a stream this is an event"
-    NOT_SYNCED = "not_synced", 503, "the gateway starts: it does not know the services yet"
-    NOT_READY = "not_ready", 503, "`/health` of the gateway: it starts or stops"
-    NO_ENGINE = "no_engine", 503, "`/health` or `/openapi.json` of a service: no engine is ready, none starts from zero"
+    INTERNAL_ERROR = "internal_error", 500, "a bug in the gateway; its log has the request's id"
+    ENGINE_LOST = "engine_lost", 502, "two engines died before they responded"
+    ENGINE_BROKE = "engine_broke", 502, "the engine died during its response; a stream ends with this error as an event"
+    NOT_SYNCED = "not_synced", 503, "the gateway is starting and does not know the services yet"
+    NOT_READY = "not_ready", 503, "`/health` of the gateway: it is starting or stopping"
+    NO_ENGINE = "no_engine", 503, "`/health` or `/openapi.json` of a service: no engine is ready or starting"
     START_FAILED = (
         "start_failed",
         503,
         "no engine is ready, and none can start; the message has the reason",
     )
-    ENGINES_NOT_READY = "engines_not_ready", 503, "the same: engines are ready, but none has that page"
-    STOPPING = "stopping", 503, "the gateway stops"
-    GATEWAY_MEMORY_FULL = "gateway_memory_full", 503, "the gateway holds as many bytes as `--max-held-bytes` allows"
-    TOO_MANY_CONNECTIONS = "too_many_connections", 503, "as many requests as `--max-connections` are being answered"
-    QUEUE_TIMEOUT = "queue_timeout", 504, "no engine had a place within `queue.timeout`"
-    DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's time, the service's or the client's, is over"
+    ENGINES_NOT_READY = (
+        "engines_not_ready",
+        503,
+        "`/health` or `/openapi.json` of a service: engines are ready, but none serves that page",
+    )
+    STOPPING = "stopping", 503, "the gateway is stopping"
+    GATEWAY_MEMORY_FULL = "gateway_memory_full", 503, "the gateway's memory for requests is full (`--max-held-bytes`)"
+    TOO_MANY_CONNECTIONS = "too_many_connections", 503, "the gateway is at its limit of requests (`--max-connections`)"
+    QUEUE_TIMEOUT = "queue_timeout", 504, "no engine had a free place within `queue.timeout`"
+    DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's deadline, set by the service or the client, has passed"
 
 
 class ErrorDetails(TypedDict):
@@ -94,7 +108,7 @@ class ErrorAnswer(TypedDict):
 
 
 class GatewayError(Exception):
-    """An answer in OpenAI's form. `param` is the field of the request at fault."""
+    """An answer in the form that the path's clients read. `param` is the field of the request at fault."""
 
     def __init__(self, message: str, code: Code, param: str | None = None) -> None:
         super().__init__(message)
@@ -107,11 +121,13 @@ class GatewayError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the answer has beside its body."""
+        """The headers of the error response."""
         return {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status in (429, 503) else {}
 
-    def to_json(self) -> ErrorAnswer:
+    def to_json(self, path: str = "") -> ErrorAnswer | AnthropicErrorAnswer:
         """The answer's body, as an object."""
+        if speaks_anthropic(path):
+            return build_anthropic_error(str(self), self.code, self.param)
         return {"error": {"message": str(self), "type": self.code.type, "param": self.param, "code": self.code}}
 
 
@@ -134,7 +150,13 @@ class MethodNotAllowed(GatewayError):
 
 
 class QueueFull(GatewayError):
-    pass
+    def __init__(self, message: str, code: Code, retry_after_seconds: int) -> None:
+        super().__init__(message, code)
+        self._retry_after_seconds = retry_after_seconds
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(self._retry_after_seconds)}
 
 
 class TooManyRequests(GatewayError):

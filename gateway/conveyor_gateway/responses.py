@@ -1,4 +1,4 @@
-"""The form of answers that the gateway makes itself: JSON, and errors in OpenAI's form.
+"""The form of answers that the gateway makes itself: JSON, and errors in OpenAI's form or, by the path, Anthropic's.
 
 Used by `listening`, `pages` and `relaying`. Knows no queues and no engines.
 """
@@ -10,6 +10,7 @@ import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from conveyor_gateway.errors import Code, GatewayError, Unavailable
+from conveyor_protocol.answer_codes import speaks_anthropic
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, choose_request_id
 
 
@@ -23,16 +24,21 @@ def build_json(content: Any, request_id: str, status: int = 200) -> Response:
     return Response(status=status, headers=headers, body=json.dumps(content, default=msgspec.to_builtins).encode())
 
 
-def build_error(error: GatewayError, request_id: str) -> Response:
-    answer = build_json(error.to_json(), request_id, error.status)
+def build_error(error: GatewayError, request_id: str, path: str = "") -> Response:
+    answer = build_json(error.to_json(path), request_id, error.status)
     answer.headers.update(error.headers)
     return answer
 
 
 def build_stopping() -> GatewayError:
-    return Unavailable("the gateway is stopping; try again", Code.STOPPING)
+    return Unavailable("the gateway is stopping; retry", Code.STOPPING)
 
 
-def build_error_event(error: GatewayError) -> bytes:
-    """The last event of a stream that cannot go on; OpenAI's clients raise it as an APIError."""
-    return b"data: " + json.dumps(error.to_json()).encode() + b"\n\n"
+def build_error_event(error: GatewayError, path: str) -> bytes:
+    """The last event of a stream that cannot go on; OpenAI's and Anthropic's clients raise it as an APIError."""
+    return write_error_event(json.dumps(error.to_json(path)).encode(), path)
+
+
+def write_error_event(body: bytes, path: str) -> bytes:
+    """The body of an error as an event. Anthropic's clients know it by its name."""
+    return (b"event: error\n" if speaks_anthropic(path) else b"") + b"data: " + body + b"\n\n"

@@ -31,7 +31,7 @@ _SERVICE_HOST = re.compile(rf"({_LABEL})\.({_LABEL})(?:\.svc(?:\..+)?)?")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What to do, for which service (`namespace/name`; None: the root), with which path on the engine or model id."""
+    """The kind of a request, its service (`namespace/name`, None at the root), and its path or model id."""
 
     kind: Kind
     service: str | None
@@ -74,9 +74,9 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
     endpoint = find_endpoint(path)
     if endpoint is None:
         known = ", ".join(each.path for each in ENDPOINTS if not each.path.endswith("/"))
-        raise NotFound(f"no such path: {path}; there are {known}", Code.PATH_NOT_FOUND)
+        raise NotFound(f"no such path: {path}; the paths are {known}", Code.PATH_NOT_FOUND)
     if method != endpoint.method:
-        raise MethodNotAllowed(f"{path} takes {endpoint.method}, not {method}", endpoint.method)
+        raise MethodNotAllowed(f"{path} supports {endpoint.method}, not {method}", endpoint.method)
     match endpoint.kind:
         case Kind.ENGINE:
             return Route(endpoint.kind, service, path, may_stream=endpoint.may_stream)
@@ -87,7 +87,7 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
         case Kind.LIST_MODELS:
             return Route(endpoint.kind, service)
         case Kind.DESCRIBE if service is None:
-            raise NotFound(f"each service has its own, at /<namespace>/<name>{path}", Code.PATH_NOT_FOUND)
+            raise NotFound(f"each service has its own document, at /<namespace>/<name>{path}", Code.PATH_NOT_FOUND)
         case Kind.DESCRIBE:
             return Route(endpoint.kind, service, path)
 

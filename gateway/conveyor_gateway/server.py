@@ -21,7 +21,7 @@ from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.capacity.reservations import Capacity
 from conveyor_gateway.clients import Clients
 from conveyor_gateway.engines.session import EngineSession
-from conveyor_gateway.listening.admin import build_admin_handler
+from conveyor_gateway.listening.admin import AdminApp
 from conveyor_gateway.listening.cors import Cors
 from conveyor_gateway.listening.listener import Listener
 from conveyor_gateway.listening.public import PublicApp
@@ -97,6 +97,14 @@ class Server:
             settings.heartbeat_seconds,
         )
         self._open_requests = OpenRequests(parts)
+        self._public = self._build_public_port(catalog, metrics, capacity, max_connections)
+        admin = AdminApp(catalog, queues, self._readiness, metrics)
+        self._admin = Listener(admin.handle, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
+
+    def _build_public_port(
+        self, catalog: Catalog, metrics: Metrics, capacity: Capacity, max_connections: int
+    ) -> Listener:
+        settings = self._settings
         cors = Cors(frozenset(settings.allowed_origins))
         clients = Clients(settings.trusted_proxies)
         public = PublicApp(
@@ -110,9 +118,7 @@ class Server:
             cors,
             lists_all=settings.root_models == "All",
         )
-        self._public = Listener(public.handle, settings.host, settings.port, max_connections, cors, clients.find_peer)
-        admin = build_admin_handler(catalog, queues, self._readiness, metrics)
-        self._admin = Listener(admin, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
+        return Listener(public.handle, settings.host, settings.port, max_connections, cors, clients.find_peer)
 
     async def run(self, stop: asyncio.Event, end_now: asyncio.Event) -> None:
         """Serves until `stop` is set, then drains; `end_now` ends the draining."""
@@ -203,7 +209,7 @@ def _plan_watches(settings: Settings, catalog: Catalog) -> list[_Watch]:
 
 def _plan_gateways_watch(system_namespace: str, queues: Queues) -> _Watch:
     """How many gateways share a queue; requests need not wait for it."""
-    slices, unreadable = gateway_slices(system_namespace), Unreadable("slice", "it is left out")
+    slices, unreadable = gateway_slices(system_namespace), Unreadable("slice", "it is ignored")
 
     def count(bodies: list[Json]) -> None:
         queues.set_num_gateways(sum(gateway.serving for gateway in parse_gateways(bodies, unreadable)))

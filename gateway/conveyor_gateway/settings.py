@@ -35,8 +35,8 @@ _MIB = 1 << 20
 class Settings:
     """Every setting has the flag `--field-name` and the variable CONVEYOR_GATEWAY_FIELD_NAME."""
 
-    host: str = setting("", "address to listen on; empty for every address", TEXT)
-    port: int = setting(GATEWAY_PORT, "port of the API that clients use; 0: any free one", PORT)
+    host: str = setting("", "address to listen on; empty: all addresses", TEXT)
+    port: int = setting(GATEWAY_PORT, "port of the API that clients use; 0: any free port", PORT)
     admin_port: int = setting(
         GATEWAY_ADMIN_PORT, "port of /demand, /activity, /start, /metrics, /healthz and /readyz", PORT
     )
@@ -58,8 +58,8 @@ class Settings:
     )
     trusted_proxies: tuple[Network, ...] = setting(
         (),
-        "networks of proxies in front of the gateway: behind them a client is the last address of X-Forwarded-For that "
-        "is not a proxy's, and has its share of the gateway; without them a client is the peer's address",
+        "networks of proxies in front of the gateway. For a connection from them, the client is the last address in "
+        "X-Forwarded-For that is not a proxy's; else it is the peer. Each client has its share of the gateway",
         NETWORKS,
     )
     allowed_origins: tuple[str, ...] = setting(
@@ -70,61 +70,63 @@ class Settings:
     )
     root_models: RootModels = setting(
         "Listed",
-        "which services `GET /v1/models` of the root shows: those with `listed: true`, or All, where one team has the "
-        "cluster",
+        "which services `GET /v1/models` at the root shows: those with `listed: true`, or All, for a cluster with one "
+        "team",
         literal(RootModels),
     )
     # One takes 0.1 MiB with the longest headers, 0.25 MiB more with a stream that its client does not read: all of them
     # and max_held_bytes fit in the 1 GiB that the chart allows.
     max_connections: int = setting(
         2048,
-        "clients' connections at a time; for one more, those that wait longest for their client are closed; seven "
-        "eighths of them may have a request, three quarters of these for one service (1,344 by default), whatever its "
-        "`queue.maxRequests` is; fewer if the process may open too few files",
+        "open client connections. At the limit, a new connection closes those that have been idle longest. Seven "
+        "eighths may carry a request; three quarters of these may be for one service (1,344 by default), whatever its "
+        "`queue.maxRequests`. A low limit of open files lowers the number",
         whole_number(1, 1_000_000),
     )
     max_request_bytes: int = setting(
         8 * _MIB,
-        "longest request body; where only its model names the service, 1 MiB at most",
+        "longest request body. At the root, where the body's model selects the service, the limit is 1 MiB",
         whole_number(1, 1 << 30),
     )
     max_held_bytes: int = setting(
         128 * _MIB,
-        "bytes of requests and collected answers that are kept in memory at a time, at most half of them for one "
-        "service and seven eighths for one client; beyond it, 503",
+        "bytes of requests and buffered responses in memory, at most half for one service and seven eighths for one "
+        "client. Requests beyond it get 503",
         whole_number(1, 1 << 40),
     )
     body_timeout_seconds: float = setting(
-        60.0, "how long a request body may take to arrive; after 10 s it must have come at 16 KiB/s", seconds()
+        60.0, "how long a request body may take to arrive; after 10 s it must average 16 KiB/s", seconds()
     )
     heartbeat_seconds: float = setting(
         15.0,
-        "how often a stream whose request waits for a service that may be at zero gets a comment, so that proxies keep "
-        "its connection",
+        "interval of comments in a stream whose service may be starting from zero, so that proxies keep the "
+        "connection open",
         seconds(least=0.01),
     )
     drain_delay_seconds: float = setting(
-        5.0, "after SIGTERM: how long new connections are still taken, until no one knows the address", seconds()
+        5.0,
+        "after SIGTERM: how long new connections are still accepted, until clients stop using the address",
+        seconds(),
     )
     drain_timeout_seconds: float = setting(
-        600.0, "after that: how long requests that are queued or running may take to end", seconds()
+        600.0, "after that: how long queued and running requests may take to finish", seconds()
     )
-    log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
-    log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
+    log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)
+    log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)
 
 
 def _find_conflicts(settings: Settings) -> Iterator[tuple[str, str]]:
     if settings.max_held_bytes < 2 * settings.max_request_bytes:
         yield (
             "max_held_bytes",
-            "is below twice `max_request_bytes`: one service may have half, and its longest request could never be "
-            "taken",
+            "is less than twice `max_request_bytes`: one service gets at most half, so its longest request could never "
+            "be accepted",
         )
 
 
 PROGRAM = Program(
     "conveyor_gateway",
-    "The door of all InferenceServices: queues requests and passes them to the least loaded engine.",
+    "The entry point of all InferenceServices: queues requests and sends each to the least loaded engine.",
     Settings,
     _find_conflicts,
 )

@@ -1,6 +1,6 @@
-"""What an engine says that a request has used: tokens in and out. Read by `engines.client`, told by `recording`.
+"""The token usage that an engine reports for a request. Read by `engines.client`, logged and counted by `recording`.
 
-The engine's word is its owner's, so only its form is checked. Other runtimes than Conveyor's engine say nothing.
+The report comes from a tenant's pod, so only its form is checked. Only Conveyor's own engine sends reports.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Of one request."""
+    """The tokens of one request."""
 
     prompt_tokens: Count
     cached_tokens: Count  # of the prompt's, found in the prefix cache
@@ -28,7 +28,7 @@ _DECODER: Final = msgspec.json.Decoder(Usage)
 
 
 def parse_usage(report: bytes | str | None) -> Usage | None:
-    """None for what is no report."""
+    """Return the usage in the report, or None if the report is missing or malformed."""
     try:
         return None if report is None else _DECODER.decode(report)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -36,7 +36,7 @@ def parse_usage(report: bytes | str | None) -> Usage | None:
 
 
 async def split_report(piece: bytes, rest: aiohttp.StreamReader) -> tuple[bytes, bytes]:
-    """The last events of a stream, in `piece` before the mark, and the report behind it, which `rest` goes on with."""
+    """Split the end of a stream at the usage mark: return the events before it, and the report, read on from `rest`."""
     events, _, report = piece.partition(USAGE_MARK)
     with contextlib.suppress(aiohttp.ClientError, OSError):  # the client has its whole answer
         while len(report) <= MAX_REPORT_BYTES and (more := await rest.readany()):

@@ -14,7 +14,10 @@ from prometheus_client import REGISTRY, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from conveyor_api.names import (
+    CLASS_LABEL,
     DEMAND_PATH,
+    LIMIT_LABEL,
+    LIMITED_ENGINES_METRIC,
     LIVENESS_PATH,
     METRICS_GROUP,
     METRICS_VERSIONS,
@@ -27,10 +30,11 @@ from conveyor_metrics.auth import Trust, authenticate
 from conveyor_metrics.demand import DemandSum
 from conveyor_metrics.errors import MetricsError, NotFound, Reason
 from conveyor_metrics.source import GatewaySource
+from conveyor_protocol.limit_reasons import LimitReason
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-REQUESTS = Counter("conveyor_metrics_requests", "Answers of the metrics API, by HTTP status.", ["code"])
+REQUESTS = Counter("conveyor_metrics_requests", "Responses of the metrics API, by HTTP status.", ["code"])
 VALUE_SECONDS = Histogram(
     "conveyor_metrics_value_seconds",
     "Time to answer one metric value, gateways included.",
@@ -97,7 +101,7 @@ async def _answered_with_status(request: web.Request, handler: Handler) -> web.S
     except web.HTTPNotFound:
         response = refuse(Reason.NOT_FOUND, f"the server has no {request.path}")
     except web.HTTPMethodNotAllowed as error:
-        response = refuse(Reason.METHOD_NOT_ALLOWED, f"{request.method} is not allowed: values are only read")
+        response = refuse(Reason.METHOD_NOT_ALLOWED, f"{request.method} is not allowed; only GET is")
         response.headers["Allow"] = error.headers["Allow"]
     REQUESTS.labels(str(response.status)).inc()
     return response
@@ -107,19 +111,25 @@ def refuse_outside(status: int, said: str | None) -> web.Response:
     """The answer to what is no request (below 500, `said` is what is wrong with it) and to a bug; counted as well."""
     REQUESTS.labels(str(status)).inc()
     if status < 500:
-        words = f"this is no HTTP request: {(said or 'malformed').strip()[:200]}"
+        words = f"the request is not valid HTTP: {(said or 'malformed').strip()[:200]}"
         return refuse(Reason.BAD_REQUEST, words, status)
-    return refuse(Reason.INTERNAL_ERROR, "the metrics server failed; the reason is in its log")
+    return refuse(Reason.INTERNAL_ERROR, "internal error in the metrics server; its log has the traceback")
 
 
 def _metric_value(source: GatewaySource, version: str) -> Handler:
     async def answer(request: web.Request) -> web.Response:
         namespace, name, metric = (request.match_info[key] for key in ("namespace", "name", "metric"))
-        if metric not in documents.METRICS:
-            raise NotFound(f"no metric {metric}: there are {', '.join(documents.METRICS)}")
-        labels = _parse_labels(request.query.get("metricLabelSelector", ""))
-        demand = await _read(source, f"{namespace}/{name}", labels)
-        value = getattr(demand, documents.METRICS[metric])
+        selector, service = request.query.get("metricLabelSelector", ""), f"{namespace}/{name}"
+        if metric in documents.CLASS_METRICS:
+            labels, value = await _read_class(source, service, selector, documents.CLASS_METRICS[metric])
+        elif metric == LIMITED_ENGINES_METRIC:
+            labels, value = await _read_limited(source, service, selector)
+        elif field := (documents.METRICS | documents.LIMIT_METRICS).get(metric):
+            labels = _parse_labels(selector)
+            value = getattr(await _read(source, service, labels), field)
+        else:
+            known = (*documents.METRICS, *documents.CLASS_METRICS, *documents.LIMIT_METRICS)
+            raise NotFound(f"there is no metric {metric}; the metrics are {', '.join(known)}")
         return web.json_response(documents.build_metric_values(version, namespace, name, metric, value, labels))
 
     return answer
@@ -131,7 +141,7 @@ def _demand(source: GatewaySource) -> Handler:
     async def read(request: web.Request) -> web.Response:
         service = request.query.get("service", "")
         if "/" not in service:
-            raise NotFound("no InferenceService is named: ask with ?service=<namespace>/<name>")
+            raise NotFound("name an InferenceService with ?service=<namespace>/<name>")
         labels = _parse_labels(",".join(f"{key}={value}" for key, value in request.query.items() if key != "service"))
         demand = await _read(source, service, labels)
         return web.json_response({metric: getattr(demand, field) for metric, field in documents.METRICS.items()})
@@ -149,11 +159,30 @@ async def _read(source: GatewaySource, service: str, labels: Mapping[str, str]) 
     return demand
 
 
+async def _read_class(source: GatewaySource, service: str, selector: str, field: str) -> tuple[Mapping[str, str], int]:
+    """Return the label of a request class and the value of its metric. Raises NotFound."""
+    label, _, name = selector.partition("=")
+    if label != CLASS_LABEL or not name:
+        raise NotFound(f"metrics of a request class need the label {CLASS_LABEL}=NAME")
+    classes = (await _read(source, service, {})).classes
+    if name not in classes:
+        raise NotFound(f"{service} has no request class {name[:100]}; its classes are {', '.join(classes) or 'none'}")
+    return {CLASS_LABEL: name}, getattr(classes[name], field)
+
+
+async def _read_limited(source: GatewaySource, service: str, selector: str) -> tuple[Mapping[str, str], int]:
+    """Return the label of a reason, and how many engines have a limit for it. Raises NotFound."""
+    label, _, reason = selector.partition("=")
+    if label != LIMIT_LABEL or reason not in set(LimitReason):
+        raise NotFound(f"{LIMITED_ENGINES_METRIC} needs the label {LIMIT_LABEL}=REASON: {', '.join(LimitReason)}")
+    return {LIMIT_LABEL: reason}, (await _read(source, service, {})).limited_engines.get(reason, 0)
+
+
 def _parse_labels(selector: str) -> Mapping[str, str]:
-    """Those by which the value is selected. Raises NotFound for other ones than there are."""
+    """Return the labels in the selector. Raises NotFound for an unknown label."""
     label = ",".join(f"{key}={value}" for key, value in READABLE_GATEWAYS.items())
     if selector not in ("", label):
-        raise NotFound(f"metrics have the one label {label}: ask for it, or leave metricLabelSelector out")
+        raise NotFound(f"the only label of metrics is {label}: select by it, or omit metricLabelSelector")
     return READABLE_GATEWAYS if selector else {}
 
 

@@ -22,7 +22,7 @@ CONFIG_MAP_NAME = "extension-apiserver-authentication"
 
 
 class ConfigMapBody(TypedDict):
-    """What is read of the ConfigMap."""
+    """The members of the ConfigMap that are read."""
 
     metadata: Identity
     data: NotRequired[dict[str, str] | None]
@@ -59,7 +59,7 @@ def authenticate(trust: Trust, peer_certificate: Mapping[str, Any] | None, heade
     verified against `trust.authorities_pem`, or None or empty if the caller showed none.
     """
     if not peer_certificate:
-        raise Unauthenticated("no client certificate: only the API server's front proxy may ask")
+        raise Unauthenticated("no client certificate: only the API server's front proxy may call this server")
     names = _common_names(peer_certificate)
     if trust.allowed_names and not set(names) & set(trust.allowed_names):
         raise Unauthenticated(f"the client certificate's name {names} is not an allowed front proxy name")

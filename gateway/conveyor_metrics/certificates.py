@@ -52,7 +52,7 @@ class Certificates:
         self._trust_changed.set()
 
     async def follow(self) -> AsyncIterator[Serving]:
-        """What to serve with: once both sides are there, and after every change of one of them, until cancelled.
+        """Yield the certificate to serve with: when both sides exist, and after every change, until cancelled.
 
         Looks at the files once a second: a mounted Secret changes by a moved link, which no file event shows.
         """
@@ -65,7 +65,7 @@ class Certificates:
                     await self._trust_changed.wait()
 
     def _load_new(self) -> Serving | None:
-        """None if nothing is new, or what is new cannot be loaded: then what is in use stays."""
+        """Return the new certificate. None if it is unchanged or cannot be loaded: the current one stays in use."""
         chain, key, trust = _read(self._chain), _read(self._key), self.trust
         if trust is None or not chain or not key:
             self._say(f"waiting for {'the front proxy authority' if trust is None else self._chain}")

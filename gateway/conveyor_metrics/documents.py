@@ -1,4 +1,4 @@
-"""What the server says, as JSON objects: discovery, OpenAPI, metric values, errors. Pure; called by `app`.
+"""The server's responses as JSON objects: discovery, OpenAPI, metric values, errors. Pure; called by `app`.
 
 Shapes: k8s.io/metrics pkg/apis/custom_metrics/{v1beta1,v1beta2}/types.go, apimachinery meta/v1 APIGroup,
 APIResourceList and Status. The two versions differ only in how an item names its metric and its window.
@@ -11,12 +11,16 @@ from typing import Final
 
 from conveyor_api.names import (
     API_VERSION,
+    CLASS_QUEUED_METRIC,
+    CLASS_WAIT_METRIC,
     CRD_NAME,
     IN_FLIGHT_METRIC,
     KIND,
+    LIMITED_ENGINES_METRIC,
     METRICS_GROUP,
     METRICS_VERSIONS,
     QUEUE_DEPTH_METRIC,
+    RUNNING_LIMIT_METRIC,
 )
 from conveyor_kube.wanted_json import Json
 
@@ -25,6 +29,12 @@ RESOURCE = CRD_NAME
 
 METRICS = {IN_FLIGHT_METRIC: "in_flight", QUEUE_DEPTH_METRIC: "queue_depth"}
 """Metric name -> the field of a gateway's `/demand` that it sums."""
+
+CLASS_METRICS = {CLASS_QUEUED_METRIC: "queued", CLASS_WAIT_METRIC: "wait_seconds"}
+"""The same of one class of `queue.classes`, which the label `request_class` names."""
+
+LIMIT_METRICS = {RUNNING_LIMIT_METRIC: "running_limit", LIMITED_ENGINES_METRIC: "limited_engines"}
+"""The limit of engines with objectives, and engines by its reason, which the label `limit_reason` names."""
 
 NO_LABELS: Final[Mapping[str, str]] = {}
 
@@ -54,7 +64,7 @@ def build_resource_list(version: str) -> Json:
             "kind": "MetricValueList",
             "verbs": ["get"],
         }
-        for metric in METRICS
+        for metric in (*METRICS, *CLASS_METRICS, *LIMIT_METRICS)
     ]
     group_version = f"{METRICS_GROUP}/{version}"
     return {

@@ -17,15 +17,15 @@ from conveyor_protocol.answer_codes import AnswerCode
 class Reason(AnswerCode):
     """Kubernetes' word for each case."""
 
-    BAD_REQUEST = "BadRequest", 400, "it is no HTTP request"
+    BAD_REQUEST = "BadRequest", 400, "the request is not valid HTTP"
     UNAUTHORIZED = "Unauthorized", 401, "the caller is not the API server's front proxy, or names no user"
     NOT_FOUND = "NotFound", 404, "no such path or metric, or no gateway knows the InferenceService"
-    METHOD_NOT_ALLOWED = "MethodNotAllowed", 405, "values are only read"
-    INTERNAL_ERROR = "InternalError", 500, "a bug of the metrics server; its log has the traceback"
+    METHOD_NOT_ALLOWED = "MethodNotAllowed", 405, "only GET is supported"
+    INTERNAL_ERROR = "InternalError", 500, "a bug in the metrics server; its log has the traceback"
     SERVICE_UNAVAILABLE = (
         "ServiceUnavailable",
         503,
-        "a gateway cannot be read, so the sum is not known: the HPA holds",
+        "a gateway does not answer, so the sum is not known; the HPA keeps the replicas",
     )
 
 

@@ -32,7 +32,7 @@ _MAX_CONNECTIONS = 256  # the API servers'
 
 
 class ApiConnection(Connection):
-    """With our words for what never reaches the app, and for its bugs."""
+    """A connection that answers malformed requests and internal errors with a Kubernetes Status object."""
 
     __slots__ = ()
 

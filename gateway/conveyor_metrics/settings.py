@@ -16,20 +16,18 @@ class Settings:
 
     system_namespace: str = setting(SYSTEM_NAMESPACE, "namespace of the gateways", TEXT)
     # The API server gives up after 30 s, so the largest useful value is below that.
-    gateway_timeout_seconds: float = setting(
-        1.0, "how long all gateways together may take to answer", seconds(20, least=0.001)
-    )
+    gateway_timeout_seconds: float = setting(1.0, "time limit for reading all gateways", seconds(20, least=0.001))
     certificate_folder: Path = setting(
         Path("/etc/conveyor/tls"),
-        "folder with tls.crt and tls.key; waited for, and read again when they change",
+        "folder with tls.crt and tls.key; the server waits for them and reloads them when they change",
         PATH,
     )
-    host: str = setting("", "address to listen on; empty for every address", TEXT)
-    https_port: int = setting(METRICS_PORT, "port of the custom.metrics.k8s.io API; 0: any free one", PORT)
-    admin_port: int = setting(METRICS_ADMIN_PORT, "plain port of /livez, /readyz, /metrics and /demand", PORT)
+    host: str = setting("", "address to listen on; empty: all addresses", TEXT)
+    https_port: int = setting(METRICS_PORT, "port of the custom.metrics.k8s.io API; 0: any free port", PORT)
+    admin_port: int = setting(METRICS_ADMIN_PORT, "plain HTTP port of /livez, /readyz, /metrics and /demand", PORT)
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
-    log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
-    log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
+    log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)
+    log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)
 
 
 PROGRAM = Program(

@@ -1,4 +1,4 @@
-"""Where the values come from: every gateway, asked at the moment of the question.
+"""The source of the metrics: every gateway, read when a metric is requested.
 
 Called by `app` (questions) and `server` (who the gateways are). A value is the sum over all gateways, or nothing:
 one gateway that cannot be read makes every sum unknown, unless it cannot hold a request, and so does a list of them
@@ -43,7 +43,7 @@ class GatewaySource:
         self._timeout_seconds = timeout_seconds
         self.gateways: tuple[Gateway, ...] | None = None
         self._unreadable: set[Gateway] = set()
-        self._unreadable_slices = Unreadable("slice", "it is left out")
+        self._unreadable_slices = Unreadable("slice", "it is ignored")
         self._stale = False
 
     def set_slices(self, slices: Iterable[Json]) -> None:
@@ -67,9 +67,9 @@ class GatewaySource:
         answers = await asyncio.gather(*(self._read(each, service) for each in self.gateways), return_exceptions=True)
         demands, unreadable = _sort(answers)
         if unreadable and not (of_readable and any(service in demand.services for demand in demands)):
-            raise NotKnown(f"a gateway cannot be read, so the sum is not known: {unreadable[0]}")
+            raise NotKnown(f"the sum over the gateways is not known, because one does not answer: {unreadable[0]}")
         if not demands:
-            raise NotKnown("no gateway can be reached that has read the InferenceServices")
+            raise NotKnown("no reachable gateway has read the InferenceServices yet")
         demand = sum_demand(service, demands)
         logger.debug(
             "event=demand service=%s gateways=%d unreadable=%d demand=%s",
@@ -85,13 +85,13 @@ class GatewaySource:
         silence_seconds = time.monotonic() - self._watch.heard_at
         was_stale, self._stale = self._stale, silence_seconds > MAX_SILENCE_SECONDS
         if self._stale:
-            problem = f"{self._watch.name}: the API server is silent for {silence_seconds:.0f} s"
+            problem = f"{self._watch.name}: no data from the API server for {silence_seconds:.0f} s"
             if not was_stale:  # logged once, not for every question
-                logger.warning("event=stale message=%s", f"{problem}; no value is known until it is heard again")
-            raise NotKnown(f"the list of gateways is stale, so the sum is not known: {problem}")
+                logger.warning("event=stale message=%s", f"{problem}; no metric is served until data arrives")
+            raise NotKnown(f"the sum over the gateways is not known, because the list of gateways is stale: {problem}")
 
     async def _read(self, gateway: Gateway, service: str) -> Demand | None:
-        """None: the gateway cannot hold a request. Raises GatewayUnreadable."""
+        """Return the gateway's demand, or None if the gateway cannot hold a request. Raises GatewayUnreadable."""
         try:
             demand = await self._fetch(gateway, service)
         except GatewayUnreadable as error:
@@ -113,7 +113,7 @@ class GatewaySource:
 
 
 def _sort(answers: Iterable[Demand | BaseException | None]) -> tuple[list[Demand], list[GatewayUnreadable]]:
-    """What gateways hold, and why others do not say; those that cannot hold a request are in neither."""
+    """Split results into demands and errors. Gateways that cannot hold a request are in neither list."""
     demands, unreadable = [], []
     for answer in answers:
         if isinstance(answer, GatewayUnreadable):

@@ -12,14 +12,14 @@ from conveyor_api.base import ApiModel, Rule
 from conveyor_api.quantities import Duration, Quantity, between, parse_duration_seconds
 
 LONGEST_PERIOD_SECONDS: Final = 1800
-"""Of a policy, as Kubernetes has it."""
+"""Kubernetes' limit for the period of a scaling policy."""
 
 
 class ScalingPolicy(ApiModel):
     """One limit on how fast replicas may change."""
 
     type: Literal["Pods", "Percent"]
-    """Whether `value` counts pods or per cent of the replicas."""
+    """Whether `value` is a number of pods or a percentage of the replicas."""
     value: Annotated[int, Field(ge=1, le=10_000)]
     """Largest change within `periodSeconds`."""
     period_seconds: Annotated[int, Field(ge=1, le=LONGEST_PERIOD_SECONDS)]
@@ -30,11 +30,11 @@ class ScalingRules(ApiModel):
     """How replicas may change in one direction."""
 
     stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = None
-    """Seconds of past recommendations that are looked at; Kubernetes' default is 0 up and 300 down."""
+    """Seconds of past recommendations that count; Kubernetes' default is 0 for scaling up and 300 for scaling down."""
     select_policy: Literal["Max", "Min", "Disabled"] | None = None
-    """Which policy wins; Disabled forbids the direction."""
+    """Which policy applies if there are several. Disabled: no scaling in this direction."""
     policies: Annotated[list[ScalingPolicy], Field(min_length=1, max_length=8)] | None = None
-    """Limits on the speed of change."""
+    """Limits on how fast replicas may change."""
     tolerance: Quantity | None = None
     """Deviation from the target that is ignored, for example `0.1`."""
 
@@ -51,9 +51,9 @@ class Behavior(ApiModel):
     """`spec.behavior` of the HorizontalPodAutoscaler."""
 
     scale_up: ScalingRules | None = None
-    """Rules for more replicas."""
+    """Rules for scaling up."""
     scale_down: ScalingRules | None = None
-    """Rules for fewer replicas."""
+    """Rules for scaling down."""
 
 
 Provider = Literal["Native", "KEDA", "External"]
@@ -71,45 +71,46 @@ class Autoscaling(ApiModel):
         ),
         Rule(
             "!has(self.idleTimeout) || self.minReplicas == 0",
-            "idleTimeout is the time after which no engine is left; set minReplicas: 0, or remove idleTimeout",
+            "idleTimeout scales the service to zero; set minReplicas: 0, or remove idleTimeout",
             lambda autoscaling: autoscaling.idle_timeout is None or autoscaling.min_replicas == 0,
             field="idleTimeout",
         ),
         Rule(
             "self.provider == 'Native' || self.minReplicas > 0",
-            "minReplicas: 0 is for Conveyor's own autoscaler; set minReplicas: 1, or provider: Native",
+            "minReplicas: 0 works only with provider: Native; set minReplicas: 1, or provider: Native",
             lambda autoscaling: autoscaling.provider == "Native" or autoscaling.min_replicas > 0,
             field="provider",
         ),
         Rule(
             "self.provider != 'External' || (!has(self.behavior) && !has(self.queueDepthPerReplica))",
-            "behavior and queueDepthPerReplica are not for an autoscaler of yours; remove them, or let Conveyor scale "
-            "with provider: Native",
+            "behavior and queueDepthPerReplica have no effect with provider: External; remove them, or set "
+            "provider: Native",
             lambda autoscaling: not (autoscaling.is_external and autoscaling.says_how),
             field="provider",
         ),
     )
 
     provider: Provider = "Native"
-    """Who sets the replicas. Native: a HorizontalPodAutoscaler that Conveyor makes. KEDA: the one that KEDA makes of
-    a ScaledObject of Conveyor's. External: an autoscaler of yours that scales the Deployment `NAME-engine`; Conveyor
-    begins with `minReplicas`, and leaves the number alone."""
+    """The autoscaler that sets the replicas. Native: a HorizontalPodAutoscaler that Conveyor creates. KEDA: the one
+    that KEDA creates from Conveyor's ScaledObject. External: your own autoscaler of the Deployment `NAME-engine`.
+    Conveyor starts with `minReplicas` and then does not change the number."""
 
     min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Fewest replicas; the service begins with them, or with one. 0: without requests for `idleTimeout` no engine is
-    left, and the next request, which waits in the gateway, starts one."""
+    """Lower limit of replicas. A new service starts with this number, at least one. 0: the service scales to zero after
+    `idleTimeout` without requests. The next request waits in the gateway and starts an engine."""
     idle_timeout: Annotated[Duration, between("5s", "168h")] | None = None
-    """Time without a request after which no engine is left, where `minReplicas` is 0; default: 5 minutes."""
+    """Time without requests after which the service scales to zero, if `minReplicas` is 0; default: 5 minutes."""
     max_replicas: Annotated[int, Field(ge=1, le=1000)]
-    """Most replicas."""
+    """Upper limit of replicas."""
     target_utilization_percent: Annotated[int, Field(ge=1, le=100)] = 75
-    """Requests in flight that a replica should have, in per cent of its batch size, or of what its KV cache carried at
-    once lately if that is less."""
+    """Target for the requests in flight on each replica, in percent of its batch size, or of the requests that fit into
+    its KV cache lately if they are fewer."""
     queue_depth_per_replica: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Requests for each replica that may wait beyond the batching window; default: an eighth of the batch size."""
+    """Target for the requests per replica that have waited longer than the batching window; default: an eighth of the
+    batch size."""
     behavior: Behavior | None = None
-    """How fast replicas may change, as in autoscaling/v2. Without `scaleUp.policies`, by 4 more or to three times as
-    many within `status.effective.scaleUpPeriod`."""
+    """How fast replicas may change, as in autoscaling/v2. The default of `scaleUp.policies` is 4 pods or 200 percent,
+    whichever is more, within `status.effective.scaleUpPeriod`."""
 
     @property
     def fewest_running(self) -> int:
@@ -118,7 +119,7 @@ class Autoscaling(ApiModel):
 
     @property
     def idle_timeout_seconds(self) -> float | None:
-        """None: some engine always runs."""
+        """Return how long the service must be idle before it scales to zero, or None if it never does."""
         return parse_duration_seconds(self.idle_timeout or _IDLE_TIMEOUT) if self.min_replicas == 0 else None
 
     @property

@@ -1,4 +1,4 @@
-"""What all models of the resource share: strict camelCase fields, and rules with one sentence each.
+"""The base of all models of the resource: strict camelCase fields, and rules with a message each.
 
 A `Rule` is written once and read three times: the API server evaluates `cel`, the parser evaluates `holds`, the
 API reference prints `message`. Used by the modules that define the resource and by `crd`; nobody else.

@@ -24,8 +24,45 @@ Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
 Window = Annotated[Duration, between("1ms", "1h")]
 
 
+Objective = Annotated[Duration, between("1ms", "1h")]
+
+
+class Objectives(ApiModel):
+    """Latencies that 95 of 100 should not exceed. The requests that an engine runs together, and the prompt tokens of a
+    step, follow the traffic so that they hold, below `maxBatchSize` and `maxBatchTokens`. Where no limits hold them,
+    those two stay."""
+
+    rules: ClassVar = (
+        Rule(
+            "has(self.timeToFirstToken) || has(self.interTokenLatency) || has(self.latency)",
+            "name timeToFirstToken, interTokenLatency or latency, or remove objectives",
+            lambda told: told.of_tokens or told.latency is not None,
+        ),
+        Rule(
+            "!has(self.latency) || (!has(self.timeToFirstToken) && !has(self.interTokenLatency))",
+            "latency is for models that take one step (Embed, Rerank, Classify), timeToFirstToken and "
+            "interTokenLatency are for models that generate; keep what fits the model",
+            lambda told: told.latency is None or not told.of_tokens,
+            field="latency",
+        ),
+    )
+
+    time_to_first_token: Objective | None = None
+    """From a request's arrival at an engine to its first token, 1ms to 1h. The time in which all rows were taken does
+    not count: the autoscaler shortens it."""
+    inter_token_latency: Objective | None = None
+    """Between two tokens of an answer, 1ms to 1h."""
+    latency: Objective | None = None
+    """From a request's arrival at an engine to its result, 1ms to 1h, for tasks that take one step."""
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether they are for models that generate."""
+        return self.time_to_first_token is not None or self.inter_token_latency is not None
+
+
 class Batching(ApiModel):
-    """How requests become batches; also what the autoscaler aims at."""
+    """How requests are grouped into batches. The autoscaler derives its targets from the batch size."""
 
     rules: ClassVar = (
         Rule(
@@ -33,6 +70,18 @@ class Batching(ApiModel):
             "window is only for modes Static and Dynamic; remove it, or set mode: Dynamic",
             lambda batching: batching.window is None or batching.mode in DEFAULT_WINDOWS,
             field="window",
+        ),
+        Rule(
+            "self.lengthGrouping == 'Auto' || (has(self.mode) && self.mode in ['Static', 'Dynamic'])",
+            "lengthGrouping is only for modes Static and Dynamic; remove it, or set mode: Dynamic",
+            lambda batching: batching.length_grouping == "Auto" or batching.mode in DEFAULT_WINDOWS,
+            field="lengthGrouping",
+        ),
+        Rule(
+            "!self.eager || (has(self.mode) && self.mode in ['Static', 'Dynamic'])",
+            "eager is only for modes Static and Dynamic; remove it, or set mode: Dynamic",
+            lambda batching: not batching.eager or batching.mode in DEFAULT_WINDOWS,
+            field="eager",
         ),
         Rule(
             "!has(self.maxBatchTokens) || !has(self.maxBatchSize) || (has(self.mode) && self.mode == 'None')"
@@ -43,23 +92,38 @@ class Batching(ApiModel):
             ),
             field="maxBatchTokens",
         ),
+        Rule(
+            "!has(self.objectives) || !has(self.mode) || self.mode in ['Continuous', 'Dynamic']",
+            "objectives are for modes Continuous and Dynamic; remove them, or change mode",
+            lambda batching: batching.objectives is None or batching.mode in (None, "Continuous", "Dynamic"),
+            field="objectives",
+        ),
     )
 
     mode: BatchingMode | None = None
-    """None: one request at a time. Static: a batch starts when it is full or the window since its first request ends,
-    is padded to its longest prompt, and all its answers leave together. Dynamic: a batch starts so too, unpadded, and
-    each answer leaves when it is done; where the model generates, it has requests of similar length. Continuous:
-    requests join and leave at every step. Default: Dynamic for tasks that take one step (Embed, Rerank, Classify), else
-    Continuous."""
+    """None: one request at a time. Static: a batch starts when it is full, or `window` after its first request. It is
+    padded to its longest prompt, and all its responses are sent together. Dynamic: a batch starts as in Static, without
+    padding, and each response is sent when it is done. Continuous: requests join and leave the batch at every step.
+    Default: Dynamic for tasks that take one step (Embed, Rerank, Classify), otherwise Continuous."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Requests that run together on one engine; default: see `status.effective`. Mode None runs one, whatever this
-    says."""
+    """Requests that run together on one engine; default: see `status.effective`. Mode None always runs one."""
     window: Window | None = None
-    """How long a batch waits for company since its first request, 1ms to 1h; default: `1s` for Static, `10ms` for
+    """How long a batch waits for more requests after its first one, 1ms to 1h; default: `1s` for Static, `10ms` for
     Dynamic."""
     max_batch_tokens: Tokens | None = None
-    """Tokens of one step over all requests; default: the engine's choice. In mode Dynamic, a batch whose prompts have
-    so many tokens starts too."""
+    """Limit of tokens in one step, over all requests; default: chosen by the engine. In modes Static and Dynamic it
+    also limits the prompts of a batch: the sum of their tokens, or with padding their number times the longest. A
+    longer prompt forms a batch by itself."""
+    length_grouping: Literal["Auto", "Off"] = "Auto"
+    """Whether a batch in modes Static and Dynamic prefers requests of similar length. Auto: yes, if batches are padded,
+    or if responses of different lengths wait for each other. A request whose window has passed joins the next batch
+    with room, whatever its length. Off: only the order of the queue counts."""
+    eager: bool = False
+    """Whether an idle engine starts a batch at once with the waiting requests, without waiting for `window`; for modes
+    Static and Dynamic."""
+
+    objectives: Objectives | None = None
+    """Latencies that the batch limits are to hold; default: the limits are fixed."""
 
     def settle(self, task: str | None) -> "Batching":
         """The same with a mode: its own, or the one that services of this task have; None: the task is not known."""
@@ -79,12 +143,12 @@ class Batching(ApiModel):
 
     @property
     def effective_window(self) -> str | None:
-        """How long a batch waits for company; None for modes without a window."""
+        """How long a batch waits for more requests; None for modes without a window."""
         return self.window or (None if self.mode is None else DEFAULT_WINDOWS.get(self.mode))
 
     @property
     def window_seconds(self) -> float:
-        """How long a batch waits for company, in seconds; 0 for modes without a window."""
+        """How long a batch waits for more requests, in seconds; 0 for modes without a window."""
         return parse_duration_seconds(self.effective_window or "0s")
 
     @property
@@ -94,7 +158,7 @@ class Batching(ApiModel):
 
 
 class KVCache(ApiModel):
-    """Memory for attention keys and values, in blocks that requests take as they grow."""
+    """Memory for attention keys and values, in blocks that requests allocate as they grow."""
 
     rules: ClassVar = (
         Rule(
@@ -114,7 +178,7 @@ class KVCache(ApiModel):
     block_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Number of blocks; excludes `memoryPercent`."""
     memory_percent: Annotated[int, Field(ge=1, le=99)] | None = None
-    """Share of the device memory that weights and the largest step leave, in per cent; default `85` without
+    """Share in percent of the device memory that remains beside the weights and the largest step; default `85` without
     `blockBudget`."""
     block_size: int = 16
     """Tokens per block: 8, 16, 32, 64 or 128."""

@@ -11,7 +11,7 @@ from conveyor_protocol.failure_reasons import OF_THE_MODEL, FailureReason
 
 
 class ConditionType(StrEnum):
-    """What a condition is about. `Ready` sums up the others but `NameClaimed`."""
+    """The type of a condition. `Ready` summarises the others, except `NameClaimed`."""
 
     READY = "Ready"
     PROGRESSING = "Progressing"
@@ -24,20 +24,20 @@ class ConditionType(StrEnum):
 
 CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
     ConditionType.READY: (
-        "Requests are answered, also while pods are replaced, and from zero. "
-        "False carries the reason of the first condition that is missing; True carries a failure's reason while a part "
-        "of the engines fails, and PodsStarting until all wanted engines are ready after a start or a failure."
+        "The service answers requests, also during a rollout and from zero. If False, the reason is the cause. If "
+        "True, the reason is Ready, or a failure while some engines fail, or PodsStarting until all desired engines "
+        "are ready after a start or a failure."
     ),
     ConditionType.PROGRESSING: (
-        "Pods of the present spec are on their way: the first ones, or those that replace others. Scaling is none."
+        "Pods of the current spec are being created, the first ones or those of a rollout. Scaling does not count."
     ),
-    ConditionType.MODEL_AVAILABLE: "The model was found, fetched and loaded by at least one engine.",
-    ConditionType.WORKLOAD_READY: "As many engines are ready as are wanted.",
+    ConditionType.MODEL_AVAILABLE: "At least one engine has found, downloaded and loaded the model.",
+    ConditionType.WORKLOAD_READY: "All desired engines are ready.",
     ConditionType.ENDPOINT_READY: "The gateway has at least one engine to send requests to.",
-    ConditionType.SCALING_READY: "Replicas are under control: the autoscaler works, or their number is fixed.",
+    ConditionType.SCALING_READY: "The autoscaler works, or the number of replicas is fixed.",
     ConditionType.NAME_CLAIMED: (
-        "The served name leads to this service at the gateway's root. "
-        "Without it the service answers there as `NAMESPACE/NAME`, and at its own URL."
+        "At the gateway's root, requests reach this service by its served name. If False, they reach it there as "
+        "`NAMESPACE/NAME`. The service's own URL works in both cases."
     ),
 }
 
@@ -107,57 +107,57 @@ class Reason(StrEnum):
 
 
 REASON_MEANINGS: Final[dict[Reason, str]] = {
-    Reason.READY: "Requests are answered. All wanted engines are ready, or were before a scaling or a rollout began.",
-    Reason.UP_TO_DATE: "All pods run the present spec.",
+    Reason.READY: "The service answers requests. All desired engines are ready, or were before a scaling or a rollout.",
+    Reason.UP_TO_DATE: "All pods run the current spec.",
     Reason.MODEL_LOADED: "At least one engine has loaded the model.",
-    Reason.REPLICAS_READY: "All wanted engines are ready.",
-    Reason.ENDPOINTS_AVAILABLE: "The gateway has engines to send requests to.",
+    Reason.REPLICAS_READY: "All desired engines are ready.",
+    Reason.ENDPOINTS_AVAILABLE: "The gateway has at least one ready engine.",
     Reason.SCALING_ACTIVE: "The autoscaler reads its metrics and decides.",
     Reason.FIXED_REPLICAS: "No autoscaling: the number of engines is `spec.replicas`.",
     Reason.EXTERNAL_AUTOSCALER: "With `provider: External` an autoscaler that is not Conveyor's sets the number.",
-    Reason.SCALED_TO_ZERO: "No engine is wanted; with `minReplicas: 0` the next request starts one.",
-    Reason.STARTING_FROM_ZERO: "The first engine after zero starts, nothing has failed, and requests wait for it.",
-    Reason.GPUS_UNUSED: "Conveyor's engine uses one GPU; the others that `resources.limits` asks for are idle.",
-    Reason.ROLLING_OUT: "Pods are being replaced by ones of the present spec.",
-    Reason.MODEL_DOWNLOADING: "The first engine, or a Job before it, is fetching the model.",
-    Reason.MODEL_LOADING: "The first engine is loading the model, or looks for it in the volume.",
-    Reason.PODS_STARTING: "Fewer engines are ready than wanted; nothing has failed.",
+    Reason.SCALED_TO_ZERO: "The service has 0 replicas; with `minReplicas: 0` the next request starts an engine.",
+    Reason.STARTING_FROM_ZERO: "The first engine after zero is starting, nothing has failed, and requests wait for it.",
+    Reason.GPUS_UNUSED: "Conveyor's engine uses one GPU; the others in `resources.limits` are idle.",
+    Reason.ROLLING_OUT: "A rollout is replacing pods with pods of the current spec.",
+    Reason.MODEL_DOWNLOADING: "The first engine, or a Job before it, is downloading the model.",
+    Reason.MODEL_LOADING: "The first engine is loading the model, or checking it in the volume.",
+    Reason.PODS_STARTING: "Fewer engines are ready than desired; nothing has failed.",
     Reason.NO_READY_ENDPOINTS: "No engine is ready; requests wait in the gateway.",
     Reason.WAITING_FOR_AUTOSCALER: "The autoscaler has not decided yet.",
-    Reason.INVALID_SPEC: "The spec says what it may not; the message names the fields.",
-    Reason.CHILD_REFUSED: "The API server refused a child object, or failed to take it; the message is its answer.",
-    Reason.CHILD_NOT_OWNED: "An object with a child's name belongs to something else; rename one of the two.",
+    Reason.INVALID_SPEC: "The spec is invalid; the message names the fields.",
+    Reason.CHILD_REFUSED: "The API server refused to store a child object; the message is its response.",
+    Reason.CHILD_NOT_OWNED: "An object with a name that Conveyor needs belongs to something else; rename one of them.",
     Reason.CLAIM_NOT_FOUND: "The PersistentVolumeClaim that the spec names does not exist.",
     Reason.SECRET_NOT_FOUND: "The Secret that the spec names does not exist, or lacks the key.",
-    Reason.MODEL_NOT_FOUND: "The source has no such model or revision, or the folder is no model.",
-    Reason.MODEL_DOWNLOAD_FAILED: "The model could not be downloaded; it is tried again.",
-    Reason.MODEL_UNREADABLE: "The engine's user may not read a file of the model, or a file is cut off or missing.",
-    Reason.CHECKSUM_MISMATCH: "A downloaded file is not what the hub says it is.",
-    Reason.UNSUPPORTED_MODEL: "The engine does not run this architecture.",
+    Reason.MODEL_NOT_FOUND: "The source has no such model or revision, or the folder is not a model.",
+    Reason.MODEL_DOWNLOAD_FAILED: "The model could not be downloaded; the download is retried.",
+    Reason.MODEL_UNREADABLE: "The engine's user may not read a file of the model, or a file is truncated or missing.",
+    Reason.CHECKSUM_MISMATCH: "A downloaded file does not match what the hub announced.",
+    Reason.UNSUPPORTED_MODEL: "The engine does not support this architecture.",
     Reason.INVALID_CONFIG: "The engine refused its configuration.",
-    Reason.NO_DEVICE: "The pod sees no GPU (ask for one in `resources.limits`, or set device: Auto), or one that "
+    Reason.NO_DEVICE: "The pod sees no GPU (request one in `resources.limits`, or set device: Auto), or one that "
     "CUDA cannot use (an old driver, compute capability below 8.0); the message says which.",
-    Reason.KV_BUDGET_TOO_LARGE: "The key-value cache asked for does not fit into the device's memory.",
+    Reason.KV_BUDGET_TOO_LARGE: "The configured key-value cache does not fit into the device's memory.",
     Reason.KV_BUDGET_TOO_SMALL: "The key-value cache is too small for one request of maxModelLen.",
     Reason.OUT_OF_MEMORY: "The engine ran out of device memory.",
     Reason.ENGINE_ERROR: "The engine ended with an error.",
     Reason.IMAGE_PULL_FAILED: "A container image cannot be pulled.",
-    Reason.CONTAINER_CONFIG_INVALID: "A container cannot start: what it names is missing, or its image is a wrong one.",
-    Reason.OOM_KILLED: "The kernel killed the engine for its memory; raise `resources.limits.memory`.",
-    Reason.CRASH_LOOP: "A container ends again and again without saying why.",
-    Reason.INSUFFICIENT_GPU: "No node has a free GPU of the kind that is asked for.",
-    Reason.UNSCHEDULABLE: "No node can take the pod, for another reason than GPUs.",
-    Reason.PODS_REFUSED: "Pods cannot be made, for example because of a quota.",
+    Reason.CONTAINER_CONFIG_INVALID: "A container cannot start: an object it needs is missing, or its image is wrong.",
+    Reason.OOM_KILLED: "The kernel killed the engine for exceeding its memory limit; raise `resources.limits.memory`.",
+    Reason.CRASH_LOOP: "A container keeps exiting without reporting a reason.",
+    Reason.INSUFFICIENT_GPU: "No node has a free GPU of the requested kind.",
+    Reason.UNSCHEDULABLE: "No node can run the pod, for a reason other than GPUs.",
+    Reason.PODS_REFUSED: "Pods cannot be created, for example because of a quota.",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "The pods did not become ready in time.",
-    Reason.METRICS_UNAVAILABLE: "The autoscaler cannot read its metrics; it holds the replicas.",
+    Reason.METRICS_UNAVAILABLE: "The autoscaler cannot read its metrics; the replicas do not change.",
     Reason.METRICS_API_OWNED_BY_OTHER: "Another server owns `custom.metrics.k8s.io` in this cluster.",
-    Reason.KEDA_NOT_INSTALLED: "The provider is KEDA, and the cluster has no ScaledObjects; the replicas stay.",
-    Reason.AUTOSCALER_FAILED: "The autoscaler reports an error; the message is its own.",
-    Reason.NAME_CLAIMED: "The served name belongs to this namespace, and leads to this service.",
+    Reason.KEDA_NOT_INSTALLED: "The provider is KEDA, but KEDA is not installed; the replicas do not change.",
+    Reason.AUTOSCALER_FAILED: "The autoscaler reports an error; the message is the autoscaler's.",
+    Reason.NAME_CLAIMED: "The served name belongs to this namespace, and refers to this service.",
     Reason.NAME_PENDING: "The served name is not claimed yet. If the API server refused it, the message says why.",
-    Reason.NAME_TAKEN: "The served name is taken, or leads to an older service of the same namespace.",
-    Reason.TOO_MANY_NAMES: "The namespace holds as many names as it may; delete a ServedName that it no longer needs.",
-    Reason.NAME_NOT_ALLOWED: "The served name may be the `NAMESPACE/NAME` of another namespace's service.",
+    Reason.NAME_TAKEN: "The served name is already taken, or refers to an older service of the same namespace.",
+    Reason.TOO_MANY_NAMES: "The namespace is at its limit of names; delete a ServedName that you no longer need.",
+    Reason.NAME_NOT_ALLOWED: "The served name has the form `NAMESPACE/NAME` of a service in another namespace.",
 }
 
 # Reasons that an engine or a model download may write into its termination message, by the condition they falsify.

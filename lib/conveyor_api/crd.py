@@ -44,7 +44,7 @@ class UnsupportedSchema(ConveyorApiError):
 
 
 def build_crds() -> list[Schema]:
-    """Every CustomResourceDefinition, ready to apply."""
+    """Return every CustomResourceDefinition, ready to apply."""
     return [build_crd(), build_served_name_crd()]
 
 
@@ -158,7 +158,7 @@ def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
 
 
 def _with_format(schema: Schema) -> Schema:
-    """With the width of an integer, which clients in Go and Java choose their types by."""
+    """Add the width of integers, by which generated clients in Go and Java choose their types."""
     if schema.get("type") == "integer":
         schema.setdefault("format", "int32" if schema.get("maximum", _INT32 + 1) <= _INT32 else "int64")
     return schema

@@ -1,4 +1,4 @@
-"""What a service answers: the one catalogue of paths, each with its method and its kind. Pure.
+"""The catalogue of all paths of a service, each with its method and its kind. Pure.
 
 The gateway routes by it; tests/contract/test_endpoints.py holds the engine to it. A new endpoint is a row here and a
 path of a task in the engine.
@@ -10,7 +10,7 @@ from typing import Final
 
 
 class Kind(StrEnum):
-    """What the gateway does with a request."""
+    """How the gateway handles a request."""
 
     ENGINE = "engine"  # sends it to an engine, once that has a place for it
     LIST_MODELS = "list_models"
@@ -37,7 +37,11 @@ class Endpoint:
 ENDPOINTS: Final = (
     Endpoint("POST", "/v1/completions", Kind.ENGINE, "generates text", may_stream=True),
     Endpoint("POST", "/v1/chat/completions", Kind.ENGINE, "generates text", may_stream=True),
-    Endpoint("POST", "/v1/embeddings", Kind.ENGINE, "embeds"),
+    Endpoint("POST", "/v1/responses", Kind.ENGINE, "generates text", may_stream=True),
+    Endpoint("POST", "/v1/messages", Kind.ENGINE, "generates text", may_stream=True),
+    Endpoint("POST", "/v1/messages/count_tokens", Kind.ENGINE, "generates text"),
+    *(Endpoint("POST", path, Kind.ENGINE, "generates text") for path in ("/tokenize", "/detokenize")),
+    *(Endpoint("POST", path, Kind.ENGINE, "embeds") for path in ("/v1/embeddings", "/embed")),
     *(Endpoint("POST", path, Kind.ENGINE, "ranks") for path in ("/v1/rerank", "/v2/rerank", "/v1/score", "/rerank")),
     *(Endpoint("POST", path, Kind.ENGINE, "classifies") for path in ("/classify", "/predict")),
     Endpoint("GET", "/v1/models", Kind.LIST_MODELS),

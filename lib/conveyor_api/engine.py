@@ -11,6 +11,10 @@ Runtime = Literal["Conveyor", "VLLM"]
 Task = Literal["Generate", "Embed", "Rerank", "Classify"]
 Device = Literal["CUDA", "Auto"]
 Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
+ToolParser = Literal[
+    "Auto", "None", "Hermes", "Qwen3Coder", "Llama3Json", "Llama4Pythonic", "Mistral", "DeepSeekV3", "DeepSeekV31"
+]
+ReasoningParser = Literal["Auto", "None", "Think", "Mistral", "SeedOSS"]
 
 TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify")
 DEFAULT_QUEUED_REQUESTS: Final = 256
@@ -25,7 +29,7 @@ _IMAGE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
 
 
 class Engine(ApiModel):
-    """How the model is run."""
+    """Settings of the engine."""
 
     image: (
         Annotated[
@@ -39,33 +43,39 @@ class Engine(ApiModel):
         ]
         | None
     ) = None
-    """Engine image; default: the one that the operator was installed with. Runtime VLLM needs an image of vLLM here."""
+    """Engine image; default: the image that the operator was installed with. Runtime VLLM requires a vLLM image."""
     device: Device = "CUDA"
-    """CUDA: a GPU, or the service fails and says so. Auto: a GPU if there is one, else the CPU. A GPU that cannot be
-    used is an error with both."""
+    """CUDA: requires a GPU. Auto: a GPU if there is one, otherwise the CPU. A GPU that cannot be used is an error in
+    both cases."""
     dtype: Dtype = "Auto"
-    """Number format of weights, activations and KV cache. Auto on a GPU: BFloat16, or Float16 for a model saved in
-    it. Auto on a CPU: BFloat16 if it computes in it, else Float32."""
+    """Number format of weights, activations and KV cache. Auto on a GPU: BFloat16, or Float16 for a model saved in it.
+    Auto on a CPU: BFloat16 if the CPU computes in it, otherwise Float32."""
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Longest request, prompt and output together, in tokens; default: the model's own limit."""
     max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = DEFAULT_QUEUED_REQUESTS
-    """Requests that may wait inside one engine, each text to embed, rank or classify one; one more gets 429. The
-    gateways keep this queue short."""
+    """Limit of requests that wait inside one engine. Each text to embed, rank or classify counts as one. Requests
+    beyond it get 429. The gateways keep this queue short."""
     sampling_defaults: Literal["Model", "OpenAI"] = "Model"
-    """How a request is sampled that does not say it. Model: temperature, top_p and top_k of the model's
-    generation_config.json. OpenAI: temperature 1 and no cut."""
+    """Sampling parameters of requests that do not set them. Model: temperature, top_p and top_k of the model's
+    generation_config.json. OpenAI: temperature 1, without top_p and top_k."""
+    tool_parser: ToolParser = "Auto"
+    """The format in which the model calls tools, as text in its answers. Auto: by its chat template; the engine's log
+    says which. None: requests with tools need tool_choice required or a tool's name."""
+    reasoning_parser: ReasoningParser = "Auto"
+    """The marks of the model's thinking, which becomes `reasoning` in answers. Auto: by its chat template. None:
+    thinking is content."""
     args: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=1024)]],
         Field(max_length=64),
         Rule(
             f"!self.exists(argument, {_NAMES_A_FLAG})",
-            f"these come from other fields of the service, or are Conveyor's own: {', '.join(VLLM_FLAGS)}",
+            f"Conveyor sets these flags itself, some from other fields of the service: {', '.join(VLLM_FLAGS)}",
             lambda arguments: not any(_flag_of(argument) in VLLM_FLAGS for argument in arguments),
         ),
     ] = Field(default_factory=list)
-    """More arguments of `vllm serve`, as one list element each; for runtime VLLM alone."""
+    """Further arguments of `vllm serve`, one list element for each; only for runtime VLLM."""
 
 
 def _flag_of(argument: str) -> str:
-    """As vLLM reads it: underscores count as dashes."""
+    """Return the flag's name as vLLM reads it: with dashes in place of underscores."""
     return argument.partition("=")[0].replace("_", "-")

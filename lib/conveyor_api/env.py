@@ -45,7 +45,7 @@ class FieldSelector(ApiModel):
 
 
 class EnvVarSource(ApiModel):
-    """Where a variable's value comes from."""
+    """The source of a variable's value."""
 
     rules: ClassVar = (
         Rule(
@@ -101,7 +101,7 @@ class EnvVar(ApiModel):
     value: Annotated[str, Field(max_length=4096)] | None = None
     """Its value."""
     value_from: EnvVarSource | None = None
-    """Where its value comes from."""
+    """Source of the value."""
 
 
 Env = Annotated[list[EnvVar], Field(max_length=64), KeyedBy("name")]

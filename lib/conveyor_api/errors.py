@@ -1,4 +1,4 @@
-"""What goes wrong when a resource is read.
+"""Errors in a resource that is being parsed.
 
     ConveyorApiError
     └── InvalidResource      an InferenceService does not say what it may say; carries every problem found
@@ -38,7 +38,7 @@ class InvalidResource(ConveyorApiError):
 
     @classmethod
     def of(cls, error: ValidationError) -> Self:
-        """Every problem that pydantic has found."""
+        """Build the error from every problem that pydantic has found."""
         return cls(tuple(_problem(details) for details in error.errors(include_url=False)))
 
 

@@ -1,7 +1,7 @@
-"""`spec.model`: which model is served, where it comes from, and where it is kept.
+"""`spec.model`: the model to serve, its source, and its cache.
 
-Besides the models of the resource this has `parse_model_uri`, the one reader of `model.uri`: the operator mounts
-and fetches by it, and the engine's configuration names the folder it gives. No I/O.
+`parse_model_uri` is the only parser of `model.uri`. The operator mounts and downloads the model by its result, and the
+engine's configuration names the folder that it returns. No I/O.
 """
 
 import re
@@ -53,7 +53,7 @@ class HubModel:
 
     @property
     def directory(self) -> str:
-        """Where the fetched model lies in the engine's pod; one folder per repository and revision."""
+        """The folder of the downloaded model in the engine's pod, one for each repository and revision."""
         return f"{names.HUB_MODELS_PATH}/{self.repository}/{self.revision.replace('/', '--')}"
 
 
@@ -66,7 +66,7 @@ class BucketModel:
 
     @property
     def directory(self) -> str:
-        """Where the fetched model lies in the engine's pod. No prefix can name a folder inside another's."""
+        """The folder of the downloaded model in the engine's pod. No prefix leads into the folder of another prefix."""
         return f"{names.BUCKET_MODELS_PATH}/{self.bucket}/{self.prefix}/~model"
 
 
@@ -98,11 +98,11 @@ class ImageModel:
 
 ModelSource = HubModel | BucketModel | VolumeModel | ImageModel
 Mounted = VolumeModel | ImageModel
-"""What is there before the pod is: nothing is downloaded into it, and it is never written to."""
+"""Sources that exist before the pod starts. Nothing is downloaded, and they are mounted read-only."""
 
 
 def parse_model_uri(uri: str) -> ModelSource:
-    """The source that a valid `model.uri` names. ValueError if it has no shape of theirs."""
+    """Parse a valid `model.uri`. Raises ValueError if it has none of the known forms."""
     if ".." not in uri and re.fullmatch(_HUB_PATTERN, uri):
         repository, _, revision = uri.removeprefix(HUB_SCHEME).partition("@")
         return HubModel(repository, revision or DEFAULT_REVISION)
@@ -132,12 +132,12 @@ class SecretRef(ApiModel):
 
 
 class Cache(ApiModel):
-    """Where a downloaded model is kept."""
+    """The cache of downloaded models."""
 
     rules: ClassVar = (
         Rule(
             "self.strategy != 'PVC' || has(self.claimName) != has(self.size)",
-            "strategy PVC needs exactly one of claimName (use that claim) and size (make a claim of that size)",
+            "strategy PVC needs exactly one of claimName (use that claim) and size (create a claim of that size)",
             lambda cache: cache.strategy != "PVC" or (cache.claim_name is None) != (cache.size is None),
         ),
         Rule(
@@ -148,13 +148,13 @@ class Cache(ApiModel):
         ),
         Rule(
             "!has(self.storageClassName) || (self.strategy == 'PVC' && has(self.size))",
-            "storageClassName is only for strategy PVC with a size, where Conveyor makes the claim",
+            "storageClassName needs strategy: PVC and size: it is for a claim that Conveyor creates",
             lambda cache: not cache.storage_class_name or (cache.strategy == "PVC" and cache.size is not None),
             field="storageClassName",
         ),
         Rule(
             "!has(self.prewarm) || !self.prewarm || self.strategy == 'PVC'",
-            "prewarm is only for strategy PVC, where pods find what a Job has fetched; set strategy: PVC",
+            "prewarm needs strategy: PVC, where pods find the model that a Job has downloaded",
             lambda cache: not cache.prewarm or cache.strategy == "PVC",
             field="prewarm",
         ),
@@ -168,28 +168,28 @@ class Cache(ApiModel):
         Rule(
             f"!({_OWN_CLAIM_BEFORE_AND_AFTER}) || !isQuantity(string(self.size))"
             " || !quantity(string(self.size)).isLessThan(quantity(string(oldSelf.size)))",
-            "size of a claim that is there can only grow; to have a smaller one, name it in claimName",
+            "size of an existing claim can only grow; for a smaller one, create a claim and name it in claimName",
             field="size",
         ),
         Rule(
             f"!({_OWN_CLAIM_BEFORE_AND_AFTER})"
             " || (has(self.storageClassName) ? self.storageClassName : '')"
             " == (has(oldSelf.storageClassName) ? oldSelf.storageClassName : '')",
-            "storageClassName of a claim that is there cannot change; to have another, name its claim in claimName",
+            "storageClassName of an existing claim cannot change; for another, create a claim and name it in claimName",
             field="storageClassName",
         ),
     )
 
     strategy: Literal["EmptyDir", "PVC"] = "EmptyDir"
-    """EmptyDir: each pod downloads the model anew. PVC: kept in a PersistentVolumeClaim that all pods share."""
+    """EmptyDir: each pod downloads the model. PVC: a PersistentVolumeClaim that all pods share keeps it."""
     claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Existing claim to keep models in (PVC)."""
+    """PVC: name of an existing claim to keep models in."""
     size: Quantity | None = None
-    """PVC: size of the claim `<name>-models` that Conveyor makes. EmptyDir: the folder's limit; 200Gi if not set."""
+    """PVC: size of the claim `<name>-models` that Conveyor creates. EmptyDir: limit of the folder; 200Gi if not set."""
     storage_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Storage class of the claim that Conveyor makes; default: the cluster's."""
+    """Storage class of the claim that Conveyor creates; default: the cluster's."""
     prewarm: bool | None = None
-    """PVC: a Job without a device fetches the model before pods that need it are made or replaced."""
+    """PVC: a Job without a GPU downloads the model before pods that need it are created or replaced."""
 
 
 ModelUri = Annotated[
@@ -203,13 +203,13 @@ ModelUri = Annotated[
     ),
     Rule(
         f"!self.startsWith('{HUB_SCHEME}') || (self.matches('{_HUB_PATTERN}') && !self.contains('..'))",
-        "must have the shape hf://organisation/name or hf://organisation/name@revision",
+        "must have the form hf://organisation/name or hf://organisation/name@revision",
         lambda uri: not uri.startswith(HUB_SCHEME) or (re.fullmatch(_HUB_PATTERN, uri) and ".." not in uri),
     ),
     Rule(
         f"!self.startsWith('{BUCKET_SCHEME}') || (self.matches('{_BUCKET_PATTERN}')"
         " && !self.matches('/[.]{1,2}(/|$)'))",
-        "must have the shape s3://bucket/prefix, with the name of a bucket and the path of a folder inside it",
+        "must have the form s3://bucket/prefix, with the name of a bucket and the path of a folder inside it",
         lambda uri: (
             not uri.startswith(BUCKET_SCHEME) or (re.fullmatch(_BUCKET_PATTERN, uri) and not _has_dot_segment(uri))
         ),
@@ -217,7 +217,7 @@ ModelUri = Annotated[
     Rule(
         f"!self.startsWith('{VOLUME_SCHEME}') || (self.matches('{_VOLUME_PATTERN}')"
         " && !self.matches('/[.]{1,2}(/|$)'))",
-        "must have the shape pvc://claim/path, with the name of a claim and the path of a folder inside it",
+        "must have the form pvc://claim/path, with the name of a claim and the path of a folder inside it",
         lambda uri: (
             not uri.startswith(VOLUME_SCHEME) or (re.fullmatch(_VOLUME_PATTERN, uri) and not _has_dot_segment(uri))
         ),
@@ -225,7 +225,7 @@ ModelUri = Annotated[
     Rule(
         f"!self.startsWith('{IMAGE_SCHEME}') || (self.matches('{_IMAGE_PATTERN}')"
         " && !self.matches('/[.]{1,2}(/|$)'))",
-        "must have the shape oci://registry/repository, with :tag or @sha256:digest or both behind it, and //path if "
+        "must have the form oci://registry/repository, with :tag or @sha256:digest or both behind it, and //path if "
         "the model is not at the image's root",
         lambda uri: (
             not uri.startswith(IMAGE_SCHEME) or (re.fullmatch(_IMAGE_PATTERN, uri) and not _has_dot_segment(uri))
@@ -245,7 +245,7 @@ ModelName = Annotated[
 
 
 class Model(ApiModel):
-    """Which model is served, where it comes from, and where it is kept."""
+    """The model to serve, its source, and its cache."""
 
     rules: ClassVar = (
         Rule(
@@ -285,9 +285,9 @@ class Model(ApiModel):
     secret_ref: SecretRef | None = None
     """Credentials for a private or gated model of the hub, or for a bucket."""
     cache: Cache = Cache()
-    """Where a downloaded model is kept."""
+    """The cache of downloaded models."""
 
     @property
     def source(self) -> ModelSource:
-        """The uri, taken apart."""
+        """The parsed uri."""
         return parse_model_uri(self.uri)

@@ -1,4 +1,4 @@
-"""Every name that two parts must spell alike: API group, children, labels, ports, paths, metrics.
+"""Names that several programs share: API group, children, labels, ports, paths, metrics.
 
 Imported by the operator, the gateway, the metrics server and the CRD generator. Pure: no I/O, no defaults of
 the resource (those are in `spec`), no knowledge of who uses a name for what.
@@ -63,6 +63,8 @@ INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 PART_OF_LABEL: Final = "app.kubernetes.io/part-of"
 GATEWAY_POD_LABELS: Final = {NAME_LABEL: "conveyor-gateway"}
+TUNE_ANNOTATION: Final = f"{GROUP}/tune"  # what `kubectl conveyor tune` puts back
+TUNE_LABEL: Final = f"{GROUP}/tune-of"  # of a copy: the name of the service that is tuned
 CONFIG_HASH_ANNOTATION: Final = f"{GROUP}/config-hash"
 
 # The engine's container: where things are mounted, and how it says why it ended.
@@ -95,6 +97,15 @@ METRICS_GROUP: Final = "custom.metrics.k8s.io"
 METRICS_VERSIONS: Final = ("v1beta2", "v1beta1")
 IN_FLIGHT_METRIC: Final = "inference_in_flight"
 QUEUE_DEPTH_METRIC: Final = "inference_queue_depth"
+# Of one class of `queue.classes`, which the label names.
+CLASS_QUEUED_METRIC: Final = "inference_class_queued"
+CLASS_WAIT_METRIC: Final = "inference_class_wait_seconds"
+CLASS_LABEL: Final = "request_class"
+# Of engines with `batching.objectives`: the requests that one runs together, and how many have a reason for it, which
+# the label names.
+RUNNING_LIMIT_METRIC: Final = "inference_running_limit"
+LIMITED_ENGINES_METRIC: Final = "inference_limited_engines"
+LIMIT_LABEL: Final = "limit_reason"
 # In external.metrics.k8s.io, KEDA calls the metric of its first trigger s0-metric-api-NAME.
 KEDA_METRIC_PREFIX: Final = "metric-api-"
 READABLE_GATEWAYS: Final = {"gateways": "Readable"}

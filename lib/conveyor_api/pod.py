@@ -24,7 +24,7 @@ PodLabels = Annotated[
     Field(max_length=32),
     Rule(
         f"self.all(key, !key.startsWith('{names.GROUP}/') && !(key in {_OWN_LABELS}))",
-        f"must leave out labels of Conveyor's own: {', '.join(_OWN_LABELS)} and those of {names.GROUP}/",
+        f"must not contain Conveyor's own labels: {', '.join(_OWN_LABELS)} and those of {names.GROUP}/",
         lambda labels: not any(key.startswith(f"{names.GROUP}/") or key in _OWN_LABELS for key in labels),
     ),
 ]
@@ -34,14 +34,14 @@ PodAnnotations = Annotated[
     Field(max_length=32),
     Rule(
         f"self.all(key, !key.startsWith('{names.GROUP}/'))",
-        f"must leave out annotations of Conveyor's own, those of {names.GROUP}/",
+        f"must not contain Conveyor's own annotations, those of {names.GROUP}/",
         lambda annotations: not any(key.startswith(f"{names.GROUP}/") for key in annotations),
     ),
 ]
 
 
 class PodSecurityContext(ApiModel):
-    """As whom the pods run. That it is not root, and the seccomp profile, stay as they are."""
+    """The user and groups of the pods. They never run as root, and the seccomp profile is fixed."""
 
     run_as_user: Id | None = None
     """User of the processes; default: the installation's."""
@@ -82,7 +82,7 @@ class ResourceClaim(ApiModel):
 
 
 class Pod(ApiModel):
-    """What belongs to the engine's pods as such; it goes into them as it is."""
+    """Settings of the engine's pods, copied into the pod template unchanged."""
 
     rules: ClassVar = (
         Rule(
@@ -117,7 +117,7 @@ class Pod(ApiModel):
     scheduler_name: Name | None = None
     """Scheduler of the pods; default: the cluster's."""
     security_context: PodSecurityContext = PodSecurityContext()
-    """As whom the pods run."""
+    """User and groups of the pods."""
     image_pull_secrets: Annotated[list[ImagePullSecret], Field(max_length=16), KeyedBy("name")] = Field(
         default_factory=list
     )
@@ -127,10 +127,10 @@ class Pod(ApiModel):
     volumes: Volumes = Field(default_factory=list)
     """Further volumes."""
     volume_mounts: VolumeMounts = Field(default_factory=list)
-    """Where they lie, in the engine and in the model download."""
+    """Mount points of the volumes, in the engine and in the model download."""
     resource_claims: Annotated[list[ResourceClaim], Field(max_length=8), KeyedBy("name")] = Field(default_factory=list)
     """Devices by dynamic resource allocation."""
 
     def to_manifest(self) -> dict[str, Any]:
-        """What was given, and no default: an absent selector and an empty one mean different things."""
+        """Return the fields that were set, without defaults: an absent selector and an empty one differ in meaning."""
         return self.model_dump(exclude_unset=True, exclude_none=True)

@@ -9,6 +9,6 @@ class Profile(ApiModel):
     """The parts of a spec that a profile may say, as they stand there."""
 
     resources: Resources = Resources()
-    """What one engine asks of its node."""
+    """Resources of the engine's container."""
     pod: Pod = Pod()
-    """What belongs to the engine's pods as such."""
+    """Settings of the engine's pods."""

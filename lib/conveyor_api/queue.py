@@ -1,7 +1,5 @@
-"""`spec.queue`: what waits at the gateways for a place on an engine, and in which order.
-
-Read by the gateway, which keeps the order, and by the operator, which reports it in `status.effective`.
-"""
+"""`spec.queue`: the queue in the gateways, its limits, order and classes. Read by the gateway, which keeps the order,
+and by the operator, which reports it in `status.effective`."""
 
 import re
 from collections.abc import Callable
@@ -34,21 +32,22 @@ WaitTimeout = Annotated[Duration, between("1s", "1h")]
 
 
 class RequestClass(ApiModel):
-    """A class of requests, which clients name by the header `X-Request-Class` or by `priority` in the body."""
+    """A class of requests. Clients select it with the header `X-Request-Class`, or with `priority` in the body."""
 
     name: ClassName
     """Name that clients give in `X-Request-Class`."""
     level: Annotated[int, Field(ge=0, le=LEVEL_MAX)]
     """Lower levels go first. Each minute of waiting counts as one level."""
     max_requests: MaxRequests | None = None
-    """Requests of this class that may wait, as `queue.maxRequests` is for all classes together; one more gets 429."""
+    """Limit of waiting requests of this class over all gateways. Requests beyond it get 429."""
     timeout: WaitTimeout | None = None
     """Longest wait of this class for a place on an engine; default: `queue.timeout`."""
     on_timeout: OnTimeout = "Reject"
-    """What happens after `timeout`. Reject: 504. Delay: the request goes on waiting at the worst level of all classes,
+    """Action after `timeout`. Reject: 504. Delay: the request keeps waiting, at the worst level of all classes,
     until `queue.timeout`."""
     max_share: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Per cent of the places on engines that this class and all worse ones may hold together, at least one place."""
+    """Share of the places on engines, in percent, that this class and all worse ones may hold together, at least one
+    place. Each engine also applies it to the rows and KV blocks of its batch."""
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -70,12 +69,12 @@ def _delays_in_time(queue: "Queue") -> bool:
 
 
 class Queue(ApiModel):
-    """What waits at the gateways for a place on an engine."""
+    """Limits of the queue in the gateways."""
 
     rules: ClassVar = (
         Rule(
             "!has(self.classes) || self.classes.all(c, self.classes.exists_one(other, other.level == c.level))",
-            "each of classes needs a level of its own",
+            "each class needs a different level",
             lambda queue: len({each.level for each in queue.classes}) == len(queue.classes),
             field="classes",
         ),
@@ -91,21 +90,22 @@ class Queue(ApiModel):
     )
 
     max_requests: MaxRequests = 1024
-    """Requests that may wait, however many gateways there are: each takes an equal share of them, at least one. One
-    more gets 429 with Retry-After. A gateway holds 1,344 requests of a service at most, those at engines included,
-    unless its setting `--max-connections` is raised; its log has `event=queue_limit_unreachable` for a larger share."""
+    """Limit of waiting requests over all gateways. Each gateway allows an equal share of it, at least one request.
+    Requests beyond it get 429 with Retry-After. A gateway holds at most 1,344 requests of a service, those at engines
+    included, unless its setting `--max-connections` is raised. For a larger share it logs
+    `event=queue_limit_unreachable`."""
     timeout: WaitTimeout = "60s"
     """Longest wait for a place on an engine; then 504."""
     order: QueueOrder = "FIFO"
-    """Order within a class. FIFO: by arrival; with `classes`, a request whose client sets a shorter time-out goes
-    earlier. ShortestFirst: by expected tokens, those of the prompt and `max_tokens`. Either way a request passes only
-    those that came half a minute before it, at most."""
+    """Order within a class. FIFO: by arrival; with `classes`, requests with a shorter time-out from the client go
+    earlier. ShortestFirst: by expected tokens, the prompt's plus `max_tokens`. In both orders a request overtakes only
+    requests that arrived at most half a minute before it."""
     classes: Annotated[list[RequestClass], Field(max_length=MAX_CLASSES), KeyedBy("name")] = Field(default_factory=list)
-    """Classes of requests. Without them all requests are equal."""
+    """Classes of requests. Without classes all requests are equal."""
     default_class: ChosenClass | None = None
-    """Class of requests that name none; default: the one with the highest level, which goes last."""
+    """Class of requests that do not name one; default: the class with the highest level, which goes last."""
     max_class: ChosenClass | None = None
-    """Best class that a client may have; requests that name a better one get this one. Default: any."""
+    """Best class that clients may use. Requests that name a better one get this one. Default: no limit."""
 
     @property
     def timeout_seconds(self) -> float:

@@ -19,14 +19,14 @@ _INTRODUCTION = f"""\
 `{names.API_VERSION}`, kind `{names.KIND}`, short name `{names.SHORT_NAME}`, namespaced.
 Subresources `/status` and `/scale`.
 
-The API server fills the defaults and refuses what breaks a limit or a rule, with the sentence given here. `kubectl`
-also refuses unknown fields (`fieldValidation=Strict`, its default); other clients may have them dropped silently.
+The API server fills the defaults, and rejects what breaks a limit or a rule with the message given here. `kubectl`
+also rejects unknown fields (`fieldValidation=Strict`, its default). With other clients the API server may drop them.
 `kubectl explain infsvc.spec --recursive` shows the same from the cluster."""
 
 _SERVED_NAME = f"""\
 `{names.API_VERSION}`, kind `{names.SERVED_NAME_KIND}`, namespaced: a name at the gateway's root, which belongs to this
-namespace. The operator makes one for each served name that nobody has, at most {names.MAX_SERVED_NAMES} in a namespace.
-Of several with one name the oldest counts. Deleting it releases the name ([how](operations.md#names-at-the-root)).
+namespace. The operator creates one for each served name without owner, up to {names.MAX_SERVED_NAMES} in a namespace.
+If several have one name, the oldest counts. Delete it to release the name ([how](operations.md#names-at-the-root)).
 `kubectl get {names.SERVED_NAME_PLURAL}` lists those of a namespace."""
 
 _LINE_CHARACTERS = 160

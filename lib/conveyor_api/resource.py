@@ -15,6 +15,7 @@ from conveyor_api.batching import Batching
 from conveyor_api.errors import InvalidResource
 from conveyor_api.spec import NO_SURGE, InferenceServiceSpec
 from conveyor_api.status import InferenceServiceStatus
+from conveyor_api.workload import P95_SUM_CEL
 
 # The model's own limit is known once a pod has read its config.json. An edit beyond it would replace running pods by
 # pods that cannot start, so the API server refuses it.
@@ -56,7 +57,7 @@ class InferenceService(ApiModel):
         Rule(
             f"self.metadata.name.size() <= {names.MAX_SERVICE_NAME_LENGTH}",
             f"metadata.name must have at most {names.MAX_SERVICE_NAME_LENGTH} characters: "
-            "the names of pods and other children are made from it",
+            "the names of pods and other children are built from it",
             lambda service: len(service.name) <= names.MAX_SERVICE_NAME_LENGTH,
         ),
         Rule(
@@ -79,15 +80,24 @@ class InferenceService(ApiModel):
             " || self.spec.engine.maxModelLen <= oldSelf.status.model.contextLength"
             " || (has(oldSelf.spec.engine.maxModelLen)"
             " && self.spec.engine.maxModelLen == oldSelf.spec.engine.maxModelLen)",
-            "spec.engine.maxModelLen is more than the model was made for, which is status.model.contextLength; "
-            "set that or less",
+            "spec.engine.maxModelLen exceeds the context length of the model, status.model.contextLength; "
+            "set at most that",
         ),
         Rule(
-            f"{_UNKNOWN_LIMIT} || has(self.spec.engine.maxModelLen) || !has(self.spec.kvCache.blockBudget)"
+            f"{_UNKNOWN_LIMIT} || has(self.spec.engine.maxModelLen) || has(self.spec.workload)"
+            " || !has(self.spec.kvCache.blockBudget)"
             " || self.spec.kvCache.blockBudget * self.spec.kvCache.blockSize >= oldSelf.status.model.contextLength"
-            " || (self.spec.kvCache == oldSelf.spec.kvCache && !has(oldSelf.spec.engine.maxModelLen))",
-            "spec.kvCache.blockBudget x blockSize is less than the model's longest request, "
-            "status.model.contextLength; raise blockBudget, or set spec.engine.maxModelLen to what fits",
+            " || (self.spec.kvCache == oldSelf.spec.kvCache && !has(oldSelf.spec.engine.maxModelLen)"
+            " && !has(oldSelf.spec.workload))",
+            "spec.kvCache.blockBudget x blockSize is less than the context length of the model, "
+            "status.model.contextLength; raise blockBudget, or lower spec.engine.maxModelLen to what fits",
+        ),
+        Rule(
+            f"{_UNKNOWN_LIMIT} || !has(self.spec.workload)"
+            f" || {P95_SUM_CEL.format(at='.spec')} <= oldSelf.status.model.contextLength"
+            " || (has(oldSelf.spec.workload) && self.spec.workload == oldSelf.spec.workload)",
+            "inputTokens.p95 + outputTokens.p95 of spec.workload exceed the context length of the model, "
+            "status.model.contextLength; lower them",
         ),
         Rule(
             f"!({_ONE_NODE}) || {_one_pod('self.spec')} || !{_one_pod('oldSelf.spec')}",
@@ -131,9 +141,18 @@ class InferenceService(ApiModel):
 
     @property
     def task(self) -> str | None:
-        """What the model does, by the spec or its files; None as long as no pod has read them."""
+        """The task of the model, from the spec or its files; None until a pod has read the files."""
         model = self.status.model
         return self.spec.task or (model.task if model is not None and model.uri == self.spec.model.uri else None)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of the longest request; None until a pod has read the model's files, unless the spec sets it."""
+        spec, model = self.spec, self.status.model
+        made_for = model.context_length if model is not None and model.uri == spec.model.uri else None
+        if spec.engine.max_model_len is not None or spec.workload is None or made_for is None:
+            return spec.engine.max_model_len or made_for
+        return spec.workload.lengths.choose_context(made_for, spec.kv_cache.capacity_tokens)
 
     @property
     def batching(self) -> Batching:

@@ -41,14 +41,14 @@ ResourceAmounts = Annotated[
     ),
     Rule(
         "self.all(name, !name.contains('/') || type(self[name]) == int || string(self[name]).matches('^[0-9]+$'))",
-        "must ask for GPUs and other devices in whole numbers, for example nvidia.com/gpu: 1",
+        "must request GPUs and other devices in whole numbers, for example nvidia.com/gpu: 1",
         lambda amounts: all("/" not in name or str(amount).isdecimal() for name, amount in amounts.items()),
     ),
 ]
 
 
 class Resources(ApiModel):
-    """What one engine asks of its node. Ask for the GPU here, for example `limits: {nvidia.com/gpu: 1}`."""
+    """Resources of the engine's container. Request the GPU here, for example `limits: {nvidia.com/gpu: 1}`."""
 
     rules: ClassVar = (
         Rule(

@@ -1,4 +1,4 @@
-"""Where the engine's pods may run, as in a pod's spec: parts of `spec.pod`.
+"""The scheduling fields of `spec.pod`, with the meaning that they have in a pod's spec.
 
 Every member is typed and bounded here. An untyped one would let a tenant put JSON of any depth and width into an
 object that all of Conveyor's processes read, and let a mistake through that only the Deployment's apply would find.
@@ -158,7 +158,7 @@ class TopologySpreadConstraint(ApiModel):
     topology_key: Key
     """Node label that forms the groups."""
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
-    """What happens to a pod that would make it uneven."""
+    """Action for a pod that would exceed `maxSkew`."""
     label_selector: LabelSelector | None = None
     """Which pods are counted."""
     match_label_keys: LabelKeys = Field(default_factory=list)

@@ -23,9 +23,9 @@ _SLUG_CHARACTERS: Final = 40
 
 
 class ServedNameSpec(ApiModel):
-    """What is claimed."""
+    """The claimed name."""
 
-    rules: ClassVar = (Rule("self == oldSelf", "a claim cannot change; delete it, and the name is free"),)
+    rules: ClassVar = (Rule("self == oldSelf", "a ServedName cannot change; delete it to release the name"),)
 
     name: ModelName
     """Name that clients put in `model` at the gateway's root."""

@@ -12,24 +12,26 @@ from conveyor_api import names
 from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import Batching, KVCache
-from conveyor_api.engine import DEFAULT_QUEUED_REQUESTS, Engine, Runtime, Task
+from conveyor_api.engine import DEFAULT_QUEUED_REQUESTS, TASKS_OF_ONE_STEP, Engine, Runtime, Task
 from conveyor_api.model import Model
 from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
 from conveyor_api.queue import Queue
 from conveyor_api.resources import Resources
 from conveyor_api.scheduling import Name
+from conveyor_api.workload import P95_SUM_CEL, Workload
 
 NO_SURGE: Final = "(!has({rollout}.maxSurge) || string({rollout}.maxSurge) in ['0', '0%'])"
 """CEL: a rollout that is not told to make pods above the wanted number."""
 
+_P95_SUM = P95_SUM_CEL.format(at="")
 _CREDENTIALS = (names.HUB_TOKEN_ENV, *names.BUCKET_KEYS, "AWS_SESSION_TOKEN")
 
 
 class Rollout(ApiModel):
-    """How pods are replaced when the spec changes. Left open, by one more at a time, which answers before an old one
-    goes; by one less where that one finds no node for 30 seconds, has no quota, or might not mount a volume beside the
-    others."""
+    """How pods are replaced when the spec changes. By default one pod more starts, and an old pod stops once the new
+    one is ready. If the additional pod finds no node for 30 seconds, has no quota, or might not be able to mount a
+    volume beside the others, an old pod stops first."""
 
     rules: ClassVar = (
         Rule(
@@ -41,14 +43,15 @@ class Rollout(ApiModel):
     )
 
     max_surge: IntOrPercent | None = None
-    """Pods above the wanted number, or a percentage; 0 where only `maxUnavailable` is given. 0 needs no spare GPU."""
+    """Pods above the desired number, as a number or a percentage; default 0 if only `maxUnavailable` is set. With 0 a
+    rollout needs no spare GPU."""
     max_unavailable: IntOrPercent | None = None
-    """Pods that may be missing, or a percentage; 1 where only `maxSurge` is given. A lone replica is missing while it
-    is replaced."""
+    """Pods that may be unavailable, as a number or a percentage; default 1 if only `maxSurge` is set. A single replica
+    is unavailable while it is replaced."""
 
     @property
     def is_open(self) -> bool:
-        """Nothing is said."""
+        """Whether no field is set."""
         return self.max_surge is None and self.max_unavailable is None
 
     @property
@@ -59,11 +62,11 @@ class Rollout(ApiModel):
 
 
 class Drain(ApiModel):
-    """How a pod ends."""
+    """How a pod shuts down."""
 
     timeout: Annotated[Duration, between("0s", "1h")] = "2m"
-    """Time for running requests to finish after the pod is told to stop; then they are cut off. Set it to the longest
-    answer that must survive a scale-down or a rollout."""
+    """Time for running requests to finish after the pod is told to stop. Requests that run longer are cut off. Set it
+    to the longest response that must survive a scale-down or a rollout."""
 
     @property
     def timeout_seconds(self) -> float:
@@ -71,7 +74,7 @@ class Drain(ApiModel):
 
 
 class InferenceServiceSpec(ApiModel):
-    """What is asked for."""
+    """The desired state."""
 
     rules: ClassVar = (
         Rule(
@@ -113,13 +116,71 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             "self.runtime != 'VLLM' || !has(self.batching) || !has(self.batching.mode)"
             " || self.batching.mode == 'Continuous'",
-            "vLLM batches in mode Continuous alone; set batching.mode: Continuous, or runtime: Conveyor",
+            "vLLM supports only mode Continuous; set batching.mode: Continuous, or runtime: Conveyor",
             lambda spec: spec.runtime != "VLLM" or spec.batching.mode in (None, "Continuous"),
             field="batching",
         ),
         Rule(
+            "self.runtime != 'VLLM' || !has(self.batching) || !has(self.batching.objectives)",
+            "vLLM does not change its limits while it runs; remove batching.objectives, or set runtime: Conveyor",
+            lambda spec: spec.runtime != "VLLM" or spec.batching.objectives is None,
+            field="batching",
+        ),
+        Rule(
+            "!has(self.task) || !has(self.batching) || !has(self.batching.objectives)"
+            f" || has(self.batching.objectives.latency) == (self.task in {list(TASKS_OF_ONE_STEP)})",
+            "batching.objectives has latency for tasks that take one step (Embed, Rerank, Classify), and "
+            "timeToFirstToken and interTokenLatency for Generate",
+            lambda spec: (
+                spec.task is None
+                or spec.batching.objectives is None
+                or spec.batching.objectives.of_tokens != (spec.task in TASKS_OF_ONE_STEP)
+            ),
+            field="batching",
+        ),
+        Rule(
+            "self.runtime != 'VLLM' || !has(self.workload)",
+            "vLLM has its own sizes; remove workload, or set runtime: Conveyor",
+            lambda spec: spec.runtime != "VLLM" or spec.workload is None,
+            field="workload",
+        ),
+        Rule(
+            "!has(self.task) || !has(self.workload)"
+            f" || has(self.workload.outputTokens) != (self.task in {list(TASKS_OF_ONE_STEP)})",
+            "workload.outputTokens is required for task Generate, and must not be set for Embed, Rerank and Classify",
+            lambda spec: (
+                spec.task is None
+                or spec.workload is None
+                or (spec.workload.output_tokens is not None) != (spec.task in TASKS_OF_ONE_STEP)
+            ),
+            field="workload",
+        ),
+        Rule(
+            "!has(self.workload) || !has(self.engine) || !has(self.engine.maxModelLen)"
+            f" || {_P95_SUM} <= self.engine.maxModelLen",
+            "inputTokens.p95 + outputTokens.p95 must be at most engine.maxModelLen; raise maxModelLen, or lower them",
+            lambda spec: (
+                spec.workload is None
+                or spec.engine.max_model_len is None
+                or spec.workload.long_tokens <= spec.engine.max_model_len
+            ),
+            field="workload",
+        ),
+        Rule(
+            "!has(self.workload) || !has(self.kvCache) || !has(self.kvCache.blockBudget)"
+            f" || {_P95_SUM} <= self.kvCache.blockBudget * self.kvCache.blockSize",
+            "inputTokens.p95 + outputTokens.p95 must be at most kvCache.blockBudget x kvCache.blockSize; "
+            "raise blockBudget, or lower them",
+            lambda spec: (
+                spec.workload is None
+                or spec.kv_cache.capacity_tokens is None
+                or spec.workload.long_tokens <= spec.kv_cache.capacity_tokens
+            ),
+            field="workload",
+        ),
+        Rule(
             "self.runtime != 'VLLM' || !has(self.task)",
-            "vLLM finds out by itself what a model does; remove task, or set runtime: Conveyor",
+            "vLLM detects the task of a model itself; remove task, or set runtime: Conveyor",
             lambda spec: spec.runtime != "VLLM" or spec.task is None,
             field="task",
         ),
@@ -127,6 +188,13 @@ class InferenceServiceSpec(ApiModel):
             f"self.runtime != 'VLLM' || self.engine.maxQueuedRequests == {DEFAULT_QUEUED_REQUESTS}",
             "vLLM has no limit for the requests that wait inside it; remove engine.maxQueuedRequests",
             lambda spec: spec.runtime != "VLLM" or spec.engine.max_queued_requests == DEFAULT_QUEUED_REQUESTS,
+            field="engine",
+        ),
+        Rule(
+            "self.runtime != 'VLLM' || self.engine.toolParser == 'Auto' && self.engine.reasoningParser == 'Auto'",
+            "vLLM's parsers are arguments; remove engine.toolParser and engine.reasoningParser, and set engine.args: "
+            "[--enable-auto-tool-choice, --tool-call-parser=..., --reasoning-parser=...]",
+            lambda spec: spec.runtime != "VLLM" or spec.engine.tool_parser == spec.engine.reasoning_parser == "Auto",
             field="engine",
         ),
         Rule(
@@ -138,41 +206,44 @@ class InferenceServiceSpec(ApiModel):
     )
 
     model: Model
-    """Which model is served, where it comes from, and where it is kept."""
+    """The model to serve, its source, and its cache."""
     task: Task | None = None
-    """What the model does; default: what its files say, see `status.model.task`. Generate continues text, Embed makes
-    vectors of texts, Rerank orders documents by a query, Classify labels texts. A task that the files contradict is
-    refused by the engine, which says what the model does."""
+    """Task of the model; default: detected from its files (`status.model.task`). Generate continues text, Embed turns
+    texts into vectors, Rerank orders documents by a query, Classify labels texts. The engine rejects a task that
+    contradicts the files."""
     listed: bool = False
-    """Whether `GET /v1/models` of the gateway's root lists this service. An unlisted one answers all the same."""
+    """Whether `GET /v1/models` at the gateway's root lists this service. An unlisted service answers requests too."""
     runtime: Runtime = "Conveyor"
     """Program that runs the model. VLLM: the one in `engine.image`, with the same queue, autoscaling and rollouts."""
     engine: Engine = Engine()
-    """How the model is run."""
+    """Settings of the engine."""
     batching: Batching = Batching()
-    """How requests become batches; also what the autoscaler aims at."""
+    """How requests are grouped into batches. The autoscaler derives its targets from the batch size."""
     kv_cache: KVCache = KVCache()
     """Memory for attention keys and values."""
+    workload: Workload | None = None
+    """Lengths of the requests, from which engines derive their sizes; default: sizes that fit every request. `kubectl
+    conveyor advise` shows the lengths that engines have seen."""
     queue: Queue = Queue()
-    """What waits at the gateways for a place on an engine."""
+    """Limits of the queue in the gateways."""
     request_timeout: Annotated[Duration, between("1s", "24h")] = "10m"
-    """Longest time from a request's arrival to its last byte; then 504 or the end of the stream."""
+    """Longest time from a request's arrival to its last byte. After it the client gets 504, or its stream ends."""
     replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Number of engines; excludes `autoscaling`. Without either it is 1, or what an autoscaler has left. Set it where
-    something else scales the service through `/scale`."""
+    """Number of engines; excludes `autoscaling`. Default: 1, or the last number of an autoscaler that was removed. Set
+    it if something else scales the service through `/scale`."""
     autoscaling: Autoscaling | None = None
-    """Replicas that follow the queue; excludes `replicas`."""
+    """Autoscaling on the queue; excludes `replicas`."""
     rollout: Rollout = Rollout()
     """How pods are replaced when the spec changes."""
     drain: Drain = Drain()
-    """How a pod ends."""
+    """How a pod shuts down."""
     profile: Name | None = None
-    """Name of a profile of the installation (the chart's `profiles`), which fills what `resources` and `pod` leave
-    open; see `status.effective`."""
+    """Name of a profile (the chart's value `profiles`). It fills the fields of `resources` and `pod` that are not set;
+    see `status.effective`."""
     resources: Resources = Resources()
-    """What one engine asks of its node."""
+    """Resources of the engine's container."""
     pod: Pod = Pod()
-    """What belongs to the engine's pods as such; it goes into them as it is."""
+    """Settings of the engine's pods, copied into the pod template unchanged."""
 
     @property
     def request_timeout_seconds(self) -> float:
@@ -180,14 +251,14 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def first_replicas(self) -> int:
-        """Engines to begin with."""
+        """The number of engines of a new service."""
         if self.autoscaling is not None:
             return self.autoscaling.fewest_running
         return 1 if self.replicas is None else self.replicas
 
     @property
     def most_replicas(self) -> int:
-        """Engines that there may ever be."""
+        """The largest possible number of engines."""
         return self.first_replicas if self.autoscaling is None else self.autoscaling.max_replicas
 
     @property

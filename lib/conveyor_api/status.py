@@ -31,7 +31,7 @@ class Condition(_StatusModel):
     """One aspect of the state, as in metav1.Condition."""
 
     type: Word
-    """What it is about: see Conditions."""
+    """Type of the condition: see Conditions."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Field(min_length=1, max_length=253)]
@@ -55,7 +55,7 @@ class ModelStatus(_StatusModel):
     """Longest context that the model was made for, in tokens, as its files say; an edit that asks for more is
     refused, and the pods run on."""
     task: Annotated[str, Field(max_length=63)] | None = None
-    """What the model does: `spec.task`, or what its files say."""
+    """Task of the model: `spec.task`, or the one detected from its files."""
 
 
 class MetricStatus(_StatusModel):
@@ -70,7 +70,7 @@ class MetricStatus(_StatusModel):
 
 
 class AutoscalingStatus(_StatusModel):
-    """What the autoscaler decided last, with the readings of that moment; it changes with the decision."""
+    """The autoscaler's last decision, with the metric values behind it. It changes only with the decision."""
 
     desired_replicas: Count | None = None
     """Replicas that it wants."""
@@ -78,13 +78,13 @@ class AutoscalingStatus(_StatusModel):
     """Why that number, in one word: Decided; AtMaximum, more are wished for; Stabilized or Limited, held by `behavior`;
     Pending, not acted on yet; NoMetrics; ScaledToZero; Woken, from zero by a request."""
     metrics: Annotated[list[MetricStatus], Field(max_length=8), KeyedBy("name")] = Field(default_factory=list)
-    """What it decided by."""
+    """The metric values behind the decision."""
     message: Message | None = None
     """The decision with its arithmetic."""
 
 
 class ResourcesStatus(_StatusModel):
-    """What one engine asks of its node."""
+    """Resources of the engine's container."""
 
     requests: Amounts = Field(default_factory=dict)
     """Amounts that are reserved."""
@@ -105,6 +105,17 @@ class QueueClassStatus(_StatusModel):
     """Longest wait for a place on an engine."""
     overtaken_for: Word | None = None
     """A waiting request of this class is overtaken only by requests that arrive so long after it, at most."""
+
+
+class DerivedStatus(_StatusModel):
+    """One size that follows from `spec.workload`."""
+
+    name: Word
+    """The field that would set it, or what else has the size."""
+    value: Annotated[str, Field(max_length=64)]
+    """The size."""
+    reason: Message
+    """Why, as a sentence."""
 
 
 class EffectiveStatus(_StatusModel):
@@ -128,11 +139,13 @@ class EffectiveStatus(_StatusModel):
     """Period of the policies of scaling up, where `behavior` does not name them: the slowest of `podStarts` (5 minutes
     until there are any) and two queue time-outs, of a minute at most each."""
     resources: ResourcesStatus | None = None
-    """What one engine asks of its node, with the requests that the spec leaves out."""
+    """Resources of the engine's container, with the requests that Conveyor adds."""
     queue_classes: Annotated[list[QueueClassStatus], Field(max_length=MAX_CLASSES), KeyedBy("name")] | None = None
     """Classes of the queue with their limits, the best first."""
     from_profile: Annotated[list[Word], Field(max_length=64)] | None = None
     """Fields of the spec that its profile has filled."""
+    derived: Annotated[list[DerivedStatus], Field(max_length=8), KeyedBy("name")] | None = None
+    """Sizes that follow from `spec.workload`, without those that a field sets."""
     cache_access_mode: Word | None = None
     """Access mode of the claim that Conveyor made for `model.cache`; it never changes."""
 
@@ -172,7 +185,7 @@ class LastFailure(_StatusModel):
 
 
 class InferenceServiceStatus(_StatusModel):
-    """What was seen. Written by Conveyor only."""
+    """The observed state. Only Conveyor writes it."""
 
     observed_generation: Count | None = None
     """`metadata.generation` that this status is about."""
@@ -198,7 +211,7 @@ Deployment has that of the present one."""
     model: ModelStatus | None = None
     """The served model."""
     autoscaling: AutoscalingStatus | None = None
-    """What the autoscaler decided last."""
+    """The autoscaler's last decision."""
     last_start: LastStart | None = None
     """The latest start of an engine pod, part by part."""
     last_failure: LastFailure | None = None

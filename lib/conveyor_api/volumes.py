@@ -116,7 +116,7 @@ class Volume(ApiModel):
         ),
         Rule(
             f"!(self in {list(names.POD_VOLUMES)})",
-            f"is a volume of Conveyor's own, as are {', '.join(names.POD_VOLUMES)}; choose another name",
+            f"is a name of Conveyor's own volumes, as are {', '.join(names.POD_VOLUMES)}; choose another name",
             lambda name: name not in names.POD_VOLUMES,
         ),
     ]
@@ -132,7 +132,7 @@ class Volume(ApiModel):
 
 
 class VolumeMount(ApiModel):
-    """Where a volume lies, in the engine and in the model download."""
+    """A mount point of a volume, in the engine and in the model download."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
     """Name of the volume."""

@@ -44,7 +44,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 
 class Port(web.Server, ABC):
-    """What a connection asks of the port that made it."""
+    """The interface that a connection uses of its port."""
 
     ahead_bytes: int  # kept of requests behind others, on all of its connections
 
@@ -205,7 +205,7 @@ class Connection(web.RequestHandler):
             self._read(b"")  # the end of an unread body; the parser has stopped behind it
 
     def _keep(self, data: bytes) -> None:
-        """Without room the request being answered is the last one; its client sends the others again, as HTTP says."""
+        """Keep pipelined bytes. If there is no room, close after the current request: clients resend the others."""
         if self._port.ahead_bytes + len(data) > MAX_AHEAD_BYTES:
             self._close = True
             return
@@ -264,7 +264,9 @@ class Connection(web.RequestHandler):
         """`said` is the parser's word for what is wrong, below 500: no fault of ours, and nothing for the log."""
         if status >= 500:
             return super().handle_error(request, status, error, said)
-        return web.Response(status=status, text=f"this is no HTTP request: {(said or 'malformed').strip()[:200]}\n")
+        return web.Response(
+            status=status, text=f"the request is not valid HTTP: {(said or 'malformed').strip()[:200]}\n"
+        )
 
     def _expect_head(self) -> None:
         """A head that begins, or should, must be there in time."""

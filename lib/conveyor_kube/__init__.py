@@ -1,1 +1,1 @@
-"""What the operator, the gateway and the metrics server read from Kubernetes, and how they watch it."""
+"""Reading and watching Kubernetes objects, for the operator, the gateway and the metrics server."""

@@ -48,7 +48,7 @@ class GatewayUnreadable(Exception):
 
 
 def gateway_slices(system_namespace: str) -> Collection:
-    """Of the headless Service that publishes gateways' addresses, those that are not ready too."""
+    """The EndpointSlices of the headless Service for gateways, which lists gateways that are not ready too."""
     return slice_collection(system_namespace, f"kubernetes.io/service-name={GATEWAY_ADMIN_SERVICE}")
 
 
@@ -84,7 +84,7 @@ async def read_page(
     query: Mapping[str, str] | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> bytes | None:
-    """What it answers. None: it cannot hold a request. Raises GatewayUnreadable."""
+    """Return the gateway's page, or None if the gateway cannot hold a request. Raises GatewayUnreadable."""
     url = gateway.url(path)
     # A lost node drops what is sent to it; a live gateway takes a connection at once, even a busy one.
     limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=timeout_seconds / 2)

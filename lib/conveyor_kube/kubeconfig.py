@@ -30,7 +30,7 @@ async def load_configuration(kubeconfig: str) -> Configuration:
     except _UNREADABLE as error:
         words = " ".join(str(error).split())
         found = path or "the ServiceAccount"
-        raise SettingsError(f"no Kubernetes to talk to: {found}: {words}; set --kubeconfig") from error
+        raise SettingsError(f"cannot connect to Kubernetes: {found}: {words}; set --kubeconfig") from error
     return configuration
 
 
@@ -44,5 +44,5 @@ def find_kubeconfig(given: str, environment: Mapping[str, str]) -> str:
         return ""
     paths = paths or "~/.kube/config"
     if not any(os.path.exists(os.path.expanduser(path)) for path in paths.split(os.pathsep)):
-        raise SettingsError(f"no Kubernetes to talk to: {paths} is no file; set --kubeconfig")
+        raise SettingsError(f"cannot connect to Kubernetes: {paths} is not a file; set --kubeconfig")
     return paths

@@ -1,4 +1,4 @@
-"""What the gateway reads from the API server: three collections, and the members that `catalog`, `slices` and
+"""The objects that the gateway reads: three collections, and the members that `catalog`, `slices` and
 `served_names` use. The operator reads the third one too."""
 
 from typing import Any, NotRequired, TypedDict
@@ -30,6 +30,8 @@ class _ServiceSpec(TypedDict):
     listed: NotRequired[Any]
     engine: NotRequired[_Engine | None]
     batching: NotRequired[Any]
+    kvCache: NotRequired[Any]
+    workload: NotRequired[Any]
     queue: NotRequired[Any]
     requestTimeout: NotRequired[Any]
     autoscaling: NotRequired[_Autoscaling | None]

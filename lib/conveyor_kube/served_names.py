@@ -51,7 +51,7 @@ class NameIndex:
         self._by_server: defaultdict[str, dict[str, _Ranked]] = defaultdict(dict)
 
     def put_claim(self, key: str, claim: Claim) -> None:
-        """Of one namespace the first `MAX_SERVED_NAMES` claims count; whoever writes more has made them by hand."""
+        """Store a claim. Only the first `MAX_SERVED_NAMES` of a namespace count; the operator creates no more."""
         self.remove_claim(key)
         if self._counts[claim.namespace] < MAX_SERVED_NAMES:
             self.claims[key] = claim
@@ -114,7 +114,7 @@ class NameIndex:
         return sorted(namespaces, key=lambda namespace: namespaces[namespace][0])
 
     def list_unclaimed(self) -> list[str]:
-        """Every name that is served and belongs to nobody, by the age of its oldest service."""
+        """Return the served names without a claim, ordered by the age of their oldest service."""
         names = [name for name in self._by_server if name not in self._by_name]
         return sorted(names, key=lambda name: min(ranked[0] for ranked in self._by_server[name].values()))
 

@@ -40,7 +40,7 @@ class Unreadable:
         return len(self._keys)
 
     def parse(self, key: str, parse: Callable[[Json], _Parsed], body: Json) -> _Parsed | None:
-        """What `parse` makes of the object, or None."""
+        """Return the result of `parse`, or None if it fails."""
         try:
             parsed = parse(body)
         except _UNREADABLE as error:

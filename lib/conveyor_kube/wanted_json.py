@@ -31,7 +31,7 @@ class Identity(TypedDict):
 
 
 class Named(TypedDict):
-    """What every object has."""
+    """The members that every object has."""
 
     metadata: Identity
 
@@ -41,7 +41,7 @@ class _Version(TypedDict):
 
 
 class Bookmark(TypedDict):
-    """Where a watch may go on later; it names no object."""
+    """A bookmark event: the resource version from which a watch can resume. It contains no object."""
 
     metadata: _Version
 
@@ -116,5 +116,5 @@ def find_key(body: Json) -> str:
 
 
 def keys_within(namespace: str, keys: Iterable[str]) -> set[str]:
-    """Those of one namespace; of all if it is empty."""
+    """Return the keys of one namespace, or all keys if `namespace` is empty."""
     return {key for key in keys if not namespace or key.startswith(f"{namespace}/")}

@@ -44,7 +44,7 @@ MAX_SILENCE_SECONDS: Final = _SILENCE_SECONDS + 10.0
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What is watched; an empty namespace means all of them, an empty group the core API.
+    """A collection to watch. An empty namespace means all namespaces, an empty group the core API.
 
     Of each object the sink gets what `shape`, a TypedDict, names.
     """
@@ -65,13 +65,13 @@ class Collection:
 
     @property
     def selector(self) -> dict[str, str]:
-        """As query parameters."""
+        """The selectors as query parameters."""
         selectors = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
         return {parameter: selector for parameter, selector in selectors.items() if selector}
 
     @property
     def name(self) -> str:
-        """As logs, metrics and /readyz call it."""
+        """The name in logs, metrics and /readyz."""
         return f"{self.plural}/{self.namespace}" if self.namespace else self.plural
 
 

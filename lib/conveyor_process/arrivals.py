@@ -14,7 +14,7 @@ MAX_A_ROUND: Final = 16  # connections that go at once: the event loop has other
 
 
 class Peer(NamedTuple):
-    """Who opens connections: those of one name take turns with others, `count_a_turn` (at least one) at a time."""
+    """A peer that opens connections. Peers take turns, each with `count_a_turn` (at least one) connections."""
 
     name: str
     count_a_turn: int = 1

@@ -1,4 +1,4 @@
-"""What a setting may be: text, numbers with bounds, choices, lists. Used where settings are declared. Pure."""
+"""Kinds of settings: text, bounded numbers, choices, lists. Used where settings are declared. Pure."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def allow_open_files() -> int:
-    """As many as the system lets this process have, which it returns: many systems begin with 1,024."""
+    """Raise the limit of open files to the hard limit, and return it. Many systems start processes with 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most
@@ -204,6 +204,6 @@ def _take(listening: socket.socket, most: int) -> Iterator[tuple[socket.socket, 
 
 
 async def close_port(acceptor: Acceptor, within_seconds: float = 1.0) -> None:
-    """Every connection that reached the port is its server's then."""
+    """Stop listening, after passing every connection that reached the port to its server."""
     acceptor.close()
     await acceptor.wait_connected(within_seconds)

@@ -1,4 +1,4 @@
-"""What every program writes to standard error: one line for each event, as logfmt or as JSON, with the same keys.
+"""The log of every program on standard error: one line for each event, as logfmt or JSON, with the same keys.
 
     logger.info("event=request id=%s seconds=%.3f", request_id, seconds)
 

@@ -13,7 +13,7 @@ from conveyor_process.settings import Program, SettingsError
 
 
 class LoggedSettings(Protocol):
-    """What the settings of every program have."""
+    """The settings that every program has."""
 
     @property
     def log_level(self) -> str: ...

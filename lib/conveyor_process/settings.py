@@ -20,7 +20,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """What a setting may be, in words, and how its text is read; `parse` raises ValueError(the part that is wrong)."""
+    """A kind of setting: its description and its parser. `parse` raises ValueError with the part that is wrong."""
 
     must_be: str
     parse: Callable[[str], T]
@@ -97,13 +97,13 @@ class Program(Generic[S]):
             parser.add_argument(row.flag, default=argparse.SUPPRESS, help=words.replace("%", "%%"))
 
     def from_flags(self, flags: Mapping[str, Any]) -> Iterator[Given]:
-        """What `add_flags` has found."""
+        """Yield the values of the flags that `add_flags` declared."""
         for each in self._fields():
             if each.name in flags:
                 yield Given(each.name, flags[each.name], f"flag {_flag(each.name)}")
 
     def from_environment(self, environment: Mapping[str, str]) -> Iterator[Given]:
-        """Every variable that begins with the program's name, known or not."""
+        """Yield every environment variable with the program's prefix, known or not."""
         prefix = self.variable("")
         for variable, text in environment.items():
             if variable.startswith(prefix):
@@ -120,11 +120,11 @@ class Program(Generic[S]):
         origins: dict[str, str] = {}
         for each in given:
             if each.name not in known:
-                raise SettingsError(f"{each.origin}: unknown key {each.name!r}; known are {', '.join(known)}")
+                raise SettingsError(f"{each.origin}: unknown key {each.name!r}; the known keys are {', '.join(known)}")
             values[each.name], origins[each.name] = _read(each, known[each.name].metadata["kind"]), each.origin
         for name, one in known.items():
             if one.default is MISSING and name not in values:
-                raise SettingsError(f"`{name}` is missing: give {_flag(name)} or {self.variable(name)}")
+                raise SettingsError(f"`{name}` is missing: set {_flag(name)} or {self.variable(name)}")
         settings = self.settings(**values)
         for name, sentence in self.conflicts(settings):
             raise SettingsError(f"{origins.get(name, 'default')}: `{name}` {sentence}")

@@ -1,4 +1,4 @@
-"""What the programs say to each other: pages, headers of a request, codes of errors, reasons for an engine's end.
+"""The protocol between the programs: pages, request headers, error codes, reasons for an engine's exit.
 
 Imported by operator, gateway, metrics server and engine. Needs no library but msgspec.
 """

@@ -1,10 +1,11 @@
-"""What a table of error answers is: an enum of codes, each with its HTTP status and its meaning.
+"""The base of tables of error responses: an enum of codes, each with its HTTP status and its meaning.
 
-Made by the errors of gateway, metrics server and engine; docs/errors.md is written from theirs.
+Made by the errors of gateway, metrics server and engine; docs/errors.md is written from theirs. Errors have OpenAI's
+form, and on the paths of Anthropic's API its form.
 """
 
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Final, Literal, Self, TypedDict
 
 ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 
@@ -26,3 +27,50 @@ class AnswerCode(StrEnum):
         if self.status == 429:
             return "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
+
+
+_PATHS: Final = ("/v1/messages", "/v1/messages/count_tokens")
+
+AnthropicErrorType = Literal[
+    "invalid_request_error",
+    "not_found_error",
+    "request_too_large",
+    "rate_limit_error",
+    "timeout_error",
+    "overloaded_error",
+    "api_error",
+]
+_TYPES: Final[dict[int, AnthropicErrorType]] = {
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class AnthropicErrorDetails(TypedDict):
+    """What is wrong; `code` and `param` are as in OpenAI's form."""
+
+    type: AnthropicErrorType
+    message: str
+    param: str | None
+    code: str
+
+
+class AnthropicErrorAnswer(TypedDict):
+    """The body of an error, and the last event of a stream that fails."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetails
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether clients of this path, below any base URL, read Anthropic's form."""
+    return path.endswith(_PATHS)
+
+
+def build_anthropic_error(message: str, code: AnswerCode, param: str | None) -> AnthropicErrorAnswer:
+    """The answer's body, as an object."""
+    kind = _TYPES.get(code.status, "api_error" if code.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message, "param": param, "code": code}}

@@ -18,15 +18,25 @@ class EngineDemand(Struct, frozen=True):
     """An engine as one gateway knows it."""
 
     dispatched: Count
-    """Of this gateway's requests there, those that came longer than the batching window ago."""
+    """Requests of this gateway at the engine that arrived longer than the batching window ago."""
     waiting: Count | None
-    """Of all gateways' requests there, those that wait for a place in its batch. None: it does not say."""
+    """Requests of all gateways that wait inside the engine for a place in its batch; None if not reported."""
     carried: AtLeastOne | None = None
-    """How many requests its KV cache holds at once, where that was short lately."""
+    """How many requests it runs at once, where its KV cache was short lately or objectives ask for fewer."""
+    limit_reason: str | None = None
+    """Why, where it has objectives: see `limit_reasons`."""
+
+
+class ClassDemand(Struct, frozen=True):
+    """The requests that one gateway holds of one class of `queue.classes`."""
+
+    queued: Count
+    wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """How long the first of them has waited."""
 
 
 class ServiceDemand(Struct, frozen=True):
-    """What one gateway holds for one InferenceService."""
+    """The requests that one gateway holds for one InferenceService."""
 
     in_flight: Count
     """Queued and dispatched."""
@@ -37,7 +47,9 @@ class ServiceDemand(Struct, frozen=True):
     batch_size: AtLeastOne = 1
     """How many one engine runs at once."""
     engines: dict[str, EngineDemand] = {}
-    """Those with requests of this gateway."""
+    """The engines that have requests of this gateway."""
+    classes: dict[str, ClassDemand] = {}
+    """The classes by name; empty for a service without classes."""
 
 
 class Demand(Struct, frozen=True):
@@ -54,11 +66,11 @@ class Activity(Struct, frozen=True):
     waiting: frozenset[ServiceKey]
     """Asleep, with requests here."""
     idle: frozenset[ServiceKey]
-    """With engines, and for its idle timeout without a request here."""
+    """Services with engines that have had no request at this gateway for their idle timeout."""
 
 
 class Start(Struct, frozen=True):
     """`GET /start?service=<namespace>/<name>&pod=<uid>`: how the engine in that pod started."""
 
     warm_up_seconds: Annotated[float, Meta(ge=0)] | None
-    """None: this engine does not say."""
+    """None if the engine does not report it."""

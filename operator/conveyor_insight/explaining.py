@@ -15,7 +15,7 @@ from typing import Any, Final
 from conveyor_api.autoscaling import ScalingRules
 from conveyor_api.conditions import ConditionType
 from conveyor_api.quantities import parse_quantity
-from conveyor_insight.facts import Facts
+from conveyor_insight.facts import ClassFacts, Facts, LimitFacts
 from conveyor_insight.hpa import Hpa
 from conveyor_operator.inferenceservice.observed import DeploymentState
 from conveyor_operator.inferenceservice.replicas import is_asleep, may_sleep
@@ -84,7 +84,11 @@ class Explanation:
     sentences: tuple[str, ...]
     autoscaler: Mapping[str, Any] | None
     idle_timeout_seconds: float | None = None
-    """Without a request, until it goes to zero; None: it never does."""
+    """How long the service must be idle before it scales to zero; None if it never does."""
+    classes: tuple[ClassFacts, ...] = ()
+    batch_size: int = 0
+    limits: LimitFacts | None = None
+    """None for a service without `batching.objectives`."""
 
 
 _NO_DEPLOYMENT: Final = DeploymentState(asked_replicas=0)
@@ -110,6 +114,9 @@ def explain(facts: Facts) -> Explanation:
         sentences=(decision.sentence, *_add_sentences(facts, hpa, deployment, decision)),
         autoscaler=None if facts.autoscaler is None else facts.autoscaler["spec"],
         idle_timeout_seconds=_find_idle_timeout(facts),
+        classes=facts.classes,
+        batch_size=facts.service.spec.batching.effective_batch_size,
+        limits=facts.limits,
     )
 
 
@@ -127,28 +134,28 @@ def _known(values: Mapping[str, int | str], hpa: Hpa) -> dict[str, int | None]:
 
 
 def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decision | None:
-    """Where no metric is looked at."""
+    """Return the decision if the autoscaler reads no metrics, otherwise None."""
     spec, asked = facts.service.spec, deployment.asked_replicas
     if facts.deployment is None:
         return Decision(0, Reason.NO_AUTOSCALER, "There is no Deployment yet.")
     is_others = spec.autoscaling is None or spec.autoscaling.is_external
     if is_others and facts.others:
-        told = f"HorizontalPodAutoscaler {facts.others[0]}, which is not Conveyor's, sets the replicas."
+        told = f"HorizontalPodAutoscaler {facts.others[0]}, which Conveyor did not create, sets the replicas."
         return Decision(asked, Reason.OTHER_AUTOSCALER, told)
     if spec.autoscaling is not None and is_others:
-        told = "The provider is External, and no HorizontalPodAutoscaler scales the Deployment: the number stays."
+        told = "With provider: External and no HorizontalPodAutoscaler for the Deployment, the replicas do not change."
         return Decision(asked, Reason.OTHER_AUTOSCALER, told)
     if spec.autoscaling is None:
-        kept = ", kept from the time of an autoscaler" if deployment.held_replicas else ""
-        return Decision(asked, Reason.FIXED_REPLICAS, f"The number is fixed at {asked}{kept}: there is no autoscaling.")
+        kept = ", the last number of the autoscaler that was removed" if deployment.held_replicas else ""
+        return Decision(asked, Reason.FIXED_REPLICAS, f"Autoscaling is off: the replicas are fixed at {asked}{kept}.")
     if is_asleep(spec, deployment):
         told = (
-            f"No request came for {_find_idle_timeout(facts):g} s (idleTimeout), so no engine runs. "
-            "The next request starts one."
+            f"Scaled to zero: no request arrived for {_find_idle_timeout(facts):g} s (autoscaling.idleTimeout). "
+            "The next request starts an engine."
         )
         return Decision(0, Reason.SCALED_TO_ZERO, told)
     if asked == 0:
-        told = "The Deployment was set to 0, which pauses the HorizontalPodAutoscaler; scale it to 1 to resume."
+        told = "Someone scaled the Deployment to 0, which pauses the HorizontalPodAutoscaler. To resume, scale it to 1."
         return Decision(0, Reason.PAUSED, told)
     return None
 
@@ -156,12 +163,12 @@ def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decisi
 def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, wishes: Sequence[Wish]) -> Decision:
     asked = deployment.asked_replicas
     if hpa is None:
-        return Decision(asked, Reason.NO_AUTOSCALER, "There is no HorizontalPodAutoscaler of Conveyor's yet.")
+        return Decision(asked, Reason.NO_AUTOSCALER, "Conveyor has not created the HorizontalPodAutoscaler yet.")
     low, high = hpa.asked.min_replicas, hpa.asked.max_replicas
     wish = hpa.choose(asked, wishes)
     desired, bounded = hpa.limit(0.0, asked, wish), min(max(wish or 0, low), high)
     if not low <= asked <= high:
-        told = f"{asked} is not between {low} and maxReplicas {high}, whatever the metrics say."
+        told = f"The {asked} replicas are not between {low} and maxReplicas {high}; the metrics count once they are."
         return Decision(desired, Reason.OUT_OF_BOUNDS, told)
     if wish is None:
         return Decision(asked, Reason.NO_METRICS, _tell_no_metrics(wishes))
@@ -171,8 +178,9 @@ def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, wishes: 
         return _tell_held(hpa, asked, bounded, desired)
     if wish < desired and (idle_timeout_seconds := _find_idle_timeout(facts)) is not None:
         told = (
-            f"{wish} are asked for; the HorizontalPodAutoscaler keeps {desired}. After {idle_timeout_seconds:g} s "
-            "without a request (idleTimeout) the operator goes to zero, and the next request starts an engine."
+            f"The metrics call for {wish} replicas; the HorizontalPodAutoscaler keeps {desired}. After "
+            f"{idle_timeout_seconds:g} s without a request (autoscaling.idleTimeout) the operator scales to zero. "
+            "The next request starts an engine."
         )
         return Decision(desired, Reason.AT_MINIMUM, told)
     return _tell_decided(hpa, asked, wish, desired, wishes)
@@ -180,19 +188,27 @@ def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, wishes: 
 
 def _tell_no_metrics(wishes: Sequence[Wish]) -> str:
     if not wishes:
-        return "No metric can be read, so the replicas stay."
-    return "Not every metric can be read, and what was read asks for fewer: nothing is taken away by half of the truth."
+        return "No metric can be read, so the replicas do not change."
+    return (
+        "A metric cannot be read, and the others call for fewer replicas. "
+        "The HorizontalPodAutoscaler does not scale down while a metric is missing."
+    )
 
 
 def _tell_held(hpa: Hpa, asked: int, bounded: int, desired: int) -> Decision:
-    """By `behavior`: its window, or its policies."""
+    """Explain a change that the window or the policies of `behavior` hold back."""
     rules, direction = _rules_towards(hpa, asked, bounded)
     if rules is None or (rules.stabilization_window_seconds and desired == asked):
         window = 300 if rules is None else rules.stabilization_window_seconds
         order = "largest" if direction == "scaleDown" else "smallest"
-        told = f"{bounded} are asked for now; {direction} follows the {order} number of the last {window} s."
+        told = (
+            f"The metrics call for {bounded} replicas now; {direction} uses the {order} number of the last {window} s "
+            f"(behavior.{direction}.stabilizationWindowSeconds)."
+        )
         return Decision(desired, Reason.STABILIZED, told)
-    return Decision(desired, Reason.LIMITED, f"{bounded} are asked for; {_tell_policies(rules, direction)}.")
+    return Decision(
+        desired, Reason.LIMITED, f"The metrics call for {bounded} replicas; {_tell_policies(rules, direction)}."
+    )
 
 
 def _find_used_up(hpa: Hpa, facts: Facts, asked: int, bounded: int) -> Decision | None:
@@ -205,7 +221,8 @@ def _find_used_up(hpa: Hpa, facts: Facts, asked: int, bounded: int) -> Decision 
     longest = max((policy.period_seconds for policy in rules.policies or ()), default=0)
     if since is None or since >= longest:
         return None
-    told = f"{bounded} are asked for; {_tell_policies(rules, direction)}, and the last change was {since:.0f} s ago."
+    policies = f"{_tell_policies(rules, direction)}, and the last change was {since:.0f} s ago"
+    told = f"The metrics call for {bounded} replicas; {policies}."
     return Decision(asked, Reason.LIMITED, told)
 
 
@@ -230,18 +247,18 @@ def _tell_policies(rules: ScalingRules, direction: str) -> str:
 
 def _tell_decided(hpa: Hpa, asked: int, wish: int, desired: int, wishes: Sequence[Wish]) -> Decision:
     if wish > desired:
-        return Decision(desired, Reason.AT_MAXIMUM, f"{wish} are asked for; maxReplicas is {desired}.")
+        return Decision(desired, Reason.AT_MAXIMUM, f"The metrics call for {wish} replicas; maxReplicas is {desired}.")
     if wish < desired:
-        return Decision(desired, Reason.AT_MINIMUM, f"{wish} are asked for; minReplicas is {desired}.")
+        return Decision(desired, Reason.AT_MINIMUM, f"The metrics call for {wish} replicas; minReplicas is {desired}.")
     winner = max(wishes, key=lambda each: each.replicas)
-    won = f"{winner.metric} asks for {'the most' if len(wishes) > 1 else 'them'}"
+    won = f"{winner.metric} calls for {'the most' if len(wishes) > 1 else 'this number'}"
     if desired != asked:
         reason = Reason.SCALES_UP if desired > asked else Reason.SCALES_DOWN
-        return Decision(desired, reason, f"From {asked} to {desired}: {won}.")
+        return Decision(desired, reason, f"Scales from {asked} to {desired} replicas: {won}.")
     if winner.tolerance is not None:
-        told = f"{winner.metric} is within {_percent(winner.tolerance)} of its target, so nothing moves."
+        told = f"{winner.metric} is within {_percent(winner.tolerance)} of its target, so the replicas stay."
         return Decision(desired, Reason.WITHIN_TOLERANCE, told)
-    return Decision(desired, Reason.AT_TARGET, f"{desired} are asked for and there: {won}.")
+    return Decision(desired, Reason.AT_TARGET, f"The {desired} replicas stay: {won}.")
 
 
 def _percent(share: Decimal) -> str:
@@ -249,7 +266,7 @@ def _percent(share: Decimal) -> str:
 
 
 def _tell_metric(hpa: Hpa, name: str, deployment: DeploymentState, facts: Facts, wishes: Sequence[Wish]) -> Metric:
-    target, value = parse_quantity(hpa.asked.targets[name]), facts.values.get(name, "it was not asked for")
+    target, value = parse_quantity(hpa.asked.targets[name]), facts.values.get(name, "the metric was not read")
     if isinstance(value, str):
         return Metric(name, target, problem=value)
     ratio = value / (target * max(1, deployment.replicas))
@@ -262,17 +279,18 @@ def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, d
     """What else is to be known about the decision."""
     told, asked = [], deployment.asked_replicas
     if hpa is not None and facts.others:
-        told.append(f"HorizontalPodAutoscaler {facts.others[0]}, which is not Conveyor's, sets the same replicas.")
+        other = f"HorizontalPodAutoscaler {facts.others[0]}, which Conveyor did not create, scales the same Deployment."
+        told.append(f"{other} Delete it, or set autoscaling.provider: External.")
     if hpa is not None and asked and not hpa.asked.conditions:
-        told.append("The HorizontalPodAutoscaler has not looked yet.")
+        told.append("The HorizontalPodAutoscaler has not read its metrics yet.")
     elif hpa is not None and 0 < asked != hpa.asked.desired_replicas == decision.replicas:
-        told.append("The HorizontalPodAutoscaler has decided so, and the Deployment has not got the number yet.")
+        told.append("The HorizontalPodAutoscaler has decided this; the Deployment does not have the new number yet.")
     elif hpa is not None and asked and decision.replicas != hpa.asked.desired_replicas:
         said = hpa.asked.desired_replicas
-        told.append(f"At its last look the HorizontalPodAutoscaler wanted {said}; it looks every 15 s by default.")
+        told.append(f"The HorizontalPodAutoscaler last decided on {said}; it decides every 15 s by default.")
     if deployment.ready_replicas < asked:
         message = _condition(facts, ConditionType.WORKLOAD_READY)
-        told.append(f"{deployment.ready_replicas} of {asked} pods are ready; the others count as if they were{message}")
+        told.append(f"{deployment.ready_replicas} of {asked} pods are ready; the others count as ready{message}")
     if message := _condition(facts, ConditionType.SCALING_READY):
         told.append(f"ScalingReady is not True{message}")
     return told

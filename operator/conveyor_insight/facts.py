@@ -15,11 +15,13 @@ from conveyor_api.resource import InferenceService
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.observed import DeploymentState, name_metric, observe_deployment
 from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, SCALED_OBJECT
+from conveyor_protocol.limit_reasons import LimitReason
 
 Object = Mapping[str, Any]
 
 # Where an HPA reads Conveyor's own metrics, and KEDA's.
 _OBJECTS: Final = f"/apis/{names.METRICS_GROUP}/{names.METRICS_VERSIONS[0]}"
+_OF_CLASS: Final = (names.CLASS_QUEUED_METRIC, names.CLASS_WAIT_METRIC)
 _EXTERNAL: Final = "/apis/external.metrics.k8s.io/v1beta1"
 
 
@@ -33,7 +35,7 @@ class Reader(Protocol):
     def get(self, path: str, query: Mapping[str, str] = ...) -> Object: ...
 
     def find(self, path: str) -> Object | None:
-        """None if there is no such object."""
+        """Return the object, or None if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,29 @@ class Facts:
     autoscaler: Object | None = None
     others: tuple[str, ...] = ()
     values: Mapping[str, int | str] = field(default_factory=dict)
+    classes: tuple["ClassFacts", ...] = ()
+    limits: "LimitFacts | None" = None
+    """None for a service without `batching.objectives`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFacts:
+    """One class of the queue, the best first. A value that could not be read is the sentence that says why."""
+
+    name: str
+    level: int
+    queued: int | str
+    wait_seconds: int | str
+
+
+@dataclass(frozen=True, slots=True)
+class LimitFacts:
+    """What engines with objectives run together. A value that could not be read is the sentence that says why."""
+
+    running: int | str
+    """Requests of one engine, as the mean of those that have requests."""
+    engines: Mapping[str, int]
+    """Engines that have requests, by the reason of their limit, without zeros."""
 
 
 def read_facts(cluster: Reader, namespace: str, name: str) -> Facts:
@@ -68,7 +93,38 @@ def read_facts(cluster: Reader, namespace: str, name: str) -> Facts:
         autoscaler=ours,
         others=tuple(hpa["metadata"]["name"] for hpa in autoscalers if hpa is not ours and _scales(hpa, name)),
         values=dict(_read_values(cluster, namespace, name, ours)),
+        classes=tuple(
+            ClassFacts(
+                each.name, each.level, *(_read_class(cluster, service, each.name, metric) for metric in _OF_CLASS)
+            )
+            for each in service.spec.queue.ordered_classes
+        ),
+        limits=None if service.spec.batching.objectives is None else _read_limits(cluster, service),
     )
+
+
+def _read_class(cluster: Reader, service: InferenceService, class_name: str, metric: str) -> int | str:
+    return _read_own(cluster, service, metric, f"{names.CLASS_LABEL}={class_name}")
+
+
+def _read_limits(cluster: Reader, service: InferenceService) -> LimitFacts:
+    running = _read_own(cluster, service, names.RUNNING_LIMIT_METRIC)
+    if isinstance(running, str):
+        return LimitFacts(running, {})
+    counts = {
+        str(reason): _read_own(cluster, service, names.LIMITED_ENGINES_METRIC, f"{names.LIMIT_LABEL}={reason}")
+        for reason in LimitReason
+    }
+    problem = next((count for count in counts.values() if isinstance(count, str)), None)
+    return LimitFacts(
+        running if problem is None else problem, {r: n for r, n in counts.items() if isinstance(n, int) and n}
+    )
+
+
+def _read_own(cluster: Reader, service: InferenceService, metric: str, selector: str = "") -> int | str:
+    """One of Conveyor's own metrics of the service."""
+    path = f"{_OBJECTS}/namespaces/{service.namespace}/{names.CRD_NAME}/{service.name}/{metric}"
+    return _read_value(cluster, path, {"metricLabelSelector": selector} if selector else {})
 
 
 def _is_ours(hpa: Object, name: str) -> bool:
@@ -84,7 +140,7 @@ def _scales(hpa: Object, name: str) -> bool:
 
 
 def _read_values(cluster: Reader, namespace: str, name: str, hpa: Object | None) -> Iterator[tuple[str, int | str]]:
-    """As the HorizontalPodAutoscaler asks for them; nothing where there is none."""
+    """Read the metrics with the HorizontalPodAutoscaler's own queries. Yield nothing if there is no autoscaler."""
     metrics = [] if hpa is None else hpa["spec"].get("metrics") or []
     places = {
         "Object": (f"{_OBJECTS}/namespaces/{namespace}/{names.CRD_NAME}/{name}", "metricLabelSelector"),
@@ -95,10 +151,14 @@ def _read_values(cluster: Reader, namespace: str, name: str, hpa: Object | None)
         asked, metric_name = source["metric"], name_metric(source)
         labels = (asked.get("selector") or {}).get("matchLabels") or {}
         query = {parameter: ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
-        try:
-            found = cluster.get(f"{path}/{asked['name']}", query)
-            yield metric_name, int(parse_quantity(found["items"][0]["value"]))
-        except Unanswered as error:
-            yield metric_name, str(error)
-        except (LookupError, TypeError, ValueError) as error:
-            yield metric_name, f"the answer is no value: {error!r}"
+        yield metric_name, _read_value(cluster, f"{path}/{asked['name']}", query)
+
+
+def _read_value(cluster: Reader, path: str, query: Mapping[str, str]) -> int | str:
+    """Return the value of the metric at the path, or the sentence that says why it cannot be read."""
+    try:
+        return int(parse_quantity(cluster.get(path, query)["items"][0]["value"]))
+    except Unanswered as error:
+        return str(error)
+    except (LookupError, TypeError, ValueError) as error:
+        return f"the response is not a metric value: {error!r}"

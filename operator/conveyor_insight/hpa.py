@@ -65,7 +65,7 @@ class Hpa:
         return [find_wish(self.asked, name, value, max(1, existing)) for name, value in known.items()]
 
     def choose(self, replicas: int, wishes: Sequence[Wish]) -> int | None:
-        """As `wish`, of the wishes of the metrics that were read."""
+        """Choose the replicas among the wishes of the metrics that could be read."""
         largest = max((wish.replicas for wish in wishes), default=None)
         if largest is None or (len(wishes) < len(self.asked.targets) and largest < replicas):
             return None

@@ -47,7 +47,7 @@ class Look:
 
 
 def read_moments(text: str) -> Iterator[Moment]:
-    """Those at which there was an HPA. Raises ValueError."""
+    """Yield the recorded moments that had an HPA. Raises ValueError."""
     decoder, number = json.JSONDecoder(), 0
     while text := text.lstrip():
         sample, end = decoder.raw_decode(text)
@@ -56,7 +56,7 @@ def read_moments(text: str) -> Iterator[Moment]:
             if sample["autoscaler"] is not None:
                 yield _read_moment(sample)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"document {number} is none of `explain -o json`: {error!r}") from error
+            raise ValueError(f"document {number} is not from `explain -o json`: {error!r}") from error
 
 
 def _read_moment(sample: Object) -> Moment:
@@ -69,12 +69,14 @@ def _read_moment(sample: Object) -> Moment:
 
 
 def build_rules(service: InferenceService) -> Rules:
-    """With the HPA that the operator would make of it. Raises ValueError where it would make none."""
+    """Build the rules of the HPA that the operator would create. Raises ValueError if it would create none."""
     period_seconds = PodStarts(service.status).choose_period(service.spec.queue.timeout_seconds)
     owner = build_owner(service.namespace, service.name, "")
     hpa, autoscaling = build_autoscaler(owner, service.spec, period_seconds), service.spec.autoscaling
     if hpa is None or autoscaling is None:
-        raise ValueError(f"{service.name} has no autoscaling by Conveyor")
+        raise ValueError(
+            f"{service.name} has no autoscaler of Conveyor's: set spec.autoscaling, with another provider than External"
+        )
     return Rules(hpa, autoscaling.idle_timeout_seconds, service.spec.first_replicas)
 
 

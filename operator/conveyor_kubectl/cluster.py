@@ -4,7 +4,9 @@ With the client that waits for each answer: nothing here is asked at once, and i
 """
 
 import json
-from collections.abc import Mapping
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import urllib3
@@ -16,6 +18,7 @@ from conveyor_operator.kinds import Kind
 
 _TIMEOUT_SECONDS: Final = 30
 _NO_QUERY: Final[Mapping[str, str]] = {}
+_WRITER: Final[Mapping[str, str]] = {"fieldManager": "kubectl-conveyor"}
 # What the client raises for a file that is no kubeconfig.
 _UNREADABLE: Final = (config.ConfigException, OSError, ValueError, TypeError, yaml.YAMLError)
 
@@ -36,7 +39,7 @@ class Cluster:
             contexts, current = config.list_kube_config_contexts(kubeconfig)
             self._client = config.new_client_from_config(kubeconfig, context, persist_config=False)
         except _UNREADABLE as error:
-            raise Unanswered(f"no cluster to ask: {' '.join(str(error).split())}") from error
+            raise Unanswered(f"cannot load a kubeconfig: {' '.join(str(error).split())}") from error
         chosen = next((each for each in contexts if each["name"] == context), current)
         self.namespace = str(chosen["context"].get("namespace") or "default")
 
@@ -62,6 +65,51 @@ class Cluster:
             raise Refused(status, _find_message(content) or f"HTTP status {status}")
         return _parse(content)
 
+    def create(self, path: str, body: Object) -> Object:
+        """The object as the API server has it. Raises Refused or Unanswered, as those below."""
+        return self._ask("POST", path, body=body)
+
+    def replace(self, path: str, body: Object) -> Object:
+        """In the version that `body` has, else Refused with status 409."""
+        return self._ask("PUT", path, _WRITER, body)
+
+    def delete(self, path: str) -> None:
+        """Delete the object. Do nothing if it does not exist."""
+        with suppress_not_found():
+            self._ask("DELETE", path)
+
+    def find_service_url(self, namespace: str, service: str, port: int) -> str:
+        """The API server's proxy to a Service, for HTTP clients with `build_tls` and `build_headers`.
+
+        It passes server-sent events on as they come, and needs no way from here to the pods.
+        """
+        path = f"/api/v1/namespaces/{namespace}/services/{service}:{port}/proxy"
+        return str(self._client.configuration.host).rstrip("/") + path
+
+    def build_tls(self) -> ssl.SSLContext:
+        """The API server's authority and the user's certificate."""
+        configuration = self._client.configuration
+        data = configuration.ca_cert_data
+        context = ssl.create_default_context(
+            cafile=configuration.ssl_ca_cert, cadata=data.decode() if isinstance(data, bytes) else data
+        )
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, configuration.key_file)
+        if not configuration.verify_ssl:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
+    def build_headers(self) -> dict[str, str]:
+        """The user's token, renewed if it is about to end; empty for a user with a certificate."""
+        token = self._client.configuration.auth_settings().get("BearerToken")
+        return {} if token is None else {"Authorization": str(token["value"])}
+
+    @property
+    def proxy(self) -> str | None:
+        """The HTTP proxy on the way to the API server."""
+        proxy: str | None = self._client.configuration.proxy
+        return proxy
+
     def may(self, verb: str, kind: Kind, namespace: str) -> bool:
         """Whether the user may do so, as the API server says. Such a question leaves nothing behind."""
         attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
@@ -75,12 +123,19 @@ class Cluster:
         return bool(answer["status"]["allowed"])
 
     def find(self, path: str) -> Object | None:
-        """As `get`; None where there is none."""
-        try:
+        """Like `get`, but return None if the object does not exist."""
+        with suppress_not_found():
             return self.get(path)
-        except Refused as error:
-            if error.status == 404:
-                return None
+        return None
+
+
+@contextmanager
+def suppress_not_found() -> Iterator[None]:
+    """Suppress `Refused` errors with status 404."""
+    try:
+        yield
+    except Refused as error:
+        if error.status != 404:
             raise
 
 
@@ -88,12 +143,12 @@ def _parse(content: bytes) -> Object:
     try:
         parsed: Object = json.loads(content)
     except ValueError as error:
-        raise Unanswered(f"the API server's answer is no JSON: {content[:100]!r}") from error
+        raise Unanswered(f"the API server's response is not JSON: {content[:100]!r}") from error
     return parsed
 
 
 def _find_message(content: bytes) -> str:
-    """Of a Status object; empty for other words."""
+    """Return the message of a Status object, or an empty string for other content."""
     try:
         return str(json.loads(content)["message"])
     except (ValueError, LookupError, TypeError):

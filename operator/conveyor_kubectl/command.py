@@ -15,42 +15,68 @@ from conveyor_api.text import make_printable
 from conveyor_insight.explaining import explain
 from conveyor_insight.facts import Unanswered, read_facts
 from conveyor_insight.replaying import build_rules, read_moments, replay
+from conveyor_kubectl import advising, tuning
 from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.prerequisites import Verdict, check
 from conveyor_kubectl.simulating import DESCRIPTION, EPILOG, add_flags, simulate
 from conveyor_kubectl.words import build_findings, build_json, build_replay, build_text
 
-_EXPLAIN = """Say how an InferenceService scales at this moment: each metric with its value, its target and the replicas
-that it asks for, which one wins, and what becomes of it, by the arithmetic of the HorizontalPodAutoscaler's controller.
-Where that depends on what the controller remembers of former looks, its own word counts."""
+_EXPLAIN = """Show why an InferenceService has its number of replicas: the value and target of each metric, the replicas
+that it calls for, and what the HorizontalPodAutoscaler decides. The command repeats the arithmetic of the
+HorizontalPodAutoscaler's controller. Where a decision depends on the controller's history, the command shows what the
+controller reports."""
 
-_CHECK = """Say what the cluster has of what Conveyor needs, before it is installed. Nothing is written. It ends with 1
-where something is missing."""
+_CHECK = """Check whether a cluster has what Conveyor needs, before you install it. The command creates nothing. The
+exit code is 1 if something is missing."""
 
 
-_REPLAY = """Print what the HorizontalPodAutoscaler would have made of recorded moments: documents that explain -o json
-printed, one after the other. No cluster is asked. What was in flight stays as it was recorded."""
+_REPLAY = """Compute what the HorizontalPodAutoscaler would have decided at recorded moments, with the recorded spec or
+another one. FILE contains documents that `explain -o json` printed, one after the other. The command contacts no
+cluster. The requests in flight stay as recorded."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kubectl conveyor", description=__doc__, allow_abbrev=False)
-    parser.description = "Questions to a cluster about Conveyor."
+    parser.description = (
+        "Explain, simulate and tune how Conveyor scales and batches. Check a cluster before installing."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    explaining = commands.add_parser("explain", help="why a service has the replicas that it has", description=_EXPLAIN)
-    explaining.add_argument("name", metavar="NAME", help="an InferenceService")
-    explaining.add_argument("-n", "--namespace", help="its namespace; default: that of the context")
-    explaining.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: %(default)s")
-    checking = commands.add_parser("check", help="whether a cluster has what Conveyor needs", description=_CHECK)
-    for command in (explaining, checking):
-        command.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, else ~/.kube/config")
-        command.add_argument("--context", metavar="NAME", help="of the kubeconfig; default: its current one")
-    replaying = commands.add_parser("replay", help="what another spec would have done", description=_REPLAY)
-    replaying.add_argument("samples", metavar="FILE", type=Path, help="what explain -o json printed, again and again")
+    explaining = commands.add_parser(
+        "explain", help="show why a service has its number of replicas", description=_EXPLAIN
+    )
+    explaining.add_argument(
+        "-o", "--output", choices=["text", "json"], default="text", help="format (default: %(default)s)"
+    )
+    tuned = commands.add_parser(
+        "tune",
+        help="measure batch limits, windows and step budgets",
+        description=tuning.DESCRIPTION,
+        epilog=tuning.EPILOG,
+    )
+    advised = commands.add_parser(
+        "advise", help="recommend a batching mode and a batch limit", description=advising.DESCRIPTION
+    )
+    advising.add_arguments(advised)
+    for command in (explaining, tuned, advised):
+        command.add_argument("name", metavar="NAME", help="name of the InferenceService")
+        command.add_argument("-n", "--namespace", help="namespace of the service (default: the context's)")
+    tuning.add_arguments(tuned)
+    checking = commands.add_parser("check", help="check whether a cluster has what Conveyor needs", description=_CHECK)
+    for command in (explaining, checking, tuned, advised):
+        command.add_argument(
+            "--kubeconfig", metavar="FILE", help="kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"
+        )
+        command.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: current)")
+    replaying = commands.add_parser("replay", help="compute what another spec would have decided", description=_REPLAY)
+    replaying.add_argument("samples", metavar="FILE", type=Path, help="documents of `explain -o json`")
     replaying.add_argument(
-        "--service", metavar="FILE", type=Path, help="an InferenceService to scale by; default: as it was then"
+        "--service",
+        metavar="FILE",
+        type=Path,
+        help="InferenceService with another autoscaling (default: the recorded one)",
     )
     simulating = commands.add_parser(
-        "simulate", help="what the autoscaler would do under a load", description=DESCRIPTION, epilog=EPILOG
+        "simulate", help="simulate the autoscaler under a load", description=DESCRIPTION, epilog=EPILOG
     )
     add_flags(simulating)
     return parser
@@ -73,9 +99,9 @@ def _replay(flags: argparse.Namespace) -> int:
         other = None if flags.service is None else build_rules(_read_service(flags.service))
         looks = list(replay(read_moments(flags.samples.read_text(encoding="utf-8")), other))
     except (OSError, ValueError, InvalidResource, yaml.YAMLError) as error:
-        raise Unanswered(f"no replay: {error}") from error
+        raise Unanswered(f"cannot replay: {error}") from error
     if not looks:
-        raise Unanswered(f"no replay: {flags.samples} has no moment with an autoscaler")
+        raise Unanswered(f"cannot replay: no document of {flags.samples} has an autoscaler")
     _print(build_replay(looks))
     return 0
 
@@ -98,7 +124,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags.command == "replay":
             return _replay(flags)
         cluster = Cluster(flags.kubeconfig, flags.context)
-        return _check(cluster) if flags.command == "check" else _explain(cluster, flags)
+        match flags.command:
+            case "check":
+                return _check(cluster)
+            case "tune":
+                return tuning.tune(cluster, flags, _print)
+            case "advise":
+                return advising.tell(cluster, flags, _print)
+            case _:
+                return _explain(cluster, flags)
     except Unanswered as error:
         _print(f"kubectl conveyor: {error}", sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""What a cluster has of what Conveyor needs, before it is installed. Used by `command`.
+"""Checks that a cluster has what Conveyor needs, before the installation. Used by `command`.
 
 Each question is one function: what is asked about, whether it will do, and a sentence. Nothing is written.
 """
@@ -62,26 +62,26 @@ def check(cluster: Cluster) -> Iterator[Finding]:
         try:
             yield Finding(subject, *question(cluster))
         except Refused as error:
-            yield Finding(subject, Verdict.LOOK, f"not known: {error}")
+            yield Finding(subject, Verdict.LOOK, f"cannot be read: {error}")
 
 
 def _check_version(cluster: Cluster) -> Answer:
     version = str(cluster.get("/version")["gitVersion"])
     found = re.match(r"v(\d+)\.(\d+)", version)
     if found is None:
-        return Verdict.LOOK, f"not known: it calls itself {version}"
+        return Verdict.LOOK, f"the version {version} cannot be parsed"
     oldest = ".".join(map(str, OLDEST_KUBERNETES))
     if (int(found[1]), int(found[2])) < OLDEST_KUBERNETES:
-        return Verdict.MISSING, f"{version} is older than {oldest}"
+        return Verdict.MISSING, f"{version} is too old; {oldest} or newer is needed"
     return Verdict.GOOD, f"{version}; {oldest} or newer is needed"
 
 
 def _check_rights(cluster: Cluster) -> Answer:
-    """What the chart makes beside what every Helm release makes."""
+    """Check the right to create the objects that a Helm release does not usually contain."""
     needed = (_CRD, CLUSTER_ROLE, _BINDING, DEPLOYMENT)
     refused = [kind.plural for kind in needed if not cluster.may("create", kind, names.SYSTEM_NAMESPACE)]
     if refused:
-        return Verdict.MISSING, f"you may not create {', '.join(refused)}; whoever installs must"
+        return Verdict.MISSING, f"you may not create {', '.join(refused)}; install with an account that may"
     return Verdict.GOOD, f"you may create {', '.join(kind.plural for kind in needed)}"
 
 
@@ -92,7 +92,10 @@ def _check_gpus(cluster: Cluster) -> Answer:
     counts = {name: sum(_count(amounts, name) for amounts in allocatable) for name in sorted(found)}
     told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     if not told:
-        return Verdict.LOOK, f"none of {len(nodes)} nodes offers {names.GPU_VENDOR}*: is there a device plugin?"
+        return (
+            Verdict.LOOK,
+            f"none of {len(nodes)} nodes offers {names.GPU_VENDOR}*; GPUs need their vendor's device plugin",
+        )
     holders = sum(any(_count(amounts, name) for name in counts) for amounts in allocatable)
     return Verdict.GOOD, f"{told} on {holders} of {len(nodes)} nodes"
 
@@ -110,9 +113,9 @@ def _check_metrics_api(cluster: Cluster) -> Answer:
     if others:
         return (
             Verdict.LOOK,
-            f"it belongs to {others[0]}, which is not displaced: services need provider: KEDA or External",
+            f"{others[0]} serves it, and Conveyor does not replace it; set autoscaling.provider: KEDA or External",
         )
-    return Verdict.GOOD, "Conveyor serves it" if owners else "nobody has it"
+    return Verdict.GOOD, "Conveyor serves it" if owners else "not registered yet; Conveyor registers it"
 
 
 def _owner(body: Object) -> str:
@@ -122,8 +125,8 @@ def _owner(body: Object) -> str:
 
 def _check_keda(cluster: Cluster) -> Answer:
     if cluster.find(f"/apis/{SCALED_OBJECT.api_version}") is None:
-        return Verdict.GOOD, "not there; services with provider: KEDA need it"
-    return Verdict.GOOD, "there, for services with provider: KEDA"
+        return Verdict.GOOD, "not installed; only services with autoscaling.provider: KEDA need it"
+    return Verdict.GOOD, "installed; services with autoscaling.provider: KEDA can use it"
 
 
 def _check_storage(cluster: Cluster) -> Answer:
@@ -131,7 +134,7 @@ def _check_storage(cluster: Cluster) -> Answer:
     default = [one["metadata"]["name"] for one in classes if _is_default(one)]
     if default:
         return Verdict.GOOD, f"{default[0]} is the default"
-    return Verdict.LOOK, "no default: model.cache with strategy PVC has to name a storageClassName"
+    return Verdict.LOOK, "no default; services with model.cache.strategy: PVC must set model.cache.storageClassName"
 
 
 def _is_default(storage_class: Object) -> bool:
@@ -141,9 +144,9 @@ def _is_default(storage_class: Object) -> bool:
 def _check_crd(cluster: Cluster) -> Answer:
     body = cluster.find(_CRD.path(None, names.CRD_NAME))
     if body is None:
-        return Verdict.GOOD, "not there yet: the chart brings it"
+        return Verdict.GOOD, "not installed yet; the chart installs it"
     if [version["schema"] for version in body["spec"]["versions"]] == [
         version["schema"] for version in build_crd()["spec"]["versions"]
     ]:
-        return Verdict.GOOD, "that of this release"
-    return Verdict.LOOK, "another release's: the chart replaces it, and fields that it does not have are lost"
+        return Verdict.GOOD, "the same as in this release"
+    return Verdict.LOOK, "from another release; the chart replaces it, and fields that the new CRD lacks are lost"

@@ -21,12 +21,13 @@ from conveyor_insight.simulate.traces import Trace, burst, diurnal, ramp, read_c
 from conveyor_process.kinds import number, seconds, whole_number
 from conveyor_process.settings import Kind
 
-DESCRIPTION = """Simulate what the autoscaler makes of a load: the HorizontalPodAutoscaler's own arithmetic, with the
-targets and the behavior that the operator gives it, over gateways that queue and engines that take time to start.
-Without --trace or --csv it runs the scenarios by which Conveyor's defaults are chosen. Each figure is the worst of the
+DESCRIPTION = """Simulate the autoscaler under a load. The simulation uses the HorizontalPodAutoscaler's arithmetic, the
+targets and the behavior that the operator sets, gateways with queues, and engines that take time to start. Without
+--trace or --csv it runs the scenarios from which Conveyor's defaults were chosen. Each figure is the worst of the
 seeds."""
-EPILOG = """A load is counted in busy replicas: 1 keeps the batch of one engine full. Requests run for times drawn
-from an exponential distribution, however full the batch is; only modes None and Continuous are simulated."""
+EPILOG = """The unit of load is busy replicas: a load of 1 keeps the batch of one engine full. The running time of a
+request is drawn from an exponential distribution and does not depend on how full the batch is. Only the modes None and
+Continuous are simulated."""
 _LOAD = number(0.001, 1000)
 _TRACES = ("steady", "step", "ramp", "burst", "diurnal")
 
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 
 def _read(kind: Kind[T]) -> Callable[[str], T]:
-    """What argparse reads a flag's text with."""
+    """Return the function with which argparse parses a flag of this kind."""
 
     def parse(text: str) -> T:
         try:
@@ -48,14 +49,17 @@ def _read(kind: Kind[T]) -> Callable[[str], T]:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--service", type=Path, metavar="FILE", help="an InferenceService; default: all defaults, 40 replicas at most"
+        "--service",
+        type=Path,
+        metavar="FILE",
+        help="InferenceService to simulate (default: default fields, at most 40 replicas)",
     )
     parser.add_argument(
         "--scenario",
         action="append",
         metavar="NAME",
         choices=[case.name for case in build_scenarios()],
-        help="only this one, several times for several: %(choices)s",
+        help="run only this scenario; may be repeated: %(choices)s",
     )
     load = parser.add_argument_group("a load of your own")
     load.add_argument("--trace", choices=_TRACES, help="shape of the load")
@@ -63,31 +67,38 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--csv",
         type=Path,
         metavar="FILE",
-        help="arrivals: column `at` in seconds, and `seconds` if it is known how long each ran",
+        help="arrivals: a column `at` in seconds, and optionally `seconds`, how long each request ran",
     )
     load.add_argument(
-        "--low", type=_read(_LOAD), default=0.7, help="load before, or at the least (default %(default)s)"
+        "--low", type=_read(_LOAD), default=0.7, help="load before the change, or lowest load (default %(default)s)"
     )
-    load.add_argument("--high", type=_read(_LOAD), default=3, help="load after, or at the most (default %(default)s)")
-    load.add_argument("--at", type=_read(seconds()), default=1800, help="second of the change (default %(default)g)")
+    load.add_argument(
+        "--high", type=_read(_LOAD), default=3, help="load after the change, or highest load (default %(default)s)"
+    )
+    load.add_argument(
+        "--at", type=_read(seconds()), default=1800, help="second at which the load changes (default %(default)g)"
+    )
     load.add_argument(
         "--length",
         type=_read(seconds(least=1)),
         default=600,
-        help="seconds of ramp, burst or period (default %(default)g)",
+        help="length of the ramp, burst or period, in seconds (default %(default)g)",
     )
     load.add_argument(
-        "--seconds", type=_read(seconds(least=15)), default=5400, help="length of it all (default %(default)g)"
+        "--seconds", type=_read(seconds(least=15)), default=5400, help="length of the simulation (default %(default)g)"
     )
-    pods = parser.add_argument_group("its pods (not those of the scenarios)")
+    pods = parser.add_argument_group("pods under a load of your own")
     pods.add_argument(
-        "--start-seconds", type=_read(seconds()), default=120, help="until a new pod is ready (default %(default)g)"
+        "--start-seconds",
+        type=_read(seconds()),
+        default=120,
+        help="time until a new pod is ready (default %(default)g)",
     )
     pods.add_argument(
         "--request-seconds",
         type=_read(seconds(least=0.001)),
         default=20,
-        help="mean time that a request runs (default %(default)g)",
+        help="mean running time of a request (default %(default)g)",
     )
     pods.add_argument(
         "--carries",
@@ -98,14 +109,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--gateways", type=_read(whole_number(1, 1000)), default=2, help="number of gateways (default %(default)s)"
     )
     parser.add_argument(
-        "--seeds", type=_read(whole_number(1, 1000)), default=3, help="number of runs of each (default %(default)s)"
+        "--seeds",
+        type=_read(whole_number(1, 1000)),
+        default=3,
+        help="number of runs of each load (default %(default)s)",
     )
     signal = parser.add_argument_group("a signal that Conveyor does not have")
     signal.add_argument(
-        "--depth-age-seconds", type=_read(seconds()), default=0, help="queue depth counts what has waited so long"
+        "--depth-age-seconds",
+        type=_read(seconds()),
+        default=0,
+        help="queue depth counts only requests that have waited this long (default %(default)g)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON with every look, not the table")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write an SVG of the last one, with the first seed")
+    parser.add_argument("--json", action="store_true", help="print JSON with every decision instead of the table")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the last load, with the first seed, as an SVG")
 
 
 def read_service(path: Path) -> InferenceServiceSpec:
@@ -116,9 +133,9 @@ def read_service(path: Path) -> InferenceServiceSpec:
         raise ValueError(f"{path}: {error}") from None
     spec = service.spec.model_copy(update={"batching": service.batching})
     if spec.autoscaling is None:
-        raise ValueError(f"{path}: it has no autoscaling, so its replicas never change")
+        raise ValueError(f"{path}: spec.autoscaling is not set, so the replicas never change")
     if spec.autoscaling.is_external:
-        raise ValueError(f"{path}: its autoscaler is not Conveyor's")
+        raise ValueError(f"{path}: autoscaling.provider is External, so the autoscaler is not known")
     if spec.batching.window_seconds:
         raise ValueError(f"{path}: only the modes None and Continuous are simulated, not {spec.batching.mode}")
     return spec
@@ -144,7 +161,7 @@ def build_trace(flags: argparse.Namespace) -> Trace:
 
 
 def build_cases(flags: argparse.Namespace) -> list[Case]:
-    """What is asked for. Raises ValueError, OSError for files."""
+    """Build the loads to simulate from the flags. Raises ValueError, and OSError for files."""
     spec = PLAIN if flags.service is None else read_service(flags.service)
     if flags.trace is None and flags.csv is None:
         cases = [case for case in build_scenarios(spec) if case.name in (flags.scenario or [case.name])]

@@ -1,26 +1,54 @@
-"""What was found as text for people, and an explanation as JSON for programs. Pure; used by `command`."""
+"""Findings as text for people, and an explanation as JSON for programs. Pure; used by `command`."""
 
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
 
 from conveyor_insight.explaining import Explanation, Metric
+from conveyor_insight.facts import ClassFacts, LimitFacts
 from conveyor_insight.replaying import Look
+from conveyor_insight.tables import build_table
 from conveyor_kubectl.prerequisites import Finding
+from conveyor_protocol.limit_reasons import MEANINGS, LimitReason
 
-_HEAD: Final = ("METRIC", "VALUE", "TARGET", "RATIO", "TOLERANCE", "ASKS FOR")
+_CLASS_HEAD: Final = ("CLASS", "LEVEL", "QUEUED", "LONGEST WAIT")
+_HEAD: Final = ("METRIC", "VALUE", "TARGET", "RATIO", "TOLERANCE", "REPLICAS")
 
 
 def build_text(found: Explanation) -> str:
     """The replicas, a table of the metrics, and the sentences."""
-    count = f"{found.asked} replicas asked for, {found.existing} there, {found.ready} ready"
+    count = f"{found.asked} replicas desired, {found.existing} current, {found.ready} ready"
     bounds = "" if found.bounds is None else f"; between {found.bounds[0]} and {found.bounds[1]}"
     parts = [f"InferenceService {found.namespace}/{found.name}: {count}{bounds}"]
     if found.metrics:
-        parts.append(_build_table([_HEAD, *map(_build_row, found.metrics)]))
+        parts.append(build_table([_HEAD, *map(_build_row, found.metrics)]))
+    if found.classes:
+        parts.append(build_table([_CLASS_HEAD, *map(_build_class_row, found.classes)]))
+    if found.limits is not None:
+        parts.append(_build_limits(found.limits, found.batch_size))
     problems = [f"{metric.name}: {metric.problem}" for metric in found.metrics if metric.problem]
+    unread = (value for each in found.classes for value in (each.queued, each.wait_seconds) if isinstance(value, str))
+    problems += [f"classes: {problem}" for problem in dict.fromkeys(unread)]
     parts.append("\n".join([f"{found.desired} replicas ({found.reason}). {found.sentences[0]}", *found.sentences[1:]]))
     return "\n\n".join([*parts, *(["\n".join(problems)] if problems else [])])
+
+
+def _build_limits(limits: LimitFacts, batch_size: int) -> str:
+    """What the engines run together by their objectives, and a line for each reason."""
+    if isinstance(limits.running, str):
+        return f"objectives: {limits.running}"
+    if not limits.engines:
+        return f"objectives: no engine with requests reports its limit; an engine runs up to {batch_size} requests"
+    rows = [
+        (f"{count} engine{'s' * (count != 1)}", reason, MEANINGS[LimitReason(reason)])
+        for reason, count in limits.engines.items()
+    ]
+    return f"objectives: an engine runs {limits.running} of {batch_size} requests together\n{build_table(rows)}"
+
+
+def _build_class_row(each: ClassFacts) -> tuple[str, ...]:
+    wait = "unknown" if isinstance(each.wait_seconds, str) else f"{each.wait_seconds} s" if each.queued else ""
+    return each.name, str(each.level), "unknown" if isinstance(each.queued, str) else str(each.queued), wait
 
 
 def _build_row(metric: Metric) -> tuple[str, ...]:
@@ -32,14 +60,14 @@ def _build_row(metric: Metric) -> tuple[str, ...]:
 
 def build_findings(findings: Sequence[Finding]) -> str:
     """One line each."""
-    return _build_table([(each.verdict, each.subject, each.sentence) for each in findings])
+    return build_table([(each.verdict, each.subject, each.sentence) for each in findings])
 
 
 def build_replay(looks: Sequence[Look]) -> str:
     """A line for each look, and what both numbers came to."""
     metrics = sorted({name for look in looks for name in look.moment.values})
     head = ("AT", *metrics, "RECORDED", "REPLAYED")
-    return "\n\n".join([_build_table([head, *(_build_look(look, metrics) for look in looks)]), _sum_up(looks)])
+    return "\n\n".join([build_table([head, *(_build_look(look, metrics) for look in looks)]), _sum_up(looks)])
 
 
 def _build_look(look: Look, metrics: Sequence[str]) -> tuple[str, ...]:
@@ -58,12 +86,6 @@ def _sum_up(looks: Sequence[Look]) -> str:
     return "; ".join(told)
 
 
-def _build_table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def _number(value: Decimal) -> str:
     return format(value.normalize(), "f")
 
@@ -79,10 +101,29 @@ def build_json(found: Explanation) -> dict[str, Any]:
         "bounds": bounds,
         "idleTimeoutSeconds": found.idle_timeout_seconds,
         "metrics": [_build_metric(metric) for metric in found.metrics],
+        "classes": [_build_class(each) for each in found.classes],
+        "objectives": found.limits and _build_limits_json(found.limits, found.batch_size),
         "desiredReplicas": found.desired,
         "reason": found.reason,
         "sentences": list(found.sentences),
         "autoscaler": found.autoscaler,
+    }
+
+
+def _build_class(each: ClassFacts) -> dict[str, Any]:
+    values = {"waiting": each.queued, "waitSeconds": each.wait_seconds}
+    told = {key: None if isinstance(value, str) else value for key, value in values.items()}
+    problem = next((value for value in values.values() if isinstance(value, str)), None)
+    return {"name": each.name, "level": each.level, **told, "problem": problem}
+
+
+def _build_limits_json(limits: LimitFacts, batch_size: int) -> dict[str, Any]:
+    is_read = not isinstance(limits.running, str)
+    return {
+        "running": limits.running if is_read else None,
+        "maxBatchSize": batch_size,
+        "engines": dict(limits.engines),
+        "problem": None if is_read else limits.running,
     }
 
 

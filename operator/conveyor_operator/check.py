@@ -27,9 +27,14 @@ _PAUSE_SECONDS = 2.0
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conveyor_operator check", allow_abbrev=False, description=__doc__)
     parser.add_argument("--gateway-url", required=True, help="base URL of the gateway")
-    parser.add_argument("--metrics-api", choices=["true", "false"], default="true", help="whether it is installed")
-    parser.add_argument("--timeout-seconds", type=float, default=90, help="how long all of it may take to come up")
-    parser.add_argument("--kubeconfig", default="", help="kubeconfig file, as of the operator")
+    parser.add_argument(
+        "--metrics-api",
+        choices=["true", "false"],
+        default="true",
+        help="whether the release includes the metrics server",
+    )
+    parser.add_argument("--timeout-seconds", type=float, default=90, help="how long to wait until everything answers")
+    parser.add_argument("--kubeconfig", default="", help="kubeconfig file (default: as for the operator)")
     return parser
 
 
@@ -56,23 +61,24 @@ async def _run(given: argparse.Namespace) -> int:
 def _tell_metrics(given: argparse.Namespace) -> str:
     if given.metrics_api == "true":
         return f"{names.METRICS_GROUP} has the metrics of InferenceServices"
-    return f"{names.METRICS_GROUP} is left to others"
+    return f"{names.METRICS_GROUP} is not checked (metrics.enabled is false)"
 
 
 async def _look(cluster: Cluster, given: argparse.Namespace) -> AsyncIterator[str]:
-    """What is not as it should be, each with what to do."""
+    """Yield each problem, with what to do about it."""
     try:
         for kind in (_CRD, SERVED_NAME):
             if not await cluster.is_served(kind):
                 crd = f"{kind.plural}.{kind.group}"
-                yield f"the CRD {crd} is not installed: set crds.create, or apply it by hand"
+                yield f"the CRD {crd} is not installed: set crds.create=true, or apply the CRD by hand"
         if given.metrics_api == "true" and not await cluster.is_served(_METRIC):
             yield (
-                f"{_API_SERVICE} is not there or another adapter's, so nothing is autoscaled: `kubectl get apiservice "
-                f"{_API_SERVICE}` tells whose it is, the operator's log why; metrics.enabled=false leaves it to others"
+                f"APIService {_API_SERVICE} does not exist or belongs to another adapter, so nothing autoscales. "
+                f"`kubectl get apiservice {_API_SERVICE}` shows its owner, and the operator's log says why. "
+                "To leave the API to another adapter, set metrics.enabled=false"
             )
     except ApiError as error:
-        yield f"the API server, or a server behind it: {error.status} {error.message}"
+        yield f"the API server, or an aggregated API behind it, responds {error.status}: {error.message}"
     if fault := await _ask_gateway(given.gateway_url):
         yield f"the gateway at {given.gateway_url}: {fault}"
 

@@ -1,8 +1,8 @@
-"""The only calls to the Kubernetes API beside watches.
+"""All calls to the Kubernetes API except watches.
 
-Used by `loop`, `metrics_api` and `process`; the two places that watch take the connection from here. Objects are plain
-dictionaries in and out; every failure of a call becomes one of `errors`. Uses `kubernetes.aio`'s dynamic client with
-fixed paths: all kinds are known, so there is no discovery and no discovery cache. Must not decide anything.
+Used by `loop`, `metrics_api` and `process`; the two modules that watch use this module's connection. Objects are plain
+dictionaries; every failed call raises one of `errors`. Uses `kubernetes.aio`'s dynamic client with fixed paths: all
+kinds are known, so it needs no discovery. Must not decide anything.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class Cluster:
         return await self._call("patch", kind, path, patch, _MERGE_PATCH, [("fieldManager", manager)])
 
     async def replace_status(self, kind: Kind, body: Object, status: Object) -> None:
-        """Of the resource `body`; Refused if another one has come under its name.
+        """Replace the status of the resource `body`. Raises Refused if a new object has taken its name.
 
         A JSON patch, because server-side apply costs the API server five times as much on an object with many labels.
         """
@@ -96,9 +96,9 @@ class Cluster:
         return await self._call("post", kind, kind.path(body["metadata"]["namespace"]), body, _JSON)
 
     async def delete(self, kind: Kind, namespace: str | None, name: str, uid: str, version: str | None = None) -> None:
-        """Delete exactly the object with that uid; one that is gone or replaced is left alone.
+        """Delete exactly the object with this uid. Do nothing if it is gone or was replaced.
 
-        With `version`, one that was changed since is left alone as well, and a Conflict.
+        With `version`, raise Conflict if the object has changed since.
         """
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"preconditions": preconditions, "propagationPolicy": "Background"}
@@ -144,7 +144,7 @@ class Cluster:
 
 
 def translate(error: ApiException) -> ApiError:
-    """The client's one exception as ours; the sentence is the API server's own."""
+    """Convert the client's exception to one of `errors`, with the API server's message."""
     status, reason, message = int(error.status or 0), str(error.reason or ""), str(error.body or "")
     try:
         answer = json.loads(error.body)

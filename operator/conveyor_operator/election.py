@@ -104,7 +104,7 @@ class Election:
         return True
 
     async def _make(self) -> Object:
-        """By server-side apply, so that the right to create may be bound to the name. Without a holder."""
+        """Create the Lease without a holder. Server-side apply lets RBAC restrict creation to the Lease's name."""
         metadata = {"name": OPERATOR_LEASE, "namespace": self._namespace}
         body = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata}
         return await self._cluster.apply(LEASE, body, FIELD_MANAGER)

@@ -1,4 +1,4 @@
-"""Every error the operator raises on purpose, in one tree.
+"""The operator's exceptions, in one hierarchy.
 
     ApiError            a call to the API server failed
     ├── Refused         it will be refused again until somebody changes something: 400, 403, 422, ...

@@ -24,14 +24,14 @@ _MAX_CONNECTIONS = 256  # the kubelet's and Prometheus's
 
 
 class Health:
-    """What the probes answer with; `process` writes it, `HealthServer` reads it."""
+    """The state behind the probes. `process` writes it, `HealthServer` reads it."""
 
     def __init__(self, longest_run_seconds: Callable[[], float]) -> None:
         self._longest_run_seconds = longest_run_seconds
         self.waiting_for = "starting"
         """What keeps the operator from watching; empty once it does."""
         self.leads = True
-        """False: another operator acts, and this one stands by."""
+        """False while another operator holds the Lease and this one stands by."""
 
     def find_fault(self) -> str:
         """Why the process should be restarted; empty if it should not."""
@@ -67,7 +67,7 @@ class HealthServer:
         fault = self._health.find_fault()
         if fault:
             return web.Response(status=500, text=f"{fault}\n")
-        return web.Response(text=f"alive; waiting: {self._health.waiting_for or 'for nothing'}\n")
+        return web.Response(text=f"alive; waiting for: {self._health.waiting_for or 'nothing'}\n")
 
     async def _ready(self, request: web.Request) -> web.Response:
         if not self._health.leads:

@@ -16,7 +16,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.leader = Gauge(
             "conveyor_operator_leader",
-            "1: this operator acts. 0: it stands by, and has no other metrics.",
+            "1 on the leader; 0 on an operator that stands by, which exports no other metric.",
             registry=self.registry,
         )
         self.reconciles = Counter(
@@ -33,40 +33,40 @@ class Metrics:
         )
         self.queue_depth = Gauge(
             "conveyor_operator_queue_depth",
-            "InferenceServices that wait for a free worker.",
+            "InferenceServices waiting for a free worker.",
             registry=self.registry,
         )
         self.busy_workers = Gauge(
             "conveyor_operator_busy_workers",
-            "InferenceServices that are being reconciled now.",
+            "InferenceServices being reconciled now.",
             registry=self.registry,
         )
         self.api_calls = Counter(
             "conveyor_operator_api_calls",
-            "Calls to the API server, without watches, by verb, resource and HTTP status (0: no answer).",
+            "Calls to the API server except watches, by verb, resource and HTTP status (0: no response).",
             ["verb", "resource", "status"],
             registry=self.registry,
         )
         self.unreadable_objects = Counter(
             "conveyor_operator_unreadable_objects",
-            "Objects that a watch brought and that were skipped because they could not be read, by resource.",
+            "Objects from watches that were skipped because they could not be parsed, by resource.",
             ["resource"],
             registry=self.registry,
         )
         self.unreadable_gateways = Gauge(
             "conveyor_operator_unreadable_gateways",
-            "Gateways that did not say lately which services have to be woken.",
+            "Gateways that have not reported lately which services must start from zero.",
             registry=self.registry,
         )
         self.pod_start_seconds = Histogram(
             "conveyor_operator_pod_start_seconds",
-            "What engine pods took from their creation until they were ready, and the parts of it that are told.",
+            "Time from the creation of an engine pod until it was ready, whole and by part.",
             ["part"],
             buckets=_START_BUCKETS_SECONDS,
             registry=self.registry,
         )
         self.certificate_expiry = Gauge(
             "conveyor_operator_metrics_certificate_expiry_timestamp_seconds",
-            "When the metrics server's serving certificate ends; 0 if there is none.",
+            "When the metrics server's serving certificate expires; 0 without a certificate.",
             registry=self.registry,
         )

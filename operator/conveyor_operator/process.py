@@ -52,7 +52,7 @@ def build_resources(
     serves: Callable[[Kind], bool | None],
     tell_name: Callable[[str, str], NameAnswer],
 ) -> tuple[Resource, ...]:
-    """Every kind of resource that the operator reconciles."""
+    """Return every kind of resource that the operator reconciles."""
     return (InferenceServices(settings, metrics, metrics_api, activity, ask_warm_up, serves, tell_name),)
 
 
@@ -130,7 +130,7 @@ class Operator:
                 self.health.waiting_for = waiting_for
                 if stop.is_set():
                     return False
-        self.health.waiting_for = "the first listing"
+        self.health.waiting_for = "the first list of objects"
         return True
 
     async def _work(self, stop: asyncio.Event) -> None:

@@ -17,36 +17,40 @@ _URL = Kind("a URL", lambda text: text.rstrip("/"))
 class Settings:
     """Every setting has the flag `--field-name` and the variable CONVEYOR_OPERATOR_FIELD_NAME."""
 
-    engine_image: str = setting("conveyor/engine:dev", "engine image of services that name none", TEXT)
+    engine_image: str = setting("conveyor/engine:dev", "engine image for services without engine.image", TEXT)
     user_id: int = setting(
-        65532, "user and group of engine pods; 0: none, where the platform gives them one", whole_number(0, 2**31 - 1)
+        65532, "user and group of engine pods; 0 sets none, for platforms that assign one", whole_number(0, 2**31 - 1)
     )
     profiles: Path | None = setting(
-        None, "YAML file of what services get that name a profile; default: there are none", optional(PATH)
+        None, "YAML file of the profiles that services can name; default: no profiles", optional(PATH)
     )
     watch_namespaces: tuple[str, ...] = setting(
         (), "namespaces whose InferenceServices are served; empty for all", NAMESPACES
     )
     system_namespace: str = setting(names.SYSTEM_NAMESPACE, "namespace of gateway and metrics server", TEXT)
     cluster_domain: str = setting(names.CLUSTER_DOMAIN, "the cluster's DNS domain", TEXT)
-    gateway_url: str = setting("", "where clients reach the gateway, for status.url; empty: its Service", _URL)
+    gateway_url: str = setting("", "base URL of the gateway for clients, for status.url; empty: its Service", _URL)
     leader_elect: bool = setting(
-        False, "act only while holding the Lease conveyor-operator of system-namespace; else stand by", TRUE_OR_FALSE
+        False,
+        "reconcile only while holding the Lease conveyor-operator in system-namespace; else stand by",
+        TRUE_OR_FALSE,
     )
-    identity: str = setting("", "name in that Lease; empty: the host's, which in a pod is the pod's", TEXT)
+    identity: str = setting(
+        "", "name of this operator in the Lease; empty: the host name (in a pod, the pod's name)", TEXT
+    )
     metrics_api: bool = setting(True, "register custom.metrics.k8s.io and keep its certificate", TRUE_OR_FALSE)
-    network_policies: bool = setting(True, "let nobody but the gateways open connections to engines", TRUE_OR_FALSE)
+    network_policies: bool = setting(True, "let only the gateways open connections to engines", TRUE_OR_FALSE)
     prometheus_namespaces: tuple[str, ...] = setting(
         (), "namespaces whose pods may read the engines' /metrics as well", NAMESPACES
     )
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
-    host: str = setting("", "address to listen on; empty for every address", TEXT)
-    admin_port: int = setting(names.OPERATOR_ADMIN_PORT, "port of /livez, /readyz and /metrics; 0: any free one", PORT)
+    host: str = setting("", "address to listen on; empty: all addresses", TEXT)
+    admin_port: int = setting(names.OPERATOR_ADMIN_PORT, "port of /livez, /readyz and /metrics; 0: any free port", PORT)
     workers: int = setting(
         8, "services reconciled at once, at most half of them in one namespace", whole_number(1, 1000)
     )
-    log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
-    log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
+    log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)
+    log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)
 
     @property
     def lease_identity(self) -> str:
@@ -68,6 +72,6 @@ class Settings:
 
 PROGRAM = Program(
     "conveyor_operator",
-    "Brings InferenceServices about: Deployments, Services, autoscalers and their status.",
+    "Creates and maintains Deployments, Services and autoscalers for InferenceServices, and reports status.",
     Settings,
 )

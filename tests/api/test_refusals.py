@@ -5,7 +5,8 @@ import re
 from typing import Any
 
 import pytest
-from tests.api.bad_services import BAD_SERVICES, Bad
+from tests.api.bad_builders import Bad
+from tests.api.bad_services import BAD_SERVICES
 from tests.api.conftest import Services
 
 from conveyor_api.crd import build_schema
@@ -52,11 +53,12 @@ def _path(bad: Bad) -> str:
 
 # What may not follow on what was there: no resource is bad by itself. `test_admission` tries these.
 BAD_CHANGES = (
-    "spec.engine.maxModelLen is more than the model was made for",
+    "spec.engine.maxModelLen exceeds the context length of the model",
     "the claim of spec.model.cache was made for one pod",
-    "size of a claim that is there can only grow",
-    "storageClassName of a claim that is there cannot change",
-    "spec.kvCache.blockBudget x blockSize is less than the model's longest request",
+    "size of an existing claim can only grow",
+    "storageClassName of an existing claim cannot change",
+    "spec.kvCache.blockBudget x blockSize is less than the context length of the model",
+    "of spec.workload exceed the context length of the model",
 )
 
 

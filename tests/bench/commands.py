@@ -1,11 +1,11 @@
-"""The commands of docs/benchmarks.md still run, on a little of everything; what they measure here says nothing."""
+"""The commands of docs/measuring.md still run, on a little of everything; what they measure here says nothing."""
 
 import re
 import subprocess
 
 from e2e.cluster.paths import REPOSITORY
 
-COMMANDS = re.findall(r"```sh\n(.*)\n```", (REPOSITORY / "docs/benchmarks.md").read_text())
+COMMANDS = re.findall(r"```sh\n(.*)\n```", (REPOSITORY / "docs/measuring.md").read_text())
 
 
 def run(program: str, sizes: str) -> str:

@@ -1,4 +1,4 @@
-"""`python -m conveyor_bench` of docs/benchmarks.md: the list of measurements, and each one's own help."""
+"""`python -m conveyor_bench` of docs/measuring.md: the list of measurements, and each one's own help."""
 
 import pytest
 

@@ -74,7 +74,7 @@ def test_it_says_what_answers_and_what_does_not(release: Release, tmp_path: Path
     assert code == 1
     assert len(re.findall(r"^FAILED: ", text, re.MULTILINE)) == 4
     assert f"the CRD {CRD_NAME} is not installed" in text
-    assert "whose it is" in text
+    assert "shows its owner" in text
     assert f"the gateway at http://127.0.0.1:{asked.port}: ClientConnectorError" in text
     reachable = make_reachable_chart(tmp_path)
     release.upgrade(chart=reachable.chart)
@@ -91,7 +91,7 @@ def test_it_says_what_answers_and_what_does_not(release: Release, tmp_path: Path
             )
         code, text = asked.answer(0)
         assert code == 1
-        assert "FAILED: the API server, or a server behind it: 503" in text
+        assert "FAILED: the API server, or an aggregated API behind it, responds 503" in text
         assert asked.answer(0, "--metrics-api=false")[0] == 0
         take_over(release, "v1beta2")
         code, text = asked.answer(0)

@@ -74,7 +74,7 @@ def test_a_definition_that_was_applied_by_hand_is_taken_over_when_told_so(releas
 def test_services_are_looked_at_saved_deleted_and_brought_back(release: Release, tmp_path: Path) -> None:
     release.upgrade()
     wait_until("the kind's name and fields", lambda: "maxBatchSize" in explain(release), 30, lambda: None)
-    release.shell("kubectl apply -f e2e/manifests/qwen.yaml")
+    release.shell("kubectl apply -f examples/qwen.yaml")
     assert "Max Batch Size" in release.shell("kubectl describe infsvc qwen")
     release.shell("kubectl get infsvc,servednames -A -o yaml > conveyor.yaml", tmp_path)
     release.shell("kubectl delete infsvc -A --all")

@@ -14,7 +14,6 @@ from tests.gateway.process import GatewayProcess
 from conveyor_api.names import API_VERSION, KIND, PLURAL
 from conveyor_kube.gateways import Gateway
 from conveyor_kube.watch import WatchState
-from conveyor_metrics.demand import DemandSum
 from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import GatewaySource
 from e2e.cluster.api import Api
@@ -61,13 +60,13 @@ async def test_waiting_requests_of_all_gateways_are_summed_also_while_one_drains
     gateways: list[GatewayProcess], source: GatewaySource, namespace: str
 ) -> None:
     service = f"{namespace}/qwen"
-    assert await source.read_demand(service) == DemandSum(in_flight=0, queue_depth=0)
+    assert await read_counts(source, service) == (0, 0)
     async with aiohttp.ClientSession() as session:
         asked = [asyncio.create_task(ask(session, gateway, namespace)) for gateway in (*gateways, gateways[0])]
-        await eventually(DemandSum(in_flight=3, queue_depth=3), lambda: source.read_demand(service))
+        await eventually((3, 3), lambda: read_counts(source, service))
         gateways[0].terminate()
         await eventually("draining", lambda: read_state(gateways[0]))
-        assert await source.read_demand(service) == DemandSum(in_flight=3, queue_depth=3)
+        assert await read_counts(source, service) == (3, 3)
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
@@ -80,7 +79,7 @@ async def test_a_gateway_is_asked_for_one_service_and_says_nothing_of_the_others
     other = {"metadata": {"name": "other"}, "spec": {"model": {"uri": "pvc://models/tiny"}}}
     services = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
     api.create(services, {"apiVersion": API_VERSION, "kind": KIND, **other})
-    await eventually(DemandSum(in_flight=0, queue_depth=0), lambda: read_if_known(source, f"{namespace}/other"))
+    await eventually((0, 0), lambda: read_if_known(source, f"{namespace}/other"))
     _, text = await asyncio.to_thread(gateways[0].admin, f"/demand?service={namespace}/other")
     assert list(json.loads(text)["services"]) == [f"{namespace}/other"]
     with pytest.raises(NotFound):
@@ -106,15 +105,21 @@ async def test_a_gateway_that_has_never_synced_holds_nothing(
     source: GatewaySource, unsynced: GatewayProcess, namespace: str
 ) -> None:
     synced, source.gateways = source.gateways or (), (Gateway("127.0.0.1", unsynced.admin_port, serving=False),)
-    with pytest.raises(NotKnown, match="no gateway can be reached"):
+    with pytest.raises(NotKnown, match="no reachable gateway"):
         await source.read_demand(f"{namespace}/qwen")
     source.gateways += synced
     assert (await source.read_demand(f"{namespace}/qwen")).in_flight == 0
 
 
-async def read_if_known(source: GatewaySource, service: str) -> DemandSum | None:
+async def read_counts(source: GatewaySource, service: str) -> tuple[int, int]:
+    """In flight, and waiting."""
+    found = await source.read_demand(service)
+    return found.in_flight, found.queue_depth
+
+
+async def read_if_known(source: GatewaySource, service: str) -> tuple[int, int] | None:
     try:
-        return await source.read_demand(service)
+        return await read_counts(source, service)
     except NotFound:
         return None
 

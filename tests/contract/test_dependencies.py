@@ -15,7 +15,13 @@ from e2e.cluster.paths import REPOSITORY
 BELOW_ALL = ("lib/conveyor_process", "lib/conveyor_protocol")
 SHARED = ("lib",)
 PARTS = {
-    "operator": (*SHARED, "operator/conveyor_operator", "operator/conveyor_insight", "operator/conveyor_kubectl"),
+    "operator": (
+        *SHARED,
+        "operator/conveyor_operator",
+        "operator/conveyor_load",
+        "operator/conveyor_insight",
+        "operator/conveyor_kubectl",
+    ),
     "gateway": (*SHARED, "gateway/conveyor_gateway", "gateway/conveyor_metrics"),
     "engine": (*BELOW_ALL, "engine/conveyor_engine"),
 }
@@ -23,8 +29,8 @@ PARTS = {
 ASKED_FOR = {"engine": {"httptools"}}  # by the HTTP protocol of uvicorn
 BENCH = ("bench/conveyor_bench",)
 OURS = {"e2e", "tests"}
-# Of peers that `make bench` brings: with scipy beside it, every start of transformers takes longer.
-PEERS = {"sentence_transformers", "gguf", "llama_cpp", "vllm"}
+# Of peers that `make bench` and `make batchers` bring: with scipy beside it, every start of transformers takes longer.
+PEERS = {"sentence_transformers", "gguf", "llama_cpp", "vllm", "bentoml", "infinity_emb", "litserve", "pytriton", "ray"}
 # A half of another package, in the one version that goes with it.
 HALVES = {"pydantic-core": "pydantic"}
 

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import subprocess
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,10 +54,24 @@ async def test_a_metric_that_a_page_names_is_exposed() -> None:
 
 
 def test_a_decision_has_a_number_of_its_own_and_says_it() -> None:
-    pages = sorted((REPOSITORY / "docs" / "adr").glob("*.md"))
+    pages = sorted((REPOSITORY / "docs" / "adr").glob("0*.md"))
     numbers = [int(page.name[:4]) for page in pages]
     assert len(numbers) == len(set(numbers)) > 30
     assert all(page.read_text().startswith(f"# {int(page.name[:4])}. ") for page in pages)
+
+
+def test_the_index_lists_each_decision_once_with_its_title() -> None:
+    folder = REPOSITORY / "docs" / "adr"
+    listed = re.findall(r"^- \[(.+)\]\((.+)\)$", (folder / "README.md").read_text(), re.MULTILINE)
+    titles = {page.name: page.read_text().partition("\n")[0].removeprefix("# ") for page in folder.glob("0*.md")}
+    assert {name: title for title, name in listed} == titles
+    assert len(listed) == len(titles)
+
+
+def test_each_page_has_its_place_in_the_site() -> None:
+    site = tomllib.loads((REPOSITORY / "zensical.toml").read_text())
+    listed = re.findall(r"[\w./-]+\.md", str(site["project"]["nav"]))
+    assert sorted(listed) == sorted([*(page.name for page in (REPOSITORY / "docs").glob("*.md")), "adr/README.md"])
 
 
 def test_a_link_to_a_page_of_the_project_leads_somewhere() -> None:

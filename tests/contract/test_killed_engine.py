@@ -1,4 +1,6 @@
-"""An engine that is killed while it answers, behind a real gateway: no answer is lost, counted twice or comes twice."""
+"""An engine that is killed or hangs while it answers, behind a real gateway: no answer is lost, counted twice or comes
+twice.
+"""
 
 import asyncio
 import json
@@ -13,7 +15,7 @@ import aiohttp
 import pytest
 from tests.contract.serving import add_engine, serving
 from tests.engine.chat_model import write_chat_model
-from tests.engine.processes import IDLE, EngineServer
+from tests.engine.processes import IDLE, EngineServer, wait_until
 from tests.gateway.cluster import Cluster
 from tests.gateway.process import GatewayProcess
 
@@ -62,9 +64,20 @@ def counted(gateway: GatewayProcess, namespace: str) -> dict[str, float]:
     return found | {"engine_broke": gateway.metric("conveyor_gateway_dropped_requests_total", **broke)}
 
 
-@pytest.mark.parametrize("victim", ["engine process", "server"])
+def end(engine: EngineServer, how: str) -> None:
+    """Kills one of its processes; or stops one until the probe fails, and ends the server as the kubelet does."""
+    if how != "the engine process hangs":
+        os.kill(engine.engine_pid if how == "the engine process is killed" else engine.process.pid, signal.SIGKILL)
+        return
+    os.kill(engine.engine_pid, signal.SIGSTOP)
+    wait_until(lambda: engine.get("/livez").status_code == 503, "stuck", engine)
+    engine.terminate()
+    engine.wait_exit()
+
+
+@pytest.mark.parametrize("how", ["the engine process is killed", "the server is killed", "the engine process hangs"])
 async def test_every_request_of_a_killed_engine_ends_in_one_answer(
-    engines: list[EngineServer], gateway: GatewayProcess, crd: Api, namespace: str, victim: str
+    engines: list[EngineServer], gateway: GatewayProcess, crd: Api, namespace: str, how: str
 ) -> None:
     killed, other = engines
     begun = asyncio.Event()
@@ -83,7 +96,7 @@ async def test_every_request_of_a_killed_engine_ends_in_one_answer(
         asking = [asyncio.create_task(ask(http, service, number)) for number in range(NUM_REQUESTS)]
         await begun.wait()
         await add_engine(other, Cluster(crd, namespace))
-        os.kill(killed.engine_pid if victim == "engine process" else killed.process.pid, signal.SIGKILL)
+        await asyncio.to_thread(end, killed, how)
         answers = await asyncio.gather(*asking)
         demand = await asyncio.to_thread(gateway.demand, service)
         count = await asyncio.to_thread(counted, gateway, namespace)
@@ -102,5 +115,7 @@ async def test_every_request_of_a_killed_engine_ends_in_one_answer(
     seen = sum(tokens for _, tokens in answers)
     # Of a stream that broke, the tokens of its engine's last report count.
     assert 400 * ended.count("whole") <= count["generation_tokens"] <= seen
-    if victim == "server":  # nobody is left to end the streams, or to report that the engine process has died
+    if (
+        how == "the server is killed"
+    ):  # nobody is left to end the streams, or to report that the engine process has died
         assert count["engine_broke"] == len(ended) - ended.count("whole")

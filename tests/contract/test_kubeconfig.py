@@ -40,5 +40,5 @@ async def test_a_file_that_is_no_kubeconfig_is_refused_with_one_sentence(
 ) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
-    with pytest.raises(SettingsError, match=rf"^no Kubernetes to talk to: {path}: .*; set --kubeconfig$"):
+    with pytest.raises(SettingsError, match=rf"^cannot connect to Kubernetes: {path}: .*; set --kubeconfig$"):
         await find_host(str(path))

@@ -119,7 +119,7 @@ def test_a_gateway_of_the_first_release_with_claims_is_ready_when_it_knows_all_n
         serve(installation.b, f"s{number}", f"{name}-{number}")
     with pytest.raises(TimeoutError):
         installation.gateway.start(timeout_seconds=0)
-    wait_until("it waits for the names", lambda: "not claimed" in installation.gateway.admin("/readyz")[1], 30)
+    wait_until("it waits for the names", lambda: "waiting for the op" in installation.gateway.admin("/readyz")[1], 30)
     installation.start_operator()
     wait_until("it is ready", lambda: installation.gateway.admin("/readyz")[0] == 200, 60)
     owners = {installation.find_owner(f"{name}-{number}") for number in range(20)}

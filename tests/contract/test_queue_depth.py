@@ -47,6 +47,24 @@ def short_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineSer
         yield started.wait_ready()
 
 
+@pytest.fixture(scope="module")
+def steered_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    """Has an objective that any limit holds."""
+    model = write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
+    folder = tmp_path_factory.mktemp("engine")
+    limits = {"max_num_seqs": 4, "objective_inter_token_latency_seconds": 3600, "batching_mode": "continuous"}
+    with EngineServer(folder, model, IDLE, host="0.0.0.0", num_kv_blocks=8192, **limits) as started:
+        yield started.wait_ready()
+
+
+@pytest.fixture
+async def steered_service(
+    steered_engine: EngineServer, gateways: list[GatewayProcess], crd: Api, namespace: str
+) -> AsyncIterator[str]:
+    async with serving(steered_engine, gateways, crd, namespace) as service:
+        yield service
+
+
 @pytest.fixture
 async def service(engine: EngineServer, gateways: list[GatewayProcess], crd: Api, namespace: str) -> AsyncIterator[str]:
     async with serving(engine, gateways, crd, namespace) as service:
@@ -101,6 +119,18 @@ async def test_requests_take_more_places_where_the_cache_carries_half_of_the_bat
             for task in tasks:
                 task.cancel()
     await asyncio.to_thread(short_engine.wait_load, running=0, waiting=0, carried=2)
+
+
+async def test_the_limit_that_objectives_set_arrives_with_its_reason(
+    gateways: list[GatewayProcess], steered_service: str
+) -> None:
+    async with aiohttp.ClientSession() as session:
+        source, asking = make_source(session, gateways), asyncio.create_task(ask(session, gateways[0], steered_service))
+        async with asyncio.timeout(60):
+            while not (found := await source.read_demand(steered_service)).limited_engines:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert (found.running_limit, found.limited_engines) == (4, {"declared": 1})
+        asking.cancel()
 
 
 def make_source(session: aiohttp.ClientSession, gateways: list[GatewayProcess]) -> GatewaySource:

@@ -176,9 +176,9 @@ async def compare(seed: int, num_gateways: int) -> None:
         happen()
         await both.settle()
         assert [pair for pair in both.places() if pair[0] != pair[1]] == []
-        in_flight, depth = both.simulated.count_in_flight(), both.simulated.count_waiting(0, 0)
-        counted = DemandSum(in_flight=in_flight, queue_depth=depth)
-        assert both.demand() == counted
+        counted = both.demand()
+        assert counted.in_flight == both.simulated.count_in_flight()
+        assert counted.queue_depth == both.simulated.count_waiting(0, 0)
     assert len(both.addresses) > 2
     assert both.refused
     assert any(engine.was_short for engine in both.addresses)

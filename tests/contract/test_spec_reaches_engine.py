@@ -17,7 +17,7 @@ import conveyor_engine
 from conveyor_api import names
 from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_WINDOWS
 from conveyor_api.crd import build_schema
-from conveyor_api.engine import TASKS_OF_ONE_STEP, Task
+from conveyor_api.engine import TASKS_OF_ONE_STEP, ReasoningParser, Task, ToolParser
 from conveyor_api.env import FREE_ENGINE_SETTINGS
 from conveyor_api.model import (
     _BUCKET_PATTERN,
@@ -30,14 +30,18 @@ from conveyor_api.model import (
 )
 from conveyor_api.quantities import parse_duration_seconds
 from conveyor_api.resource import InferenceService
+from conveyor_engine.config import engine_config
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.config.sources import parse_config
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.fetching.uris import parse_uri
 from conveyor_engine.registry import load_about
 from conveyor_engine.scheduling import policy
+from conveyor_engine.text.parsing.formats import FORMATS, LIST
+from conveyor_engine.text.parsing.thinking import MARKS
 from conveyor_operator.inferenceservice.desired import build_owner
 from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS, build_engine_config
+from conveyor_protocol.workload import Lengths, Workload
 from e2e.cluster.paths import REPOSITORY
 
 FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
@@ -52,6 +56,8 @@ EDGES: tuple[dict[str, Any], ...] = (
     {"engine": {"maxModelLen": 2, "device": "Auto", "dtype": "Float16"}, "kvCache": {"blockBudget": 1, "blockSize": 8}},
     {"engine": {"maxModelLen": 16_777_216, "dtype": "Float32"}, "kvCache": {"memoryPercent": 1}},
     {"engine": {"dtype": "BFloat16"}, "kvCache": {"memoryPercent": 99, "blockSize": 128}},
+    {"workload": {"inputTokens": {"p50": 1, "p95": 1}, "outputTokens": {"p50": 1, "p95": 1}}},
+    {"workload": {"inputTokens": {"p50": 1, "p95": 16_777_216}, "outputTokens": {"p50": 1, "p95": 16_777_216}}},
     {"requestTimeout": "1s", "drain": {"timeout": "0s"}},
     {"requestTimeout": "24h", "drain": {"timeout": "1h"}},
 )
@@ -71,12 +77,34 @@ def test_the_engine_takes_what_the_api_accepts(mode: str, edge: dict[str, Any], 
     assert read_as_engine(build_body(**spec), tmp_path).batching_mode == mode.lower()
 
 
+@pytest.mark.parametrize("latency", ["1ms", "1h"])
+@pytest.mark.parametrize("mode", ["Continuous", "Dynamic"])
+@pytest.mark.parametrize("name", ["timeToFirstToken", "interTokenLatency", "latency"])
+def test_the_engine_takes_the_shortest_and_the_longest_objective(
+    name: str, mode: str, latency: str, tmp_path: Path
+) -> None:
+    body = build_body(batching={"mode": mode, "objectives": {name: latency}})
+    config = read_as_engine(body, tmp_path)
+    setting = {field: setting for setting, field in RESOURCE_FIELDS.items()}[f"batching.objectives.{name}"]
+    assert getattr(config, setting) == parse_duration_seconds(latency)
+
+
 @pytest.mark.parametrize("window", ["1ms", "1h"])
 @pytest.mark.parametrize("mode", ["Static", "Dynamic"])
 def test_the_engine_takes_the_shortest_and_the_longest_window(mode: str, window: str, tmp_path: Path) -> None:
     body = build_body(batching={"mode": mode, "window": window})
     expected = InferenceService.parse(body).spec.batching.window_seconds
     assert read_as_engine(body, tmp_path).batching_window_seconds == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("example", sorted((REPOSITORY / "examples").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_engine_takes_an_example_and_the_list_says_its_mode(example: Path, tmp_path: Path) -> None:
+    row = next(line for line in (REPOSITORY / "examples/README.md").read_text().splitlines() if example.name in line)
+    body = yaml.safe_load(example.read_text())
+    if body["spec"].get("runtime") == "VLLM":
+        return
+    mode = read_as_engine(body, tmp_path).batching_mode
+    assert f"| {mode.title()}" in row
 
 
 @pytest.mark.parametrize("task", get_args(Task))
@@ -100,6 +128,35 @@ def test_what_is_asked_for_arrives(tmp_path: Path) -> None:
     assert (config.max_model_len, config.num_kv_blocks, config.block_size) == (4096, 512, 32)
     assert (config.max_num_seqs, config.max_num_batched_tokens, config.max_num_queued_requests) == (16, 2048, 64)
     assert (config.request_timeout_seconds, config.drain_timeout_seconds) == (300, 60)
+    assert config.objective_time_to_first_token_seconds == 0.5
+    assert config.objective_inter_token_latency_seconds == 0.04
+    assert config.workload == Workload(Lengths(256, 1024), Lengths(128, 512))
+
+
+def test_the_documented_objectives_arrive(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs/objectives.md").read_text()
+    block = page.split("```yaml\n")[1].split("```")[0]
+    config = read_as_engine(build_body(**yaml.safe_load(block)["spec"]), tmp_path)
+    assert (config.max_num_seqs, config.objective_inter_token_latency_seconds) == (64, 0.04)
+    assert config.objective_time_to_first_token_seconds == 0.5
+
+
+def test_every_tool_parser_arrives(tmp_path: Path) -> None:
+    arrived = [
+        read_as_engine(build_body(engine={"toolParser": parser}), tmp_path).tool_parser
+        for parser in get_args(ToolParser)
+    ]
+    assert arrived == list(get_args(engine_config.ToolParser))
+    assert {*arrived} - {"auto", "none"} == FORMATS.keys() - {LIST}
+
+
+def test_every_reasoning_parser_arrives(tmp_path: Path) -> None:
+    arrived = [
+        read_as_engine(build_body(engine={"reasoningParser": parser}), tmp_path).reasoning_parser
+        for parser in get_args(ReasoningParser)
+    ]
+    assert arrived == list(get_args(engine_config.ReasoningParser))
+    assert {*arrived} - {"auto", "none"} == MARKS.keys()
 
 
 def test_each_engine_setting_is_the_specs_or_free() -> None:
@@ -109,9 +166,10 @@ def test_each_engine_setting_is_the_specs_or_free() -> None:
     written = set(yaml.safe_load(build_engine_config(OWNER, InferenceService.parse(body).spec).text))
     free = {setting.lower() for setting in FREE_ENGINE_SETTINGS}
     assert not written & free
-    assert settings - written - free == {"kv_memory_fraction", "host"}  # excluded by num_kv_blocks; the pod's own
+    excluded = {"kv_memory_fraction", "objective_latency_seconds"}  # by num_kv_blocks, by the objectives of tokens
+    assert settings - written - free == excluded | {"host"}  # the pod's own
     named = set(RESOURCE_FIELDS)
-    assert named == written - {"port"} | {"kv_memory_fraction"}, "and has a name that people know"
+    assert named == written - {"port"} | excluded, "and has a name that people know"
 
 
 def test_the_name_that_people_know_of_a_setting_is_a_field_of_the_spec() -> None:

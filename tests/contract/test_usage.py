@@ -65,3 +65,41 @@ async def test_the_gateway_logs_and_counts_what_the_engine_has_generated(
     assert json.loads(seen[0].removeprefix(b"data: "))["choices"]
     logged = [sum(int(line[name]) for line in lines.values()) for name in ("prompt_tokens", "completion_tokens")]
     assert counted == logged
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str, bytes]] = {
+    "messages": ({"messages": [{"role": "user", "content": "hello"}]}, "max_tokens", b'{"type":"message_stop"}\n\n'),
+    "responses": ({"input": "hello"}, "max_output_tokens", b"data: [DONE]\n\n"),
+}
+
+
+@pytest.mark.parametrize("path", OTHERS)
+async def test_apis_that_are_translated_are_routed_and_counted_alike(
+    engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str, path: str
+) -> None:
+    body, limit, end = OTHERS[path]
+    async with serving(engine, [gateway], crd, namespace) as service, aiohttp.ClientSession() as http:
+
+        def post(request_id: str, **fields: Any) -> Any:
+            headers = {"X-Request-Id": f"{namespace}-{request_id}"}
+            asked = body | {"model": service, limit: 20, "ignore_eos": True} | fields
+            return http.post(f"{gateway.url}/v1/{path}", json=asked, headers=headers)  # the root: `model` routes
+
+        async with post("whole") as answer:
+            usage = (await answer.json())["usage"]
+        async with post("stream", stream=True) as answer:
+            assert (await answer.read()).endswith(end), "the report is not the client's"
+        async with post("left", stream=True, **{limit: 8000}) as answer:
+            await answer.content.readuntil(b"\n\n")
+        async with post("wrong", **{limit: 0}) as answer:
+            assert answer.status == 400
+        lines = {each: await find_line(gateway, f"{namespace}-{each}") for each in ("whole", "stream", "left", "wrong")}
+        held = await asyncio.to_thread(engine.load)
+
+    for each in ("whole", "stream"):
+        assert lines[each]["prompt_tokens"] == str(usage["input_tokens"])
+        assert lines[each]["completion_tokens"] == str(usage["output_tokens"]) == "20"
+    assert lines["left"]["status"] == "499"
+    assert 0 < int(lines["left"]["completion_tokens"]) < 8000
+    assert {line["path"] for line in lines.values()} == {f"/v1/{path}"}
+    assert (held["running"], held["waiting"]) == (0, 0)

@@ -89,7 +89,7 @@ async def test_a_service_without_requests_goes_to_zero_and_the_first_request_is_
     cluster.apply_engine("qwen", own_address(), engine)
     assert await asking == (200, {"text": "hello"})
     events = [event["message"] for event in space.list("Event") if event["reason"] == "Scaled"]
-    assert events == ["scaled 0 -> 1: requests wait"]
+    assert events == ["scaled 0 -> 1: requests are queued"]
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ async def test_an_edit_at_zero_wakes_nobody_and_is_told_to_be_untried_until_an_e
     await fall_asleep(space, gateway, cluster, engine)
 
     def is_untried() -> bool:
-        return "no engine has run the present spec yet" in space.condition("qwen", "Ready")["message"]
+        return "no engine has started with the current spec yet" in space.condition("qwen", "Ready")["message"]
 
     assert not is_untried()
     space.edit("qwen", queue={"timeout": "90s"})  # no pod is another one for it

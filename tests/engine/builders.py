@@ -1,5 +1,6 @@
 """Requests, facts and a pretended model for the tests of the torch-free half of the engine."""
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor as Pool
@@ -10,10 +11,12 @@ import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.executor import Read, Sample
+from conveyor_engine.scheduling.filling import BatchLimits
+from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.request_state import Constraint, RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.text.tokenizer import Tokenizer
-from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
+from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, TokenLogprobs
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 VOCAB_SIZE = 1000
@@ -31,6 +34,10 @@ def make_request(request_id: str = "a", prompt: int | Sequence[int] = 4, **param
 
 def make_state(prompt: int | list[int] = 4, request_id: str = "a", **params: Any) -> RequestState:
     return RequestState(make_request(request_id, prompt, **params), (EOS,))
+
+
+def make_limits(num_rows: int, cost: float = math.inf, padded: bool = False) -> BatchLimits:
+    return BatchLimits(Limits(num_rows, prompt_tokens=1000), cost, padded)
 
 
 def make_facts(**changes: Any) -> ModelFacts:
@@ -82,6 +89,10 @@ class SumModThree:
         assert is_allowed(self.build_mask(), token_id), "only an allowed token is given"
         self._sum += token_id
 
+    @property
+    def is_complete(self) -> bool:
+        return False
+
     def build_mask(self) -> bytes:
         bits = sum(1 << token_id for token_id in range(self._sum % 3, self.num_tokens, 3))
         return bits.to_bytes(-(-self.num_tokens // 8), "little")
@@ -112,6 +123,7 @@ class PretendedModel:
         self._token_ids: dict[int, list[int]] = {}  # by row, like the rest of its state
         self._block_ids: dict[int, list[int]] = {}
         self._seeds: dict[int, int] = {}
+        self._num_prompt_tokens: dict[int, int] = {}
         self.breaks = False  # the next row's logits are not finite
         self.withholds = False  # the next row gets no token, as if all of its drafts had been wrong
         self.poison: set[int] = set()
@@ -121,16 +133,26 @@ class PretendedModel:
         pass
 
     def begin(self, plan: StepPlan) -> Sample:
-        sampling = self._compute(plan)
-        return lambda masks: self._choose(plan, sampling, masks)
+        logits = self._compute(plan)
+        return lambda masks: self._choose(plan, logits, masks)
 
-    def _choose(self, plan: StepPlan, sampling: list[tuple[int, int]], masks: Sequence[RowMask]) -> Read:
+    def _choose(self, plan: StepPlan, logits: list[tuple[int, int, int]], masks: Sequence[RowMask]) -> Read:
         allowed = {mask.row: mask.allowed for mask in masks}
-        result = StepResult(plan.number, [self._sample(row, length, allowed.get(row)) for row, length in sampling])
+        scores = [self._score(row, length, count) for row, length, count in logits]
+        sampled = [
+            self._sample(row, length, allowed.get(row)) if len(scored) < count else []
+            for (row, length, count), scored in zip(logits, scores, strict=True)
+        ]
+        result = StepResult(plan.number, sampled, [each or None for each in scores] if any(scores) else None)
         return lambda: result
 
-    def _compute(self, plan: StepPlan) -> list[tuple[int, int]]:
-        """The rows that sample, and how many tokens each has then."""
+    def _score(self, row: int, length: int, num_logits: int) -> list[TokenLogprobs]:
+        """The prompt's tokens that come after some of the last `num_logits` of the row's `length` tokens."""
+        places = range(length - num_logits + 1, min(length + 1, self._num_prompt_tokens[row]))
+        return [TokenLogprobs.of(self._token_ids[row][place], -float(place), [], []) for place in places]
+
+    def _compute(self, plan: StepPlan) -> list[tuple[int, int, int]]:
+        """The rows with logits, how many tokens each has then, and behind how many of them it has logits."""
         self._apply(plan)
         work = list(zip(plan.rows, plan.num_computed_tokens, plan.num_tokens, strict=True))
         if self.poison.intersection(self._seeds[row] for row in plan.rows) or sum(plan.num_tokens) > self.memory_tokens:
@@ -145,14 +167,15 @@ class PretendedModel:
             for position in range(computed + num_tokens):
                 held = self._slots.get(self._slot(row, position))
                 assert held == self._content(row, position), f"row {row} reads a foreign key at {position}"
-        sampling = [item for item, num_logits in zip(work, plan.num_logits, strict=True) if num_logits]
-        return [(row, computed + num_tokens) for row, computed, num_tokens in sampling]
+        lengths = [(row, computed + num_tokens) for row, computed, num_tokens in work]
+        return [(*length, count) for length, count in zip(lengths, plan.num_logits, strict=True) if count]
 
     def _apply(self, plan: StepPlan) -> None:
         for admitted in plan.admitted:
             self._token_ids[admitted.row] = list(admitted.token_ids)
             self._block_ids[admitted.row] = list(admitted.block_ids)
             self._seeds[admitted.row] = admitted.sampling.seed
+            self._num_prompt_tokens[admitted.row] = admitted.sampling.num_prompt_tokens
         for row, block_ids in plan.new_blocks:
             self._block_ids[row] += block_ids
 

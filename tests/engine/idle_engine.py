@@ -32,6 +32,7 @@ class IdleExecutor:
     """Keeps of each row whether it is greedy."""
 
     extra_warmup_tokens = 0
+    graph_sizes = ()
 
     def __init__(self, facts: ModelFacts) -> None:
         self.facts = facts

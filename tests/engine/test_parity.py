@@ -54,7 +54,7 @@ def test_static_batches_padded_or_packed_give_them_too(
     reference: GetReference, padding: str | None, dummies: bool
 ) -> None:
     ref = reference("llama")
-    core = ref.make_core(batching_mode="static", padding=padding)
+    core = ref.make_core(batching_mode="static", padding=padding, max_num_batched_tokens=1024)
     assert answers(core, ref.prompts) == ref.answers
     assert bool(core.stats().padding_tokens) == dummies
 

@@ -98,7 +98,10 @@ async def test_a_gateway_that_is_not_ready_tells_clients_no_namespace(
                 assert answer.status == 503
                 assert "secret-team" not in await answer.text()
         wait_until(
-            "it says what it waits for", lambda: "not claimed: " in gateway.admin("/readyz")[1], 30, lambda: None
+            "it says what it waits for",
+            lambda: "waiting for the operator, " in gateway.admin("/readyz")[1],
+            30,
+            lambda: None,
         )
     finally:
         gateway.kill()

@@ -91,9 +91,9 @@ def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> Non
         ("POST", CHAT, "qwen.team-a", NotFound, "'qwen' in namespace 'team-a'"),
         ("POST", CHAT, "example.com", NotFound, "'example' in namespace 'com'"),
         ("GET", "/openapi.json", "", NotFound, "/<namespace>/<name>/openapi.json"),
-        ("GET", CHAT, "", MethodNotAllowed, "takes POST"),
-        ("POST", "/v1/models", "", MethodNotAllowed, "takes GET"),
-        ("DELETE", "/v1/models/qwen", "", MethodNotAllowed, "takes GET"),
+        ("GET", CHAT, "", MethodNotAllowed, "supports POST"),
+        ("POST", "/v1/models", "", MethodNotAllowed, "supports GET"),
+        ("DELETE", "/v1/models/qwen", "", MethodNotAllowed, "supports GET"),
     ],
 )
 def test_what_leads_nowhere_is_refused_with_what_to_do(

@@ -328,7 +328,7 @@ async def test_gateways_share_what_may_wait_for_a_service_as_they_come_and_go(
         await stack.wait_demand(queued=4)
 
         async def share_is(count: int) -> None:
-            await stack.wait(lambda: f"{count} requests wait here already" in refusal(stack.completions))
+            await stack.wait(lambda: f"{count} requests wait" in refusal(stack.completions))
 
         await share_is(4)
         for name, port in (("one", gateway.admin_port), ("two", 1)):
@@ -367,7 +367,7 @@ def test_an_api_server_that_is_away_at_the_start_is_waited_for(tmp_path: Path, k
     ("arguments", "words"),
     [
         (["--port=x"], "`port` must be a port number from 0 to 65535, not 'x'"),
-        (["--kubeconfig=/nonexistent"], "/nonexistent is no file; set --kubeconfig"),
+        (["--kubeconfig=/nonexistent"], "/nonexistent is not a file; set --kubeconfig"),
     ],
 )
 def test_settings_that_cannot_be_used_end_the_process_with_one_sentence(

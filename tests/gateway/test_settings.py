@@ -37,7 +37,7 @@ def test_empty_lists_are_all_and_none() -> None:
         (["--trusted-proxies=ingress"], "each without host bits, not 'ingress'"),
         (["--admin-port=-1"], "`admin_port` must be a port number from 0 to 65535, not '-1'"),
         (["--max-request-bytes=0"], "`max_request_bytes` must be a whole number from 1"),
-        (["--max-request-bytes=1000", "--max-held-bytes=1999"], "flag --max-held-bytes: `max_held_bytes` is below"),
+        (["--max-request-bytes=1000", "--max-held-bytes=1999"], "flag --max-held-bytes: `max_held_bytes` is less than"),
         (
             ["--drain-delay-seconds=soon"],
             "`drain_delay_seconds` must be a number of seconds from 0 to 86400",

@@ -9,8 +9,9 @@ from tests.operator.builders import build_one, make_deployment, make_resource
 
 from conveyor_api import names
 from conveyor_insight.explaining import Explanation, Reason, explain
-from conveyor_insight.facts import Facts
+from conveyor_insight.facts import ClassFacts, Facts, LimitFacts
 from conveyor_kubectl.words import build_json, build_text
+from e2e.cluster.paths import REPOSITORY
 
 NOW = datetime(2026, 11, 23, 1, 0, tzinfo=UTC)
 BEHAVIOR = {"scaleUp": {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]}}
@@ -67,17 +68,65 @@ def test_the_metrics_the_bounds_and_the_behavior_decide(
 
 def test_the_table_has_the_arithmetic() -> None:
     assert build_text(explain(make_facts(95, "no gateway is known", asked=3))).splitlines() == [
-        "InferenceService default/qwen: 3 replicas asked for, 3 there, 3 ready; between 1 and 4",
+        "InferenceService default/qwen: 3 replicas desired, 3 current, 3 ready; between 1 and 4",
         "",
-        "METRIC                  VALUE     TARGET   RATIO   TOLERANCE   ASKS FOR",
+        "METRIC                  VALUE     TARGET   RATIO   TOLERANCE   REPLICAS",
         "inference_in_flight     95        30       1.06    10 %        3",
         "inference_queue_depth   unknown   5",
         "",
-        "3 replicas (WithinTolerance). inference_in_flight is within 10 % of its target, so nothing moves.",
-        "The HorizontalPodAutoscaler has not looked yet.",
+        "3 replicas (WithinTolerance). inference_in_flight is within 10 % of its target, so the replicas stay.",
+        "The HorizontalPodAutoscaler has not read its metrics yet.",
         "",
         "inference_queue_depth: no gateway is known",
     ]
+
+
+PAGE = "docs/priorities.md"
+
+
+def test_each_class_has_a_row_with_what_waits_and_since_when() -> None:
+    classes = (ClassFacts("chat", 0, 0, 0), ClassFacts("agents", 1, 3, 2), ClassFacts("batch", 10, 120, 48))
+    found = explain(make_facts(95, 0, asked=3, classes=classes))
+    table = build_text(found).split("\n\n")[2]
+    assert table in (REPOSITORY / PAGE).read_text()
+    assert table.splitlines()[2].split() == ["agents", "1", "3", "2", "s"]
+    assert build_json(found)["classes"][2] == {
+        "name": "batch", "level": 10, "waiting": 120, "waitSeconds": 48, "problem": None,
+    }  # fmt: skip
+
+
+def test_what_cannot_be_read_of_classes_is_said_once() -> None:
+    classes = tuple(ClassFacts(name, level, "no gateway", "no gateway") for level, name in enumerate(("a", "b")))
+    found = explain(make_facts(95, 0, asked=3, classes=classes))
+    assert build_text(found).splitlines()[-1] == "classes: no gateway"
+    assert build_text(found).count("unknown") == 4
+    assert build_json(found)["classes"][0] == {
+        "name": "a", "level": 0, "waiting": None, "waitSeconds": None, "problem": "no gateway",
+    }  # fmt: skip
+
+
+OBJECTIVES_PAGE = "docs/objectives.md"
+
+
+def test_what_engines_run_together_by_their_objectives_is_told_with_the_reasons() -> None:
+    limits = LimitFacts(16, {"missed": 2, "slack": 1})
+    found = explain(make_facts(95, 0, asked=3, limits=limits))
+    told = build_text(found).split("\n\n")[2]
+    assert told.replace("of 40", "of 64") in (REPOSITORY / OBJECTIVES_PAGE).read_text()
+    assert build_json(found)["objectives"] == {
+        "running": 16, "maxBatchSize": 40, "engines": {"missed": 2, "slack": 1}, "problem": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        (LimitFacts("no gateway is known", {}), "objectives: no gateway is known"),
+        (LimitFacts(40, {}), "objectives: no engine with requests reports its limit"),
+    ],
+)
+def test_limits_that_are_not_known_are_told_as_such(limits: LimitFacts, told: str) -> None:
+    assert told in build_text(explain(make_facts(95, 0, asked=3, limits=limits)))
 
 
 def test_a_tolerance_of_its_own_counts_in_its_direction() -> None:
@@ -91,11 +140,11 @@ def test_steps_that_are_used_up_hold_until_their_period_is_over() -> None:
     status = {"conditions": [limited], "desiredReplicas": 1, "lastScaleTime": "2026-11-23T00:59:15Z"}
     facts = make_facts(200, 0, asked=1, hpa={"status": status})
     assert decide(facts) == (1, Reason.LIMITED)
-    assert "its last look" not in tell(facts)
+    assert "last decided on" not in tell(facts)
     assert "allows 2 pods within 60 s, and the last change was 45 s ago" in tell(facts)
     later = replace(facts, now=datetime(2026, 11, 23, 1, 0, 16, tzinfo=UTC))
     assert decide(later) == (3, Reason.LIMITED)
-    assert "At its last look the HorizontalPodAutoscaler wanted 1" in tell(later)
+    assert "The HorizontalPodAutoscaler last decided on 1" in tell(later)
 
 
 def test_a_direction_that_is_disabled_is_named() -> None:
@@ -117,11 +166,11 @@ def test_a_service_that_may_go_to_zero_is_told_with_its_own_bounds_and_its_idle_
     facts = make_facts(0, 0, asked=1, autoscaling=sleepy)
     assert decide(facts) == (1, Reason.AT_MINIMUM)
     assert build_text(explain(facts)).splitlines()[0].endswith("1 ready; between 0 and 3")
-    assert "After 420 s without a request (idleTimeout) the operator goes to zero" in tell(facts)
+    assert "After 420 s without a request (autoscaling.idleTimeout) the operator scales to zero" in tell(facts)
     assert "minReplicas is 1" not in tell(facts)
     assert build_json(explain(facts))["bounds"] == {"minReplicas": 0, "maxReplicas": 3}
     asleep = make_facts(0, 0, asked=0, autoscaling=sleepy)
-    assert "No request came for 420 s (idleTimeout)" in tell(asleep)
+    assert "no request arrived for 420 s (autoscaling.idleTimeout)" in tell(asleep)
     assert build_text(explain(asleep)).splitlines()[0].endswith("between 0 and 3")
 
 
@@ -130,8 +179,8 @@ def test_whoever_else_sets_the_replicas_is_named() -> None:
     assert decide(fixed) == (2, Reason.FIXED_REPLICAS)
     theirs = replace(fixed, others=("mine",))
     assert decide(theirs) == (2, Reason.OTHER_AUTOSCALER)
-    assert "HorizontalPodAutoscaler mine, which is not Conveyor's" in tell(theirs)
-    assert "mine, which is not Conveyor's, sets the same replicas" in tell(make_facts(9, 0, others=("mine",)))
+    assert "HorizontalPodAutoscaler mine, which Conveyor did not create, sets" in tell(theirs)
+    assert "mine, which Conveyor did not create, scales the same Deployment" in tell(make_facts(9, 0, others=("mine",)))
 
 
 def test_what_is_not_there_yet_is_said() -> None:
@@ -149,7 +198,7 @@ def test_pods_that_are_not_ready_count_and_the_conditions_say_why() -> None:
     )
     service = make_resource(status={"conditions": [workload, scaling]}, autoscaling=AUTOSCALING)
     told = tell(make_facts(95, 0, asked=3, service=service, deployment=make_deployment(3, ready_replicas=1)))
-    assert "1 of 3 pods are ready; the others count as if they were (InsufficientGPU: no node)." in told
+    assert "1 of 3 pods are ready; the others count as ready (InsufficientGPU: no node)." in told
     assert "ScalingReady is not True (MetricsAPIOwnedByOther: it belongs to another)." in told
 
 

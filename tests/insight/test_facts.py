@@ -3,7 +3,7 @@
 from typing import Any
 
 from conveyor_api import names
-from conveyor_insight.facts import read_facts
+from conveyor_insight.facts import ClassFacts, LimitFacts, read_facts
 
 QUEUE = {"type": "Object", "object": {"metric": {"name": "inference_queue_depth"}, "target": {"averageValue": "4"}}}
 CPU = {"type": "Resource", "resource": {"name": "cpu"}}
@@ -22,7 +22,8 @@ EXTERNAL = {
 class Answers:
     """As `cluster.Cluster`: a service, its HorizontalPodAutoscaler, and 7 for every metric."""
 
-    def __init__(self, owner: str, *metrics: object) -> None:
+    def __init__(self, owner: str, *metrics: object, **spec: object) -> None:
+        self._spec = spec
         self._owner = owner
         self._metrics = metrics
         self.asked: dict[str, object] = {}
@@ -30,7 +31,8 @@ class Answers:
     def find(self, path: str) -> Any:
         if "inferenceservices" not in path:
             return None
-        return {"metadata": {"name": "qwen", "namespace": "a"}, "spec": {"model": {"uri": "pvc://models/qwen"}}}
+        spec = {"model": {"uri": "pvc://models/qwen"}, **self._spec}
+        return {"metadata": {"name": "qwen", "namespace": "a"}, "spec": spec}
 
     def get(self, path: str, query: object = None) -> Any:
         if "metrics.k8s.io" in path:
@@ -52,3 +54,24 @@ def test_of_keda_s_hpa_the_values_are_read_where_that_reads_them() -> None:
     assert facts.values == {"inference_queue_depth": 7}
     path = "/apis/external.metrics.k8s.io/v1beta1/namespaces/a/s1-metric-api-inference_queue_depth"
     assert answers.asked == {path: {"labelSelector": "scaledobject.keda.sh/name=qwen-engine"}}
+
+
+def test_each_class_is_asked_for_by_its_label_the_best_first() -> None:
+    classes = [{"name": "batch", "level": 10}, {"name": "chat", "level": 0}]
+    answers = Answers(names.KIND, queue={"classes": classes})
+    facts = read_facts(answers, "a", "qwen")  # type: ignore[arg-type]
+    assert facts.classes == (ClassFacts("chat", 0, 7, 7), ClassFacts("batch", 10, 7, 7))
+    path = "/apis/custom.metrics.k8s.io/v1beta2/namespaces/a/inferenceservices.conveyor.dev/qwen/"
+    asked = {"metricLabelSelector": "request_class=batch"}
+    assert answers.asked == {path + "inference_class_queued": asked, path + "inference_class_wait_seconds": asked}
+
+
+def test_the_limits_of_a_service_with_objectives_are_asked_for_with_each_reason() -> None:
+    answers = Answers(names.KIND, batching={"objectives": {"interTokenLatency": "40ms"}})
+    facts = read_facts(answers, "a", "qwen")  # type: ignore[arg-type]
+    reasons = ("declared", "predicted", "missed", "slack", "unreachable")
+    assert facts.limits == LimitFacts(7, dict.fromkeys(reasons, 7))
+    assert [path.rpartition("/")[2] for path in answers.asked] == [
+        "inference_running_limit",
+        "inference_limited_engines",
+    ]

@@ -121,10 +121,10 @@ def test_while_a_metric_cannot_be_read_no_engine_goes(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("text", "spec", "told"),
     [
-        ("", {"autoscaling": AUTOSCALING}, "has no moment with an autoscaler"),
-        (RISE + "{}", {"autoscaling": AUTOSCALING}, "document 7 is none of `explain -o json`"),
+        ("", {"autoscaling": AUTOSCALING}, "has an autoscaler"),
+        (RISE + "{}", {"autoscaling": AUTOSCALING}, "document 7 is not from `explain -o json`"),
         (RISE + "{", {"autoscaling": AUTOSCALING}, "Expecting property name"),
-        (RISE, {"replicas": 2}, "qwen has no autoscaling by Conveyor"),
+        (RISE, {"replicas": 2}, "qwen has no autoscaler of Conveyor's"),
         (RISE, {"nothing": 2}, "nothing"),
     ],
 )
@@ -133,5 +133,5 @@ def test_what_cannot_be_replayed_is_one_sentence(
 ) -> None:
     assert main(write(tmp_path, text, **spec)) == 1
     said = capsys.readouterr().err
-    assert said.startswith("kubectl conveyor: no replay: ")
+    assert said.startswith("kubectl conveyor: cannot replay: ")
     assert told in said

@@ -31,7 +31,7 @@ def test_the_pods_account_wins_over_the_home_folder() -> None:
 
 def test_outside_of_a_pod_it_is_the_file_of_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(SettingsError, match=r"~/\.kube/config is no file; set --kubeconfig"):
+    with pytest.raises(SettingsError, match=r"~/\.kube/config is not a file; set --kubeconfig"):
         find_kubeconfig("", {})
     (tmp_path / ".kube").mkdir()
     (tmp_path / ".kube" / "config").touch()
@@ -43,5 +43,5 @@ def test_of_several_files_one_that_is_there_is_enough(file: str) -> None:
 
 
 def test_a_file_that_is_named_and_not_there_is_refused() -> None:
-    with pytest.raises(SettingsError, match="/nonexistent is no file; set --kubeconfig"):
+    with pytest.raises(SettingsError, match="/nonexistent is not a file; set --kubeconfig"):
         find_kubeconfig("", {"KUBECONFIG": "/nonexistent", **POD})

@@ -21,6 +21,10 @@ Json = dict[str, Any]
 StartGateway = Callable[[dict[str, Json]], DemandServer]
 
 METRICS = ("inference_in_flight", "inference_queue_depth")
+OF_CLASSES = ("inference_class_queued", "inference_class_wait_seconds")
+OF_LIMITS = ("inference_running_limit", "inference_limited_engines")
+OF_REASON = "?metricLabelSelector=limit_reason%3D"
+OF_CHAT = "?metricLabelSelector=request_class%3Dchat"
 
 
 def build_demand(in_flight: int, queue_depth: int = 0) -> Json:
@@ -80,7 +84,7 @@ def test_an_outage_of_one_gateway_makes_every_value_unknown_until_it_is_back(
     aggregated.set_gateways(good, bad)
     eventually("1", lambda: read_value(aggregated, "qwen"))
     bad.status = 503
-    with pytest.raises(ApiError, match="a gateway cannot be read, so the sum is not known") as refused:
+    with pytest.raises(ApiError, match="the sum over the gateways is not known") as refused:
         aggregated.value("qwen")
     assert refused.value.code == 503
     readable = "?metricLabelSelector=gateways%3DReadable"
@@ -101,6 +105,31 @@ def test_a_gateway_that_does_not_answer_in_time_makes_every_value_unknown(
     assert aggregated.code("qwen") == 503
 
 
+def test_what_waits_of_a_class_is_summed_over_the_gateways(aggregated: Aggregated, start_gateway: StartGateway) -> None:
+    def build(queued: int, seconds: float) -> dict[str, Json]:
+        return {"default/classed": build_demand(9) | {"classes": {"chat": {"queued": queued, "wait_seconds": seconds}}}}
+
+    aggregated.set_gateways(start_gateway(build(3, 1.5)), start_gateway(build(2, 4.5)))
+    eventually("5", lambda: read_value(aggregated, "classed", "inference_class_queued", query=OF_CHAT))
+    assert read_value(aggregated, "classed", "inference_class_wait_seconds", query=OF_CHAT) == "4"
+    (item,) = aggregated.value("classed", "inference_class_queued", query=OF_CHAT)["items"]
+    assert item["metric"]["selector"] == {"matchLabels": {"request_class": "chat"}}
+
+
+def test_the_limit_of_engines_is_their_mean_and_each_reason_has_its_number(
+    aggregated: Aggregated, start_gateway: StartGateway
+) -> None:
+    told = {"a:1": {"dispatched": 3, "waiting": 0, "carried": 16, "limit_reason": "missed"}}
+    told |= {"b:1": {"dispatched": 3, "waiting": 0, "carried": 24, "limit_reason": "slack"}}
+    aggregated.set_gateways(start_gateway({"default/steered": build_demand(6) | {"batch_size": 64, "engines": told}}))
+    eventually("20", lambda: read_value(aggregated, "steered", "inference_running_limit"))
+    counts = {
+        reason: read_value(aggregated, "steered", "inference_limited_engines", query=f"{OF_REASON}{reason}")
+        for reason in ("missed", "slack", "declared")
+    }
+    assert counts == {"missed": "1", "slack": "1", "declared": "0"}
+
+
 def test_without_gateways_every_value_is_unknown(aggregated: Aggregated) -> None:
     aggregated.set_gateways()
     eventually("503", lambda: read_value(aggregated, "qwen"))
@@ -118,10 +147,14 @@ def test_a_draining_gateway_is_counted(aggregated: Aggregated, start_gateway: St
         ({"name": "absent"}, "no gateway knows an InferenceService default/absent"),
         ({"name": "*"}, "no gateway knows an InferenceService"),
         ({"name": "qwen", "namespace": "elsewhere"}, "no gateway knows an InferenceService elsewhere/qwen"),
-        ({"name": "qwen", "metric": "tokens"}, "no metric tokens: there are inference_in_flight, inference_queue"),
-        ({"name": "qwen", "query": "?metricLabelSelector=a%3Db"}, "metrics have the one label gateways=Readable"),
+        ({"name": "qwen", "metric": "tokens"}, "no metric tokens; the metrics are inference_in_flight, inf"),
+        ({"name": "qwen", "query": "?metricLabelSelector=a%3Db"}, "the only label of metrics is gateways=Readable"),
+        ({"name": "qwen", "metric": "inference_class_queued"}, "need the label request_class=NAME"),
+        ({"name": "qwen", "metric": "inference_class_queued", "query": OF_CHAT}, "qwen has no request class chat"),
+        ({"name": "qwen", "metric": "inference_limited_engines"}, "needs the label limit_reason=REASON: declared, pre"),
+        ({"name": "qwen", "metric": "inference_limited_engines", "query": OF_REASON + "bad"}, "needs the label limit_"),
     ],
-    ids=["service", "star", "namespace", "metric", "labels"],
+    ids=["service", "star", "namespace", "metric", "labels", "no class", "other class", "no reason", "other reason"],
 )
 def test_what_does_not_exist_is_404_and_named(
     aggregated: Aggregated, start_gateway: StartGateway, question: dict[str, str], sentence: str
@@ -172,7 +205,7 @@ def test_discovery_of_the_api_server_prefers_v1beta2(aggregated: Aggregated) -> 
     for version in METRICS_VERSIONS:
         resources = aggregated.api.get(f"/apis/custom.metrics.k8s.io/{version}")["resources"]
         assert [resource["name"] for resource in resources] == [
-            f"inferenceservices.conveyor.dev/{metric}" for metric in METRICS
+            f"inferenceservices.conveyor.dev/{metric}" for metric in (*METRICS, *OF_CLASSES, *OF_LIMITS)
         ]
 
 
@@ -275,7 +308,7 @@ def test_the_page_has_both_sums_and_is_an_error_where_the_api_has_one(
     two.status = 503
     code, refused = read_page(aggregated, "?service=default/qwen")
     assert (code, refused["reason"]) == (503, "ServiceUnavailable")
-    assert "the sum is not known" in refused["message"]
+    assert "the sum over the gateways is not known" in refused["message"]
     part = {"inference_in_flight": 40, "inference_queue_depth": 8}
     assert read_page(aggregated, "?service=default/qwen&gateways=Readable") == (200, part)
 
@@ -284,9 +317,9 @@ def test_the_page_has_both_sums_and_is_an_error_where_the_api_has_one(
     ("query", "sentence"),
     [
         ("?service=default/absent", "no gateway knows an InferenceService default/absent"),
-        ("", "ask with ?service=<namespace>/<name>"),
-        ("?service=qwen", "ask with ?service=<namespace>/<name>"),
-        ("?service=default/qwen&gateways=All", "the one label gateways=Readable"),
+        ("", "with ?service=<namespace>/<name>"),
+        ("?service=qwen", "with ?service=<namespace>/<name>"),
+        ("?service=default/qwen&gateways=All", "the only label of metrics is gateways=Readable"),
     ],
 )
 def test_the_page_of_what_is_not_there_is_404(

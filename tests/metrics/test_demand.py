@@ -5,14 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor_metrics.demand import DemandSum, sum_demand
+from conveyor_metrics.demand import ClassSum, sum_demand
 from conveyor_metrics.errors import NotFound
 from conveyor_protocol.pages import Demand
 
 
-def make_demand(in_flight: int, depth: int, **engines: tuple[int | None, ...]) -> Demand:
-    """One gateway's; of each engine what it has dispatched, and what the engine says: what waits, what it carries."""
-    at = {name: dict(zip(("dispatched", "waiting", "carried"), told, strict=False)) for name, told in engines.items()}
+def make_demand(in_flight: int, depth: int, **engines: tuple[int | str | None, ...]) -> Demand:
+    """One gateway's; of each engine what it has dispatched, and what the engine says: what waits, what it carries, and
+    why."""
+    said = ("dispatched", "waiting", "carried", "limit_reason")
+    at = {name: dict(zip(said, told, strict=False)) for name, told in engines.items()}
     service: dict[str, Any] = {"in_flight": in_flight, "queue_depth": depth, "batch_size": 4, "engines": at}
     return msgspec.convert({"services": {"default/qwen": service}}, Demand)
 
@@ -32,8 +34,9 @@ def make_demand(in_flight: int, depth: int, **engines: tuple[int | None, ...]) -
     ],
 )
 def test_each_waiting_request_counts_once_wherever_it_waits(demands: list[Demand], depth: int) -> None:
+    found = sum_demand("default/qwen", demands)
     in_flight = sum(demand.services["default/qwen"].in_flight for demand in demands)
-    assert sum_demand("default/qwen", demands) == DemandSum(in_flight=in_flight, queue_depth=depth)
+    assert (found.in_flight, found.queue_depth) == (in_flight, depth)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,27 @@ def test_each_waiting_request_counts_once_wherever_it_waits(demands: list[Demand
 def test_a_request_counts_for_as_many_places_as_it_takes_of_a_full_batch(
     demands: list[Demand], in_flight: int, depth: int
 ) -> None:
-    assert sum_demand("default/qwen", demands) == DemandSum(in_flight=in_flight, queue_depth=depth)
+    found = sum_demand("default/qwen", demands)
+    assert (found.in_flight, found.queue_depth) == (in_flight, depth)
+
+
+@pytest.mark.parametrize(
+    ("demands", "limit", "reasons"),
+    [
+        ([make_demand(9, 0, a=(5, 0, 2, "missed"))], 2, {"missed": 1}),
+        ([make_demand(9, 0, a=(5, 0, 2, "missed")), make_demand(9, 0, a=(5, 0, 2, "slack"))], 2, {"missed": 1}),
+        ([make_demand(9, 0, a=(5, 0, 2, "missed"), b=(5, 0, 3, "missed"), c=(1, 0, None, "declared"))], 2,
+         {"missed": 2, "declared": 1}),
+        ([make_demand(9, 0, a=(5, 0, None, "declared"))], 4, {"declared": 1}),
+        ([make_demand(9, 0, a=(5, None))], 4, {}),
+        ([make_demand(9, 0)], 4, {}),
+    ],
+)  # fmt: skip
+def test_an_engine_s_limit_counts_once_with_its_reason(
+    demands: list[Demand], limit: int, reasons: dict[str, int]
+) -> None:
+    found = sum_demand("default/qwen", demands)
+    assert (found.running_limit, found.limited_engines) == (limit, reasons)
 
 
 def test_a_gateway_of_an_earlier_release_is_summed_as_far_as_it_tells() -> None:
@@ -62,3 +85,15 @@ def test_a_gateway_of_an_earlier_release_is_summed_as_far_as_it_tells() -> None:
 def test_a_service_that_no_gateway_knows_is_not_found() -> None:
     with pytest.raises(NotFound):
         sum_demand("default/gone", [make_demand(1, 1), Demand(services={})])
+
+
+def test_of_each_class_what_waits_is_added_up_and_the_longest_wait_counts() -> None:
+    def make(**classes: tuple[int, float]) -> Demand:
+        told = {name: {"queued": queued, "wait_seconds": seconds} for name, (queued, seconds) in classes.items()}
+        return msgspec.convert(
+            {"services": {"default/qwen": {"in_flight": 9, "queue_depth": 9, "classes": told}}}, Demand
+        )
+
+    found = sum_demand("default/qwen", [make(chat=(1, 0.5), batch=(4, 7.9)), make(chat=(2, 3.2), new=(1, 1.0))])
+    assert found.classes == {"chat": ClassSum(3, 3), "batch": ClassSum(4, 7), "new": ClassSum(1, 1)}
+    assert sum_demand("default/qwen", [make_demand(1, 1)]).classes == {}, "a gateway of an earlier release"

@@ -63,7 +63,7 @@ def test_what_is_no_http_is_answered_with_a_status_and_the_connection_closed(
         connection.sendall(sent)
         code, status = parse(read_to_the_end(connection))
     assert (code, status["kind"], status["code"], status["reason"]) == (400, "Status", 400, "BadRequest")
-    assert "no HTTP request" in status["message"]
+    assert "the request is not valid HTTP" in status["message"]
 
 
 @pytest.mark.parametrize("sent", [HEADERS + b"\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 100, b"\0"])

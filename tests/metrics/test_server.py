@@ -72,7 +72,7 @@ def test_a_kubernetes_that_cannot_be_found_ends_the_process_with_a_sentence() ->
     command = [sys.executable, "-m", "conveyor_metrics", "--admin-port=0", "--kubeconfig=/nowhere"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "no Kubernetes to talk to" in done.stderr
+    assert "cannot connect to Kubernetes" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -134,7 +134,7 @@ def test_the_hpa_of_a_real_controller_follows_the_value_and_holds_when_it_is_not
     wait_until("35 / 10 -> 4 replicas", lambda: (desired(), replicas()) == (4, 4), 60, lambda: None)
     gateway.status = 503
     wait_until("the HPA's notice", lambda: active()["status"] == "False", 30, lambda: None)
-    assert "the sum is not known" in active()["message"]
+    assert "the sum over the gateways is not known" in active()["message"]
     gateway.services = {"default/scaled": {"in_flight": 1, "queue_depth": 0}}
     assert replicas() == 4  # what it does not know, it does not act on
     gateway.status = 200

@@ -28,7 +28,7 @@ async def served():
 
 async def test_a_waiting_process_is_alive_and_not_ready(served: Fixture) -> None:
     served.health.waiting_for = "the CRD"
-    assert await served.get("/livez") == (200, "alive; waiting: the CRD\n")
+    assert await served.get("/livez") == (200, "alive; waiting for: the CRD\n")
     assert await served.get("/readyz") == (503, "the CRD\n")
 
 
@@ -39,7 +39,7 @@ async def test_a_working_process_is_ready(served: Fixture) -> None:
 
 async def test_a_process_that_stands_by_is_ready_and_has_one_metric(served: Fixture) -> None:
     served.health.leads = False
-    assert await served.get("/livez") == (200, "alive; waiting: starting\n")
+    assert await served.get("/livez") == (200, "alive; waiting for: starting\n")
     assert await served.get("/readyz") == (200, "standing by\n")
     names = {line.split()[0] for line in (await served.get("/metrics"))[1].splitlines() if line[0] != "#"}
     assert names == {"conveyor_operator_leader"}

@@ -92,7 +92,7 @@ def crd_removed(stage: Stage) -> Iterator[None]:
 def test_the_process_works_tells_the_truth_and_ends_on_sigterm(stage: Stage) -> None:
     with process(stage, "--log-level=debug") as running, Kubelet(stage.space, ready):
         wait_until("it is ready", lambda: running.get("/readyz")[0] == 200, 60)
-        assert running.get("/livez") == (200, "alive; waiting: for nothing\n")
+        assert running.get("/livez") == (200, "alive; waiting for: nothing\n")
         stage.space.make_service()
         stage.space.wait_condition("qwen", "Ready", "True", "Ready", 60)
         metrics = running.get("/metrics")[1]
@@ -180,7 +180,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     ("flag", "words"),
     [
         ("--workers=none", "must be a whole number from 1 to 1000, not 'none'"),
-        ("--kubeconfig=/nonexistent", "/nonexistent is no file"),
+        ("--kubeconfig=/nonexistent", "/nonexistent is not a file"),
     ],
 )
 def test_settings_that_cannot_be_used_end_the_process_with_one_sentence(flag: str, words: str) -> None:

@@ -14,7 +14,7 @@ def test_no_cluster_to_ask_is_one_sentence(tmp_path: Path, capsys: pytest.Captur
     for path in (tmp_path / "nowhere", no_kubeconfig):
         assert main(["explain", "qwen", f"--kubeconfig={path}"]) == 1
         said = capsys.readouterr().err
-        assert said.startswith("kubectl conveyor: no cluster to ask: ")
+        assert said.startswith("kubectl conveyor: cannot load a kubeconfig: ")
         assert len(said.splitlines()) == 1
 
 

@@ -30,6 +30,12 @@ class Explained:
     def set(self, in_flight: int) -> None:
         self._gateway.services = {f"{self._space.namespace}/qwen": {"in_flight": in_flight, "queue_depth": 0}}
 
+    def set_limit(self, rows: int, reason: str) -> None:
+        """One engine with one request runs so many together."""
+        engine = {"dispatched": 1, "waiting": 0, "carried": rows, "limit_reason": reason}
+        demand = {"in_flight": 1, "queue_depth": 0, "batch_size": 40, "engines": {"10.0.0.1:8000": engine}}
+        self._gateway.services = {f"{self._space.namespace}/qwen": demand}
+
     def explain(self, *flags: str) -> str:
         """By kubectl, which finds the plugin: `kubectl conveyor explain qwen`, as docs/autoscaling.md has it."""
         command = [str(binary("kubectl")), "conveyor", "explain", "qwen", "-n", self._space.namespace, *flags]
@@ -121,6 +127,28 @@ def test_a_step_that_the_policies_have_used_up_is_told(
     wait_until("the first step", lambda: count(space) == 2 and has_hpa_looked(space, 2), 90)
     told = explained.expect("Limited", 2, has_read(100))
     assert "allows 1 pods within 600 s, and the last change was" in told["sentences"][0]
+
+
+@pytest.mark.slow
+def test_limits_that_objectives_move_are_told_and_written_into_no_object(
+    space: Space, aggregated: Aggregated, start_gateway: Callable[[dict[str, Json]], DemandServer]
+) -> None:
+    gateway = start_gateway({})
+    aggregated.set_gateways(gateway)
+    explained = Explained(space, aggregated.plane.kubeconfig, gateway)
+    space.make_service(
+        batching=BATCHING | {"objectives": {"interTokenLatency": "40ms"}}, autoscaling={"maxReplicas": 1}
+    )
+    explained.set_limit(40, "declared")
+    wait_until("the first look", lambda: has_hpa_looked(space), 60)
+    wait_until("the limit", lambda: json.loads(explained.explain("-o", "json"))["objectives"]["engines"], 60)
+    before = space.need("InferenceService", "qwen")["metadata"]["resourceVersion"]
+    explained.set_limit(12, "missed")
+    told = explained.explain()
+    assert (
+        "objectives: an engine runs 12 of 40 requests together\n1 engine   missed   the P95 was above the obj" in told
+    )
+    assert space.need("InferenceService", "qwen")["metadata"]["resourceVersion"] == before
 
 
 def has_hpa_looked(space: Space, replicas: int = 1) -> bool:

@@ -37,10 +37,10 @@ def test_an_hpa_of_ones_own_scales_and_switching_keeps_the_replicas(
     space.create("InferenceService", read_block("InferenceService"))
     space.wait_condition("qwen", "ScalingReady", "True", "ExternalAutoscaler")
     assert count(space) == 1
-    assert "no HorizontalPodAutoscaler scales the Deployment" in explained.explain()
+    assert "no HorizontalPodAutoscaler for the Deployment" in explained.explain()
     space.create("HorizontalPodAutoscaler", read_block("HorizontalPodAutoscaler"))
     wait_until("70 / 24 -> 3", lambda: count(space) == 3, 60)
-    assert "HorizontalPodAutoscaler mine, which is not Conveyor's, sets the replicas" in explained.explain()
+    assert "HorizontalPodAutoscaler mine, which Conveyor did not create, sets the replicas" in explained.explain()
     assert [hpa["metadata"]["name"] for hpa in space.list("HorizontalPodAutoscaler")] == ["mine"]
     space.delete("HorizontalPodAutoscaler", "mine")
     switch(space, {"provider": "Native"}, "ScalingActive", 3)  # 70 / 24 -> 3

@@ -37,21 +37,21 @@ def test_what_a_cluster_has_is_told(plane: ControlPlane, capsys: pytest.CaptureF
     bare = find(plane.kubeconfig)
     assert re.fullmatch(r"v1\.\d+\.\d+; 1\.34 or newer is needed", bare["Kubernetes"][1])
     assert bare["rights"][0] is Verdict.GOOD
-    assert bare["GPUs"] == (Verdict.LOOK, "none of 0 nodes offers nvidia.com/*: is there a device plugin?")
-    assert bare["custom.metrics.k8s.io"] == (Verdict.GOOD, "nobody has it")
-    assert bare["KEDA"] == (Verdict.GOOD, "not there; services with provider: KEDA need it")
+    assert bare["GPUs"] == (Verdict.LOOK, "none of 0 nodes offers nvidia.com/*; GPUs need their vendor's device plugin")
+    assert bare["custom.metrics.k8s.io"] == (Verdict.GOOD, "not registered yet; Conveyor registers it")
+    assert bare["KEDA"] == (Verdict.GOOD, "not installed; only services with autoscaling.provider: KEDA need it")
     assert bare["StorageClass"][0] is Verdict.LOOK
-    assert bare["CRD"] == (Verdict.GOOD, "not there yet: the chart brings it")
+    assert bare["CRD"] == (Verdict.GOOD, "not installed yet; the chart installs it")
     provide(Api(plane.kubeconfig))
     found = find(plane.kubeconfig)
     assert found["GPUs"] == (Verdict.GOOD, "8 nvidia.com/gpu on 1 of 2 nodes")
     assert found["custom.metrics.k8s.io"] == (
         Verdict.LOOK,
-        "it belongs to monitoring/adapter, which is not displaced: services need provider: KEDA or External",
+        "monitoring/adapter serves it, and Conveyor does not replace it; set autoscaling.provider: KEDA or External",
     )
-    assert found["KEDA"] == (Verdict.GOOD, "there, for services with provider: KEDA")
+    assert found["KEDA"] == (Verdict.GOOD, "installed; services with autoscaling.provider: KEDA can use it")
     assert found["StorageClass"] == (Verdict.GOOD, "fast is the default")
-    assert found["CRD"] == (Verdict.GOOD, "that of this release")
+    assert found["CRD"] == (Verdict.GOOD, "the same as in this release")
     assert main(["check", f"--kubeconfig={plane.kubeconfig}"]) == 0
     assert "ok     GPUs                    8 nvidia.com/gpu" in capsys.readouterr().out
 
@@ -91,7 +91,7 @@ def test_who_may_do_nothing_is_told_so(plane: ControlPlane, capsys: pytest.Captu
     assert found["rights"][0] is Verdict.MISSING
     assert "customresourcedefinitions, clusterroles, clusterrolebindings, deployments" in found["rights"][1]
     assert found["GPUs"][0] is Verdict.LOOK
-    assert found["GPUs"][1].startswith("not known: nodes is forbidden")
+    assert found["GPUs"][1].startswith("cannot be read: nodes is forbidden")
     assert main(["check", f"--kubeconfig={kubeconfig}"]) == 1
     assert "missing" in capsys.readouterr().out
 

@@ -54,7 +54,7 @@ def test_arrivals_of_a_file_are_simulated_and_drawn(tmp_path: Path, capsys: pyte
 
 def test_what_cannot_be_simulated_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for spec, words in (
-        ({}, "it has no autoscaling"),
+        ({}, "spec.autoscaling is not set"),
         ({"autoscaling": {"maxReplicas": 2}, "batching": {"mode": "Static"}}, "only the modes None and Continuous"),
         ({"autoscaling": {"maxReplicas": 0}}, "spec.autoscaling.maxReplicas"),
     ):

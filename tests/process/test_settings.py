@@ -68,7 +68,7 @@ def test_null_as_text_is_nothing_unless_the_setting_is_text() -> None:
         ({"name": 5}, "`name` must be text that is not empty, not 5"),
         ({"name": ""}, "not ''"),
         ({"loud": 1}, "`loud` must be true or false, not '1'"),
-        ({"nam": "n"}, "file x: unknown key 'nam'; known are name, port,"),
+        ({"nam": "n"}, "file x: unknown key 'nam'; the known keys are name, port,"),
     ],
 )
 def test_a_file_with_what_cannot_be_used_is_refused(content: dict[str, object], sentence: str) -> None:
@@ -95,7 +95,7 @@ def test_a_sentence_begins_with_where_the_value_came_from(
 
 
 def test_what_must_be_given_is_asked_for() -> None:
-    with pytest.raises(SettingsError, match="`name` is missing: give --name or CONVEYOR_TEST_NAME"):
+    with pytest.raises(SettingsError, match="`name` is missing: set --name or CONVEYOR_TEST_NAME"):
         parse()
 
 

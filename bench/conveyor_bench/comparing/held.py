@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 def in_steps(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]:
-    """Yields the number of forwards done, with what follows each; returns what the work does, or raises what it raises.
+    """Yield the number of forwards that are done. Return what the work returns, or raise what it raises.
 
-    The work runs only while a step is asked for, and in the thread that asks: a thread of its own would have its own
-    OpenMP threads, and while there are more of these than processors GNU's OpenMP lets all of them wait in the kernel.
-    That halves the speed of whoever computes.
+    The work runs only while the caller requests a step, in the caller's thread. A separate thread would have its own
+    OpenMP threads. With more OpenMP threads than processors, GNU's OpenMP waits in the kernel at every barrier, which
+    halves the speed of all of them.
     """
     results: list[T] = []
     paused = greenlet.greenlet(lambda: results.append(work()))
@@ -41,13 +41,13 @@ def in_steps(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]
 
 
 def _resume(paused: greenlet.greenlet) -> None:
-    """Until before the work's next forward, or to its end."""
+    """Run the work until its next forward, or to its end."""
     paused.parent = greenlet.getcurrent()
     paused.switch()
 
 
 def in_steps_of_threads(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]:
-    """As `in_steps`, for work whose forwards run in a thread that it starts itself."""
+    """Like `in_steps`, for work that starts its own thread for its forwards."""
     go, stopped = Semaphore(0), Semaphore(0)
 
     def hold(*_: object) -> None:

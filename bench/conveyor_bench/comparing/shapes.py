@@ -26,7 +26,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "modes": {  # a step takes ten times what its scheduling takes, and 3,000 requests end within a quarter of an hour
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 2,
         "hidden_size": 512,
         "intermediate_size": 1536,
         "vocab_size": 8192,

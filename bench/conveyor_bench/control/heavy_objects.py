@@ -1,14 +1,12 @@
-"""What objects of hostile tenants cost the operator and the gateway: restarts, memory, and the wait of a good service.
+"""Measures the cost of hostile tenants' objects: restarts and memory of the programs, and the wait of a good service.
 
-A real etcd, API server and controller manager; a real operator and a real gateway. While they run it writes
-InferenceServices and ConfigMaps, `--deep` with managed fields of 3,000 levels and `--wide` with 20,000 labels
-(0.35 MB, and as much again in managed fields); then both processes start anew. The good services are in another
-namespace. Prints a table; ends with status 1 if a process ended, a good service waited for ten seconds or more, or the
-operator took 256 MiB or the gateway 300 MiB.
+Runs a real etcd, API server, controller manager, operator and gateway. It writes `--deep` InferenceServices and
+ConfigMaps with managed fields of 3,000 levels, and `--wide` ones with 20,000 labels (0.35 MB, and as much again in
+managed fields). Then both processes restart. The good services are in another namespace. Prints a table. Exits with 1
+if a process died, a good service waited for ten seconds or more, the operator used 256 MiB or the gateway 300 MiB.
 
-etcd's quota is 2 GiB, its default. Before the second start `--fill` goes up to that part of it: the API server takes
-0.5 s and more for a wide object, so copies of the last two are put into etcd itself, where the API server finds them as
-if it had written them.
+etcd has its default quota of 2 GiB. Before the restart, `--fill` fills etcd up to that share of the quota. The API
+server needs 0.5 s and more for a wide object, so the command copies the last two objects directly in etcd.
 """
 
 import argparse
@@ -40,7 +38,7 @@ WIDE_LABELS = "".join(
     f',"l{number:06d}":"{number}"' for number in range(20_000)
 )  # for 60,000 the API server takes 30 s
 
-TENANT = "tenant"  # the namespace of the hostile; the good services' is default
+TENANT = "tenant"  # namespace of the hostile tenant; the good services are in default
 
 # API version, path and spec of each kind
 OBJECTS = {
@@ -56,13 +54,13 @@ REGISTRY = {"InferenceService": f"{names.GROUP}/{names.PLURAL}", "ConfigMap": "c
 
 
 class Tenant:
-    """Writes hostile objects, as bytes: Python's own JSON reader gives up on the deep ones."""
+    """Writes hostile objects as bytes, because Python's JSON parser cannot handle the deep ones."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def write(self, deep: int, wide: int) -> None:
-        """Objects of both kinds in turn."""
+        """Yield objects of both kinds in turn."""
         for number in range(deep):
             self._create(f"deep-{number}", KINDS[number % 2], _nested_fields, "")
         for number in range(wide):
@@ -79,7 +77,7 @@ class Tenant:
 
 
 class Etcd:
-    """Its JSON gateway, over the socket of the control plane's folder."""
+    """etcd's JSON gateway, over the socket in the control plane's folder."""
 
     def __init__(self, path: Path) -> None:
         self._connection = http.client.HTTPConnection("localhost")
@@ -123,7 +121,7 @@ class Copies:
         return key, self._etcd.read(key), uid.encode()
 
     def fill(self, fraction: float) -> int:
-        """Until etcd has used that part of its quota; returns how many wide objects there are."""
+        """Copy objects until etcd has used that share of its quota. Return the number of wide objects."""
         while self._etcd.bytes_used() < fraction * QUOTA_BYTES:
             for key, value, uid in self._originals:
                 old, new = key.rpartition("/")[2], _wide_name(self.number)
@@ -162,7 +160,7 @@ def peak_mib(process: subprocess.Popen[bytes]) -> float:
 
 
 def time_good_service(space: Space, name: str) -> float:
-    """Seconds from its creation until its Deployment is there."""
+    """Return the seconds from its creation until its Deployment exists."""
     began = time.monotonic()
     space.create("InferenceService", make_service(name))
     wait_until(f"{name} has its children", lambda: space.get("Deployment", names.engine_name(name)), 1200)
@@ -170,7 +168,7 @@ def time_good_service(space: Space, name: str) -> float:
 
 
 def measure(space: Space, control_plane: ControlPlane, options: argparse.Namespace) -> bool:
-    """Prints a row for each process and good service of two lives; whether all bars were met."""
+    """Print a row for each process and good service, before and after the restart. Return whether all bars are met."""
     etcd, tenant = Etcd(control_plane.folder / "etcd.sock"), Tenant(space.api)
     with processes(control_plane.kubeconfig) as started:
         time_good_service(space, "first")
@@ -186,7 +184,7 @@ def measure(space: Space, control_plane: ControlPlane, options: argparse.Namespa
 
 
 def report(life: str, space: Space, name: str, started: dict[str, subprocess.Popen[bytes]]) -> bool:
-    """Prints what a good service and the processes say now; whether within their bars."""
+    """Print the current figures of a good service and the processes. Return whether they are within their bars."""
     seconds = time_good_service(space, name)
     good = seconds < GOOD_SERVICE_SECONDS
     print(f"| {life} | a good service waits | {seconds:.1f} s | < {GOOD_SERVICE_SECONDS} s |")

@@ -32,7 +32,6 @@ from conveyor_bench.peers.process import PeerProcess
 from conveyor_bench.workloads import classifiers, encoder
 from conveyor_bench.workloads.long_prompt import measure_long_prompt
 from conveyor_bench.workloads.mixed import measure_mixed
-from conveyor_bench.workloads.modes import measure_modes
 from conveyor_bench.workloads.prefix import measure_prefix
 from conveyor_bench.workloads.rounds import Limits
 from conveyor_engine.execution import machine, native
@@ -101,8 +100,6 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
             more = {"profile": True} if arguments.profile else {}
             told = WHOLE_RUNS[arguments.workload](Path(folder), arguments.dtype, vocab_size, limits, say, **more)
             return {**about, **told, "workload": {"name": arguments.workload, **told["workload"]}}
-        if arguments.compare == "modes":
-            return {"modes": measure_modes(Path(folder), arguments.dtype, workload, vocab_size, say), **about}
         conveyor, systems = open_systems(Path(folder), arguments, workload, say)
         warm_up(Path(folder), systems, workload, vocab_size, say)
     return {**measure_systems(conveyor, systems, arguments, workload, say), **about}
@@ -183,10 +180,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compare",
-        choices=["none", *PEERS, "overlap", "modes"],
+        choices=["none", *PEERS, "overlap"],
         default="none",
-        help="the peer to run in turns with; overlap = this engine with steps that run ahead; modes = the batching "
-        "modes instead, on requests of mixed sizes",
+        help="the peer to run in turns with; overlap = this engine with steps that run ahead",
     )
     parser.add_argument(
         "--model-shape",

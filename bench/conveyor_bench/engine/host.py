@@ -24,7 +24,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import compute
 from conveyor_engine.wire.frames import encode_frame
-from conveyor_engine.wire.messages import Step
+from conveyor_engine.wire.messages import StepOutputs
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
 PARTS = ("schedule", "build", "update", "send")
@@ -72,7 +72,7 @@ def _time_step(core: EngineCore, connection: socket.socket, rows: int) -> tuple[
     core.scheduler.update(result)
     outputs = core.scheduler.take_outputs()
     marks.append(time.perf_counter())
-    connection.sendall(encode_frame(Step(outputs, core.stats(), rows)))
+    connection.sendall(encode_frame(StepOutputs(outputs, core.stats(), rows)))
     marks.append(time.perf_counter())
     assert [output.new_token_ids for output in outputs] == [[TOKEN]] * rows
     return tuple(end - begin for begin, end in pairwise(marks))

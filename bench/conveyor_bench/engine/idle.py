@@ -6,6 +6,7 @@ gives every row the same token instead of computing one. `python -m conveyor_ben
 
 import os
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -26,6 +27,7 @@ class IdleExecutor:
     """Rows and batches of an executor on the CPU; no model and no KV cache."""
 
     extra_warmup_tokens = 0
+    graph_sizes: Sequence[int] = ()
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.max_model_len is not None

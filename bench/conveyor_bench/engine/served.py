@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -105,12 +106,12 @@ async def _stream(port: int, tokens: int, prompt: str) -> tuple[float, float, fl
 
 
 def serve_with(config: EngineConfig, engine_program: str) -> None:
-    """Serves the directory's tokenizer with another engine process than `serve`'s."""
+    """Serves the directory's tokenizer with another engine process than `serve`'s, for a model that generates."""
     from uvloop import run
 
     configure_logging()
     model = ServedModel(MODEL, Tokenizer(Path(config.model)), SamplingDefaults())
-    run(serve(config, ForkServer(model), engine_program))
+    run(serve(replace(config, task="generate"), ForkServer(model), engine_program))
 
 
 def _serve(folder: str, rows: str, tokens: str) -> None:

@@ -146,7 +146,8 @@ class KernelStage:
 
         def measure() -> dict[str, object]:
             logits = self._random(rows, self._sizes.vocabulary)
-            sampler = Sampler(rows, self._sizes.vocabulary, self._device)
+            token_ids = torch.zeros((rows, 0), dtype=torch.int32, device=self._device)
+            sampler = Sampler(rows, self._sizes.vocabulary, self._device, token_ids)
             for row in range(rows):
                 sampler.set_row(row, RowSampling(_SAMPLED[how], row))
             numbers = np.arange(rows, dtype=np.int64)

@@ -59,11 +59,11 @@ def timed_core(config: EngineConfig) -> tuple[EngineCore, float, list[str]]:
 
 if __name__ == "__main__":
     from conveyor_engine.loop.process import Channel, main
-    from conveyor_engine.wire.messages import Progress
+    from conveyor_engine.wire.messages import LoadingLine
 
     def load(config: EngineConfig, channel: Channel) -> EngineCore:
         """With random weights in place of the directory's."""
-        return open_core(config, lambda line: channel.send(Progress(line)))
+        return open_core(config, lambda line: channel.send(LoadingLine(line)))
 
     code = main(load)
     sys.stderr.flush()

@@ -4,8 +4,10 @@ Writes `virtual.json`, `measured.json` and `index.html` into a folder, and the p
 """
 
 import argparse
+import multiprocessing
 import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--pictures", type=Path, help="a folder for the pictures too, as docs/batching/ has them")
     parser.add_argument("--requests", type=int, default=virtual.REQUESTS, help="of a throughput cell, in virtual time")
     parser.add_argument("--measured-requests", type=int, default=MEASURED_REQUESTS, help="of a measured cell")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that simulate beside each other")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that work beside each other")
     arguments = parser.parse_args(argv)
     for name in ("requests", "measured_requests", "processes"):
         if getattr(arguments, name) < 1:
@@ -39,7 +41,9 @@ def main(argv: Sequence[str]) -> int:
         from conveyor_bench.modes import measured  # needs torch, which virtual time does not
 
         number = arguments.measured_requests
-        results["measured"] = measured.measure(number, min(number, measured.LATENCY_REQUESTS), say)
+        spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        with ProcessPoolExecutor(arguments.processes, spawn) as pool:
+            results["measured"] = measured.measure(number, min(number, measured.LATENCY_REQUESTS), pool, say)
     page.write_results(arguments.out, results)
     if arguments.pictures:
         page.write_pictures(arguments.pictures, results)

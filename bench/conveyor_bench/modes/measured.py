@@ -1,14 +1,17 @@
 """The modes on this machine: the engine with a model of random weights, beside transformers' static `generate`.
 
 Used by `command`. All systems of a cell run in slices that alternate, on one thread; each one's clock counts its own
-processor seconds, so what else the machine does falls on all of them alike and is not counted.
+processor seconds, so what else the machine does falls on all of them alike and is not counted. Each cell has a process
+with models of its own, and as many run beside each other as there are processors.
 """
 
 import os
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,25 +143,35 @@ def run_cell(
     return figures, runs
 
 
-def measure(number: int, latency_number: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Everything that is measured, and what the cost model says of this machine."""
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Written once, and opened by the process of each cell."""
+
+    folder: Path
+    dtype: str
+
+    def open_runners(self, names: Sequence[str]) -> dict[str, GenerateRunner]:
+        """One with a cache of its own for each system, on the one thread of this process."""
+        torch.set_num_threads(1)
+        return {name: open_runner(self.folder, self.dtype) for name in names}
+
+
+def measure(number: int, latency_number: int, pool: Executor, say: Callable[[str], None]) -> dict[str, Any]:
+    """All that is measured, by the processes of `pool`, and what the cost model says of this machine."""
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     check_tokens({"hf-static": HfStatic})
     dtype = "bfloat16" if cpu_has_bfloat16() else "float32"
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), SHAPE, getattr(torch, dtype))
-        peer = HfStatic(Path(folder), dtype)
-        runners = {name: open_runner(Path(folder), dtype) for name in _SYSTEMS}
-    run_cell(runners, peer, throughput_requests(2, 4, _vocabulary()), PROMPT_TOKENS + 4)  # warms all of them
     cells: dict[str, dict[str, Figures]] = {name: {} for name in (*_SYSTEMS, TRANSFORMERS)}
     runs: dict[int, dict[str, Run]] = {}
-    for cap in CAPS:
-        requests = throughput_requests(number, cap, _vocabulary())
-        figures, runs[cap] = run_cell(runners, peer, requests, PROMPT_TOKENS + cap)
-        for name, each in figures.items():
-            cells[name][str(cap)] = each
-            say(f"event=measured mode={name} cap={cap} tokens_per_second={each['output_tokens_per_second']:.1f}")
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), SHAPE, getattr(torch, dtype))
+        model = Model(Path(folder), dtype)
+        for cap, (figures, runs[cap]) in zip(CAPS, pool.map(partial(measure_cap, model, number), CAPS), strict=True):
+            for name, each in figures.items():
+                cells[name][str(cap)] = each
+                say(f"event=measured mode={name} cap={cap} tokens_per_second={each['output_tokens_per_second']:.1f}")
+        latency = measure_latency(pool, partial(measure_rate, model, latency_number), cells, say)
     policy = cells.pop(_RESERVED)
     told = compare(cells, policy)
     for cap, parts in told["decomposition"].items():
@@ -166,13 +179,28 @@ def measure(number: int, latency_number: int, say: Callable[[str], None]) -> dic
     return {
         "modes": cells,
         **told,
-        "latency": measure_latency(runners, cells, latency_number, say),
+        "latency": latency,
         "prediction": predict(number, runs, cells),
         "step": describe_steps(runs),
         "machine": describe_machine(load),
         "where": f"{describe_machine(load)['cpu']}, one thread",
         "method": method(number, dtype),
     }
+
+
+def measure_cap(model: Model, number: int, cap: int) -> tuple[dict[str, Figures], dict[str, Run]]:
+    """All systems over the same requests, whose outputs have at most `cap` tokens."""
+    runners, peer = model.open_runners(list(_SYSTEMS)), HfStatic(model.folder, model.dtype)
+    run_cell(runners, peer, throughput_requests(2, 4, _vocabulary()), PROMPT_TOKENS + 4)  # warms all of them
+    return run_cell(runners, peer, throughput_requests(number, cap, _vocabulary()), PROMPT_TOKENS + cap)
+
+
+def measure_rate(model: Model, number: int, rate: float) -> dict[str, Figures]:
+    """Every mode with Poisson arrivals, so many a second."""
+    runners = model.open_runners(list(MODES))
+    run_cell(runners, None, throughput_requests(2, 4, _vocabulary()), PROMPT_TOKENS + 4)
+    figures, _ = run_cell(runners, None, latency_requests(number, rate, _vocabulary()), _LONGEST)
+    return figures
 
 
 def open_runner(model: Path, dtype: str) -> GenerateRunner:
@@ -192,20 +220,18 @@ def open_runner(model: Path, dtype: str) -> GenerateRunner:
 
 
 def measure_latency(
-    runners: Mapping[str, GenerateRunner],
+    pool: Executor,
+    measured_at: Callable[[float], dict[str, Figures]],
     cells: Mapping[str, Mapping[str, Figures]],
-    number: int,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Figures]]:
     """Every mode with Poisson arrivals, by requests a second."""
     busy = cells["continuous"][str(CAPS[-1])]
     capacity = _speed(busy) / (busy["output_tokens"] / busy["requests"])
-    told = {}
-    for load in LOADS:
-        rate = round(load * capacity, 3)
-        requests = latency_requests(number, rate, _vocabulary())
-        told[str(rate)], _ = run_cell({name: runners[name] for name in MODES}, None, requests, _LONGEST)
-        for name, each in told[str(rate)].items():
+    rates = [round(load * capacity, 3) for load in LOADS]
+    told = dict(zip(map(str, rates), pool.map(measured_at, rates), strict=True))
+    for rate, modes in told.items():
+        for name, each in modes.items():
             say(f"event=measured mode={name} rate={rate} ttft_p50={each['ttft_p50']:.2f} p99={each['latency_p99']:.2f}")
     return told
 

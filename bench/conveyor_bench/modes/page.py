@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conveyor_bench.modes import pictures
-from conveyor_bench.modes.svg import short
+from conveyor_insight.svg import short
 
 _STYLE = """:root{color-scheme:light dark}
 body{font:16px/1.5 system-ui,sans-serif;max-width:820px;margin:2rem auto;padding:0 1rem;background:#fff;color:#1f2328}

@@ -6,7 +6,7 @@ Used by `page` and `command`. Takes the objects of the JSON files; knows no engi
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conveyor_bench.modes.svg import Axis, Series, axis_for, bars, lines, ranges
+from conveyor_insight.svg import Axis, Series, axis_for, bars, lines, ranges
 
 COLOURS = {"none": 0, "static": 1, "dynamic": 2, "continuous": 3, "transformers": 4}
 NAMES = {

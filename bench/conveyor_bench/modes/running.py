@@ -69,6 +69,7 @@ class VirtualExecutor:
     """Computes nothing: a step moves the clock by its cost, and every row samples token 0."""
 
     extra_warmup_tokens = 0
+    graph_sizes: Sequence[int] = ()
 
     def __init__(self, facts: ModelFacts, cost: Cost, clock: VirtualClock) -> None:
         self.facts = facts
@@ -99,6 +100,10 @@ class RecordingExecutor:
     @property
     def extra_warmup_tokens(self) -> int:
         return self._executor.extra_warmup_tokens
+
+    @property
+    def graph_sizes(self) -> Sequence[int]:
+        return self._executor.graph_sizes
 
     def begin(self, plan: StepPlan) -> Sample:
         began = time.process_time()

@@ -47,6 +47,7 @@ def build_config(mode: Mode, facts: ModelFacts, num_requests: int, **settings: A
     return EngineConfig(
         batching_mode=mode.batching,
         padding=mode.padding,
+        length_grouping="off" if mode.padding == "real" else "auto",  # the naive batches that others measure against
         max_num_seqs=facts.max_num_seqs,
         max_num_queued_requests=num_requests,
         block_size=facts.block_size,

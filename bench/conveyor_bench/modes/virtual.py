@@ -67,7 +67,7 @@ def run_throughput(cost: Cost, memory: Memory, step_tokens: int, number: int) ->
 
 
 def compare(modes: dict[str, dict[str, Figures]], policy: dict[str, Figures]) -> dict[str, Any]:
-    """Continuous over Static by cap; and as a product: its policy with Static's places, times the memory it saves."""
+    """Return the ratio of Continuous to Static by cap, and its factors: policy (with Static's places) and memory."""
     speed = "output_tokens_per_second"
     caps = modes["continuous"]
     parts = {
@@ -88,7 +88,7 @@ def run_latency(cost: Cost, memory: Memory, step_tokens: int, rate: float, numbe
 
 
 def run_limits(cost: Cost, memory: Memory, step_tokens: int, number: int) -> dict[str, Figures]:
-    """Continuous at each batch limit, with outputs up to 1,536 tokens and requests for eight batches, if there are."""
+    """Continuous at each batch limit, with outputs up to 1,536 tokens and at most eight batches of requests."""
     longest = PROMPT_TOKENS + CAPS[-1]
     told = {}
     for limit in LIMITS:

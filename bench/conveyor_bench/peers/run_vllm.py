@@ -10,9 +10,9 @@
 # ///
 """vLLM for CPUs as a system of the bench: `run_vllm.py MODEL DTYPE THREADS`, in an environment of its own.
 
-Its engine is stepped in this process, with its defaults but for the sizes: compiled, prefix caching, prompts in chunks.
-Called by `process`, which has the protocol. Knows nothing of Conveyor. The package asks for a build of torch that only
-torch's own index has, and looks for itself under its other name, also in processes that it starts.
+Its engine is stepped in this process, with its defaults except sizes: compiled, prefix caching, chunked prompts.
+Called by `process`, which has the protocol. Must not import Conveyor. The package requires a build of torch that only
+torch's own index has. It also looks itself up under another package name, even in processes that it starts.
 """
 
 import json
@@ -36,7 +36,7 @@ Tokens = list[int]
 
 
 def start(engine: Any, prompts: Sequence[Tokens], output_tokens: int) -> Iterator[int | list[Tokens]]:
-    """What the answers of one run are."""
+    """The results of one run."""
     from vllm import SamplingParams
 
     params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
@@ -59,7 +59,7 @@ def open_engine(model: str, dtype: str) -> Any:
 
 def main(folder: str, model: str, dtype: str, threads: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    os.dup2(2, 1)  # other output is not a result
     named = Path(folder) / f"vllm-{VERSION}.dist-info"
     named.mkdir()
     (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")

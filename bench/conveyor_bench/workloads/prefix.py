@@ -29,14 +29,14 @@ def measure_prefix(
 
 
 def random_prompts(vocab_size: int, seed: int) -> Prompts:
-    """They share their beginning."""
+    """Build prompts that share their first tokens."""
     random = Random(seed)
     shared = random.choices(range(vocab_size), k=SHARED_TOKENS)
     return [shared + random.choices(range(vocab_size), k=OWN_TOKENS) for _ in range(REQUESTS)]
 
 
 def run(vocab_size: int, conveyor: Conveyor, seed: int) -> Figures:
-    """All of them at once, to their ends."""
+    """Run all requests at once, to the end."""
     for prompt in random_prompts(vocab_size, seed):
         conveyor.add(prompt, OUTPUT_TOKENS)
     started, first = time.perf_counter(), dict[str, float]()

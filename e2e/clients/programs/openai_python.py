@@ -63,7 +63,7 @@ def many_at_once() -> None:
 
 
 def errors() -> None:
-    for wrong, kind in (({"model": "no-such"}, NotFoundError), ({"frequency_penalty": 1.5}, BadRequestError)):
+    for wrong, kind in (({"model": "no-such"}, NotFoundError), ({"frequency_penalty": 2.5}, BadRequestError)):
         try:
             client.chat.completions.create(**{"model": MODEL, "messages": MESSAGES, **wrong})
         except kind as error:

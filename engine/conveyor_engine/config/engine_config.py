@@ -25,12 +25,18 @@ from conveyor_process.kinds import (
 from conveyor_process.log import LogFormat
 from conveyor_process.settings import Kind, optional, required, setting
 from conveyor_protocol.request_headers import LEVEL_MAX
+from conveyor_protocol.workload import Lengths, Workload
 
 Device = Literal["cuda", "cpu", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 BatchingMode = Literal["auto", "none", "static", "dynamic", "continuous"]
 Padding = Literal["none", "real"]
+LengthGrouping = Literal["auto", "off"]
 SamplingDefaultsSource = Literal["model", "openai"]
+ToolParser = Literal[
+    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "llama4_pythonic", "mistral", "deepseek_v3", "deepseek_v31"
+]
+ReasoningParser = Literal["auto", "none", "think", "mistral", "seed_oss"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 DEFAULT_MEMORY_FRACTION = 0.85
@@ -49,9 +55,21 @@ def _parse_shares(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(shares.items()))
 
 
+def _parse_lengths(text: str) -> Lengths:
+    """`256,1024`."""
+    match = re.fullmatch("([0-9]{1,8}),([0-9]{1,8})", text)
+    lengths = Lengths(*map(int, match.groups())) if match else Lengths(0, 0)
+    if not 1 <= lengths.p50 <= lengths.p95 <= MAX_TOKENS:
+        raise ValueError(text)
+    return lengths
+
+
+_LENGTHS = Kind(f"tokens at P50 and P95, from 1 to {MAX_TOKENS} and in this order, as 256,1024", _parse_lengths)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Every setting of the engine; the constructor takes any values, so that tests can build odd engines."""
+    """All settings of the engine. The constructor does not check them, so that tests can build unusual engines."""
 
     model: str = required("path of a model directory", WORDS)
     served_model_name: str | None = setting(
@@ -82,6 +100,17 @@ class EngineConfig:
         "generation_config.json; openai = temperature 1 and no cut",
         literal(SamplingDefaultsSource),
     )
+    tool_parser: ToolParser = setting(
+        "auto",
+        "the format in which the model calls tools, as text in its answers; auto = by its chat template",
+        literal(ToolParser),
+    )
+    reasoning_parser: ReasoningParser = setting(
+        "auto",
+        "the marks of the model's thinking, which becomes `reasoning`; auto = by its chat template; none = thinking is "
+        "content",
+        literal(ReasoningParser),
+    )
     batching_mode: BatchingMode = setting(
         "auto",
         "the policy that forms batches; auto = continuous for a model that generates, else dynamic",
@@ -93,9 +122,23 @@ class EngineConfig:
         "how long a batch waits to fill up; static and dynamic only; default: the policy's own",
         optional(seconds(3600)),
     )
+    batching_eager: bool = setting(
+        False,
+        "true = an idle engine starts a batch of what waits at once, without waiting for the window; static and "
+        "dynamic only",
+        TRUE_OR_FALSE,
+    )
+    length_grouping: LengthGrouping = setting(
+        "auto",
+        "static and dynamic only; auto = where unequal lengths cost something, requests of like length go together, as "
+        "long as none waits longer than its window for that; off = in order of the queue alone",
+        literal(LengthGrouping),
+    )
     max_num_batched_tokens: int | None = setting(
         None,
-        "tokens of one step; a longer prompt takes several, or, to be embedded, one to itself; default: by device",
+        "tokens of one step; a longer prompt takes several, or, to be embedded, one to itself; a batch of static or "
+        "dynamic is full when its prompts cost as much: packed, their sum, padded, their number times the longest; "
+        "default: by device, and for batches that generate no limit",
         optional(whole_number(1, MAX_TOKENS)),
     )
     max_num_queued_requests: int = setting(
@@ -103,6 +146,23 @@ class EngineConfig:
         f"requests that may wait for a place; one more is refused with 429, and so is one whose prompt would bring "
         f"those that wait or run beyond {MAX_TOKENS} tokens",
         whole_number(1, 100_000),
+    )
+    objective_time_to_first_token_seconds: float | None = setting(
+        None,
+        "P95 of the time to the first token, for a model that generates: the prompt tokens of a step follow the "
+        "traffic so that it holds; the time that a request waits for a row does not count",
+        optional(seconds(3600, least=0.001)),
+    )
+    objective_inter_token_latency_seconds: float | None = setting(
+        None,
+        "P95 of the time between two tokens of an answer: the rows and the prompt tokens of a step follow the traffic, "
+        "below the declared ones, so that it holds",
+        optional(seconds(3600, least=0.001)),
+    )
+    objective_latency_seconds: float | None = setting(
+        None,
+        "P95 of the time of a request, for a model that takes one step: the rows of a step follow the traffic",
+        optional(seconds(3600, least=0.001)),
     )
     class_shares: tuple[tuple[int, int], ...] = setting(
         (),
@@ -120,6 +180,15 @@ class EngineConfig:
         optional(number(0.01, 1)),
     )
     block_size: int = setting(16, "tokens of one KV block", whole_number(1, 256))
+    workload_input_tokens: Lengths | None = setting(
+        None,
+        "tokens of a prompt at P50 and P95, as 256,1024; what is left open of context and KV blocks follows, and so do "
+        "the sizes of CUDA graphs and the warm-up",
+        optional(_LENGTHS),
+    )
+    workload_output_tokens: Lengths | None = setting(
+        None, "the same of an answer, for a model that generates", optional(_LENGTHS)
+    )
     prefix_caching: bool = setting(True, "share the KV blocks of identical prompt prefixes", TRUE_OR_FALSE)
     attention_backend: AttentionBackendName = setting(
         "auto", "auto = the fastest that works here", literal(AttentionBackendName)
@@ -145,8 +214,14 @@ class EngineConfig:
     num_threads: int | None = setting(
         None, "CPU threads that compute; default: the container's CPU limit", optional(whole_number(1, 1024))
     )
-    log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
+    log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)
     warmup: bool = setting(True, "run the largest step once before being ready", TRUE_OR_FALSE)
+
+    @property
+    def workload(self) -> Workload | None:
+        """The lengths of requests; None if they are not known."""
+        inputs = self.workload_input_tokens
+        return None if inputs is None else Workload(inputs, self.workload_output_tokens)
 
 
 def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
@@ -158,5 +233,42 @@ def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
             "batching_window_seconds",
             "is for `batching_mode: static` and `batching_mode: dynamic` alone: leave it out",
         )
+    for name, is_set in (
+        ("batching_eager", config.batching_eager),
+        ("length_grouping", config.length_grouping == "off"),
+    ):
+        if is_set and config.batching_mode not in ("static", "dynamic"):
+            yield name, "is for `batching_mode: static` and `batching_mode: dynamic` alone: leave it out"
+    tokens = config.objective_time_to_first_token_seconds or config.objective_inter_token_latency_seconds
+    if config.objective_latency_seconds and tokens:
+        yield (
+            "objective_latency_seconds",
+            "is for models that take one step, `objective_time_to_first_token_seconds` and "
+            "`objective_inter_token_latency_seconds` are for models that generate: give one or the others",
+        )
+    if (config.objective_latency_seconds or tokens) and config.batching_mode in ("none", "static"):
+        named = config.objective_latency_seconds and "objective_latency_seconds"
+        named = named or (config.objective_time_to_first_token_seconds and "objective_time_to_first_token_seconds")
+        yield (
+            named or "objective_inter_token_latency_seconds",
+            "is for `batching_mode: continuous` and `batching_mode: dynamic` alone: leave it out",
+        )
+    yield from _find_conflicts_of_workload(config)
     if config.padding is not None and config.batching_mode != "static":
         yield "padding", "is for `batching_mode: static` alone: leave it out"
+
+
+def _find_conflicts_of_workload(config: EngineConfig) -> Iterator[tuple[str, str]]:
+    workload = config.workload
+    if workload is None:
+        if config.workload_output_tokens is not None:
+            yield "workload_output_tokens", "needs `workload_input_tokens`: give both"
+        return
+    blocks = config.num_kv_blocks and config.num_kv_blocks * config.block_size
+    for name, limit in (("`max_model_len`", config.max_model_len), ("`num_kv_blocks` x `block_size`", blocks)):
+        if limit is not None and workload.long_tokens > limit:
+            yield (
+                "workload_input_tokens",
+                f"and `workload_output_tokens` have {workload.long_tokens} tokens at P95, more than {name}, {limit}: "
+                "raise that, or lower them",
+            )

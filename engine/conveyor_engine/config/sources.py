@@ -1,4 +1,4 @@
-"""Where configuration comes from: flags, then CONVEYOR_ENGINE_<FIELD>, then a flat YAML file, then the defaults.
+"""Sources of the configuration: flags, then CONVEYOR_ENGINE_<FIELD>, then a YAML file, then the defaults.
 
 Called by `__main__`. Flags and variables are read as those of every program are (`conveyor_process.settings`); the file
 is the engine's own. What cannot be used is refused with a sentence that names the key and where it came from.
@@ -49,10 +49,12 @@ def _read_file(path: Path) -> Iterator[Given]:
     if content is None:
         return
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError(f"{path} must hold one flat mapping of field names to values")
+        raise ConfigError(f"{path} must hold one mapping of field names to values")
     for name, value in content.items():
         if name == "class_shares" and isinstance(value, dict):
             value = ",".join(f"{key}:{each}" for key, each in value.items())
+        if name == "length_grouping" and value is False:  # YAML's `off`
+            value = "off"
         yield Given(name, value, f"file {path}", is_text=False)
 
 

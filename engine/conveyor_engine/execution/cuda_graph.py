@@ -58,7 +58,7 @@ class CudaCapture:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Without collections: one could free another engine's graphs, and with them call the driver in a capture."""
+    """Disable garbage collection: it could free another engine's graphs, which calls the driver during a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

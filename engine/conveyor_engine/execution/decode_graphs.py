@@ -57,10 +57,13 @@ class DecodeGraphs:
         self._replays: dict[int, Work] = {}
         self.sizes: list[int] = []  # captured ones, ascending
 
-    def capture(self, capture: Capture, progress: Callable[[str], None]) -> None:
-        """Captures the largest first, whose memory the others then share. After one that fails there are no more."""
+    def capture(self, capture: Capture, progress: Callable[[str], None], largest: int | None = None) -> None:
+        """Captures the largest first, whose memory the others then share. After one that fails there are no more.
+
+        `largest`: rows beyond which steps are too rare for a graph.
+        """
         started = time.monotonic()
-        for size in reversed(batch_sizes(self._spare_row)):
+        for size in reversed(batch_sizes(largest or self._spare_row)):
             self._fill([], [], size)
             try:
                 self._replays[size] = capture(partial(self._compute, size))

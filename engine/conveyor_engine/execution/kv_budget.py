@@ -48,11 +48,13 @@ def _check_free(num_blocks: int, block_bytes: int, free_bytes: int) -> None:
 def _blocks_of(
     config: EngineConfig, needed: int, max_num_seqs: int, block_bytes: int, free_bytes: int, is_cpu: bool
 ) -> int:
-    """As many as fit into the cache's share of the memory, at most as many as are useful."""
+    """Return the number of blocks that fit into the cache's share of the memory, capped at the useful maximum."""
     budget = int(free_bytes * (config.kv_memory_fraction or DEFAULT_MEMORY_FRACTION))
     most = needed * max_num_seqs
     if is_cpu and config.kv_memory_fraction is None:
         budget = min(budget, max(CPU_DEFAULT_BYTES, needed * block_bytes))
+        if config.workload is not None:
+            most = config.workload.count_blocks(max_num_seqs, config.block_size, needed * config.block_size)
     elif config.prefix_caching:
         most = max(most, CACHE_BLOCKS_MAX)
     return min(most, budget // block_bytes)

@@ -5,6 +5,7 @@ from transformers import PretrainedConfig
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError
+from conveyor_protocol.workload import Workload
 
 # Tokens of one step: enough to saturate the device's matrix units, few enough that decodes do not wait long.
 DEFAULT_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -24,6 +25,8 @@ def find_context(model_config: PretrainedConfig) -> int | None:
 def choose_max_model_len(config: EngineConfig, limit: int | None) -> int:
     """Tokens of the longest request. `limit`: the model's context length, None if unknown. Raises ConfigError."""
     if config.max_model_len is None:
+        if config.workload is not None:
+            return _derive_max_model_len(config, config.workload, limit)
         if limit is None:
             raise ConfigError("the model's config.json does not say how long its context may be; set `max_model_len`")
         return limit
@@ -32,6 +35,16 @@ def choose_max_model_len(config: EngineConfig, limit: int | None) -> int:
             f"`max_model_len` is {config.max_model_len}, but the model was made for at most {limit} tokens; lower it"
         )
     return config.max_model_len
+
+
+def _derive_max_model_len(config: EngineConfig, workload: Workload, limit: int | None) -> int:
+    if limit is not None and workload.long_tokens > limit:
+        raise ConfigError(
+            f"`workload_input_tokens` and `workload_output_tokens` have {workload.long_tokens} tokens at P95, but the "
+            f"model was made for at most {limit} tokens; lower them"
+        )
+    capacity = None if config.num_kv_blocks is None else config.num_kv_blocks * config.block_size
+    return workload.choose_context(limit, capacity)
 
 
 def choose_batch_limits(config: EngineConfig, device: torch.device) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Where a runner computes: its device, and its rank among the processes of one model.
+"""The placement of a runner: its device, and its rank among the processes of one model.
 
 Opened by `build` and passed to a runner, which opens no device itself. Knows no models.
 """

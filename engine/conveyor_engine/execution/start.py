@@ -98,6 +98,12 @@ class Start:
         of_task: bytes = b"",
     ) -> ModelFacts:
         """What the start found out, with what only the runner knows."""
+        num_held = self._count_held(num_kv_blocks)
+        if self.config.workload is not None:
+            self.progress(
+                f"event=sized_by_workload max_model_len={max_model_len} num_kv_blocks={num_kv_blocks} "
+                f"requests_held={self.max_num_seqs if num_held is None else num_held}"
+            )
         return ModelFacts(
             task=self._kind.task,
             max_model_len=max_model_len,
@@ -110,5 +116,14 @@ class Start:
             block_size=self.config.block_size,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            num_held=num_held,
             of_task=of_task,
         )
+
+    def _count_held(self, num_kv_blocks: int) -> int | None:
+        """Requests of the workload that the KV cache holds, if they are fewer than a batch."""
+        workload = self.config.workload
+        if workload is None or not num_kv_blocks:
+            return None
+        num_held = workload.count_held(num_kv_blocks * self.config.block_size)
+        return num_held if num_held < self.max_num_seqs else None

@@ -1,11 +1,11 @@
-"""A bucket of any S3 API, through botocore: what is below a prefix, and one file's bytes. Used by `fetch`.
+"""A bucket with an S3 API, through botocore: lists a prefix and reads files. Used by `fetch`.
 
-AWS_ENDPOINT_URL, AWS_REGION, AWS_CA_BUNDLE and the credentials' variables mean what they mean to botocore, which also
-takes a role by the token of a ServiceAccount (AWS_ROLE_ARN, AWS_WEB_IDENTITY_TOKEN_FILE).
+AWS_ENDPOINT_URL, AWS_REGION, AWS_CA_BUNDLE and the credentials' variables have botocore's meaning. botocore also
+assumes a role with the token of a ServiceAccount (AWS_ROLE_ARN, AWS_WEB_IDENTITY_TOKEN_FILE).
 
-A bucket promises no digest but the ETag: the MD5 of the bytes, or of the MD5s of the parts that were uploaded
+The only digest that a bucket provides is the ETag: the MD5 of the bytes, or of the MD5s of the parts that were uploaded
 (docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html), unless they are encrypted with a key of KMS or the client's.
-The size of the parts is asked for. Every read names the ETag, so all bytes are of one version.
+The client requests the size of the parts. Every read requires the same ETag, so all bytes are from one version.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ class Bucket:
         endpoint.http_session = _LimitedSession(endpoint.http_session, self._endpoint)
 
     def describe(self, commit: str | None = None) -> RemoteModel:
-        """What is below the prefix now; its `commit` is made of names, sizes and ETags. Raises ModelError."""
+        """List the files of the prefix. `commit` is a hash of names, sizes and ETags. Raises ModelError."""
         with self._errors_explained(), ThreadPoolExecutor(CONNECTIONS) as pool:
             found = [entry for entry in self._list() if is_known_form(entry["Name"])]
             if not found:
@@ -77,7 +77,7 @@ class Bucket:
         return RemoteModel(self._uri, found_commit, files)
 
     def download(self, model: RemoteModel, file: RemoteFile, path: Path) -> None:
-        """Appends to `path` the bytes that it lacks, in order, from several connections. Raises ModelError."""
+        """Append the missing bytes to `path` in order, over several connections. Raises ModelError."""
         starts = range(find_present(path, file), file.size, BLOCK_BYTES)
         with self._errors_explained(), ProgressFile(path, file) as content:
             pool, blocks = ThreadPoolExecutor(CONNECTIONS), deque[Future[bytes]]()
@@ -92,7 +92,7 @@ class Bucket:
                 pool.shutdown(cancel_futures=True)
 
     def _list(self) -> Iterator[dict[str, Any]]:
-        """Of the prefix itself, and of the folder that says how a model embeds."""
+        """List the objects of the prefix, and of the folder that describes how a model embeds."""
         for folder in ("", POOLING_FILE.rpartition("/")[0] + "/"):
             prefix = f"{self._prefix}/{folder}"
             answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, Delimiter="/", MaxKeys=MAX_FILES)
@@ -115,7 +115,7 @@ class Bucket:
         return RemoteFile(name, size, etag, "none" if part_bytes is None else "md5", part_bytes)
 
     def _find_part_bytes(self, name: str, size: int, count: int, first: dict[str, Any]) -> int | None:
-        """If all parts but the last are of one size. Servers that do not tell of parts answer with the whole."""
+        """Return the size of all parts but the last, or None if it varies. Servers without parts return all of it."""
         if first.get("PartsCount") != count:
             return None
         last = first if count == 1 else self._head(name, PartNumber=count)
@@ -142,7 +142,7 @@ class Bucket:
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
-        """botocore's errors as ours."""
+        """Convert botocore's errors to this project's."""
         try:
             yield
         except ClientError as error:
@@ -173,7 +173,7 @@ class Bucket:
 
 
 class _LimitedSession:
-    """botocore's HTTP session, and what it receives within the bounds of `limit_chunks`."""
+    """botocore's HTTP session, with responses limited by `limit_chunks`."""
 
     def __init__(self, session: Any, source: str) -> None:
         self._session, self._source = session, source
@@ -194,7 +194,7 @@ class _LimitedSession:
 
 
 class _LimitedBody:
-    """urllib3's answer as botocore reads it."""
+    """Adapt urllib3's response to botocore."""
 
     def __init__(self, raw: Any, source: str) -> None:
         self._raw = raw
@@ -212,7 +212,7 @@ class _LimitedBody:
 
 
 def _connect() -> Any:
-    """An S3 client. Raises ModelError, BotoCoreError, ValueError."""
+    """Build an S3 client. Raises ModelError, BotoCoreError, ValueError."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise failed("AWS_ENDPOINT_URL is not the URL of an S3 API: it has to begin with https:// or http://")
@@ -228,5 +228,5 @@ def _connect() -> Any:
 
 
 def _is_encrypted(head: dict[str, Any]) -> bool:
-    """Whether the ETag is of other bytes than those that are read."""
+    """Whether the ETag describes other bytes than a read returns, as with some kinds of encryption."""
     return "SSECustomerAlgorithm" in head or str(head.get("ServerSideEncryption")).startswith("aws:kms")

@@ -30,7 +30,7 @@ MARKER = ".conveyor-complete.json"
 _WANTED = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|tokenizer\.model|vocab\.json"
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(?:jinja|json)"
-    rf"|modules\.json|sentence_bert_config\.json|{re.escape(POOLING_FILE)}"
+    rf"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|{re.escape(POOLING_FILE)}"
 )
 _WEIGHTS = "model.safetensors"
 # What has come is removed then: two fetches that kept theirs on one volume could each lack the other's room for ever.
@@ -56,7 +56,7 @@ def fetch(uri: str, target: str) -> None:
 
 
 def _open_source(uri: str) -> Source | None:
-    """None for what is mounted. Each library is imported where it is needed alone. Raises StartError."""
+    """Open the source; None for a mounted model. Imports only the library that it needs. Raises StartError."""
     parsed = parse_uri(uri)
     if parsed is None:
         return None
@@ -244,7 +244,7 @@ def _size(path: Path) -> int:
 
 
 def _unfinished_name(file: RemoteFile) -> str:
-    """With the digest: other content is never resumed."""
+    """Return a name that contains the digest, so that a download never resumes with other content."""
     return f"{file.name.replace('/', '.')}.{file.digest[:16]}.unfinished"
 
 

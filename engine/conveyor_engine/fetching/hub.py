@@ -79,7 +79,7 @@ class Hub:
             http_get(location, content, resume_size=present, headers=headers)
 
     def _build_client(self) -> Client:
-        """As huggingface_hub's own, which gives each request its time-out, with the bounds on what is received."""
+        """Build a client like huggingface_hub's, whose requests set the time-out, with limits on the response size."""
         hooks: dict[str, list[Callable[..., Any]]] = {"request": [_refuse_encoding], "response": [self._limit]}
         return Client(event_hooks=hooks, follow_redirects=True, timeout=None)
 
@@ -160,7 +160,7 @@ def _shown_endpoint() -> str:
 
 
 def _token() -> str | bool:
-    """False: send none, not even one that was saved on this machine. Raises ModelError, which does not show it."""
+    """Return the token. False: send none, not even a saved one. Raises ModelError, without the token in its message."""
     token = os.environ.get("HF_TOKEN", "").strip()
     if not _TOKEN.fullmatch(token):
         raise failed("HF_TOKEN is not one word of ASCII characters: look at the key of its Secret")

@@ -34,7 +34,7 @@ def check_model_directory(uri: str, directory: Path) -> None:
 
 
 def _find_volume(uri: str, directory: Path) -> Path:
-    """Where the volume of `uri` is mounted; the directory itself if that is another one than the operator asks for."""
+    """Return the mount point of the volume of `uri`, or `directory` itself if it is not the operator's."""
     within = Path(find_mounted_path(uri)).parts
     found = directory.parts[-len(within) :] == within if within else False
     return directory.parents[len(within) - 1] if found else directory

@@ -44,10 +44,10 @@ class RemoteModel:
 
 
 class Source(Protocol):
-    """Where a model comes from."""
+    """A source of models."""
 
     def describe(self, commit: str | None = None) -> RemoteModel:
-        """As it is now, or as it was at `commit`. Raises ModelError."""
+        """Describe the model as it is now, or at `commit`. Raises ModelError."""
 
     def download(self, model: RemoteModel, file: RemoteFile, path: Path) -> None:
         """Appends to `path` the bytes that it lacks, or as many as the source has. Raises ModelError."""
@@ -100,7 +100,7 @@ class ProgressFile(io.FileIO):
 
 
 def compute_digest(path: Path, file: RemoteFile) -> str:
-    """Of the bytes at `path`, as the source names content; the promised one where that cannot be computed."""
+    """Compute the digest of the file in the source's format. Return the announced digest if it cannot be computed."""
     size = path.stat().st_size
     if file.hashing == "none":
         return file.digest

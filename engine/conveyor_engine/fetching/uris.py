@@ -38,13 +38,13 @@ class BucketUri(NamedTuple):
 
 
 def find_mounted_path(uri: str) -> str:
-    """Where in its volume the model of a claim or an image is; empty for a whole image."""
+    """Return the path of the model inside its volume or image; empty for a whole image."""
     scheme, _, rest = uri.partition("://")
     return rest.partition("//" if scheme == "oci" else "/")[2]
 
 
 def parse_uri(uri: str) -> HubUri | BucketUri | None:
-    """None for a claim and for an image, which are mounted. Raises ConfigError."""
+    """Parse the address. Return None for a claim or an image, which are mounted. Raises ConfigError."""
     climbs = bool({".", ".."} & set(uri.split("/")))
     if (_CLAIM.fullmatch(uri) or _IMAGE.fullmatch(uri)) and not climbs:
         return None

@@ -14,6 +14,9 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.loop.executor import Executor, compute
 from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.loop.step_runner import run_step
+from conveyor_engine.objectives.candidates import Objectives
+from conveyor_engine.objectives.steering import Steering
+from conveyor_engine.scheduling.request_state import Constraint
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.scheduling.tasks import Task, build_task
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -35,15 +38,26 @@ class EngineCore:
         progress: Callable[[str], None] = _silent,
         tokenizer: Tokenizer | None = None,
         overlap: bool = False,
+        constrain: Callable[[EngineRequest], Constraint | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Warms the executor up; `progress` gets a key=value line about it. `overlap` runs steps ahead.
 
+        `clock` is that of `step`: it times steps where there are objectives. `constrain` returns what limits a
+        request's tokens, or raises InvalidRequest.
         Without the tokenizer, stop strings are left to whoever reads the answers. Raises ModelError, whose `reason`
         goes into the termination message.
         """
         self.executor = executor
         self.facts: ModelFacts = executor.facts
-        self.scheduler = Scheduler(config, self.facts, tokenizer)
+        objectives = Objectives.of(config)
+        self.steering: Steering | None = None
+        if objectives is not None:
+            self.steering = Steering(objectives, config, self.facts, executor.graph_sizes, progress)
+        limits = None if self.steering is None else self.steering.limits
+        self.scheduler = Scheduler(config, self.facts, tokenizer, constrain, limits=limits)
+        if (steering := self.steering) is not None:
+            self.scheduler.on_step = lambda step, *counts: steering.observe(step, clock(), *counts)
         self._overlap = Overlap(executor) if overlap else None
         self.longest_warmup_step_seconds = self.warmup_seconds = 0.0
         if config.warmup:
@@ -87,22 +101,34 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Gauges and counters as of now."""
-        return self.scheduler.stats()
+        stats = self.scheduler.stats()
+        return stats if self.steering is None else self.steering.report(stats)
 
     def _warm_up(self, config: EngineConfig) -> None:
-        """Steps of the largest size, so that no request pays for first-time allocations, page faults and compilation.
+        """Runs steps of the largest size and of the workload, so that no request pays for first-time allocations, page
+        faults and compilation.
 
         Raises ModelError if nothing of what the rows get is finite: such an engine could answer nobody.
         """
         facts = self.facts
         scheduler = Scheduler(
-            replace(config, batching_mode="continuous", padding=None, max_num_queued_requests=sys.maxsize), facts
+            replace(
+                config,
+                batching_mode="continuous",
+                padding=None,
+                max_num_queued_requests=sys.maxsize,
+                prefix_caching=False,  # dummies of one number begin alike
+            ),
+            facts,
         )
         task = build_task(facts)
         cost = min(task.dummy_cost_max, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
         self._run_dummies(scheduler, task, facts.max_num_seqs, cost)
         if extra_warmup_tokens := self.executor.extra_warmup_tokens:
             self._run_dummies(scheduler, task, 1, min(task.dummy_cost_max, extra_warmup_tokens))
+        if config.workload is not None:
+            for number, tokens in config.workload.list_warm_up(facts.max_num_seqs, facts.max_num_batched_tokens):
+                self._run_dummies(scheduler, task, number, min(task.dummy_cost_max, tokens))
 
     def _run_dummies(self, scheduler: Scheduler, task: Task, num_requests: int, cost: int) -> None:
         """Requests that each cost as much as a prompt of so many tokens."""

@@ -30,6 +30,11 @@ class Executor(Protocol):
         """A lone request of so many tokens runs what no other step does, for warm-up; 0: none."""
         ...
 
+    @property
+    def graph_sizes(self) -> Sequence[int]:
+        """Rows of the steps that it has captured, ascending: a step of decodes costs as much as the next larger one."""
+        ...
+
     def begin(self, plan: StepPlan) -> Sample:
         """Gives the step's forward to the device, which computes it while the caller makes the masks.
 

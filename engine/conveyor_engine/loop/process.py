@@ -24,6 +24,8 @@ from conveyor_engine.logs import configure_logging
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Executor
 from conveyor_engine.registry import find_task, load_about
+from conveyor_engine.scheduling.request_state import Constraint
+from conveyor_engine.text.grammar import Grammars
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.frames import encode_frame, read_payloads
 from conveyor_engine.wire.messages import (
@@ -32,12 +34,12 @@ from conveyor_engine.wire.messages import (
     Failed,
     FromEngine,
     Heartbeat,
-    Progress,
+    LoadingLine,
+    LoadModel,
     Ready,
     Refused,
-    Start,
     StartFailed,
-    Step,
+    StepOutputs,
     ToEngine,
     to_engine_decoder,
 )
@@ -61,6 +63,7 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._sending = threading.Lock()
+        self.on_arrival: Callable[[ToEngine], None] = lambda _: None  # called in the thread that reads, beside steps
         self._arrived: SimpleQueue[ToEngine | Exception] = SimpleQueue()  # an exception is the last
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
@@ -90,6 +93,7 @@ class Channel:
     def _read(self) -> None:
         try:
             for message in self._messages():
+                self.on_arrival(message)
                 self._arrived.put(message)
         except OSError:
             pass  # a reset is an end
@@ -120,7 +124,7 @@ class EngineLoop:
             if self._core.has_unfinished() and self._due(now):
                 with self._pulse:
                     outputs = self._core.step(now)
-                self._channel.send(Step(outputs, self._core.stats(), self._num_added))
+                self._channel.send(StepOutputs(outputs, self._core.stats(), self._num_added))
 
     def _idle_seconds(self) -> float | None:
         """How long to wait for messages: not at all while there is work."""
@@ -192,7 +196,7 @@ def run(channel: Channel, load: Load) -> int:
     """The process from its first message to its exit code."""
     try:
         start = next(channel.receive(None))
-        assert isinstance(start, Start)
+        assert isinstance(start, LoadModel)
         pulse = Pulse(channel)
         core = load(start.config, channel)
         gc.freeze()  # what is loaded stays: to look at all of it would hold a step for a fifth of a second
@@ -225,10 +229,21 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
     tokenizer = Tokenizer(directory) if reads_text and config.batching_mode == "static" else None
 
     def progress(line: str) -> None:
-        channel.send(Progress(line))
+        channel.send(LoadingLine(line))
 
     runner: Executor = build_runner(config, progress)
-    return EngineCore(config, runner, progress, tokenizer, overlap=runner.facts.device != "cpu")
+    facts = runner.facts
+    grammars = Grammars(directory, facts.vocab_size, facts.eos_token_ids)
+
+    def compile_grammar(message: ToEngine) -> None:
+        if isinstance(message, Add) and message.grammar:
+            grammars.compile(message.grammar)
+
+    def constrain(request: EngineRequest) -> Constraint | None:
+        return grammars.follow(request.grammar, request.thinking) if request.grammar or request.thinking else None
+
+    channel.on_arrival = compile_grammar
+    return EngineCore(config, runner, progress, tokenizer, overlap=facts.device != "cpu", constrain=constrain)
 
 
 def _reason(error: Exception) -> FailureReason:

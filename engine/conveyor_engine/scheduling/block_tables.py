@@ -50,8 +50,11 @@ class BlockTables:
         return -(-num_tokens // self._block_size) if self._blocks.num_blocks else 0
 
     def _match(self, request: RequestState) -> list[int]:
-        """Cached blocks of its prefix, never all of its tokens: the last one must be computed to sample from it."""
-        if not self._prefix_caching:
+        """Cached blocks of its prefix, never all of its tokens: the last one must be computed to sample from it.
+
+        None where the prompt's tokens are to be scored: that takes the logits behind each.
+        """
+        if not self._prefix_caching or not request.is_scored:
             return []
         num_tokens = len(request.token_ids) - 1
         hashes = request.hashes_of_full_blocks(self._block_size, num_tokens)

@@ -34,8 +34,15 @@ class Counters:
             batch_close_reasons=dict(self._close_reasons),
         )
 
-    def count_close(self, reason: str) -> None:
+    def count_batch(self, reason: str, cost: int, padding_share: float, wait_seconds: float) -> None:
+        """A batch closes. At most one does in a step, so the newest is all that the statistics need to carry."""
         self._close_reasons[reason] += 1
+        stats = self._stats
+        stats.num_batches += 1
+        stats.batch_cost, stats.batch_padding_share, stats.batch_wait_seconds = cost, padding_share, wait_seconds
+
+    def count_late(self) -> None:
+        self._stats.num_late += 1
 
     def count_preemption(self) -> None:
         self._stats.num_preemptions += 1
@@ -76,12 +83,13 @@ class Carried:
     the number.
     """
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, expected: int | None = None) -> None:
+        """`expected`: what it is taken to carry until it has been short of blocks."""
         self._max_num_seqs = max_num_seqs
         self._at = 0.0
         self._running = 0.0
         self._used = 0.0
-        self._number: float | None = None
+        self._number: float | None = expected
 
     @property
     def number(self) -> int | None:

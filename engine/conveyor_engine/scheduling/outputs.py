@@ -11,9 +11,14 @@ from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
 from conveyor_engine.scheduling.step import Work
 from conveyor_engine.wire.request import FinishReason, ModelFacts, RequestOutput, TokenLogprobs
+from conveyor_engine.wire.step import NOTHING_ALLOWED
 
 EXPECTED_OUTPUT_TOKENS = 256.0  # of an answer, before any was seen ...
 _ESTIMATE_WEIGHT = 1 / 32  # ... and how much each one that ends counts
+_NOTHING_ALLOWED = (
+    "no token may come next: the request's structured output, allowed_token_ids, bad_words and min_tokens"
+    " together forbid all of them"
+)
 
 
 class Outputs:
@@ -50,6 +55,13 @@ class Outputs:
         elif token_ids:
             self._append_dummy(request, token_ids)
 
+    def add_scores(self, request: RequestState, logprobs: Sequence[TokenLogprobs]) -> None:
+        """The log probabilities of the next tokens of its prompt. They are never held back."""
+        request.num_scored_tokens += len(logprobs)
+        output = request.output([])
+        output.prompt_logprobs = list(logprobs)
+        self.pending.append(output)
+
     def add_payload(self, work: Work, payload: bytes, error: str) -> None:
         """The request is computed, and this is its output. Without a payload it ends with the `error`."""
         request = work.request
@@ -71,8 +83,7 @@ class Outputs:
     ) -> None:
         """Appends the tokens up to the one that ends the request. Where a batch keeps together, holds them back."""
         if min(token_ids) < 0:
-            self._batch.evict(request)
-            self.finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
+            self._fail(request, nothing_allowed=NOTHING_ALLOWED in token_ids)
             return
         if request.num_output_tokens == 0:
             self._counters.count_prompt(request)
@@ -91,6 +102,13 @@ class Outputs:
             self.pending.append(request.output(token_ids, kept_logprobs))
         else:
             self.finish(request, reason, output=request.output(token_ids, kept_logprobs))
+
+    def _fail(self, request: RequestState, *, nothing_allowed: bool) -> None:
+        if nothing_allowed:
+            self.finish(request, FinishReason.ERROR, _NOTHING_ALLOWED)
+            return
+        self._batch.evict(request)
+        self.finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
 
     def _append_dummy(self, request: RequestState, token_ids: list[int]) -> None:
         """A finished row of a padded batch takes part in every step, a token longer each time while there is room.

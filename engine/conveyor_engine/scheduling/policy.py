@@ -1,8 +1,8 @@
 """The four batching systems as policies of one scheduler.
 
-A policy answers five questions: who may be in one batch (`bucket`), when may it start and with whom (`candidates`,
-`due_at`), may others join it (`joins`), do its rows keep together (`keeps_together`), are they padded to one length
-(`pads`). Whose turn it is, is not among them: `waiting_queue`.
+A policy answers six questions: when is a batch full (`limits`), who goes together first (`bucket`), when may it start
+and with whom (`candidates`, `due_at`), may others join it (`joins`), do its rows keep together (`keeps_together`), are
+they padded to one length (`pads`). Whose turn it is, is not among them: `waiting_queue`.
 Everything else (token budget, chunked prefill, blocks) is the scheduler's and shared, so that
 the modes differ in nothing but these answers. After TensorRT-LLM's capacity policies and Triton's queue policies.
 """
@@ -13,6 +13,8 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.scheduling.filling import BatchLimits, Filling
+from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.waiting_queue import Bucket, WaitingQueue
 
@@ -33,12 +35,13 @@ NOBODY = Candidates((), None)
 class Policy(Protocol):
     """The answers that make a batching mode."""
 
+    limits: BatchLimits
     joins: bool  # requests may join while others run
     keeps_together: bool  # all prompts before any decode; a finished row keeps place and answer until all are done
     pads: bool  # computes every row as long as the longest prompt, and finished ones on, as a padded tensor does
 
     def bucket(self, request: RequestState) -> int:
-        """Requests of different buckets are never in one batch."""
+        """Requests of one bucket are of like length, and go together first."""
         ...
 
     def candidates(self, waiting: WaitingQueue, now: float, draining: bool) -> Candidates:
@@ -55,6 +58,9 @@ class _Immediate:
 
     keeps_together = False
     pads = False
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
 
     def bucket(self, request: RequestState) -> int:
         return 0
@@ -84,46 +90,68 @@ class NoBatching(_Immediate):
 class _Closed:
     """Starts when a batch is full, or when the window since the first that could run ends.
 
-    Each bucket has its own window; of those due, the one of the party that has waited longest for a turn goes first, so
-    nobody starves. A batch is full too when the next prompt would bring the sum of its prompts above the limit.
+    Where it groups, requests of like length go together: those whose expected lengths lie between the same powers of
+    two fill a batch first. A request whose window is over beats grouping: the bucket of the first such request, in the
+    order of the queue, is next, and what room is left goes to others as far as the last whose window is over.
+    So a batch leaves a due request behind only if it is full; and of full batches, at most those go first that hold
+    requests ahead of it. An eager policy closes a batch as soon as anybody waits: it is asked only while nothing runs.
     """
 
     joins = False
+    keeps_together = False
+    pads = False
 
-    def __init__(self, max_num_seqs: int, window_seconds: float, max_batch_tokens: int | None = None) -> None:
-        self._max_num_seqs = max_num_seqs
-        self._max_batch_tokens = math.inf if max_batch_tokens is None else max_batch_tokens
+    def __init__(self, limits: BatchLimits, window_seconds: float, *, groups: bool = True, eager: bool = False) -> None:
+        self.limits = limits
         self._window_seconds = window_seconds
+        self._groups = groups
+        self._eager = eager
+
+    def bucket(self, request: RequestState) -> int:
+        return (request.expected_total_tokens + request.payload_cost).bit_length() if self._groups else 0
 
     def candidates(self, waiting: WaitingQueue, now: float, draining: bool) -> Candidates:
         for bucket in waiting.buckets:
-            batch, reason = self._fill(bucket)
-            if reason is None and draining:
-                reason = "drain"
-            elif reason is None and now >= self._window_end(bucket):
-                reason = "window"
-            if reason is not None:
-                return Candidates(batch, reason)
+            listing = waiting.new_listing()
+            batch = Filling(self.limits)
+            batch.extend(bucket.fitting(listing))
+            reason = batch.full or self._why_now(bucket, now, draining)
+            if reason is not None and batch.requests:
+                if not batch.full:
+                    others = islice(waiting.fitting_others(bucket, listing), batch.num_free_rows)
+                    batch.extend(self._until_last_due(list(others), now, draining))
+                return Candidates(batch.requests, reason)
         return NOBODY
 
+    def _why_now(self, bucket: Bucket, now: float, draining: bool) -> str | None:
+        """Why a batch of the bucket starts though it is not full. None if it does not."""
+        if draining:
+            return "drain"
+        if now >= self._window_end(bucket):
+            return "window"
+        return "eager" if self._eager else None
+
+    def _until_last_due(self, others: list[RequestState], now: float, draining: bool) -> list[RequestState]:
+        """Those of the first `others` up to the last that must wait no longer."""
+        end = len(others)
+        while end and not draining and now < others[end - 1].arrival_time + self._window_seconds:
+            end -= 1
+        return others[:end]
+
     def due_at(self, waiting: WaitingQueue) -> float:
-        return min(0.0 if self._fill(bucket)[1] else self._window_end(bucket) for bucket in waiting.buckets)
+        if self._eager:
+            return 0.0
+        return min(0.0 if self._is_full(bucket) else self._window_end(bucket) for bucket in waiting.buckets)
 
     def _window_end(self, bucket: Bucket) -> float:
         return bucket.first_arrival_time + self._window_seconds
 
-    def _fill(self, bucket: Bucket) -> tuple[list[RequestState], str | None]:
-        """The bucket's next batch, and why it takes no more; None if it does."""
-        batch: list[RequestState] = []
-        num_tokens = 0
-        for request in bucket:
-            num_tokens += request.prompt_cost
-            if batch and num_tokens > self._max_batch_tokens:
-                return batch, "tokens"
-            batch.append(request)
-            if len(batch) == self._max_num_seqs:
-                return batch, "full"
-        return batch, None
+    def _is_full(self, bucket: Bucket) -> bool:
+        if len(bucket) < self.limits.num_rows and self.limits.cost == math.inf:
+            return False
+        batch = Filling(self.limits)
+        batch.extend(bucket)
+        return batch.full is not None
 
 
 class Static(_Closed):
@@ -131,48 +159,38 @@ class Static(_Closed):
 
     keeps_together = True
 
-    def __init__(self, max_num_seqs: int, window_seconds: float, *, pads: bool) -> None:
-        super().__init__(max_num_seqs, window_seconds)
+    def __init__(
+        self, limits: BatchLimits, window_seconds: float, *, pads: bool, groups: bool = True, eager: bool = False
+    ) -> None:
+        super().__init__(limits, window_seconds, groups=groups, eager=eager)
         self.pads = pads
-
-    def bucket(self, request: RequestState) -> int:
-        return 0
 
 
 class Dynamic(_Closed):
-    """Starts when a batch is full or when the window since its first request ends; batches by length, if it groups.
-
-    A bucket holds the requests whose expected lengths lie between the same powers of two, so that the slowest
-    row of a batch takes about twice as long as any other, at most.
-    """
-
-    keeps_together = False
-    pads = False
-
-    def __init__(
-        self, max_num_seqs: int, window_seconds: float, max_batch_tokens: int | None = None, *, groups: bool = True
-    ) -> None:
-        super().__init__(max_num_seqs, window_seconds, max_batch_tokens)
-        self._groups = groups
-
-    def bucket(self, request: RequestState) -> int:
-        return 0 if not self._groups else (request.expected_total_tokens + request.payload_cost).bit_length()
+    """Starts when a batch is full or when the window since its first request ends; each answer leaves when done."""
 
 
-def build_policy(config: EngineConfig, *, groups: bool = True) -> Policy:
+def build_policy(
+    config: EngineConfig, limits: Limits, *, packs: bool = False, one_step_cost: int | None = None
+) -> Policy:
     """The policy of `config.batching_mode`; `__main__` puts the task's own in the place of `auto`.
 
-    groups: whether lengths of one batch should be alike, where the mode cares for it.
+    packs: whether a batch costs the sum of its requests, however their lengths differ. one_step_cost: the largest cost
+    of a step, for tasks whose requests take one step each; a batch of theirs that costs more would take several.
     """
-    window = config.batching_window_seconds
+    pads = config.batching_mode == "static" and config.padding != "none" and one_step_cost is None
+    cost = one_step_cost or config.max_num_batched_tokens or math.inf
+    batch = BatchLimits(limits, cost, padded=pads or (one_step_cost is not None and not packs))
+    window, eager = config.batching_window_seconds, config.batching_eager
+    groups = config.length_grouping == "auto" and not packs
     match config.batching_mode:
         case "none":
-            return NoBatching()
+            return NoBatching(batch)
         case "static":
             seconds = STATIC_WINDOW_SECONDS if window is None else window
-            return Static(config.max_num_seqs, seconds, pads=config.padding != "none")
+            return Static(batch, seconds, pads=pads, groups=groups, eager=eager)
         case "dynamic":
             seconds = DYNAMIC_WINDOW_SECONDS if window is None else window
-            return Dynamic(config.max_num_seqs, seconds, config.max_num_batched_tokens, groups=groups)
+            return Dynamic(batch, seconds, groups=groups, eager=eager)
         case "continuous" | "auto":
-            return Continuous()
+            return Continuous(batch)

@@ -3,6 +3,7 @@
 Owned by `scheduler`; `policy` and `step` read it. Nothing outside this room sees it.
 """
 
+import math
 import random
 from array import array
 from hashlib import blake2b
@@ -28,7 +29,12 @@ class Constraint(Protocol):
         ...
 
     def build_mask(self) -> bytes:
-        """The tokens that may come next, at least one: see `wire.step.RowMask.allowed`."""
+        """The tokens that may come next: see `wire.step.RowMask.allowed`. Without any the request ends in an error."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may come next but the answer's end."""
         ...
 
 
@@ -48,7 +54,8 @@ def _yields_seconds(request: EngineRequest) -> float:
 def _row_sampling(params: SamplingParams, num_prompt_tokens: int, stop_ids: frozenset[int]) -> RowSampling:
     seed = random.getrandbits(64) if params.seed is None else params.seed
     forbidden = tuple(stop_ids) if params.min_tokens else ()
-    return RowSampling(params, seed & (2**64 - 1), num_prompt_tokens + params.min_tokens, forbidden)
+    min_length = num_prompt_tokens + params.min_tokens
+    return RowSampling(params, seed & (2**64 - 1), min_length, forbidden, num_prompt_tokens)
 
 
 class RequestState:
@@ -83,12 +90,14 @@ class RequestState:
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_scheduled_tokens",
+        "num_scored_tokens",
         "num_sent_blocks",
         "padded_from",
         "params",
         "party",
         "payload",
         "payload_cost",
+        "place_time",
         "prompt_hashes",
         "request_id",
         "row",
@@ -125,6 +134,8 @@ class RequestState:
         self.num_computed_tokens = 0
         self.num_scheduled_tokens = 0
         self.num_awaited_tokens = 0
+        # Of its prompt, from the second on, those with a log probability; all, if none are asked for.
+        self.num_scored_tokens = self.num_prompt_tokens if params.prompt_logprobs is None else 0
         self.admission = 0  # another number whenever what steps compute for it is no longer wanted
         self.num_cached_tokens = 0
         self.num_padding_tokens = 0  # what its prompt lacks to the longest of a padded batch
@@ -138,6 +149,7 @@ class RequestState:
         self.num_registered_blocks = 0
         self.was_admitted = False
         self.scheduled_time = 0.0  # when it was admitted first
+        self.place_time = math.inf  # since when only steps have delayed it, and no request that had its row
         self.num_preemptions = 0
         self.constraint: Constraint | None = None
         self.stop_strings: Detokenizer | None = None  # where only the engine can find them in time
@@ -150,6 +162,13 @@ class RequestState:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_steps_least(self) -> int:
+        """Steps that its whole answer takes at least. The first token comes of the step that ends the prompt."""
+        params = self.params
+        is_fixed = not self.stop_ids and not params.stop
+        return max(1, params.max_tokens if is_fixed else params.min_tokens)
+
+    @property
     def prompt_cost(self) -> int:
         """Of a step's budget, in tokens, for all that it brought."""
         return self.num_prompt_tokens + self.payload_cost
@@ -158,6 +177,18 @@ class RequestState:
     def num_pending_tokens(self) -> int:
         """Tokens that no step computes yet, and what its payload costs."""
         return len(self.token_ids) + self.payload_cost + self.num_awaited_tokens - self.num_scheduled_tokens
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether all tokens of its prompt have the log probabilities that are asked for."""
+        return self.num_scored_tokens >= self.num_prompt_tokens - 1
+
+    def count_scored(self, num_tokens: int) -> int:
+        """Of its next so many tokens, those whose logits give the prompt's next token its log probability."""
+        if self.is_scored:
+            return 0
+        end = min(self.num_scheduled_tokens + num_tokens, self.num_prompt_tokens - 1)
+        return max(0, end - max(self.num_scheduled_tokens, self.num_scored_tokens))
 
     @property
     def awaits_its_last_token(self) -> bool:
@@ -216,7 +247,7 @@ class RequestState:
         """Whether the token just appended ends the request, and why. min_tokens is the sampler's part."""
         if token_id in self.stop_ids and self.num_output_tokens > self.params.min_tokens:
             return FinishReason.STOP
-        if self._completes_stop_string(token_id):
+        if self._completes_stop_string(token_id) or (self.constraint is not None and self.constraint.is_complete):
             return FinishReason.STOP_STRING
         if len(self.token_ids) >= self.max_total_tokens:
             return FinishReason.LENGTH

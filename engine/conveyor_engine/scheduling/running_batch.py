@@ -4,6 +4,7 @@ Used by `scheduler`, which decides who is admitted, and by `outputs`, which free
 of these. Pure: no torch, no clock.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count, islice
@@ -11,6 +12,7 @@ from operator import attrgetter
 
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.block_tables import BlockTables
+from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.policy import Policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.shares import Shares
@@ -34,22 +36,27 @@ class RunningBatch:
         policy: Policy,
         facts: ModelFacts,
         *,
+        limits: Limits,
         shares: Shares,
         prefix_caching: bool,
         whole_prompts: bool,
+        packs: bool,
         on_preempt: Callable[[RequestState], None],
     ) -> None:
-        """`whole_prompts`: no prompt is cut. `on_preempt` is called with each request that is preempted."""
+        """`whole_prompts`, `packs`: as the task says. `on_preempt` is called with each request that is preempted."""
         self._policy = policy
         self._on_preempt = on_preempt
         self._max_model_len = facts.max_model_len
-        self._budget = TokenBudget(facts, joins=policy.joins, whole_prompts=whole_prompts)
+        self._limits = limits
+        self._max_num_seqs = facts.max_num_seqs
+        self._budget = TokenBudget(facts, limits, joins=policy.joins, whole_prompts=whole_prompts, packs=packs)
         self._watermark_blocks = int(facts.num_kv_blocks * WATERMARK)
         self.blocks = BlockManager(facts.num_kv_blocks)
         self._tables = BlockTables(
             self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching, shares=shares
         )
         self._requests: dict[str, RequestState] = {}
+        self._levels: Counter[int] = Counter()  # how many of these requests have each level
         self._serials = count()
         self._steps: dict[int, Step] = {}  # by number: planned, and not over
         self._num_planned = 0  # steps
@@ -61,7 +68,8 @@ class RunningBatch:
 
     @property
     def num_free_rows(self) -> int:
-        return len(self._tables.free_rows)
+        """Rows that requests may get at the present limit."""
+        return max(0, len(self._tables.free_rows) - (self._max_num_seqs - self._limits.num_rows))
 
     # --- steps ---
 
@@ -152,17 +160,30 @@ class RunningBatch:
         """Adds the request's tokens that the budget, the share of long prompts and the free blocks allow."""
         if request.row < 0:
             return  # preempted for one that goes first
-        num_tokens = self._budget.chunk(step, request)
+        num_tokens = min(self._budget.chunk(step, request), self._logits_room(step, request))
         if num_tokens and self._allocate(request, num_tokens):
             step.add(request, num_tokens)
             self._tables.register(request, request.num_scheduled_tokens + num_tokens)
+
+    def _logits_room(self, step: Step, request: RequestState) -> int:
+        """The most tokens that the request may compute: a step has logits for `max_num_seqs` tokens, one of each row.
+
+        A prompt that is scored has one for each of its tokens: it takes what the other rows leave.
+        """
+        free = self._max_num_seqs - step.num_logits
+        if request.is_scored:
+            return self._max_model_len if free else 0
+        others = len(self._requests) - len(step.decodes) - len(step.prefills) - 1
+        return max(free - others, min(free, 1))
 
     def _rows_to_step(self) -> list[RequestState]:
         """Lowest level first, oldest first. The request that is preempted next is the last of those not finished.
 
         Where a batch keeps together: prompts and their padding before decodes, finished rows last.
         """
-        rows = sorted((r for r in self.requests if r.finished is None), key=_LEVEL)
+        rows = [r for r in self.requests if r.finished is None]
+        if len(self._levels) > 1:
+            rows.sort(key=_LEVEL)
         if self._policy.pads:
             goes_on = bool(rows)
             finished = (r for r in self.requests if r.finished is not None and r.row >= 0)
@@ -207,7 +228,10 @@ class RunningBatch:
 
     def free(self, request: RequestState) -> None:
         """Takes the request out of the batch and frees its row and blocks, as far as it is there and has them."""
-        self._requests.pop(request.request_id, None)
+        if self._requests.pop(request.request_id, None) is not None:
+            self._levels[request.level] -= 1
+            if not self._levels[request.level]:
+                del self._levels[request.level]
         if request.row >= 0:
             self._free_row(request)
 
@@ -237,11 +261,12 @@ class RunningBatch:
         are retired for one that was preempted.
         """
         num_tokens = self._count_reserved_tokens(request)
-        while not self._tables.allocate(request, num_tokens, self._spare_blocks()):
+        while not (self.num_free_rows and self._tables.allocate(request, num_tokens, self._spare_blocks())):
             if step.num_tokens or not self._retire_newest():
                 return False
         request.serial = next(self._serials)
         self._requests[request.request_id] = request
+        self._levels[request.level] += 1
         return True
 
     def count_reserved_blocks(self, request: RequestState) -> int:

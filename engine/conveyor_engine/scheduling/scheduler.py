@@ -13,6 +13,9 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.counters import Carried, Counters
+from conveyor_engine.scheduling.deadlines import Deadlines
+from conveyor_engine.scheduling.filling import Filling
+from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.outputs import Outputs
 from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
 from conveyor_engine.scheduling.request_state import Constraint, RequestState
@@ -42,33 +45,43 @@ class Scheduler:
         facts: ModelFacts,
         tokenizer: Tokenizer | None = None,
         constrain: Callable[[EngineRequest], Constraint | None] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """The tokenizer finds stop strings in the answers of batches that keep together.
 
         `constrain` returns what limits a request's tokens, or None. Without it, no request is limited.
+        `limits` may change between two steps. Without them, the declared ones hold.
         """
         self._facts = facts
         self._tokenizer = tokenizer
         self._constrain = constrain
+        self._has_constraints = False  # whether any request ever had one
         self._task = build_task(facts)
-        self._policy = build_policy(config, groups=not self._task.packs)
+        one_step_cost = facts.max_num_batched_tokens if self._task.whole_prompts else None
+        self._limits = limits or Limits.declared(facts)
+        self._policy = build_policy(config, self._limits, packs=self._task.packs, one_step_cost=one_step_cost)
         self._max_num_queued = config.max_num_queued_requests
         # A padded tensor shares nothing, and without a cache there is nothing to share.
         self._prefix_caching = config.prefix_caching and not self._policy.pads and facts.num_kv_blocks > 0
         self._counters = Counters()
-        self._carried = Carried(facts.max_num_seqs)
+        self._carried = Carried(facts.max_num_seqs, facts.num_held)
         shares = Shares(config.class_shares, facts.max_num_seqs, facts.num_kv_blocks)
         self._batch = RunningBatch(
             self._policy,
             facts,
+            limits=self._limits,
             shares=shares,
             prefix_caching=self._prefix_caching,
             whole_prompts=self._task.whole_prompts,
+            packs=self._task.packs,
             on_preempt=self._on_preempt,
         )
         self._outputs = Outputs(self._policy, facts, self._batch, self._counters)
         self.waiting = WaitingQueue(self._policy.bucket, shares, self._batch.count_reserved_blocks)
+        self._deadlines = Deadlines()
         self._draining = False
+        self._batch_time = 0.0  # when the newest batch started that nobody joins
+        self.on_step: Callable[[Step, int, int], None] | None = None  # a step is over; requests that run, and that wait
 
     @property
     def requests(self) -> Mapping[str, RequestState]:
@@ -94,15 +107,24 @@ class Scheduler:
         if len(self.waiting) >= self._max_num_queued + self._batch.num_free_rows:
             raise Overloaded(f"{len(self.waiting)} requests are waiting already; try again later")
         state = RequestState(request, self._facts.eos_token_ids)
-        if self._constrain is not None:
-            state.constraint = self._constrain(request)
+        if self._constrain is not None and (constraint := self._constrain(request)) is not None:
+            state.constraint, self._has_constraints = constraint, True
         expected = state.num_prompt_tokens + max(1, round(self._outputs.expected_output_tokens))
         state.expected_total_tokens = min(state.max_total_tokens, expected)
+        if self._policy.joins and len(self.waiting) < self._batch.num_free_rows:
+            state.place_time = state.arrival_time
         if self._policy.keeps_together and self._tokenizer is not None and state.params.stop:
             stop = StopStrings(state.params.stop)
-            state.stop_strings = Detokenizer(self._tokenizer, state.token_ids, stop, state.params.min_tokens)
+            state.stop_strings = Detokenizer(
+                self._tokenizer,
+                state.token_ids,
+                stop,
+                state.params.min_tokens,
+                skip_special_tokens=state.params.skip_special_tokens,
+            )
         self._outputs.requests[state.request_id] = state
         self.waiting.add(state)
+        self._deadlines.add(state)
 
     def abort(self, request_id: str) -> None:
         """Ends the request wherever it is and frees what it holds. Unknown ids are ignored."""
@@ -110,6 +132,7 @@ class Scheduler:
         if request is None:
             return
         self.waiting.remove(request)
+        self._deadlines.remove(request)
         self._outputs.finish(request, FinishReason.ABORT)
 
     def drain(self) -> None:
@@ -126,7 +149,8 @@ class Scheduler:
             return now
         if not self.waiting:
             return None
-        return now if self._draining else max(now, self._policy.due_at(self.waiting))
+        due_at = 0.0 if self._draining else self._policy.due_at(self.waiting)
+        return max(now, min(due_at, self._deadlines.next_at()))
 
     def take_outputs(self) -> list[RequestOutput]:
         """The outputs since the last call."""
@@ -154,12 +178,23 @@ class Scheduler:
         if self._policy.keeps_together and self._batch.has_steps:
             return None
         self._release_batch()
+        self._drop_late(now)
         step = self._batch.new_step()
+        step.planned_at = now
         short = preempted = self._batch.schedule_running(step, self.waiting)
         if self.waiting and not preempted:
             short = self._schedule_waiting(step, now)
         self._carried.observe(now, len(self._batch.requests), self._kv_cache_usage, short)
+        self._deadlines.pace.plan(now, planned=step.num_tokens > 0)
         return self._batch.start_step(step) if step.num_tokens else None
+
+    def _drop_late(self, now: float) -> None:
+        """Ends waiting requests that cannot meet their deadlines any more, before they cost a step."""
+        self._deadlines.pace.observe(now)
+        for request, why in self._deadlines.pop_late(now):
+            self.waiting.remove(request)
+            self._outputs.finish(request, FinishReason.DEADLINE, why)
+            self._counters.count_late()
 
     def _on_preempt(self, request: RequestState) -> None:
         self.waiting.add_preempted(request)
@@ -198,12 +233,20 @@ class Scheduler:
                 self._batch.schedule(step, request)
         for request in admitted:
             self.waiting.pop(request)
+            self._deadlines.remove(request)
         if admitted and close_reason:
-            self._counters.count_close(close_reason)
+            self._count_close(close_reason, admitted, now)
             self._pad_prompts(admitted)
+            self._batch_time = now
         if not step.num_tokens:
             self._batch.schedule_all(step)
         return short
+
+    def _count_close(self, reason: str, batch: list[RequestState], now: float) -> None:
+        filled = Filling(self._policy.limits)
+        filled.extend(batch)
+        first_arrival = min(request.arrival_time for request in batch)
+        self._counters.count_batch(reason, filled.cost, filled.padding_share, now - first_arrival)
 
     def _count_admission(self, request: RequestState, now: float) -> None:
         if self._prefix_caching:
@@ -211,6 +254,8 @@ class Scheduler:
         if not request.was_admitted:
             request.was_admitted = True
             request.scheduled_time = now
+            began = now if self._policy.joins else max(request.arrival_time, self._batch_time)
+            request.place_time = min(request.place_time, began)
             request.num_cached_tokens = request.num_computed_tokens
 
     def _pad_prompts(self, batch: list[RequestState]) -> None:
@@ -222,14 +267,14 @@ class Scheduler:
 
     def is_constrained(self, plan: StepPlan) -> bool:
         """Whether the step has to wait for `build_masks` before it samples."""
-        if self._constrain is None:
+        if not self._has_constraints:
             return False
         step = self._batch.step(plan.number)
         return any(work.num_logits and work.request.constraint is not None for work in step.work)
 
     def build_masks(self, plan: StepPlan) -> list[RowMask]:
         """For each constrained row of the step, the tokens that it may sample. All steps before it are over."""
-        if self._constrain is None:
+        if not self._has_constraints:
             return []
         return [
             RowMask(request.row, request.constraint.build_mask())
@@ -243,6 +288,8 @@ class Scheduler:
         self._counters.count_step(step)
         self._task.update(self._outputs, step, result)
         self._counters.count_kv(self._batch.requests, self._facts.block_size)
+        if self.on_step is not None:
+            self.on_step(step, len(self._batch.requests), len(self.waiting))
         self._release_batch()
 
     def _release_batch(self) -> None:

@@ -16,8 +16,9 @@ class Work(NamedTuple):
 
     request: RequestState
     num_tokens: int
-    num_logits: int
+    num_logits: int  # from which tokens are sampled
     admission: int  # the request's, when the step was planned
+    num_scored: int = 0  # logits before them, which give the prompt's tokens their log probabilities
 
     @property
     def is_wanted(self) -> bool:
@@ -32,8 +33,11 @@ class Step:
     number: int
     decodes: list[RequestState] = field(default_factory=list)
     prefills: list[tuple[RequestState, int]] = field(default_factory=list)  # and how many tokens
+    planned_at: float = 0.0  # the scheduler's clock
     num_tokens: int = 0
-    num_padding_tokens: int = 0  # of these, dummies: computed like the others, and never shown
+    num_logits: int = 0
+    largest_tokens: int = 0  # of one request
+    num_padding_tokens: int = 0  # of all, dummies: computed like the others, and never shown
     work: list[Work] = field(default_factory=list)  # once it is planned, in the plan's order
     orphaned: set[int] = field(default_factory=set)  # blocks that it writes for requests that have left since
 
@@ -44,12 +48,21 @@ class Step:
         else:
             self.prefills.append((request, num_tokens))
         self.num_tokens += num_tokens
+        self.num_logits += int(num_tokens == request.num_pending_tokens) + request.count_scored(num_tokens)
+        self.largest_tokens = max(self.largest_tokens, num_tokens)
         self.num_padding_tokens += num_tokens if request.steps_dummies else 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """All but the one token of each decode."""
+        return self.num_tokens - len(self.decodes)
 
     def plan(self) -> StepPlan:
         """The step in numbers; from here on its tokens are scheduled."""
         self.work = [Work(request, 1, 1, request.admission) for request in self.decodes]
-        self.work += [Work(r, n, int(n == r.num_pending_tokens), r.admission) for r, n in self.prefills]
+        self.work += [
+            Work(r, n, int(n == r.num_pending_tokens), r.admission, r.count_scored(n)) for r, n in self.prefills
+        ]
         admitted, new_blocks = _changes(self.work)
         plan = StepPlan(
             number=self.number,
@@ -58,12 +71,12 @@ class Step:
             rows=[work.request.row for work in self.work],
             num_computed_tokens=[work.request.num_scheduled_tokens for work in self.work],
             num_tokens=[work.num_tokens for work in self.work],
-            num_logits=[work.num_logits for work in self.work],
+            num_logits=[work.num_scored + work.num_logits for work in self.work],
             num_decodes=len(self.decodes),
         )
-        for request, num_tokens, num_logits, _ in self.work:
-            request.num_scheduled_tokens += num_tokens
-            request.num_awaited_tokens += num_logits
+        for work in self.work:
+            work.request.num_scheduled_tokens += work.num_tokens
+            work.request.num_awaited_tokens += work.num_logits
         return plan
 
     def sampling_requests(self) -> Iterator[RequestState]:
@@ -73,10 +86,10 @@ class Step:
     def undo(self) -> list[Work]:
         """It will not be computed as it was planned: what was scheduled for the requests that still want it."""
         wanted = [work for work in self.work if work.is_wanted]
-        for request, num_tokens, num_logits, _ in wanted:
-            request.num_scheduled_tokens -= num_tokens
-            request.num_awaited_tokens -= num_logits
-            request.num_sent_blocks = -1  # it is unknown how far the executor came
+        for work in wanted:
+            work.request.num_scheduled_tokens -= work.num_tokens
+            work.request.num_awaited_tokens -= work.num_logits
+            work.request.num_sent_blocks = -1  # it is unknown how far the executor came
         return wanted
 
 

@@ -27,7 +27,10 @@ class Task(Protocol):
 
     @property
     def packs(self) -> bool:
-        """Whether a batch takes one step and costs the sum of its requests, however their lengths differ."""
+        """Whether a batch costs the sum of its requests, however their lengths differ. So it gains nothing by grouping.
+
+        A batch of one-step requests that does not pack is padded: it costs its number times its largest request.
+        """
         ...
 
     @property

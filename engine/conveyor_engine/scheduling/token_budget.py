@@ -6,6 +6,7 @@ After Sarathi-Serve (Agrawal et al., OSDI'24), with a limit for all long prompts
 from collections.abc import Collection, Iterable
 from itertools import chain
 
+from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import ModelFacts
@@ -14,33 +15,46 @@ LONG_PROMPT_SHARE = 0.25  # of a step's tokens: a longer prompt is long, and may
 
 
 class TokenBudget:
-    """`max_num_batched_tokens` a step; a share of them for long prompts, so that these delay no decodes."""
+    """`max_num_batched_tokens` a step; a share of them for long prompts, so that these delay no decodes.
 
-    def __init__(self, facts: ModelFacts, *, joins: bool, whole_prompts: bool) -> None:
-        """`joins`: requests may join while others run. `whole_prompts`: no prompt is cut."""
+    Prompts together have `limits.prompt_tokens` of a step. Decodes have their tokens beside them.
+    """
+
+    def __init__(self, facts: ModelFacts, limits: Limits, *, joins: bool, whole_prompts: bool, packs: bool) -> None:
+        """`joins`: requests may join while others run. `whole_prompts`: no prompt is cut. `packs`: see `tasks.Task`."""
+        self._limits = limits
         self._max_tokens = facts.max_num_batched_tokens
         self._whole_prompts = whole_prompts
+        self._packs = packs
         self._limits_long_prompts = joins and not whole_prompts
         self._long_prompt_tokens = max(1, int(self._max_tokens * LONG_PROMPT_SHARE))
         self._long_prompt_budget = 0  # what is left of this step for long prompts
 
     def start_step(self, running: Collection[RequestState], joining: Iterable[RequestState]) -> None:
-        """Limits long prompts to a share of the step beside decodes, else to what the short prompts leave."""
-        self._long_prompt_budget = self._max_tokens
+        """Limits long prompts to a share of the step beside decodes, else to what the short prompts leave.
+
+        Prompts that are limited together delay no decodes: then long ones always have what the short ones leave.
+        """
+        self._long_prompt_budget = limit = min(self._max_tokens, self._limits.prompt_tokens)
         if not self._limits_long_prompts:
             return
-        if any(request.num_pending_tokens == 1 for request in running):
-            self._long_prompt_budget = self._long_prompt_tokens
+        share = max(1, int(limit * LONG_PROMPT_SHARE))
+        if limit == self._max_tokens and any(request.num_pending_tokens == 1 for request in running):
+            self._long_prompt_budget = share
             return
         pending = (request.num_pending_tokens for request in chain(running, joining))
-        short = sum(num_tokens for num_tokens in pending if num_tokens <= self._long_prompt_tokens)
-        self._long_prompt_budget = max(self._long_prompt_tokens, self._max_tokens - short)
+        short = sum(num_tokens for num_tokens in pending if 1 < num_tokens <= self._long_prompt_tokens)
+        self._long_prompt_budget = max(share, limit - short)
 
     def has_room(self, step: Step, request: RequestState) -> bool:
         """Whether the step has room for tokens of a request that would join."""
         if self._whole_prompts:
             return self._whole_chunk(step, request) > 0
-        return step.num_tokens < self._max_tokens
+        return self._room(step) > 0
+
+    def _room(self, step: Step) -> int:
+        """Tokens of prompts that the step has room for."""
+        return min(self._max_tokens - step.num_tokens, self._limits.prompt_tokens - step.num_prompt_tokens)
 
     def chunk(self, step: Step, request: RequestState) -> int:
         """How many of its pending tokens the request computes in this step."""
@@ -49,7 +63,8 @@ class TokenBudget:
         if self._whole_prompts:
             return self._whole_chunk(step, request)
         num_tokens = request.num_pending_tokens - (request.padded_from is not None)
-        budget = self._max_tokens - step.num_tokens
+        is_decode = request.num_pending_tokens == 1
+        budget = max(0, self._max_tokens - step.num_tokens if is_decode else self._room(step))
         if num_tokens <= self._long_prompt_tokens:
             return min(num_tokens, budget)
         num_tokens = min(num_tokens, budget, self._long_prompt_budget)
@@ -58,5 +73,7 @@ class TokenBudget:
 
     def _whole_chunk(self, step: Step, request: RequestState) -> int:
         """All of the prompt, or nothing yet. A prompt that is longer than the budget has a step to itself."""
-        fits = step.num_tokens + request.num_pending_tokens <= self._max_tokens
-        return request.num_pending_tokens if fits or not step.num_tokens else 0
+        num_tokens = request.num_pending_tokens
+        padded_cost = (len(step.prefills) + len(step.decodes) + 1) * max(step.largest_tokens, num_tokens)
+        fits = num_tokens <= self._room(step) if self._packs else padded_cost <= self._max_tokens
+        return num_tokens if fits or not step.num_tokens else 0

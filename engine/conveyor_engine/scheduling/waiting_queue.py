@@ -137,7 +137,7 @@ class Line:
 
 
 class Bucket:
-    """Waiting requests that may be batched with each other: all of them, but where a policy batches by length.
+    """Waiting requests of like length, where a policy groups by length; otherwise all of them.
 
     Iterates over those that fit, in the order of the queue: as if every party took its turns.
     """
@@ -151,7 +151,10 @@ class Bucket:
         return sum(map(len, self._lines))
 
     def __iter__(self) -> Iterator[RequestState]:
-        listing = self._list_fitting()
+        return self.fitting(self._list_fitting())
+
+    def fitting(self, listing: Listing) -> Iterator[RequestState]:
+        """Those that fit beside what the listing has already."""
         return _fitting(self.entries(listing), listing)
 
     def entries(self, listing: Listing) -> list[Iterator[tuple[Key, RequestState]]]:
@@ -187,21 +190,21 @@ class WaitingQueue:
         shares: Shares = NO_SHARES,
         num_blocks_of: Callable[[RequestState], int] = lambda request: 0,
     ) -> None:
-        """`bucket_of`: requests of different buckets are never in one batch; there are few buckets.
+        """`bucket_of`: requests of one bucket go together first; there are few buckets.
 
         `num_blocks_of`: the KV blocks that a request gets when it is admitted.
         """
         self._bucket_of = bucket_of
         self._turns = Turns()
-        self._list_fitting = partial(Listing, shares, num_blocks_of)
-        self._buckets: defaultdict[int, Bucket] = defaultdict(lambda: Bucket(self._turns, shares, self._list_fitting))
+        self.new_listing = partial(Listing, shares, num_blocks_of)
+        self._buckets: defaultdict[int, Bucket] = defaultdict(lambda: Bucket(self._turns, shares, self.new_listing))
         self.preempted = Ordered[RequestState]()
 
     def __len__(self) -> int:
         return len(self.preempted) + sum(map(len, self._buckets.values()))
 
     def __iter__(self) -> Iterator[RequestState]:
-        listing = self._list_fitting()
+        listing = self.new_listing()
         lines = [line for bucket in self._buckets.values() for line in bucket.entries(listing)]
         return _fitting([self.preempted.entries(), *lines], listing)
 
@@ -209,6 +212,11 @@ class WaitingQueue:
     def buckets(self) -> list[Bucket]:
         """Those that are not empty, in the order of their first requests."""
         return sorted(filter(len, self._buckets.values()), key=lambda bucket: bucket.first_key)
+
+    def fitting_others(self, bucket: Bucket, listing: Listing) -> Iterator[RequestState]:
+        """The requests of all other buckets that fit beside what the listing has already, in the order of the queue."""
+        others = (other for other in self._buckets.values() if other is not bucket)
+        return _fitting([line for other in others for line in other.entries(listing)], listing)
 
     def add(self, request: RequestState) -> None:
         """Behind all others of its party."""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 
 from conveyor_engine.config.engine_config import EngineConfig
@@ -23,19 +23,21 @@ from conveyor_engine.wire.messages import (
     Failed,
     FromEngine,
     Heartbeat,
-    Progress,
+    LoadingLine,
+    LoadModel,
     Ready,
     Refused,
-    Start,
     StartFailed,
-    Step,
+    StepOutputs,
 )
 from conveyor_engine.wire.request import EngineStats, ModelFacts
+from conveyor_engine.wire.worker import Part
 from conveyor_protocol.failure_reasons import FailureReason
 
 HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
 STEP_STUCK_SECONDS = 120.0  # no step of a healthy engine takes this long ...
 STEP_STUCK_TIMES = 5  # ... nor this many times as long as the longest of the warm-up, which is of the largest size
+PARTS_BATCHES = 2  # of one list: the one that runs, and the next
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +56,7 @@ class EngineClient:
     def __init__(
         self,
         config: EngineConfig,
-        on_step: Callable[[Step], None] = lambda _: None,
+        on_step: Callable[[StepOutputs], None] = lambda _: None,
         program: str = ENGINE_PROGRAM,
     ) -> None:
         """`on_step` is called once per engine step, for the metrics."""
@@ -85,7 +87,7 @@ class EngineClient:
         """Starts the process and returns; `state` becomes READY, or DEAD with a `death`, later."""
         self._began = time.monotonic()
         await self._process.start()
-        self._process.send(Start(self._config))
+        self._process.send(LoadModel(self._config))
         self._last_heartbeat = time.monotonic()
         self._reading = asyncio.create_task(self._read())
 
@@ -151,32 +153,48 @@ class EngineClient:
             raise Overloaded(f"{others} requests are arriving, waiting or running already; try again later")
         self._held.check_room(num_tokens)
 
-    def open_generation(
-        self, num_tokens_of: Mapping[str, int], add: bytes, timeout_seconds: float, wish: str | None = None
-    ) -> Generation:
-        """Sends the requests of a held place to the engine, all or none; `add` is the frame of their Add.
+    def open_generation(self, parts: Sequence[Part], timeout_seconds: float, wish: str | None = None) -> Generation:
+        """Sends the requests of a held place to the engine.
 
-        `num_tokens_of`: by request id, the tokens of its prompt. After the timeout they end with DEADLINE in any case.
-        Raises Unavailable or Overloaded.
+        The engine has `PARTS_BATCHES` batches at most of a request with many parts, and gets the next part when there
+        is room again. So a long list takes turns with other requests, and never fills the engine's queue. After the
+        timeout all end with DEADLINE in any case. Raises Unavailable or Overloaded.
         """
-        request_ids = list(num_tokens_of)
-        self._check_admission(len(request_ids), sum(num_tokens_of.values()))
+        num_tokens_of = {name: number for part in parts for name, number in part.num_tokens_of.items()}
+        first = _fitting(parts, 0, self._num_at_engine_max)
+        self._check_admission(sum(len(part.num_tokens_of) for part in first), sum(num_tokens_of.values()))
         self._held.add(num_tokens_of)
-        generation = Generation(request_ids, timeout_seconds, self.abort, self._turns)
-        for request_id in request_ids:
+        generation = Generation(list(num_tokens_of), timeout_seconds, self.abort, self._turns)
+        for request_id in num_tokens_of:
             self._generations[request_id] = generation
         if wish is not None:
-            self.places.hold(request_ids)
+            self.places.hold(num_tokens_of)
         self.idle.clear()
-        self._num_sent += len(request_ids)
-        self._process.write(add)
+        generation.unsent.extend(parts)
+        self._send_parts(generation)
         return generation
+
+    def _send_parts(self, generation: Generation) -> None:
+        """Sends the parts of the request for which the engine has room."""
+        for part in list(_fitting(generation.unsent, generation.num_at_engine, self._num_at_engine_max)):
+            generation.take_part()
+            self._held.send(part.num_tokens_of)
+            self._num_sent += len(part.num_tokens_of)
+            self._process.write(part.add)
+
+    @property
+    def _num_at_engine_max(self) -> int:
+        """Engine requests of one HTTP request with many parts that the engine may have at a time."""
+        return min(PARTS_BATCHES * self._batch_size, self.num_requests_max)
 
     def abort(self, request_ids: list[str]) -> None:
         """Ends these requests; nothing more comes for them."""
         known = [i for i in request_ids if i in self._generations]
         if known and self.state is not State.DEAD:
             self._process.send(Abort(known))
+        for generation in {id(g): g for g in map(self._generations.__getitem__, known)}.values():
+            for request_id in generation.drop_parts(known):
+                self._held.release(request_id)
         for request_id in known:
             self._close(request_id)
 
@@ -229,13 +247,13 @@ class EngineClient:
 
     def _handle(self, message: FromEngine) -> None:
         match message:
-            case Step():
+            case StepOutputs():
                 self._handle_step(message)
             case Heartbeat(step_seconds):
                 self._last_heartbeat, self._step_seconds = time.monotonic(), step_seconds
             case Refused():
                 self._handle_refusal(message)
-            case Progress(line):
+            case LoadingLine(line):
                 _log.info(line)
             case Ready(facts, longest_warmup_step_seconds, warmup_seconds):
                 self.facts = facts
@@ -251,7 +269,7 @@ class EngineClient:
             case StartFailed(reason, text) | Failed(reason, text):
                 self.death = Death(reason, text)
 
-    def _handle_step(self, step: Step) -> None:
+    def _handle_step(self, step: StepOutputs) -> None:
         self.stats, self._num_added, self._step_seconds = step.stats, step.num_added, 0.0
         for output in step.outputs:
             if output.finish_reason is not None:
@@ -262,6 +280,9 @@ class EngineClient:
             generation.put(output)
             if output.finish_reason is not None:
                 self._close(output.request_id)
+                self._send_parts(generation)
+        limit = step.stats.max_running
+        self.places.batch_size = self._batch_size if limit is None else limit
         self.places.observe_step(step.stats.num_running)
         self._on_step(step)
 
@@ -283,3 +304,12 @@ class EngineClient:
         self.places.close(Unavailable(f"the engine is {self.state}"))
         self.fail_all(EngineDead(f"the engine stopped while working on this request: {self.death.message}"))
         self.dead.set()
+
+
+def _fitting(parts: Iterable[Part], num_at_engine: int, most: int) -> Iterator[Part]:
+    """The next parts with which an engine has at most so many requests; a part that is larger goes alone."""
+    for part in parts:
+        if num_at_engine and num_at_engine + len(part.num_tokens_of) > most:
+            return
+        num_at_engine += len(part.num_tokens_of)
+        yield part

@@ -15,6 +15,7 @@ from typing import cast
 
 from conveyor_engine.cgroup import OOM_KILLED, count_oom_kills
 from conveyor_engine.logs import LOG_FORMAT_VARIABLE
+from conveyor_engine.openmp import spin_briefly
 from conveyor_engine.wire.frames import FrameReader, encode_frame
 from conveyor_engine.wire.messages import FromEngine, ToEngine, from_engine_decoder
 from conveyor_protocol.failure_reasons import FailureReason
@@ -52,7 +53,7 @@ class EngineProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", self._program, "--fd", str(theirs.fileno()),
                 pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, LOG_FORMAT_VARIABLE: self._log_format},
+                env={**spin_briefly(os.environ), LOG_FORMAT_VARIABLE: self._log_format},
                 start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
             )  # fmt: skip
         _log.info("event=engine_process_started pid=%d", self._process.pid)
@@ -69,7 +70,7 @@ class EngineProcess:
         self.write(encode_frame(message))
 
     def write(self, frame: bytes) -> None:
-        """As `send`, with a message that is encoded already."""
+        """Like `send`, for a message that is already encoded."""
         assert self._writer is not None
         if not self._writer.is_closing():
             self._writer.write(frame)

@@ -6,12 +6,13 @@ gets at most one output with a finish reason, and the reader sees either the end
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Self
 
 import msgspec
 
 from conveyor_engine.wire.request import FinishReason, RequestOutput
+from conveyor_engine.wire.worker import Part
 
 _BATCH_TOKENS = 64  # that a reader gets in one turn: a few milliseconds of work
 
@@ -55,6 +56,8 @@ class Generation:
         self.turns = turns
         self._abort = abort
         self._open = set(request_ids)
+        self.unsent: deque[Part] = deque()  # parts that wait until the engine has room for them
+        self.num_at_engine = 0  # requests that were sent to it and have not ended
         self._outputs: deque[RequestOutput] = deque()
         self.on_held: Callable[[int], None] = lambda _: None  # called with the change of the bytes that wait
         self._error: Exception | None = None
@@ -87,6 +90,21 @@ class Generation:
                 self._reader = asyncio.get_running_loop().create_future()
                 await self._reader
 
+    def take_part(self) -> None:
+        """The next part is sent to the engine."""
+        part = self.unsent.popleft()
+        self.num_at_engine += len(part.num_tokens_of)
+        self.on_held(-len(part.add))
+
+    def drop_parts(self, request_ids: Collection[str]) -> list[str]:
+        """Returns the requests that will never be sent, because all requests of their parts are among these."""
+        ending = set(request_ids)
+        dropped = [part for part in self.unsent if ending.issuperset(part.num_tokens_of)]
+        if dropped:
+            self.unsent = deque(part for part in self.unsent if not ending.issuperset(part.num_tokens_of))
+            self.on_held(-sum(len(part.add) for part in dropped))
+        return [request_id for part in dropped for request_id in part.num_tokens_of]
+
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
@@ -113,9 +131,10 @@ class Generation:
             return
         if output.finish_reason is not None:
             self._open.discard(output.request_id)
-        for part in _split(output):
-            self._outputs.append(part)
-            self.on_held(_held_bytes(part))
+            self.num_at_engine -= 1
+        for piece in _split(output):
+            self._outputs.append(piece)
+            self.on_held(_held_bytes(piece))
         self._wake()
 
     def abort(self, request_ids: list[str]) -> None:
@@ -160,4 +179,5 @@ def _weight(output: RequestOutput) -> int:
 
 def _held_bytes(output: RequestOutput) -> int:
     """The memory that the output takes, roughly."""
-    return 200 + 40 * len(output.new_token_ids) + 500 * len(output.logprobs or ()) + len(output.payload or b"")
+    num_logprobs = len(output.logprobs or ()) + len(output.prompt_logprobs or ())
+    return 200 + 40 * len(output.new_token_ids) + 500 * num_logprobs + len(output.payload or b"")

@@ -1,10 +1,11 @@
 """The requests that the engine process holds, and the tokens of their prompts: what bounds its memory.
 
-Owned by `engine_client`. A request counts from when it is sent until the engine gives its last output. One whose client
+Owned by `engine_client`. A request counts from when it is sent until the engine gives its last output. Tokens of the
+parts of a list that are not sent yet count too: this process holds them. One whose client
 has left counts too: the engine may be in a step, and its prompt waits in the engine process until then.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from conveyor_engine.config.engine_config import MAX_TOKENS
@@ -15,14 +16,16 @@ HELD_TOKENS_MAX: Final = MAX_TOKENS
 
 
 class HeldRequests:
-    """By id, how many tokens the prompt of each has."""
+    """The number of prompt tokens of each open request, by id."""
 
     def __init__(self) -> None:
         self._num_tokens_of: dict[str, int] = {}
+        self._unsent: set[str] = set()
         self.num_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._num_tokens_of)
+        """Requests that the engine process has."""
+        return len(self._num_tokens_of) - len(self._unsent)
 
     def check_room(self, num_tokens: int) -> None:
         """Raises Overloaded if so many tokens do not fit beside those that are held."""
@@ -33,10 +36,16 @@ class HeldRequests:
             )
 
     def add(self, num_tokens_of: Mapping[str, int]) -> None:
-        """The engine is sent these."""
+        """These will be sent to the engine. Their tokens are held from now on."""
         self._num_tokens_of.update(num_tokens_of)
+        self._unsent.update(num_tokens_of)
         self.num_tokens += sum(num_tokens_of.values())
 
+    def send(self, request_ids: Iterable[str]) -> None:
+        """The engine is sent these."""
+        self._unsent.difference_update(request_ids)
+
     def release(self, request_id: str) -> None:
-        """The engine has ended or refused it."""
+        """The engine has ended or refused it, or will never be sent it."""
+        self._unsent.discard(request_id)
         self.num_tokens -= self._num_tokens_of.pop(request_id, 0)

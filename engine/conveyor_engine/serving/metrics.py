@@ -7,7 +7,7 @@ conveyor_engine_*. What is read at a scrape is in `metrics_snapshot`.
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from conveyor_engine.serving.metrics_snapshot import Counts, Snapshot
-from conveyor_engine.wire.messages import Step
+from conveyor_engine.wire.messages import StepOutputs
 from conveyor_engine.wire.request import FinishReason
 from conveyor_protocol.request_headers import USAGE_PATH
 
@@ -19,6 +19,9 @@ _BETWEEN_TOKENS_SECONDS = (
 )  # fmt: skip
 _REQUEST_SECONDS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _POWERS_OF_TWO = tuple(2**power for power in range(15))
+_BATCH_WAIT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
+_COSTS = tuple(4**power for power in range(13))
+_SHARES = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 _PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
 _METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # labels: a client may send any word
 # vLLM's excluded handlers, and those of ours like them: probes and scrapes would hide how few requests fail.
@@ -31,7 +34,8 @@ _NOT_REQUESTS = frozenset(
 class EngineMetrics:
     """The engine's metrics in a registry of their own, each name once."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, cost_unit: str = "tokens") -> None:
+        """`cost_unit`: as the engine's task has it."""
         self._registry = CollectorRegistry()
         self._label = {"model_name": model_name}
         self._between_tokens = Counts(_BETWEEN_TOKENS_SECONDS)
@@ -76,6 +80,20 @@ class EngineMetrics:
         self._step_seqs = self._histogram(
             "conveyor_engine_batch_size", "Requests that took part in one step.", _POWERS_OF_TWO[:11]
         )
+        self._batch_wait = self._histogram(
+            "conveyor_engine_batch_wait_seconds",
+            "From the arrival of a batch's first request until the batch closed: window, and the batches before.",
+            _BATCH_WAIT_SECONDS,
+        )
+        self._batch_padding = self._histogram(
+            "conveyor_engine_batch_padding_ratio", "Padding's part in the cost of a batch, 0 to 1.", _SHARES
+        )
+        self._batch_cost = self._histogram(
+            "conveyor_engine_batch_cost",
+            "Of a batch when it closed: the sum of its prompts, or padded their number times the longest.",
+            _COSTS,
+            unit=cost_unit,
+        )
         self._success = self._counter("vllm:request_success", "Answers, by how they ended.", "finished_reason")
         for reason in set(FinishReason) - {FinishReason.STOP_STRING}:  # reported as STOP
             self._success.labels(finished_reason=reason.value)  # present at 0 from the start
@@ -92,7 +110,7 @@ class EngineMetrics:
         """Prometheus text format."""
         return generate_latest(self._registry)
 
-    def observe_step(self, step: Step) -> None:
+    def observe_step(self, step: StepOutputs) -> None:
         """After each engine step, also one that only reported aborts."""
         before, now = self.snapshot.stats, step.stats
         self.snapshot.stats = now
@@ -100,6 +118,10 @@ class EngineMetrics:
             generated = now.generation_tokens - before.generation_tokens
             self._step_tokens.observe(now.prompt_tokens - before.prompt_tokens + generated)
             self._step_seqs.observe(now.step_num_seqs)
+        if now.num_batches > before.num_batches:
+            self._batch_cost.observe(now.batch_cost)
+            self._batch_padding.observe(now.batch_padding_share)
+            self._batch_wait.observe(now.batch_wait_seconds)
 
     def observe_prompt(self, num_tokens: int, max_tokens: int | None = None) -> None:
         """When a request was admitted; an embedding has no `max_tokens`."""
@@ -152,9 +174,10 @@ class EngineMetrics:
         method = method if method in _METHODS else "other"
         self._requests.labels(handler=route, method=method, status=f"{status // 100}xx").inc()
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(name, text, list(self._label), buckets=buckets, registry=self._registry)
-        return histogram.labels(**self._label)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], **more_labels: str) -> Histogram:
+        labels = self._label | more_labels
+        histogram = Histogram(name, text, list(labels), buckets=buckets, registry=self._registry)
+        return histogram.labels(**labels)
 
     def _counter(self, name: str, text: str, *labels: str) -> "_LabelledCounter":
         return _LabelledCounter(Counter(name, text, [*self._label, *labels], registry=self._registry), self._label)

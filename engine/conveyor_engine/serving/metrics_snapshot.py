@@ -37,6 +37,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         lambda s: s.prefix_cache_hit_tokens,
     ),
     ("conveyor_engine_steps", "Steps run.", lambda s: s.num_steps),
+    (
+        "conveyor_engine_late_requests",
+        "Requests dropped before their first step, because they could not meet their deadlines any more.",
+        lambda s: s.num_late,
+    ),
     ("conveyor_engine_padding_tokens", "Dummy tokens stepped.", lambda s: s.padding_tokens),
     (
         "conveyor_engine_kv_live_token_steps",
@@ -133,13 +138,29 @@ class Snapshot(Collector):
         )
         capacity = GaugeMetricFamily(
             "conveyor_engine_capacity",
-            "Requests that it could run at once lately: its batch, or what the KV cache carried.",
+            "Requests that it could run at once lately: its batch, or what KV cache or objectives allowed.",
             labels=self._names,
         )
         if facts is not None:
-            carried = self.stats.num_carried
-            capacity.add_metric(self._values, facts.max_num_seqs if carried is None else carried)
+            allowed = self.stats.capacity
+            capacity.add_metric(self._values, facts.max_num_seqs if allowed is None else allowed)
         yield capacity
+        yield from self._limits(facts)
+
+    def _limits(self, facts: ModelFacts | None) -> Iterator[Metric]:
+        """Without values where there are no objectives."""
+        stats, values = self.stats, dict[str, float]()
+        if facts is not None and stats.limit_reason is not None:
+            values["rows"] = facts.max_num_seqs if stats.max_running is None else stats.max_running
+            tokens = stats.max_prompt_tokens
+            values["prompt_tokens"] = facts.max_num_batched_tokens if tokens is None else tokens
+        yield self._gauges("conveyor_engine_limit", "What a step may hold, by the objectives.", "of", values)
+        moves = CounterMetricFamily(
+            "conveyor_engine_limit_moves", "Moves of these limits, by why.", labels=[*self._names, "reason"]
+        )
+        for reason, count in stats.limit_moves.items():
+            moves.add_metric([*self._values, reason], count)
+        yield moves
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         gauge = GaugeMetricFamily(name, text, labels=self._names)

@@ -47,7 +47,7 @@ class Places:
 
     @property
     def _limit(self) -> int:
-        """Of places in the batch."""
+        """The number of places in the batch."""
         return 0 if self._fills and self._is_running and self._num_held else self.batch_size
 
     def observe_step(self, num_running: int) -> None:
@@ -115,7 +115,7 @@ class Places:
         self._grant()
 
     def give_back(self) -> None:
-        """Who was granted a place does not need it any more."""
+        """Return a granted place that is no longer needed."""
         if self._granted:
             self._granted.popleft().cancel()
             self._grant()

@@ -1,8 +1,8 @@
 """`serve`: the HTTP server and the engine process from start to exit code. Called by `__main__`.
 
-SIGTERM: /readyz fails, open requests have drain_timeout_seconds until their clients have read the answers, then exit 0.
-A second SIGTERM (or SIGINT) ends them at once. When the engine dies, every open request gets an error, and the exit
-code is 1.
+After SIGTERM, /readyz fails and open requests get drain_timeout_seconds to finish; then the process exits with 0. A
+second SIGTERM (or SIGINT) ends them at once. An engine that hangs does too, because it cannot answer them. If the
+engine dies, every open request gets an error, and the exit code is 1.
 """
 
 import asyncio
@@ -13,11 +13,13 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Iterator
 
 import uvicorn
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, Unavailable
+from conveyor_engine.registry import load_about
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death
 from conveyor_engine.serving.http.app import build_app
@@ -31,18 +33,19 @@ from conveyor_engine.serving.preparing.process import ForkServer
 from conveyor_process.listening import BACKLOG, Acceptor, allow_open_files, close_port
 
 _FLUSH_SECONDS = 5.0  # for the last bytes to reach their clients
+_STUCK_LOOK_SECONDS = 1.0  # between two looks, while draining
 _log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, and with our way to accept connections."""
+    """uvicorn without its signal handlers, and with this project's acceptor of connections."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._acceptors: list[Acceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Calls uvicorn's without a socket, then listens on `sockets`."""
+        """Start uvicorn without a socket, then listen on `sockets`."""
         await super().startup([])
         protocol = functools.partial(
             Connection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
@@ -64,7 +67,7 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     allow_open_files()
     model = fork_server.model
     listener = _listen(config.host, config.port)
-    metrics = EngineMetrics(model.name)
+    metrics = EngineMetrics(model.name, load_about(config.task).cost_unit)
     engine = EngineClient(config, metrics.observe_step, engine_program)
     metrics.snapshot.num_waiting = lambda: engine.num_waiting
     metrics.snapshot.facts = lambda: engine.facts
@@ -80,7 +83,7 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     )  # fmt: skip
     await workers.start()
     await engine.start()
-    gc.freeze()  # what is loaded stays: to look at all of it would hold every stream for a tenth of a second
+    gc.freeze()  # exclude loaded objects from collections, which would pause every stream for 0.1 s
     serving = asyncio.create_task(server.serve([listener]))
     served = asyncio.Event()
     serving.add_done_callback(lambda _: served.set())
@@ -127,7 +130,7 @@ def _catch_signals() -> _Stopping:
 async def _until_stopped(
     engine: EngineClient, server: _Server, served: asyncio.Event, stopping: _Stopping, drain_seconds: float
 ) -> None:
-    """Returns when the server has ended or is about to: answers have been sent and connections are closed."""
+    """Wait until all responses are sent and connections are closed."""
     if await _first(stopping.begun, engine.dead, served) is stopping.begun:
         await _drain(engine, server, served, stopping, drain_seconds)
     server.should_exit = True
@@ -139,22 +142,40 @@ async def _until_stopped(
 async def _drain(
     engine: EngineClient, server: _Server, served: asyncio.Event, stopping: _Stopping, drain_seconds: float
 ) -> None:
-    """Returns when every client has its answer, or when the time is over and the requests still open have failed."""
+    """Wait until every client has its response. After the time-out, fail the requests that are still open."""
     _log.info("event=draining open=%d timeout_seconds=%g", engine.num_open, drain_seconds)
     end = time.monotonic() + drain_seconds
     engine.drain()
-    first = await _first(engine.idle, stopping.forced, engine.dead, served, timeout_seconds=drain_seconds)
+    with _watching(engine) as stuck:
+        first = await _first(engine.idle, stopping.forced, stuck, engine.dead, served, timeout_seconds=drain_seconds)
     if first is engine.idle:
         server.should_exit = True  # only slow readers remain
         await _first(served, stopping.forced, timeout_seconds=max(0.0, end - time.monotonic()))
-    elif first is None or first is stopping.forced:
-        _log.warning("event=drain_ended_early open=%d", engine.num_open)
+    elif first in (None, stopping.forced, stuck):
+        _log.warning("event=drain_ended_early open=%d engine_stuck=%s", engine.num_open, str(first is stuck).lower())
         engine.fail_all(Unavailable("the engine is going away and ended this request; send it again"))
     _log.info("event=drained")
 
 
+@contextlib.contextmanager
+def _watching(engine: EngineClient) -> Iterator[asyncio.Event]:
+    """Return an event that is set when the engine hangs."""
+    stuck = asyncio.Event()
+
+    async def watch() -> None:
+        while engine.is_alive:  # noqa: ASYNC110  silence sets no event
+            await asyncio.sleep(_STUCK_LOOK_SECONDS)
+        stuck.set()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield stuck
+    finally:
+        watching.cancel()
+
+
 async def _first(*events: asyncio.Event, timeout_seconds: float | None = None) -> asyncio.Event | None:
-    """The event that is set first (the earlier argument, if several are); None after the timeout."""
+    """Return the event that is set first (the earlier argument, if several are), or None after the timeout."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)

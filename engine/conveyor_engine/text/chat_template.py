@@ -7,6 +7,7 @@ importing transformers, which would bring torch into the API process.
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -19,8 +20,23 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from conveyor_engine.errors import InvalidRequest, ModelError
 
-_CONTEXT: Mapping[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
-_NOT_FOR_CLIENTS = {*_CONTEXT, "messages", "chat_template", "tokenize"}  # what the engine sets, or transformers reads
+_NOT_FOR_CLIENTS = {  # what the engine sets, or transformers reads
+    *("tools", "documents", "add_generation_prompt", "continue_final_message"),
+    *("messages", "chat_template", "tokenize"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a conversation is rendered."""
+
+    add_generation_prompt: bool = True  # begins the assistant's turn
+    continue_final_message: bool = False  # the text ends where the last message does, so that the answer continues it
+    documents: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+
+
+RENDERING = Rendering()
 
 
 class TooManyCharacters(Exception):
@@ -41,6 +57,11 @@ class ChatTemplate:
             raise TypeError(f"the template is a {type(source).__name__}")
         self._source = source
 
+    @property
+    def source(self) -> str:
+        """Its text."""
+        return self._source
+
     def compile(self) -> None:
         """Raises ModelError if it is no template. The caller bounds time and memory (`serving.preparing`)."""
         _ = self._template
@@ -52,14 +73,27 @@ class ChatTemplate:
         except (jinja2.TemplateError, SyntaxError, RecursionError, ValueError) as error:
             raise ModelError(f"the model's chat template is not valid Jinja: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], max_characters: int, variables: Mapping[str, Any]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_characters: int,
+        variables: Mapping[str, Any],
+        asked: Rendering = RENDERING,
+    ) -> str:
         """The prompt that asks for the next assistant message. The template sees `variables`, which a client chose.
 
         Raises InvalidRequest if the template refuses, and TooManyCharacters. A template is a program of the model's
         author: the caller bounds its time and memory (`serving.preparing`).
         """
         self._check(variables)
-        context = {**variables, **self._special_tokens, **_CONTEXT, "messages": messages}
+        context = {
+            **variables,
+            **self._special_tokens,
+            "messages": messages,
+            "tools": asked.tools,
+            "documents": asked.documents,
+            "add_generation_prompt": asked.add_generation_prompt,
+        }
         text = io.StringIO()
         try:
             for piece in self._template.generate(context):
@@ -67,8 +101,9 @@ class ChatTemplate:
                     break
                 text.write(piece)
             else:
-                return text.getvalue()
-        except MemoryError:
+                whole = text.getvalue()
+                return _cut_behind(whole, messages[-1]) if asked.continue_final_message else whole
+        except (MemoryError, InvalidRequest):
             raise
         except Exception as error:  # whatever a program may fail with
             what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
@@ -82,6 +117,17 @@ class ChatTemplate:
             if name in _NOT_FOR_CLIENTS or name in self._special_tokens or name in self._template.globals:
                 param = f"chat_template_kwargs.{name}"
                 raise InvalidRequest(f"{param} is not for requests to set; leave it out", param=param)
+
+
+def _cut_behind(text: str, message: Mapping[str, Any]) -> str:
+    """The rendered text up to the end of the last message, as transformers cuts it. Raises InvalidRequest."""
+    content = message["content"]
+    begin = text.rfind(content.strip())
+    if begin < 0:
+        what = "continue_final_message: the model's chat template does not show the last message as it is"
+        raise InvalidRequest(what, param="continue_final_message")
+    is_whole = text.startswith(content, begin)
+    return text[: begin + len(content if is_whole else content.strip())]
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

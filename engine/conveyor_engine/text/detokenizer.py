@@ -31,9 +31,16 @@ class Detokenizer:
         prompt_token_ids: Sequence[int],
         stop: StopStrings = _NO_STOP_STRINGS,
         min_tokens: int = 0,
+        *,
+        shows_stop: bool = False,
+        skip_special_tokens: bool = True,
     ) -> None:
-        """Stop strings count only in text that begins after the first `min_tokens` tokens."""
-        self._stream = tokenizer.decode_stream(prompt_token_ids)
+        """Stop strings count only in text that begins after the first `min_tokens` tokens.
+
+        `shows_stop`: the text ends behind the stop string, and nothing is held back.
+        """
+        self._stream = tokenizer.decode_stream(prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        self._shows_stop = shows_stop
         self._matcher = StopMatcher(stop)
         self._min_tokens = min_tokens
         self.num_tokens = 0  # taken, up to the one that completed a stop string
@@ -44,8 +51,13 @@ class Detokenizer:
 
     @property
     def num_characters(self) -> int:
-        """Of the answer, shown so far."""
+        """The number of characters of the output so far."""
         return self._shown
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that was found."""
+        return self._matcher.found
 
     def push(self, token_ids: Sequence[int]) -> Piece:
         """Decodes the next tokens. Those after a stop string are ignored."""
@@ -55,7 +67,7 @@ class Detokenizer:
             self._ends.append(self._shown + len(self._hidden) + len(text))
             if (cut := self._append(text, counts=self.num_tokens > self._min_tokens)) is not None:
                 return self._show(cut, stopped=True)
-        return self._show(len(self._hidden) - self._matcher.num_held)
+        return self._show(len(self._hidden) - (0 if self._shows_stop else self._matcher.num_held))
 
     def finish(self) -> Piece:
         """The rest of the text, once no more tokens come. An unfinished character becomes a replacement character."""
@@ -63,11 +75,14 @@ class Detokenizer:
         return self._show(len(self._hidden)) if cut is None else self._show(cut, stopped=True)
 
     def _append(self, text: str, *, counts: bool) -> int | None:
-        """Hides the text. Returns where in all that is hidden the first stop string begins, if one is complete."""
+        """Hides the text. Returns where all that is hidden is cut, if it completes a stop string."""
         before = len(self._hidden)
         self._hidden += text
         found = self._matcher.feed(text) if counts else None
-        return None if found is None else before + found[0] - found[1]
+        if found is None:
+            return None
+        end, length = found
+        return before + end - (0 if self._shows_stop else length)
 
     def _show(self, num_characters: int, *, stopped: bool = False) -> Piece:
         text, self._hidden = self._hidden[:num_characters], self._hidden[num_characters:]

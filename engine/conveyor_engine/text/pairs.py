@@ -73,7 +73,7 @@ class PairEncoder:
         return Pair(list(joined.ids), list(joined.type_ids))
 
     def _fit(self, second: Encoding) -> tuple[Encoding, Encoding]:
-        """Both texts, cut if they are to be: the longer one first, then both alike (transformers' longest_first)."""
+        """Truncate both texts if requested: the longer one first, then both equally (transformers' longest_first)."""
         if self._cut is None or len(self._first.ids) + len(second.ids) <= self._room:
             return self._first, second
         num_first, num_second = split_room(self._room, len(self._first.ids), len(second.ids))

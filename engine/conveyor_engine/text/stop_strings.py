@@ -12,7 +12,7 @@ class StopStrings:
     """One request's stop strings; its choices share what was computed for them."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """None of them is empty."""
+        """Compile the stop strings. None of them may be empty."""
         self._patterns = [_Pattern(text) for text in dict.fromkeys(texts)]
         self.by_first: dict[str, list[_Pattern]] = {}
         for pattern in self._patterns:
@@ -20,10 +20,11 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Where one text stands in each stop string."""
+    """The match state of one text for each stop string."""
 
     def __init__(self, stops: StopStrings) -> None:
         self._by_first = stops.by_first
+        self.found = ""  # the stop string that the text completed
         self._matched: dict[_Pattern, int] = {}  # characters at the end of the text, where there are any
 
     @property
@@ -52,7 +53,9 @@ class StopMatcher:
         for pattern, length in before.items():
             if now := pattern.advance(length, character):
                 self._matched[pattern] = now
-        return max((n for pattern, n in self._matched.items() if n == len(pattern.text)), default=0)
+        complete = (pattern.text for pattern, length in self._matched.items() if length == len(pattern.text))
+        self.found = max(complete, key=len, default="")
+        return len(self.found)
 
 
 class _Pattern:

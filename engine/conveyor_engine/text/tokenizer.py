@@ -17,13 +17,14 @@ from tokenizers import Tokenizer as _FastTokenizer
 
 from conveyor_engine.errors import GenerationFailed, InvalidRequest, ModelError, context_exceeded
 from conveyor_engine.model_files import read_object
-from conveyor_engine.text.chat_template import ChatTemplate, TooManyCharacters
+from conveyor_engine.text.chat_template import RENDERING, ChatTemplate, Rendering, TooManyCharacters
 from conveyor_protocol.failure_reasons import FailureReason
 
 _CHARACTERS_PER_TOKEN = 4  # about as many as natural language has
 _CUT_TOKENS_MAX = 100  # ample for what a beginning has in tokens, being cut anywhere, that the whole has not
 PROMPT_TAIL_TOKENS = 6  # enough left context for a decoder to tell whether a space or a byte continues
 _UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each token of it at least one
+_PENDING_TOKENS_MAX = 16  # in a row that each end one character and begin the next
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # SentencePiece's token for a byte
 _REPLACEMENT = "\ufffd"  # what bytes that are no text, or not yet, decode to
 
@@ -94,9 +95,6 @@ class Tokenizer:
         return list(self._encode(text, add_special_tokens=add_special_tokens).ids)
 
     def _check_length(self, text: str, max_tokens: int, param: str) -> None:
-        at_least = len(text) // self._longest_token
-        if at_least > max_tokens:
-            raise too_long(f"at least {at_least}", max_tokens, param)
         for length in _lengths_to_try(max_tokens, len(text)):
             if len(self._encode(text[:length]).ids) > max_tokens + _CUT_TOKENS_MAX:
                 raise too_long(f"more than {max_tokens}", max_tokens, param)
@@ -137,7 +135,7 @@ class Tokenizer:
         return self._fast.token_to_id(named["unk_token"]) if "unk_token" in named else None
 
     def join(self, first: Encoding, second: Encoding) -> Encoding:
-        """Both texts with the special tokens between and around them, and the types of all tokens."""
+        """Join both texts with special tokens between and around them. Return the tokens and their types."""
         return self._fast.post_process(first, second, add_special_tokens=True)
 
     @property
@@ -167,27 +165,58 @@ class Tokenizer:
         encode = self._fast.encode_batch if spans else self._fast.encode_batch_fast
         return encode([text], add_special_tokens=add_special_tokens)[0]
 
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int,
+        variables: Mapping[str, Any] | None = None,
+        asked: Rendering = RENDERING,
+    ) -> str:
+        """The text of a chat, with special tokens as the template writes them. Raises InvalidRequest."""
+        if self._chat_template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+        max_characters = max_tokens * self._longest_token
+        try:
+            return self._chat_template.render(messages, max_characters, variables or {}, asked)
+        except TooManyCharacters:
+            problem = f"the model's chat template makes more than {max_characters} characters of your messages"
+            raise context_exceeded(max_tokens, f"{problem}. Shorten the prompt.", param="messages") from None
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         max_tokens: int,
         variables: Mapping[str, Any] | None = None,
-        truncation: Truncation | None = None,
+        asked: Rendering = RENDERING,
     ) -> list[int]:
-        """Ids of the rendered chat; the template writes the special tokens itself. Raises InvalidRequest."""
-        if self._chat_template is None:
-            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
-        max_characters = max_tokens * self._longest_token
-        try:
-            text = self._chat_template.render(messages, max_characters, variables or {})
-        except TooManyCharacters:
-            problem = f"the model's chat template makes more than {max_characters} characters of your messages"
-            raise context_exceeded(max_tokens, f"{problem}. Shorten the prompt.", param="messages") from None
+        """Ids of the rendered chat. Raises InvalidRequest."""
+        return self.encode_rendered(self.render_chat(messages, max_tokens, variables, asked), max_tokens)
+
+    def encode_rendered(self, text: str, max_tokens: int, truncation: Truncation | None = None) -> list[int]:
+        """Ids of a chat's text. Raises InvalidRequest."""
         return self.encode(text, max_tokens, add_special_tokens=False, param="messages", truncation=truncation)
 
-    def decode_stream(self, prompt_token_ids: Sequence[int]) -> "TextStream":
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special tokens included. Raises InvalidRequest."""
+        try:
+            text: str = self._fast.decode(token_ids, skip_special_tokens=False)
+        except BaseException as error:  # `tokenizers` raises bare Exception; a panic is a BaseException of its own
+            raise InvalidRequest(f"the model's tokenizer cannot decode these tokens: {error}", param="tokens") from None
+        return text
+
+    def find_id(self, piece: str) -> int | None:
+        """The token that stands for this text, as the vocabulary has it."""
+        token_id: int | None = self._fast.token_to_id(piece)
+        return token_id
+
+    @property
+    def chat_template_source(self) -> str:
+        """The text of the model's chat template; empty if it has none."""
+        return self._chat_template.source if self._chat_template else ""
+
+    def decode_stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> "TextStream":
         """A decoder of what follows this prompt."""
-        return TextStream(self._fast, prompt_token_ids[-PROMPT_TAIL_TOKENS:])
+        return TextStream(self._fast, prompt_token_ids[-PROMPT_TAIL_TOKENS:], skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token stands for, wherever it stands; a special token's name; b"" for an unknown id."""
@@ -214,19 +243,22 @@ def _lengths_to_try(num_tokens: int, num_characters: int) -> Iterator[int]:
 
 
 class TextStream:
-    """One answer's tokens to text, piece by piece, never half a character. Special tokens are left out.
+    """One answer's tokens to text, piece by piece, never half a character, without special tokens or with them.
 
     As `tokenizers.decoders.DecodeStream` does it: the new text is what tokens add to the text of those before them.
-    Bytes that cannot become a character any more are shown at once: no more than three tokens are ever pending.
+    Bytes that cannot become a character any more are shown at once, so few tokens are ever pending: three, or more
+    where a token ends one character and begins the next.
     """
 
-    def __init__(self, fast: _FastTokenizer, prompt_tail: Sequence[int]) -> None:
+    def __init__(self, fast: _FastTokenizer, prompt_tail: Sequence[int], skip_special_tokens: bool) -> None:
         self._fast = fast
+        self._skip_special_tokens = skip_special_tokens
         self._context = list(prompt_tail)
         while self._context and self._decode(self._context).startswith(_REPLACEMENT):
             del self._context[0]  # the tail begins within a character
         self._context_text = self._decode(self._context)
         self._pending: list[int] = []
+        self._num_shown = 0  # characters of the pending tokens
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; empty while a character may be unfinished. Raises GenerationFailed."""
@@ -234,18 +266,28 @@ class TextStream:
         shown = ""
         while True:
             text = self._text_of(self._pending)
-            if text and not text.endswith(_REPLACEMENT):
-                self._context, self._pending = self._pending, []
-                self._context_text = self._decode(self._context)
-                return shown + text
+            is_whole = bool(text) and not text.endswith(_REPLACEMENT)
+            if is_whole or len(self._pending) > _PENDING_TOKENS_MAX:
+                return shown + self._move_on(text)
             if len(self._pending) <= _UNFINISHED_TOKENS_MAX:
+                return shown
+            if certain := text.rstrip(_REPLACEMENT)[self._num_shown :]:
+                self._num_shown += len(certain)
+                return shown + certain
+            if self._num_shown:
                 return shown
             shown += self._text_of([self._pending.pop(0)])
 
+    def _move_on(self, text: str) -> str:
+        """The pending tokens become the context. Returns what is not shown of their text."""
+        text, self._num_shown = text[self._num_shown :], 0
+        self._context, self._pending = self._pending, []
+        self._context_text = self._decode(self._context)
+        return text
+
     def finish(self) -> str:
         """The text of what is pending: no more tokens will come."""
-        pending, self._pending = self._pending, []
-        return self._text_of(pending)
+        return self._move_on(self._text_of(self._pending)) if self._pending else ""
 
     def _text_of(self, token_ids: list[int]) -> str:
         """What these tokens add to the context."""
@@ -256,7 +298,7 @@ class TextStream:
 
     def _decode(self, token_ids: list[int]) -> str:
         try:
-            text: str = self._fast.decode(token_ids, skip_special_tokens=True)
+            text: str = self._fast.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
         except BaseException as error:  # `tokenizers` raises bare Exception; a panic is a BaseException of its own
             raise GenerationFailed(f"the model's tokenizer.json cannot decode the answer: {error}") from error
         return text
@@ -282,7 +324,7 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
 
 
 def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """As transformers looks for it: the file first, then the config's string or its list of named ones."""
+    """Find the chat template as transformers does: the file first, then the config's string or named templates."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         return path.read_text()

@@ -1,4 +1,4 @@
-"""What travels of requests to embed, and of models that do: as payloads and facts that only this task reads."""
+"""Messages of the task Embed: the payload of a request and the facts of a model. Only this task reads them."""
 
 from typing import Self
 
@@ -11,6 +11,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How a prompt's vector is made. The API process validates the values."""
 
     dimensions: int | None = None  # only so many, the first ones, if the model was trained for it; None: all
+    normalizes: bool | None = None  # to length 1; None: as the model's files say
 
     def encode(self) -> bytes:
         """The payload of a request."""
@@ -22,11 +23,13 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What is particular of a model that embeds."""
+    """Properties of a model that embeds."""
 
     size: int  # dimensions of its vectors
-    is_matryoshka: bool = False  # the first dimensions of a vector are one too ...
-    matryoshka_dimensions: tuple[int, ...] = ()  # ... so many of them; any number if none are named
+    is_matryoshka: bool = False  # whether the first dimensions of a vector are a vector too ...
+    matryoshka_dimensions: tuple[int, ...] = ()  # ... and which numbers of dimensions; empty: any number
+    instructions: dict[str, str] = {}  # texts that begin an input, by name
+    default_instruction: str = ""  # the name of that which begins an input that names none
 
     def encode(self) -> bytes:
         """The `of_task` of the model's facts."""
@@ -37,7 +40,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
         return msgspec.msgpack.decode(facts.of_task, type=cls)
 
     def allows(self, dimensions: int) -> bool:
-        """Whether so many dimensions may be asked for."""
+        """Whether a request may ask for that many dimensions."""
         if dimensions == self.size:
             return True
         named = self.matryoshka_dimensions

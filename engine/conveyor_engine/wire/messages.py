@@ -4,6 +4,7 @@ Used by `serving.engine_process` (asyncio) and `loop.process` (blocking).
 """
 
 from array import array
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Self
 
@@ -11,7 +12,7 @@ import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ErrorCode
-from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, RequestOutput, SamplingParams
+from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, RequestOutput, SamplingParams, Thinking
 from conveyor_protocol.failure_reasons import FailureReason
 
 
@@ -19,7 +20,7 @@ class _Message(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
-class Start(_Message):
+class LoadModel(_Message):
     """The first message: load this model."""
 
     config: EngineConfig
@@ -36,14 +37,19 @@ class Prompt(msgspec.Struct, array_like=True):
 
 
 class Add(_Message):
-    """The requests of one HTTP request: all are taken or none. A prompt travels once, however many choices it has."""
+    """Requests of one HTTP request: all are taken or none. Parts of a long list have the same party.
+
+    A prompt travels once, however many choices it has."""
 
     prompts: list[Prompt]
+    party: str
     level: int
     deadline: float
+    grammar: str = ""  # of all of them ...
+    thinking: Thinking | None = None  # ... and what may come before it
 
     @classmethod
-    def of(cls, requests: list[EngineRequest]) -> Self:
+    def of(cls, requests: Sequence[EngineRequest]) -> Self:
         """Neighbours that share their prompt's objects are choices of one prompt."""
         groups = [list(group) for _, group in groupby(requests, _prompt_key)]
         return cls(
@@ -57,25 +63,29 @@ class Add(_Message):
                 )
                 for group in groups
             ],
+            requests[0].party or requests[0].request_id,
             requests[0].level,
             requests[0].deadline,
+            requests[0].grammar,
+            requests[0].thinking,
         )
 
     def requests(self, now: float) -> list[EngineRequest]:
         """What `of` was given, as one party that arrives `now`: before, they could not run."""
         requests = []
-        party = self.prompts[0].choices[0][0]
         for prompt in self.prompts:
             token_ids = array("I", prompt.packed_token_ids)
             hashes: list[bytes] = []
             requests += [
                 EngineRequest(
                     request_id=request_id,
-                    party=party,
+                    party=self.party,
                     prompt_token_ids=token_ids,
                     payload=prompt.payload,
                     payload_cost=prompt.payload_cost,
                     params=params,
+                    grammar=self.grammar,
+                    thinking=self.thinking,
                     level=self.level,
                     deadline=self.deadline,
                     arrival_time=now,
@@ -101,10 +111,10 @@ class Drain(_Message):
     """No more requests will come."""
 
 
-ToEngine = Start | Add | Abort | Drain
+ToEngine = LoadModel | Add | Abort | Drain
 
 
-class Progress(_Message):
+class LoadingLine(_Message):
     """One key=value line about loading."""
 
     line: str
@@ -126,7 +136,7 @@ class StartFailed(_Message):
 
 
 class Refused(_Message):
-    """None of these requests was taken."""
+    """Rejects all of these requests."""
 
     request_ids: list[str]
     message: str
@@ -135,7 +145,7 @@ class Refused(_Message):
     code: ErrorCode | None = None
 
 
-class Step(_Message):
+class StepOutputs(_Message):
     """What one step gave. `num_added` counts the requests taken since the start: `stats` knows of no later ones."""
 
     outputs: list[RequestOutput]
@@ -144,7 +154,7 @@ class Step(_Message):
 
 
 class Heartbeat(_Message):
-    """Every second, from a thread of its own: the process lives. `step_seconds`: how long the present step runs."""
+    """Sent every second from its own thread while the process lives. `step_seconds`: age of the current step."""
 
     step_seconds: float
 
@@ -156,7 +166,7 @@ class Failed(_Message):
     message: str
 
 
-FromEngine = Progress | Ready | StartFailed | Refused | Step | Heartbeat | Failed
+FromEngine = LoadingLine | Ready | StartFailed | Refused | StepOutputs | Heartbeat | Failed
 
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)

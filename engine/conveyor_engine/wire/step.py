@@ -1,8 +1,8 @@
-"""One step as plain data: what the device is to compute, and what came of it.
+"""Plan and result of one step, as plain data.
 
-Plans are made by `scheduling`, carried by `loop`, and run by whatever stands behind `loop.executor`; results go the
-other way. Everything is a number, addressed by row: a row is a place in the state arrays of the executor (tokens,
-block table, sampling parameters), which knows no requests. So both can be sent to another process.
+`scheduling` creates plans, `loop` passes them on, and the implementation of `loop.executor` runs them. Results go the
+other way. Everything is a number, addressed by row. A row is a place in the state arrays of the executor (tokens,
+block table, sampling parameters); the executor knows no requests. So both can be sent to another process.
 """
 
 from array import array
@@ -13,18 +13,21 @@ import msgspec
 
 from conveyor_engine.wire.request import SamplingParams, TokenLogprobs
 
+NOTHING_ALLOWED = -2
+
 
 class RowSampling(msgspec.Struct, frozen=True, array_like=True):
     """How a row's tokens are chosen."""
 
     params: SamplingParams
     seed: int  # 64 bits; the random numbers are keyed by it and the token's position
-    min_length: int = 0  # tokens, the prompt's included, that the row must have before ...
-    stop_ids: tuple[int, ...] = ()  # ... one of these may be chosen; none where nothing is forbidden
+    min_length: int = 0  # number of tokens, prompt included, before which ...
+    stop_ids: tuple[int, ...] = ()  # ... these tokens must not be sampled; empty: no restriction
+    num_prompt_tokens: int = 0
 
 
 class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
-    """All there is to know of a row, in place of what it held before."""
+    """The new state of a row. It replaces the row's former state."""
 
     row: int
     packed_token_ids: bytes  # uint32 each
@@ -54,10 +57,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step: first the changes since the last step, then the rows that take part, decodes first.
 
     Row `rows[i]` computes `num_tokens[i]` tokens from position `num_computed_tokens[i]` on, and samples after each of
-    the last `num_logits[i]` of them: after none while its prompt goes on, after one else, after several only where the
-    executor verifies drafts. It writes what it samples into the row itself: the next plan may compute those tokens
-    before anybody else has seen them. Where the task takes one step, each row is a whole request that is admitted in
-    this plan, and nothing is sampled: its one output is a payload.
+    the last `num_logits[i]` of them: 0 while the prompt is still being prefilled, otherwise 1. It is more than 1 if the
+    executor verifies drafts, or for log probabilities of the prompt: then the result has the prompt's next token in
+    place of a sampled one. The executor stores sampled tokens in the row, so the next plan may compute them before any
+    other process has seen them. If the task takes one step, each row is a whole request that this plan admits. Nothing
+    is sampled, and the row's only output is a payload.
     """
 
     number: int  # the result bears it too
@@ -78,10 +82,11 @@ class RowMask(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """What came of a step: an entry for each row with logits, in the plan's order.
+    """The result of a step: an entry for each row with logits, in the plan's order.
 
-    A row gets 0 to `num_logits` tokens. Token -1: the logits were not finite. Where the task takes one step, it gets no
-    tokens but a payload, which its task reads; an empty one was not finite.
+    A row gets 0 to `num_logits` tokens, and before them the log probabilities of prompt tokens. Token -1 means that the
+    logits were not finite, and `NOTHING_ALLOWED` that the parameters forbid all tokens. If the task takes one step, the
+    row gets a payload instead of tokens, which the task reads. An empty payload means a result that was not finite.
     """
 
     number: int

@@ -4,16 +4,41 @@ Used by `serving.preparing`: `pool` sends jobs, and `process` runs them.
 """
 
 import math
-from typing import Self
+from collections.abc import Sequence
+from typing import Final, Self
 
 import msgspec
 
 from conveyor_engine.errors import ConveyorEngineError, ErrorCode, InvalidRequest, Overloaded, Unavailable, UnknownModel
-from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.frames import encode_frame
+from conveyor_engine.wire.messages import Add
+from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 _ERRORS: dict[str, type[ConveyorEngineError]] = {
     kind.__name__: kind for kind in (InvalidRequest, UnknownModel, Overloaded, Unavailable)
 }
+
+
+INPUTS_MAX: Final = 8192  # of one body whose inputs take a step each; OpenAI has 2048, Cohere 10,000 documents
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Engine requests of one HTTP request that the engine takes together, or not at all."""
+
+    num_tokens_of: dict[str, int]  # by request id, how much of the engine's memory it takes, in tokens of 4 bytes
+    add: bytes  # the message for the engine, encoded: the API process never handles what a prompt holds
+
+    @classmethod
+    def of(cls, requests: Sequence[EngineRequest], grammar_bytes: int = 0) -> Self:
+        """`grammar_bytes`: of the grammar that they share, counted with the first of them."""
+        sizes = {each.request_id: len(each.prompt_token_ids) + len(each.payload) // 4 for each in requests}
+        sizes[requests[0].request_id] += grammar_bytes // 4
+        return cls(sizes, encode_frame(Add.of(requests)))
+
+    @classmethod
+    def split(cls, requests: Sequence[EngineRequest], size: int) -> list[Self]:
+        """Parts of at most so many requests, in their order."""
+        return [cls.of(requests[start : start + size]) for start in range(0, len(requests), size)]
 
 
 class Job(msgspec.Struct, array_like=True):
@@ -21,7 +46,7 @@ class Job(msgspec.Struct, array_like=True):
 
     kind: str
     facts: ModelFacts
-    num_requests_max: int  # that the engine ever takes at once
+    num_requests_max: int  # that the engine ever takes at once, for bodies whose requests go together
     arrival_time: float
     body: bytes
     level: int | None = None  # None: as the body's `priority` says

@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 7
+#define CV_ABI_VERSION 8
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -101,11 +101,12 @@ typedef struct {
 } cv_silu_mul;
 
 /* best[r] = the largest of logits[r]; infinity if one is NaN. tokens[r] = the first that is as large, or, where
- * temperatures[r] >= greedy_below, where the cumulated exp((logits[r] - best[r]) / temperatures[r]) pass
- * uniforms[r] * below_one of their sum. Any token where best[r] is not finite. */
+ * temperature >= greedy_below, where the cumulated exp(x), x = (logits[r] - best[r]) / temperature, pass
+ * uniforms[r] * below_one of their sum; x < floor counts nothing. Any token where best[r] is not finite.
+ *   draws [rows, 2]: temperature, floor */
 typedef struct {
     const void *logits;
-    const float *temperatures, *uniforms;
+    const float *draws, *uniforms;
     float *best;
     int64_t *tokens;
     int64_t rows, vocab_size, row_stride;

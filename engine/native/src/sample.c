@@ -38,20 +38,26 @@ INLINE int64_t find_first(const int bf16, slice s, float value) {
     return s.begin;
 }
 
-/* The best has 1. */
-INLINE vf weigh(vf logits, float best, float inverse) { return vf_exp((logits - best) * inverse); }
+/* How a row is drawn: the inverse of its temperature, and the logarithm of the least weight that counts (min_p). */
+typedef struct { float best, inverse, floor; } scale;
 
-INLINE float sum_weights(const int bf16, slice s, float best, float inverse) {
+/* The best has 1. */
+INLINE vf weigh(vf logits, scale by) {
+    const vf x = (logits - by.best) * by.inverse;
+    return vf_select(x < vf_set(by.floor), (vf){0}, vf_exp(x));
+}
+
+INLINE float sum_weights(const int bf16, slice s, scale by) {
     vf sum = {0};
-    for (int64_t i = s.begin; i < s.end; i += VL) sum += weigh(read_logits(bf16, s, i), best, inverse);
+    for (int64_t i = s.begin; i < s.end; i += VL) sum += weigh(read_logits(bf16, s, i), by);
     return vf_sum(sum);
 }
 
 /* Where the cumulated weights pass the target; where rounding leads past the end, the last token with a weight. */
-INLINE int64_t find_passed(const int bf16, slice s, float best, float inverse, double target) {
+INLINE int64_t find_passed(const int bf16, slice s, scale by, double target) {
     int64_t last = s.begin;
     for (int64_t i = s.begin; i < s.end; i += VL) {
-        const vf weights = weigh(read_logits(bf16, s, i), best, inverse);
+        const vf weights = weigh(read_logits(bf16, s, i), by);
         for (int l = 0; l < VL; l++) {
             if (weights[l] <= 0) continue;
             last = i + l;
@@ -63,17 +69,17 @@ INLINE int64_t find_passed(const int bf16, slice s, float best, float inverse, d
 }
 
 INLINE int64_t draw(const int bf16, const cv_sample *c, int64_t r, const void *row, int64_t length, int64_t slices) {
-    const float best = c->best[r], inverse = 1.0f / c->temperatures[r];
+    const scale by = {c->best[r], 1.0f / c->draws[2 * r], c->draws[2 * r + 1]};
     float sums[SLICES];
     double total = 0;
     for (int64_t i = 0; i < slices; i++) {
-        sums[i] = sum_weights(bf16, take_slice(row, c->vocab_size, length, i), best, inverse);
+        sums[i] = sum_weights(bf16, take_slice(row, c->vocab_size, length, i), by);
         total += (double)sums[i];
     }
     double target = (double)c->uniforms[r] * total * (double)c->below_one;
     int64_t i = 0;
     for (; i < slices - 1 && target >= (double)sums[i]; i++) target -= (double)sums[i];
-    return find_passed(bf16, take_slice(row, c->vocab_size, length, i), best, inverse, target);
+    return find_passed(bf16, take_slice(row, c->vocab_size, length, i), by, target);
 }
 
 INLINE void sample_row(const int bf16, const cv_sample *c, int64_t r) {
@@ -88,7 +94,7 @@ INLINE void sample_row(const int bf16, const cv_sample *c, int64_t r) {
         if (largest > best) best = largest, of_best = s;
     }
     c->best[r] = best;
-    const int draws = c->temperatures[r] >= c->greedy_below && best - best == 0; /* the last: it is finite */
+    const int draws = c->draws[2 * r] >= c->greedy_below && best - best == 0; /* the last: it is finite */
     c->tokens[r] = draws ? draw(bf16, c, r, row, length, slices) : find_first(bf16, of_best, best);
 }
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from conveyor_gateway.admission.asking import Asking
 from conveyor_gateway.admission.engine_pool import Engine, EnginePool
+from conveyor_gateway.admission.leaving import Leaving
 from conveyor_gateway.admission.retries import Exclusions, RetryBudget
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
 from conveyor_gateway.admission.waiting import Waiting
@@ -28,6 +29,7 @@ class Dispatcher:
     def __init__(self, loop: asyncio.AbstractEventLoop, engines: EngineSession) -> None:
         self.pool = EnginePool()
         self.waiting = Waiting()
+        self.leaving = Leaving(loop.time())
         self.dispatched: set[Ticket] = set()
         self.classes = WITHOUT_CLASSES
         self.num_gateways = 1  # that share the places of a class
@@ -67,9 +69,13 @@ class Dispatcher:
 
     def match(self) -> None:
         """Gives places to the head of the queue, as long as there are any, and asks engines for more."""
-        if self._stopped:
-            return
         now = self._loop.time()
+        self.leaving.tick(now)
+        if not self._stopped:
+            self._match(now)
+        self.leaving.has_backlog = bool(self.waiting)
+
+    def _match(self, now: float) -> None:
         if self.waiting and not (self._end_exclusions(now) and self._give_places(now)):
             self._continue_soon()
             return
@@ -92,7 +98,7 @@ class Dispatcher:
         self.match()
 
     def _end_exclusions(self, now: float) -> bool:
-        """False: there are more, for the next turn of the loop."""
+        """End exclusions whose time has passed. Return False if some are left for the next turn of the event loop."""
         for _ in range(MAX_WAKES_A_TURN):
             if (ticket := self._exclusions.pop_ended(now)) is None:
                 return True
@@ -103,7 +109,7 @@ class Dispatcher:
         return False
 
     def _give_places(self, now: float) -> bool:
-        """False: there may be more, for the next turn of the loop."""
+        """Give free places to waiting tickets. Return False if the next turn of the event loop must go on."""
         for _ in range(MAX_WAKES_A_TURN):
             if (ticket := self._find_match(now)) is None:
                 return True
@@ -135,6 +141,8 @@ class Dispatcher:
 
     def _dispatch(self, ticket: Ticket, engine: Engine, is_granted: bool) -> None:
         self.waiting.remove(ticket)
+        if not ticket.excluded & FIRST_TRY:
+            self.leaving.count(ticket.level)
         self.dispatched.add(ticket)
         self._num_of_level[ticket.level] += 1
         ticket.bind(engine, is_granted)

@@ -48,7 +48,7 @@ class Queues:
         return self._queues[key]
 
     def items(self, only: str | None = None) -> list[tuple[Service, ServiceQueue]]:
-        """Every known service and its queue, by `namespace/name`, or `only` one of them."""
+        """Return every known service with its queue, or only the service `only` (`namespace/name`)."""
         services = self._catalog.directory.services
         keys = sorted(services) if only is None else [only] * (only in services)
         return [(services[key], self._queues[key]) for key in keys]
@@ -88,7 +88,7 @@ class Queues:
         if share > self._max_held and (known is None or known.limits.max_queued_requests != share):
             logger.warning(
                 "event=queue_limit_unreachable service=%s share=%d max_held=%d consequence=further_requests_get_429 "
-                "mend=raise_max_connections",
+                "action=raise_max_connections",
                 key, share, self._max_held,
             )  # fmt: skip
 

@@ -24,7 +24,7 @@ from conveyor_gateway.watching.classes import UNCLASSED, WITHOUT_CLASSES, QueueC
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What a service allows this gateway; `place_limit` is the number of requests on one engine.
+    """The limits of a service at this gateway. `place_limit` is the maximum of requests on one engine.
 
     `fills_batches`: an engine's batch is filled before the next engine begins one.
     """
@@ -72,6 +72,11 @@ class ServiceQueue:
         """Queued requests of this level, with those that were delayed to it."""
         return self._waiting.count(level)
 
+    def find_wait_seconds(self, level: int) -> float:
+        """How long the first queued request of this level has waited; 0 without one."""
+        first = self._waiting.first_of(level)
+        return 0.0 if first is None else self.loop.time() - first.admitted_at
+
     def count_waiting_beyond(self, window_seconds: float) -> int:
         """Queued requests that were admitted more than `window_seconds` ago; a window of 0 counts all."""
         before = self.loop.time() - window_seconds
@@ -91,6 +96,7 @@ class ServiceQueue:
         self.limits = limits
         self.pool.configure(limits.place_limit, limits.fills_batches)
         self._dispatcher.classes, self._dispatcher.num_gateways = limits.classes, limits.num_gateways
+        self._dispatcher.leaving.keep({UNCLASSED.level, *(each.level for each in limits.classes.ordered)})
         self._dispatcher.match()
 
     def set_engines(self, addresses: Iterable[str]) -> None:
@@ -113,7 +119,7 @@ class ServiceQueue:
             self._refuse(iter(list(self._waiting)), self._build_start_failure())
 
     def _build_start_failure(self) -> GatewayError:
-        message = f"no engine can start ({self._start_failure}); its owner has to mend that"
+        message = f"no engine can start ({self._start_failure}); the owner of the service must fix that"
         return Unavailable(message, Code.START_FAILED)
 
     def admit(self, deadline: float, request_class: QueueClass = UNCLASSED, offset_seconds: float = 0.0) -> Ticket:
@@ -139,17 +145,23 @@ class ServiceQueue:
         if most is not None:
             share = max(1, most // self.limits.num_gateways)
             if self._waiting.count(ticket.level) > share:
-                return _build_full(share, f"the maxRequests of class {ticket.request_class.name}")
+                return self._build_full(ticket, share, f"the maxRequests of class {ticket.request_class.name}")
         share = self.limits.max_queued_requests
         if self.queued <= share:
             return None
-        error = _build_full(share, "queue.maxRequests")
         worst = self._waiting.last()
         if worst is None or worst.level <= ticket.level:
-            return error
+            return self._build_full(ticket, share, "queue.maxRequests")
+        error = self._build_full(worst, share, "queue.maxRequests")
         self.finish(worst)
         worst.refuse(error)
         return None
+
+    def _build_full(self, ticket: Ticket, share: int, field: str) -> QueueFull:
+        """The error for a ticket that still waits; it says when one like it would have had its turn."""
+        seconds = self._dispatcher.leaving.find_wait_seconds(ticket.level, self._waiting)
+        message = f"the queue is full: {share} requests wait, this gateway's share of {field}; retry later"
+        return QueueFull(message, Code.QUEUE_FULL, retry_after_seconds=seconds)
 
     async def wait_for_engine(self, ticket: Ticket) -> Engine:
         """The engine that has a place for the request; waits for its turn.
@@ -175,9 +187,9 @@ class ServiceQueue:
         except TimeoutError:
             engines = f"{self.num_engines} engines are ready"
             if ticket.deadline <= queue_until:  # not by the clock: uvloop rounds timers to milliseconds, also down
-                message = f"the request's time ended while it waited for an engine; {engines}"
+                message = f"the request's deadline passed while it waited for an engine; {engines}"
                 raise TimedOut(message, Code.DEADLINE_EXCEEDED) from None
-            message = f"no engine had a place for the request within {limit_seconds:g} s; {engines}"
+            message = f"no engine had a free place for the request within {limit_seconds:g} s; {engines}"
             raise TimedOut(message, Code.QUEUE_TIMEOUT) from None
         finally:
             if delay is not None:
@@ -268,7 +280,3 @@ class ServiceQueue:
             if number == MAX_WAKES_A_TURN:
                 self.loop.call_soon(self._refuse, tickets, error)
                 return
-
-
-def _build_full(share: int, field: str) -> QueueFull:
-    return QueueFull(f"{share} requests wait here already, this gateway's share of {field}", Code.QUEUE_FULL)

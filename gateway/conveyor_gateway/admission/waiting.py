@@ -9,7 +9,7 @@ engines can serve, so each operation costs O(levels x log n) in the number of wa
 
 import heapq
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from conveyor_gateway.admission.ticket import Ticket
@@ -116,10 +116,20 @@ class Waiting:
         """In order."""
         return heapq.merge(*self._trees.values(), key=sort_key)
 
+    @property
+    def levels(self) -> Collection[int]:
+        """The levels that have waiting tickets."""
+        return self._trees.keys()
+
     def count(self, level: int) -> int:
         """How many tickets of this level wait."""
         tree = self._trees.get(level)
         return 0 if tree is None else tree.size
+
+    def first_of(self, level: int) -> Ticket | None:
+        """The first ticket of this level."""
+        tree = self._trees.get(level)
+        return None if tree is None else next(iter(tree))
 
     def add(self, ticket: Ticket) -> None:
         if ticket.level not in self._trees:

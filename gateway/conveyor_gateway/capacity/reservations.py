@@ -1,11 +1,11 @@
-"""Limits how many requests this gateway holds, and how many bytes of them and of their answers.
+"""Limits the requests that this gateway holds, and the bytes of requests and responses.
 
-Made by `server`. Each request has one `Reservation`: `relaying.bodies` reserves what it reads, `engines` what it
-collects of an answer. No service may hold more than half of all bytes and three quarters of all requests, so that
+Created by `server`. Each request has one `Reservation`: `relaying.bodies` reserves bytes for the body, `engines` for a
+buffered response. No service may hold more than half of all bytes and three quarters of all requests, so that
 requests that wait for one service leave room for the others. No client may hold the last eighth of either.
 
 A request may be evicted until its answer starts. When there is no room, the largest holder loses its largest request; a
-holder is a client's part of a service. The new request is refused if it belongs to the largest holder itself.
+holder is one client's requests for one service. If the new request belongs to the largest holder, it is rejected.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Capacity:
 
 
 class Reservation:
-    """What one request holds; the end of its `with` releases it."""
+    """The capacity that one request holds, released at the end of the `with` block."""
 
     __slots__ = (
         "_capacity",
@@ -70,7 +70,7 @@ class Reservation:
 
     @contextlib.contextmanager
     def arriving(self, evict: Callable[[], None]) -> Iterator[None]:
-        """While the body arrives; `evict` is called if the request is evicted."""
+        """Hold the request while its body arrives. `evict` is called if the request is evicted."""
         self._is_arriving = True
         self._set_evict(evict)
         try:
@@ -80,20 +80,20 @@ class Reservation:
             self._set_evict(None)
 
     def reserve(self, size_bytes: int) -> bool:
-        """Reserves `size_bytes` more. False if there is no room; then nothing changes."""
+        """Reserve `size_bytes` more. Return False, and change nothing, if there is no room."""
         if self.is_evicted or not self._make_room(self._capacity.bytes, size_bytes):
             return False
         self._change(size_bytes, 0)
         return True
 
     def shrink(self, size_bytes: int) -> None:
-        """Releases all but `size_bytes`."""
+        """Release all but `size_bytes`."""
         self._change(min(0, max(0, size_bytes) - self.size_bytes), 0)
 
     def hold_request(self, service: str, size_bytes: int, evict: Callable[[], None], level: int = 0) -> None:
-        """Holds one more request for `service`, whose body is whole. `evict` is called if the request is evicted.
+        """Count a request of `service` whose body is complete. `evict` is called if the request is evicted.
 
-        Of one holder's requests those of the highest `level` are evicted first.
+        A holder's requests with the highest `level` are evicted first.
 
         Raises Unavailable or TooManyRequests.
         """
@@ -109,7 +109,7 @@ class Reservation:
         self._set_evict(evict)
 
     def protect(self) -> None:
-        """The answer starts: the request is no longer evicted."""
+        """Protect the request from eviction, because its response starts."""
         self._set_evict(None)
 
     def _make_room(self, shares: Shares["Reservation"], amount: int) -> bool:
@@ -129,7 +129,7 @@ class Reservation:
         return self.service, self.client
 
     def _leave(self) -> None:
-        """Is evicted."""
+        """Evict the request."""
         evict, self.is_evicted = self._evict, True
         assert evict is not None, "only what may be evicted is found"
         self._release()
@@ -140,7 +140,7 @@ class Reservation:
         self._set_evict(None)
 
     def _change(self, size_bytes: int, num_requests: int) -> None:
-        """Changes what is held by these amounts, which may be negative."""
+        """Add these amounts, which may be negative, to the totals."""
         is_evictable = self._evict is not None
         if size_bytes:
             self._capacity.bytes.add(self, size_bytes, is_evictable)
@@ -157,21 +157,17 @@ class Reservation:
 
     def _build_requests_full(self) -> GatewayError:
         if self._capacity.requests.find_victim(self, 1) is None and self._capacity.requests.has_share(self):
-            return Unavailable(
-                "the gateway answers as many requests as it may hold; try again later", Code.TOO_MANY_CONNECTIONS
-            )
+            return Unavailable("the gateway is at its limit of requests; retry later", Code.TOO_MANY_CONNECTIONS)
         return build_too_many()
 
 
 def build_memory_full() -> Unavailable:
-    return Unavailable(
-        "the gateway holds as many bytes of requests as it may; try again later", Code.GATEWAY_MEMORY_FULL
-    )
+    return Unavailable("the gateway's memory for requests is full; retry later", Code.GATEWAY_MEMORY_FULL)
 
 
 def build_too_many() -> TooManyRequests:
     return TooManyRequests(
-        "the gateway holds as many requests as it may, and most of them are for this service and from this client; "
+        "the gateway is at its limit of requests, and most of them are for this service and from this client; "
         "send fewer at a time",
         Code.TOO_MANY_REQUESTS,
     )

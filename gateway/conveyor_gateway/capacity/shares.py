@@ -109,7 +109,7 @@ class Shares(Generic[M]):
 
 
 class _Evictable(Generic[M]):
-    """What may be evicted, by holder. A holder is a client's part of a service."""
+    """The members that may be evicted, by holder. A holder is one client's requests for one service."""
 
     def __init__(self) -> None:
         self._services, self._clients = Amounts[str](), Amounts[str]()
@@ -130,7 +130,7 @@ class _Evictable(Generic[M]):
         _add(self._levels, (service, client), member.level, amount)
 
     def find_largest(self, service: str | None, client: str | None) -> M | None:
-        """None: of any service, of any client."""
+        """Return the largest member of this service and client. None stands for any service, or any client."""
         holder = self._find_holder(service, client)
         levels = self._levels.get(holder)
         return None if levels is None else self._members[*holder, max(levels)].find_largest()

@@ -44,7 +44,7 @@ class _Connection(ResponseHandler):
         if self._num_interim <= _MAX_INTERIM:
             super().feed_data(data, size)
         elif self.transport is not None:
-            self.set_exception(aiohttp.ServerDisconnectedError("it sends interim answers without end"))
+            self.set_exception(aiohttp.ServerDisconnectedError("the engine sent too many interim (1xx) responses"))
             self.transport.abort()
 
 

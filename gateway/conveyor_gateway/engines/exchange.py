@@ -47,7 +47,7 @@ class EngineBroke(Exception):
 
 @dataclass(slots=True)
 class EngineRequest:
-    """What is sent to each engine that is tried."""
+    """The request as sent to each engine that is tried."""
 
     path: str  # without the query: no parameter of one is on a list of what passes
     headers: CIMultiDict[str]
@@ -88,7 +88,7 @@ class EngineAnswer:
             raise EngineBroke(describe(error)) from error
 
     async def read_piece(self) -> bytes:
-        """As `read`, but raises what aiohttp raises."""
+        """Like `read`, but raises aiohttp's own errors."""
         if self._is_over:
             return b""
         piece = await self._response.content.readany()

@@ -35,10 +35,11 @@ class EnginePage:
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What an engine reports of itself. None: it does not report that."""
+    """The load that an engine reports. A field is None if the engine does not report it."""
 
     waiting: Annotated[int, msgspec.Meta(ge=0)] | None = None  # requests without a place in its batch
     carried: Annotated[int, msgspec.Meta(ge=1)] | None = None  # requests at once, where its KV cache was short lately
+    limit_reason: Annotated[str, msgspec.Meta(pattern="^[a-z_]{1,32}$")] | None = None  # with objectives alone
     warm_up_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None  # of its start
 
 

@@ -60,7 +60,7 @@ def choose_content_type(given: str) -> str:
 
 
 def _select(headers: CIMultiDictProxy[str], allowed: frozenset[str]) -> CIMultiDict[str]:
-    """Without those that `Connection` names, which end at this hop (RFC 9110, section 7.6.1)."""
+    """Return the allowed headers, without those that `Connection` names: they end at this hop (RFC 9110, 7.6.1)."""
     for named in headers.getall("Connection", ()):
         allowed = allowed - {name.strip().lower() for name in named.split(",")}
     return CIMultiDict(

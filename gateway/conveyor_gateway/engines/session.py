@@ -86,7 +86,7 @@ class EngineSession:
         return response.status == 204
 
     async def fetch_usage(self, address: str, key: str) -> Usage | None:
-        """What the request with this key has used at the engine; None if the engine does not report it."""
+        """Return the usage of the request with this key, or None if the engine does not report it."""
         try:
             async with self._session.get(
                 URL(f"http://{address}{USAGE_PATH}?key={key}", encoded=True),
@@ -142,9 +142,9 @@ async def _receive(response: aiohttp.ClientResponse, reservation: Reservation) -
     try:
         if response.status in (_FULL, _REFUSED):
             # The body is not read. If it came with the headers, the connection stays open.
-            raise _find_refusal(response)(f"it answered {response.status}")
+            raise _find_refusal(response)(f"the engine responded {response.status}")
         if response.status == _LOST or not 200 <= response.status < 600:
-            raise EngineLost(f"it answered {response.status}")
+            raise EngineLost(f"the engine responded {response.status}")
         if is_event_stream(response):
             answer = EngineAnswer(response, b"", is_whole=False)
             answer.first = await answer.read_piece()

@@ -24,52 +24,55 @@ from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 
 
-def build_admin_handler(
-    catalog: Catalog, queues: Queues, readiness: Readiness, metrics: Metrics
-) -> Callable[[BaseRequest], Awaitable[StreamResponse]]:
+class AdminApp:
     """Port 8081."""
 
-    async def demand(request: BaseRequest) -> Response:
-        check_synced()
-        return build_json(await read_demand(queues, request.query.get("service")), find_request_id(request))
+    def __init__(self, catalog: Catalog, queues: Queues, readiness: Readiness, metrics: Metrics) -> None:
+        self._catalog = catalog
+        self._queues = queues
+        self._readiness = readiness
+        self._metrics = metrics
+        self._pages: Mapping[str, Callable[[BaseRequest], Awaitable[Response]]] = {
+            DEMAND_PATH: self._send_demand,
+            ACTIVITY_PATH: self._send_activity,
+            START_PATH: self._send_start,
+            PROMETHEUS_PATH: self._send_metrics,
+            GATEWAY_HEALTH_PATH: self._send_probe,
+            READINESS_PATH: self._send_probe,
+        }
 
-    async def activity(request: BaseRequest) -> Response:
-        check_synced()
-        return build_json(read_activity(queues), find_request_id(request))
-
-    async def start(request: BaseRequest) -> Response:
-        check_synced()
-        service, pod = (request.query.get(key, "") for key in ("service", "pod"))
-        return build_json(await read_start(catalog, service, pod), find_request_id(request))
-
-    def check_synced() -> None:
-        if not readiness.synced:
-            raise Unavailable("; ".join(readiness.problems()), Code.NOT_SYNCED)
-
-    async def render_metrics(request: BaseRequest) -> Response:
-        return Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
-
-    async def probe(request: BaseRequest) -> Response:
-        return build_probe(request, readiness)
-
-    pages: Mapping[str, Callable[[BaseRequest], Awaitable[Response]]] = {
-        DEMAND_PATH: demand,
-        ACTIVITY_PATH: activity,
-        START_PATH: start,
-        PROMETHEUS_PATH: render_metrics,
-        GATEWAY_HEALTH_PATH: probe,
-        READINESS_PATH: probe,
-    }
-
-    async def handle(request: BaseRequest) -> StreamResponse:
+    async def handle(self, request: BaseRequest) -> StreamResponse:
+        """Returns the page at the request's path, or an error."""
         path = request.rel_url.raw_path
         try:
-            if path not in pages:
-                raise NotFound(f"no such path: {path}; there are {', '.join(pages)}", Code.PATH_NOT_FOUND)
+            if path not in self._pages:
+                raise NotFound(f"no such path: {path}; the paths are {', '.join(self._pages)}", Code.PATH_NOT_FOUND)
             if request.method not in ("GET", "HEAD"):
-                raise MethodNotAllowed(f"{path} takes GET, not {request.method}", "GET, HEAD")
-            return await pages[path](request)
+                raise MethodNotAllowed(f"{path} supports GET, not {request.method}", "GET, HEAD")
+            return await self._pages[path](request)
         except GatewayError as error:
             return build_error(error, find_request_id(request))
 
-    return handle
+    async def _send_demand(self, request: BaseRequest) -> Response:
+        self._check_synced()
+        return build_json(await read_demand(self._queues, request.query.get("service")), find_request_id(request))
+
+    async def _send_activity(self, request: BaseRequest) -> Response:
+        self._check_synced()
+        return build_json(read_activity(self._queues), find_request_id(request))
+
+    async def _send_start(self, request: BaseRequest) -> Response:
+        self._check_synced()
+        service, pod = (request.query.get(key, "") for key in ("service", "pod"))
+        return build_json(await read_start(self._catalog, service, pod), find_request_id(request))
+
+    async def _send_metrics(self, request: BaseRequest) -> Response:
+        content_type = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(body=self._metrics.render(), headers={"Content-Type": content_type})
+
+    async def _send_probe(self, request: BaseRequest) -> Response:
+        return build_probe(request, self._readiness)
+
+    def _check_synced(self) -> None:
+        if not self._readiness.synced:
+            raise Unavailable("; ".join(self._readiness.problems()), Code.NOT_SYNCED)

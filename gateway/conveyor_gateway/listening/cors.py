@@ -27,7 +27,7 @@ class Cors:
     origins: frozenset[str] = frozenset()
 
     def build_headers(self, request: BaseRequest) -> dict[str, str]:
-        """What each answer has beside its own headers. None if no origin is allowed."""
+        """Return the CORS headers of a response; empty if no origin is allowed."""
         if not self.origins:
             return {}
         if ANY in self.origins:

@@ -37,7 +37,7 @@ SAFE_HEADERS: Final = {
 
 def _build_full() -> bytes:
     """The whole answer to one connection too many, which is not even read."""
-    error = Unavailable("the gateway has as many connections as it may; try again later", Code.TOO_MANY_CONNECTIONS)
+    error = Unavailable("the gateway is at its limit of connections; retry later", Code.TOO_MANY_CONNECTIONS)
     body = json.dumps(error.to_json()).encode()
     lines = ["HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in (error.headers | SAFE_HEADERS).items()]
@@ -65,7 +65,7 @@ def _request_factory(cors: Cors) -> Callable[..., web.BaseRequest]:
 
 
 class _Connection(Connection):
-    """With our words for what never reaches the handler."""
+    """A connection that answers malformed requests with this gateway's own errors."""
 
     __slots__ = ()
 
@@ -76,17 +76,17 @@ class _Connection(Connection):
     ) -> web.StreamResponse:
         if isinstance(error, LineTooLong):
             refusal: GatewayError = InvalidRequest(
-                f"the request line and each header may have {MAX_LINE_BYTES} bytes, together {MAX_HEAD_BYTES}",
+                f"the request line and each header may be {MAX_LINE_BYTES} bytes long, all together {MAX_HEAD_BYTES}",
                 Code.HEADERS_TOO_LARGE,
             )
         elif status < 500:
             refusal = InvalidRequest(
-                f"this is no HTTP request: {(said or 'malformed').strip()[:200]}", Code.MALFORMED_HTTP
+                f"the request is not valid HTTP: {(said or 'malformed').strip()[:200]}", Code.MALFORMED_HTTP
             )
         else:
             logger.error("event=internal_error path=%s", request.path, exc_info=error)
-            refusal = InternalError("the gateway failed; the request's id is in its log", Code.INTERNAL_ERROR)
-        return build_error(refusal, find_request_id(request))
+            refusal = InternalError("internal error in the gateway; its log has the request's id", Code.INTERNAL_ERROR)
+        return build_error(refusal, find_request_id(request), request.rel_url.raw_path)
 
 
 class Listener:

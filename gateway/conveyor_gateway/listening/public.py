@@ -52,14 +52,14 @@ class PublicApp:
                 answer = await self._respond(request, path)
             except GatewayError as error:
                 self.metrics.count_request("", error.status)
-                answer = build_error(error, find_request_id(request))
+                answer = build_error(error, find_request_id(request), path)
         if self.readiness.draining and not answer.prepared:  # one that has promised to keep the connection keeps it
             answer.force_close()
         return answer
 
     async def _respond(self, request: BaseRequest, path: str) -> StreamResponse:
         if not self.readiness.synced:
-            raise Unavailable("the gateway does not know the services yet; try again", Code.NOT_SYNCED)
+            raise Unavailable("the gateway is starting and does not know the services yet; retry", Code.NOT_SYNCED)
         route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)
         request_id = find_request_id(request)
         match route.kind:

@@ -1,1 +1,1 @@
-"""What the gateway answers itself."""
+"""Pages that the gateway answers itself."""

@@ -1,4 +1,4 @@
-"""What `GET /activity` says: which services that may go to zero have to be woken, and which may go to sleep.
+"""`GET /activity`: the services that must start from zero, and those that may scale to zero.
 
 Asked by the operator twice a second, so it names only those that something is to be done about, and no more of a
 namespace than the page has room for. Each gateway speaks for itself: one that waits is enough to wake a service, and
@@ -16,7 +16,7 @@ MAX_NAMES: Final = 1_000  # of one namespace and in one list; more than anybody 
 
 
 def read_activity(queues: Queues) -> Activity:
-    """Of this moment."""
+    """Return which services need an action of the operator now."""
     held = [
         (service, queue, seconds)
         for service, queue in queues.items()

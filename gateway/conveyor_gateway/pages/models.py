@@ -24,7 +24,7 @@ _MODELS_PER_PIECE: Final = 100
 
 
 class Model(TypedDict):
-    """As OpenAI describes one, and its root and context as vLLM does. Where the model lies is its owner's matter."""
+    """A model in OpenAI's format, with vLLM's `root` and context length. It does not reveal the model's location."""
 
     id: str
     object: Literal["model"]

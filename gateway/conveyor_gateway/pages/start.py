@@ -1,4 +1,4 @@
-"""What `GET /start?service=<namespace>/<name>&pod=<uid>` says: how the engine in that pod started.
+"""`GET /start?service=<namespace>/<name>&pod=<uid>`: how the engine in that pod started.
 
 Asked by the operator of any one gateway, once a pod has become Ready: operators reach no engine. Kubernetes tells the
 rest of a start.

@@ -1,4 +1,4 @@
-"""Who can answer: the probes of this gateway, and `/health`, `/ping` and `/version` as vLLM means them.
+"""Health pages: the probes of this gateway, and `/health`, `/ping` and `/version` of a service as in vLLM.
 
 Called by `listening`, for the base of a service and for the root. Of a service one of its engines says it; without a
 ready one, and on the root, the gateway itself. One that sleeps, or starts for a request, answers requests; none is
@@ -42,7 +42,7 @@ def build_own_status(path: str, readiness: Readiness, request_id: str) -> Respon
     if path == VERSION_PATH:
         return build_json({"version": __version__}, request_id)
     if readiness.problems():
-        raise Unavailable("the gateway starts or stops; try again", Code.NOT_READY)
+        raise Unavailable("the gateway is starting or stopping; retry", Code.NOT_READY)
     return build_json({"status": "ready"}, request_id)
 
 
@@ -64,6 +64,8 @@ async def find_status(
 def build_no_page(service: Service, engines: Sequence[str]) -> Unavailable:
     """Why none of the engines has a page."""
     if engines:
-        return Unavailable(f"no engine of {service.key} says that it can answer", Code.ENGINES_NOT_READY)
+        return Unavailable(f"no engine of {service.key} reports that it is healthy", Code.ENGINES_NOT_READY)
     seconds = service.queue_timeout_seconds
-    return Unavailable(f"no engine of {service.key} is ready; a request waits {seconds:g} s for one", Code.NO_ENGINE)
+    return Unavailable(
+        f"no engine of {service.key} is ready; a request waits up to {seconds:g} s for one", Code.NO_ENGINE
+    )

@@ -36,25 +36,25 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._of_services: list[Counter | Histogram] = []
         self._requests = self._counter(
-            "requests", "Requests that have ended, by the status of their answer (499: the client went away).", "code"
+            "requests", "Finished requests, by HTTP status (499: the client disconnected).", "code"
         )
         self._dropped = self._counter(
-            "dropped_requests", "Requests that no engine answered to the end, by reason.", "reason"
+            "dropped_requests", "Requests without a complete response from an engine, by reason.", "reason"
         )
-        self._retries = self._counter(
-            "retries", "Times that a request was sent to an engine again, by what the engine before did.", "reason"
-        )
+        self._retries = self._counter("retries", "Retries of requests, by what the previous engine did.", "reason")
         self._queue_wait = self._histogram(
-            "queue_wait_seconds", "Time in the queue, of requests that an engine answered."
+            "queue_wait_seconds", "Time in the queue of requests that an engine answered."
         )
         self._class_wait = self._histogram(
-            "class_queue_wait_seconds", "The same, of one class of `queue.classes`.", "request_class"
+            "class_queue_wait_seconds",
+            "Time in the queue of requests that an engine answered, by class of `queue.classes`.",
+            "request_class",
         )
         self._lowered = self._counter(
-            "lowered_requests", "Requests that named a better class than `queue.maxClass`, which they got."
+            "lowered_requests", "Requests that named a better class than `queue.maxClass` and were lowered to it."
         )
         self._first_byte = self._histogram(
-            "time_to_first_byte_seconds", "From a request's arrival to the first byte of the engine's answer."
+            "time_to_first_byte_seconds", "Time from a request's arrival to the first byte of the engine's response."
         )
         self._engine_seconds = self._counter(
             "engine_seconds", "Time that requests spent at engines, those in an engine's own queue included."
@@ -102,7 +102,7 @@ class Metrics:
         self._lowered.labels(*_split(service)).inc()
 
     def count_used(self, service: str, engine_seconds: float, usage: Usage | None) -> None:
-        """Of a request that was at an engine."""
+        """Count the engine time and tokens of a request that an engine has processed."""
         labels = _split(service)
         self._engine_seconds.labels(*labels).inc(engine_seconds)
         if usage is None:
@@ -129,7 +129,7 @@ class Metrics:
 
 
 class StateCollector(Collector):
-    """What the gateway holds at the moment of the scrape. Register it with `Metrics.registry`."""
+    """The gateway's state at the time of the scrape. Register it with `Metrics.registry`."""
 
     def __init__(self, catalog: Catalog, queues: Queues, readiness: Readiness, capacity: Capacity) -> None:
         self._catalog = catalog
@@ -138,12 +138,12 @@ class StateCollector(Collector):
         self._capacity = capacity
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        queued = _gauge("queued_requests", "Requests that wait for an engine.", _SERVICE)
-        depth = _gauge("queue_depth", "Requests that wait at this gateway longer than the batching window.", _SERVICE)
-        dispatched = _gauge("dispatched_requests", "Requests that are at an engine.", _SERVICE)
-        engines = _gauge("engines", "Engines that take new requests.", _SERVICE)
+        queued = _gauge("queued_requests", "Requests waiting for an engine.", _SERVICE)
+        depth = _gauge("queue_depth", "Requests waiting at this gateway for longer than the batching window.", _SERVICE)
+        dispatched = _gauge("dispatched_requests", "Requests sent to an engine and not finished.", _SERVICE)
+        engines = _gauge("engines", "Engines that accept new requests.", _SERVICE)
         of_class = _gauge(
-            "class_queued_requests", "Requests that wait, by class of `queue.classes`.", (*_SERVICE, "request_class")
+            "class_queued_requests", "Requests waiting, by class of `queue.classes`.", (*_SERVICE, "request_class")
         )
         for service, queue in self._queues.items():
             for each in service.classes.ordered:
@@ -155,16 +155,16 @@ class StateCollector(Collector):
             dispatched.add_metric(labels, queue.dispatched)
             engines.add_metric(labels, queue.num_engines)
         yield from (queued, of_class, depth, dispatched, engines)
-        unreadable = _gauge("unreadable_objects", "Objects of the cluster that cannot be read.", ("resource",))
+        unreadable = _gauge("unreadable_objects", "Objects of the cluster that cannot be parsed.", ("resource",))
         unreadable.add_metric(("inferenceservices",), len(self._catalog.services.unreadable))
         unreadable.add_metric(("endpointslices",), len(self._catalog.slices.unreadable))
         unreadable.add_metric(("servednames",), len(self._catalog.claims.unreadable))
         yield unreadable
-        silence = _gauge("watch_silence_seconds", "Time since the API server was last heard, per watch.", ("watch",))
+        silence = _gauge("watch_silence_seconds", "Time since the API server last sent data, by watch.", ("watch",))
         for name, seconds in self._readiness.silences():
             silence.add_metric((name,), seconds)
         yield silence
-        held = _gauge("held_body_bytes", "Request bodies and collected answers in memory.", ())
+        held = _gauge("held_body_bytes", "Bytes of request bodies and buffered responses in memory.", ())
         held.add_metric((), self._capacity.held_bytes)
         yield held
 

@@ -76,7 +76,7 @@ class Attempts:
                 remaining_seconds = deadline - asyncio.get_running_loop().time()
                 return await self.engines.send(address, request, remaining_seconds, ticket.is_granted, ticket.level)
         except TimeoutError:
-            raise TimedOut("the engine did not answer in the request's time", Code.DEADLINE_EXCEEDED) from None
+            raise TimedOut("the engine did not respond before the request's deadline", Code.DEADLINE_EXCEEDED) from None
 
     def _note(self, error: EngineRefused | EngineLost | EngineBroke) -> None:
         """Records a failed attempt. Raises EngineFailed if no other engine may be tried."""
@@ -91,12 +91,12 @@ class Attempts:
                 self.queue.note_failure(self.ticket, isinstance(error, EngineUnreachable))
             case EngineBroke():
                 self.queue.note_failure(self.ticket)
-                raise EngineFailed(f"the engine broke off in its answer: {error}", Code.ENGINE_BROKE) from error
+                raise EngineFailed(f"the engine failed during its response: {error}", Code.ENGINE_BROKE) from error
             case _:
                 reason = "lost"
                 self.queue.note_failure(self.ticket)
                 self._num_lost += 1
                 if self._num_lost == MAX_LOST:
-                    words = f"{MAX_LOST} engines broke off before they answered"
+                    words = f"{MAX_LOST} engines failed before they responded"
                     raise EngineFailed(words, Code.ENGINE_LOST) from error
         self.recorder.retry(self.record, reason, error)

@@ -6,7 +6,6 @@ of a body is limited (413), more tightly if it has to be parsed to be routed; so
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -40,25 +39,41 @@ class BodyReader:
         if (request.content_length or 0) > max_bytes:
             raise self._too_large(max_bytes)
         _send_continue(request)
-        received = bytearray()  # no list of pieces, which may have one byte each
-        content, began = request.content, asyncio.get_running_loop().time()
-        is_here = content.is_eof()  # most arrive with their headers and need no timer
+        # Most bodies arrive with their headers and need no timer.
+        receive = self._receive if request.content.is_eof() else self._receive_in_time
         try:
-            async with asyncio.timeout_at(None if is_here else began + self._limit_seconds(0)) as limit:
-                # TimeoutError: aiohttp expects it, also where it reads what is left of a request.
-                with contextlib.nullcontext() if is_here else reservation.arriving(_build_evict(content)):
-                    while piece := await content.readany():
-                        if not reservation.reserve(len(piece)):
-                            raise build_memory_full()
-                        if reservation.size_bytes > max_bytes:
-                            raise self._too_large(max_bytes)
-                        received += piece
-                        if not is_here:
-                            limit.reschedule(began + self._limit_seconds(len(received)))
+            return await receive(request.content, reservation, max_bytes)
         except RequestPayloadError as error:
             raise InvalidRequest(f"the body cannot be read: {error}", Code.MALFORMED_BODY) from error
+
+    async def _receive_in_time(self, content: StreamReader, reservation: Reservation, max_bytes: int) -> bytes:
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(began + self._limit_seconds(0)) as limit:
+                with reservation.arriving(_build_evict(content)):
+
+                    def extend(num_received: int) -> None:
+                        limit.reschedule(began + self._limit_seconds(num_received))
+
+                    return await self._receive(content, reservation, max_bytes, extend)
         except TimeoutError:
             raise build_memory_full() if reservation.is_evicted else self._too_slow(began) from None
+
+    async def _receive(
+        self,
+        content: StreamReader,
+        reservation: Reservation,
+        max_bytes: int,
+        on_piece: Callable[[int], None] = lambda num_received: None,
+    ) -> bytes:
+        received = bytearray()  # no list of pieces, which may have one byte each
+        while piece := await content.readany():
+            if not reservation.reserve(len(piece)):
+                raise build_memory_full()
+            if reservation.size_bytes > max_bytes:
+                raise self._too_large(max_bytes)
+            received += piece
+            on_piece(len(received))
         return bytes(received)
 
     def _limit_seconds(self, num_received: int) -> float:
@@ -67,21 +82,21 @@ class BodyReader:
     def _too_slow(self, began: float) -> InvalidRequest:
         seconds = asyncio.get_running_loop().time() - began
         return InvalidRequest(
-            f"the body was not there after {seconds:.1f} s: it may take {self._timeout_seconds:g} s, and after "
-            f"{GRACE_SECONDS:g} s it must have come at {MIN_BYTES_PER_SECOND} bytes a second",
+            f"the body had not arrived after {seconds:.1f} s: the limit is {self._timeout_seconds:g} s, and after "
+            f"{GRACE_SECONDS:g} s it must average {MIN_BYTES_PER_SECOND} bytes a second",
             Code.BODY_TOO_SLOW,
         )
 
     def _too_large(self, max_bytes: int) -> InvalidRequest:
         elsewhere = ""
         if max_bytes < self._max_request_bytes:
-            elsewhere = f"; at /<namespace>/<name>/v1/... it may have {self._max_request_bytes}"
+            elsewhere = f"; at /<namespace>/<name>/v1/... the limit is {self._max_request_bytes}"
         return InvalidRequest(f"the body is longer than {max_bytes} bytes{elsewhere}", Code.REQUEST_TOO_LARGE)
 
 
 def _build_evict(content: StreamReader) -> Callable[[], None]:
     def evict() -> None:
-        content.set_exception(TimeoutError())
+        content.set_exception(TimeoutError())  # aiohttp expects it, also where it reads what is left of a request
 
     return evict
 
@@ -94,7 +109,7 @@ def _send_continue(request: BaseRequest) -> None:
 
 
 class _Body(msgspec.Struct):
-    """What is read of a body; the rest is only checked to be JSON, without building any of it."""
+    """The members that the gateway reads from a body. The rest is only checked to be valid JSON, and not built."""
 
     model: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -119,11 +134,11 @@ def read_model(body: bytes, content_encoding: str | None) -> str:
     except msgspec.ValidationError:
         raise InvalidRequest("the body must be a JSON object", Code.INVALID_JSON) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is no JSON: {error}", Code.INVALID_JSON) from None
+        raise InvalidRequest(f"the body is not JSON: {error}", Code.INVALID_JSON) from None
     try:
         return msgspec.json.decode(model, type=str)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        message = "model must be a string: it says which service the request is for"
+        message = "model must be a string: it selects the service"
         raise InvalidRequest(message, Code.NO_MODEL, "model") from None
 
 
@@ -143,23 +158,24 @@ def asks_for_stream(body: bytes) -> bool:
 
 
 class OrderFields(msgspec.Struct):
-    """What the queue's order reads of a body."""
+    """The members of a body that decide its place in the queue."""
 
     priority: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
 
     def count_answer_tokens(self, longest: int) -> int:
         """The most that the answer may have; `longest` if the request does not limit it."""
-        given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return longest if given is None else max(0, given)
+        limits = (self.max_output_tokens, self.max_completion_tokens, self.max_tokens)
+        return max(0, next((limit for limit in limits if limit is not None), longest))
 
 
 _ORDER_FIELDS: Final = msgspec.json.Decoder(OrderFields)
 
 
 def read_order_fields(body: bytes) -> OrderFields:
-    """Of a body of up to MAX_ROUTED_BYTES. Empty where one of them is wrong: the engine refuses the request then."""
+    """Read them from a body of up to MAX_ROUTED_BYTES. Empty if one is invalid: the engine then rejects the request."""
     try:
         return _ORDER_FIELDS.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

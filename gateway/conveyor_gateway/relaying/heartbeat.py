@@ -18,15 +18,18 @@ from conveyor_gateway.engines.headers import EVENT_STREAM_HEADERS
 from conveyor_gateway.errors import Code, EngineFailed, GatewayError
 from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.bodies import asks_for_stream
-from conveyor_gateway.responses import build_error_event
+from conveyor_gateway.responses import build_error_event, write_error_event
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 COMMENT: Final = b": waiting\n\n"
 
 
-class _Refusal(msgspec.Struct):
+class _Refusal(msgspec.Struct, omit_defaults=True):
+    """In either form."""
+
     error: dict[str, Any] | str
+    type: str | None = None  # Anthropic's
 
 
 @dataclass(slots=True)
@@ -67,10 +70,10 @@ class Heartbeat:
         """Ends the stream that was started with an error."""
         assert self.response is not None, "it was started"
         self.record.status, self.record.reason = self.response.status, failure.code
-        return await self._end_with_event(build_error_event(failure))
+        return await self._end_with_event(build_error_event(failure, self.record.path))
 
     async def end_with_answer(self, answer: EngineAnswer) -> StreamResponse:
-        """Ends the stream that was started with an engine's answer that is no stream: an error in OpenAI's form."""
+        """Ends the stream that was started with an engine's answer that is no stream: an error."""
         assert self.response is not None, "it was started"
         self.record.set_answered(self.response.status)
         self.record.leave_engine(answer.usage)
@@ -78,8 +81,8 @@ class Heartbeat:
             refusal = msgspec.json.decode(answer.first, type=_Refusal)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             words = f"the engine answered {answer.status}, neither with a stream nor with an error"
-            return await self._end_with_event(build_error_event(EngineFailed(words, Code.ENGINE_BROKE)))
-        return await self._end_with_event(b"data: " + msgspec.json.encode(refusal) + b"\n\n")
+            return await self.end_with_error(EngineFailed(words, Code.ENGINE_BROKE))
+        return await self._end_with_event(write_error_event(msgspec.json.encode(refusal), self.record.path))
 
     async def _end_with_event(self, event: bytes) -> StreamResponse:
         assert self.response is not None, "it was started"

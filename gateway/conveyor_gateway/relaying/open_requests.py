@@ -32,7 +32,7 @@ class OpenRequests:
         self._stopped = False
 
     async def handle(self, request: BaseRequest, route: Route, client: str) -> StreamResponse:
-        """What the client gets; a stream has been sent when this returns."""
+        """Return the response for the client. A stream is already sent when this returns."""
         record = Record(find_request_id(request), route.path, client or "-")
         cancellation = Cancellation()
         self._running.add(cancellation)
@@ -97,4 +97,4 @@ class OpenRequests:
 
 def _refuse(error: GatewayError, record: Record) -> Response:
     record.status, record.reason = error.status, error.code
-    return build_error(error, record.request_id)
+    return build_error(error, record.request_id, record.path)

@@ -54,18 +54,18 @@ def _find_named(classes: QueueClasses, name: str) -> QueueClass:
     found = classes.find_name(name)
     if found is None:
         known = ", ".join(each.name for each in classes.ordered)
-        there_are = f"there are {known}" if known else "this service has no classes (spec.queue.classes)"
+        there_are = f"its classes are {known}" if known else "it has no classes (spec.queue.classes)"
         message = f"{CLASS_HEADER} names no class of this service: {name[:63]!r}; {there_are}"
         raise InvalidRequest(message, Code.UNKNOWN_CLASS, CLASS_HEADER)
     return found
 
 
 def _find_by_priority(service: Service, priority: int | None, body: bytes) -> QueueClass | None:
-    """None: the client names no class. Raises InvalidRequest where a `priority` would not act."""
+    """Return the class for `priority`, or None if the request names none. Raises InvalidRequest if it has no effect."""
     if not service.classes.ordered and not service.refuses_priority:
         return None
     if len(body) > MAX_ROUTED_BYTES and _PRIORITY in body:
-        message = f"a body above {MAX_ROUTED_BYTES} bytes is not read for priority; name a class by {CLASS_HEADER}"
+        message = f"priority works in bodies of at most {MAX_ROUTED_BYTES} bytes; name a class with {CLASS_HEADER}"
         raise InvalidRequest(message, Code.PRIORITY_NOT_READ, "priority")
     if service.classes.ordered:
         return None if priority is None else service.classes.find_priority(priority)

@@ -78,11 +78,11 @@ class Relay:
         except ConnectionError:
             self.record.set_client_gone()
         except EngineBroke as error:
-            failure = EngineFailed(f"the engine broke off in its answer: {error}", Code.ENGINE_BROKE)
+            failure = EngineFailed(f"the engine failed during its response: {error}", Code.ENGINE_BROKE)
             await self._end_with_error(response, failure)
         except TimeoutError:
             await self._end_with_error(
-                response, TimedOut("the request's time ended before its answer did", Code.DEADLINE_EXCEEDED)
+                response, TimedOut("the request's deadline passed during its response", Code.DEADLINE_EXCEEDED)
             )
         except asyncio.CancelledError:
             if self.cancellation.error is None:
@@ -119,7 +119,7 @@ class Relay:
             glue = b"" if not self._tail or ends_event(self._tail) else b"\n\n"
             try:
                 async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                    await response.write(glue + build_error_event(failure))
+                    await response.write(glue + build_error_event(failure, self.record.path))
                     await response.write_eof()
                     return
             except (TimeoutError, ConnectionError):

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """What the requests of this process share."""
+    """The objects that all requests of this process share."""
 
     directory: Directory
     queues: Queues
@@ -66,7 +66,7 @@ class RequestLife:
     cancellation: Cancellation
 
     async def run(self, client: str) -> StreamResponse:
-        """What the client gets; a stream has been sent when this returns."""
+        """Return the response for the client. A stream is already sent when this returns."""
         parts = self.parts
         with Reservation(parts.capacity, self.route.service or "", client) as reservation:
             service, engine_request, priority = await self._read(reservation)

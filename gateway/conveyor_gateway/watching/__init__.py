@@ -1,1 +1,1 @@
-"""What is known of the cluster."""
+"""The gateway's view of the cluster."""

@@ -1,4 +1,4 @@
-"""What the gateway knows of the cluster: the InferenceServices, whose the names are, and which engines are ready.
+"""The gateway's view of the cluster: InferenceServices, the owners of served names, and ready engines.
 
 Filled by `conveyor_kube.watch` with bodies from the API server; read by `routing` and `relaying`; notifies `queues` of
 changes. A service is known because its InferenceService exists, not because a pod was seen: one without engines queues.
@@ -26,7 +26,7 @@ MAX_SERVICES: Final = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the gateway needs of one InferenceService."""
+    """The fields of an InferenceService that the gateway uses."""
 
     namespace: str
     name: str
@@ -53,7 +53,7 @@ class Service:
 
     @property
     def answers_from_zero(self) -> bool:
-        """Without an engine it answers all the same."""
+        """Whether a request is answered even if no engine runs, because it starts one."""
         return self.is_asleep or self.is_starting
 
 
@@ -75,7 +75,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         max_queued_requests=spec.queue.max_requests,
         queue_timeout_seconds=spec.queue.timeout_seconds,
         request_timeout_seconds=spec.request_timeout_seconds,
-        max_model_len=spec.engine.max_model_len or _made_for(resource),
+        max_model_len=resource.max_model_len,
         idle_timeout_seconds=idle_timeout_seconds,
         is_asleep=idle_timeout_seconds is not None and resource.status.desired_replicas == 0,
         is_starting=any(condition.reason == Reason.STARTING_FROM_ZERO for condition in resource.status.conditions),
@@ -92,12 +92,6 @@ def _find_start_failure(resource: InferenceService) -> str:
         return ""
     ready = (each for each in status.conditions if (each.type, each.status) == (ConditionType.READY, "False"))
     return next((each.reason for each in ready if each.reason in LASTING_FAILURES), "")
-
-
-def _made_for(resource: InferenceService) -> int | None:
-    """The model's own limit, if the status has it for the model that the spec has now."""
-    model = resource.status.model
-    return model.context_length if model is not None and model.uri == resource.spec.model.uri else None
 
 
 class Directory:

@@ -56,7 +56,7 @@ WITHOUT_CLASSES = QueueClasses()
 
 
 def parse_classes(queue: Queue) -> QueueClasses:
-    """What `spec.queue` says."""
+    """Parse the classes of `spec.queue`."""
     ordered = tuple(
         QueueClass(
             each.name,

@@ -38,8 +38,8 @@ class Readiness:
         """Why no request should come here; empty: ready."""
         missing = [f"not synced: {watch.name}" for watch in self.watches if not watch.synced]
         if not missing and not self._find_names_claimed():
-            missing = ["not claimed: the names of services, which the operator claims when it first runs"]
-        silent = ["the public port answers no clients"] * (not self.answers_clients)
+            missing = ["waiting for the operator, which claims the names of services when it first runs"]
+        silent = ["the public port does not answer"] * (not self.answers_clients)
         return ["draining"] * self.draining + silent + missing
 
     def _find_names_claimed(self) -> bool:
@@ -49,7 +49,7 @@ class Readiness:
     def warnings(self) -> list[str]:
         """Problems with which this gateway still serves."""
         return [
-            f"stale: {name}: the API server is silent for {seconds:.0f} s; serving with what was known then"
+            f"stale: {name}: no data from the API server for {seconds:.0f} s; serving with the last known state"
             for name, seconds in self.silences()
             if seconds > MAX_SILENCE_SECONDS
         ]

@@ -1,4 +1,4 @@
-"""What a sink of `watch` keeps of the objects of one kind.
+"""A sink of `watch` that keeps the parsed objects of one kind.
 
 The number of objects for each namespace is limited, so that no tenant fills the memory of all. An object that cannot be
 read, or is one too many for its namespace, keeps what was known of it.
@@ -37,7 +37,7 @@ class Table(ABC, Generic[_Item]):
 
     @abstractmethod
     def _parse(self, body: Json) -> _Item:
-        """What is kept of an object. Raises an error if it cannot be read."""
+        """Parse the part of an object that is kept. Raises an error if it cannot be parsed."""
 
     @abstractmethod
     def _weigh(self, item: _Item) -> int:

@@ -77,7 +77,7 @@ class Outcome:
         return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else 0.0
 
     def settled_seconds(self, changed_at: float | None) -> float | None:
-        """From the load's last change until the replicas stay within 1 of the last quarter's median."""
+        """Return the time from the load's last change until the replicas stay within 1 of the last quarter's median."""
         if changed_at is None:
             return None
         last = median(sample.replicas for sample in self.samples[-len(self.samples) // 4 :])
@@ -156,7 +156,7 @@ class Run:
         return {names.IN_FLIGHT_METRIC: self._serving.count_in_flight(), names.QUEUE_DEPTH_METRIC: depth}
 
     def _scale(self, desired: int) -> None:
-        """As a ReplicaSet does: of too many pods, those that are not ready go first, then the newest."""
+        """Scale as a ReplicaSet does: remove pods that are not ready first, then the newest."""
         for _ in range(desired - self.replicas):
             engine = Engine(self._case.carried)
             self._starting.append(engine)

@@ -36,7 +36,7 @@ class Engine:
 
     @property
     def load(self) -> int:
-        """Of all gateways."""
+        """The requests of all gateways."""
         return self.running + len(self.waiting)
 
 
@@ -59,7 +59,7 @@ class Gateway:
         self._places[engine] = _Place()
 
     def remove(self, engine: Engine) -> None:
-        """It takes no new requests; those that it has go on."""
+        """Remove the engine. It gets no new requests, and finishes those that it has."""
         del self._places[engine]
 
     def choose(self) -> Engine | None:
@@ -145,7 +145,7 @@ class Serving:
         self._match(now, request.gateway)
 
     def expire(self, now: float) -> None:
-        """Those that waited too long in any gateway are told so."""
+        """Fail the requests that have waited too long in any gateway."""
         for gateway in self.gateways:
             self._expire(now, gateway)
 
@@ -194,7 +194,7 @@ class Serving:
         self._begin(engine)
 
     def _grant(self, now: float, engine: Engine) -> None:
-        """To the first in line, which asks again if more wait there."""
+        """Grant a place to the first gateway in the queue, which queues again if it has more requests."""
         while engine.line and engine.load < self._place_limit:
             gateway = engine.line.popleft()
             self._expire(now, gateway)

@@ -64,7 +64,7 @@ def step(low: float, high: float, at: float, seconds: float) -> Shape:
 
 
 def ramp(low: float, high: float, at: float, length: float, seconds: float) -> Shape:
-    """From `low` to `high` in a straight line of `length` seconds that begins at `at`."""
+    """Return a linear ramp from `low` to `high` that starts at `at` and lasts `length` seconds."""
     return Shape(
         lambda now: low + (high - low) * min(max((now - at) / length, 0), 1), max(low, high), seconds, at + length
     )
@@ -88,13 +88,13 @@ def read_csv(lines: Iterable[str]) -> Recorded:
     """
     reader = csv.DictReader(lines)
     if "at" not in (reader.fieldnames or ()):
-        raise ValueError("the first line must name the columns: at, or at,seconds")
+        raise ValueError("the first line must be the header: at, or at,seconds")
     rows = sorted((float(row["at"]), float(row.get("seconds") or "nan")) for row in reader)
     if not rows:
-        raise ValueError("there are no arrivals")
+        raise ValueError("the file has no arrivals")
     if not all(math.isfinite(at) and (math.isnan(seconds) or 0 <= seconds < math.inf) for at, seconds in rows):
-        raise ValueError("arrivals are finite numbers, and no request runs for less than 0 s")
+        raise ValueError("each arrival must be a finite number, and each duration at least 0 s")
     first = rows[0][0]
     if rows[-1][0] - first < 15:
-        raise ValueError("the arrivals end before the autoscaler looks for the first time, after 15 s")
+        raise ValueError("the arrivals end before the autoscaler first reads its metrics, after 15 s")
     return Recorded(tuple(Arrival(at - first, None if math.isnan(seconds) else seconds) for at, seconds in rows))

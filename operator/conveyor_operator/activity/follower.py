@@ -42,12 +42,12 @@ class ActivityFollower:
         self._metrics = metrics
         self._mark = mark
         self.gateways: tuple[Gateway, ...] = ()
-        self._unreadable_slices = Unreadable("slice", "it is left out")
+        self._unreadable_slices = Unreadable("slice", "it is ignored")
         self._unreadable: frozenset[Gateway] = frozenset()
         self._activity: Mapping[str, Activity] = {}
 
     def __getitem__(self, service: str) -> Activity:
-        """Of `namespace/name`."""
+        """Return the activity of `namespace/name`."""
         return self._activity.get(service, Activity.STEADY)
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class ActivityFollower:
         self.gateways = parse_gateways(slices, self._unreadable_slices)
 
     async def _read(self, session: aiohttp.ClientSession) -> list[Page | None]:
-        """Of every gateway that can hold a request; None: it does not say, or there may be more of them."""
+        """Read the page of every gateway that can hold a request. None stands for gateways that cannot be read."""
         gateways = self.gateways
         answers = await asyncio.gather(*(_read_one(session, each) for each in gateways), return_exceptions=True)
         is_stale = time.monotonic() - self._watch.heard_at > MAX_SILENCE_SECONDS
@@ -96,7 +96,10 @@ class ActivityFollower:
 
 
 def sum_activity(pages: Sequence[Page | None]) -> dict[str, Activity]:
-    """By `namespace/name`, of services that are not steady. One gateway's word wakes; all must have it to sleep."""
+    """Return the activity of services by `namespace/name`, without steady ones.
+
+    Requests at one gateway are enough to start a service. To scale it to zero, every gateway must report it idle.
+    """
     known = [page for page in pages if page is not None]
     idle = frozenset.intersection(*(page.idle for page in known)) if known and len(known) == len(pages) else ()
     waiting = frozenset[str]().union(*(page.waiting for page in known))
@@ -104,7 +107,7 @@ def sum_activity(pages: Sequence[Page | None]) -> dict[str, Activity]:
 
 
 async def _read_one(session: aiohttp.ClientSession, gateway: Gateway) -> Page | None:
-    """None: it cannot hold a request. Raises GatewayUnreadable."""
+    """Return the gateway's page, or None if the gateway cannot hold a request. Raises GatewayUnreadable."""
     page = await read_page(session, gateway, ACTIVITY_PATH, _TIMEOUT_SECONDS, max_bytes=_MAX_BYTES)
     try:
         return None if page is None else msgspec.json.decode(page, type=Page)

@@ -71,7 +71,7 @@ class WarmUps:
 
 
 async def _read(session: aiohttp.ClientSession, gateway: Gateway, question: _Question) -> Start | None:
-    """None: not now. Why, `follower` logs where it is the gateway's fault."""
+    """Return the engine's start, or None if it cannot be read now. `follower` logs faults of the gateway."""
     asked = {"service": question.service, "pod": question.pod}
     try:
         page = await read_page(session, gateway, START_PATH, _TIMEOUT_SECONDS, asked)

@@ -29,12 +29,12 @@ from conveyor_operator.served_names.answer import NameAnswer
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What other parts of the operator say, at the begin of the reconcile."""
+    """Inputs from other parts of the operator, read at the start of the reconcile."""
 
     metrics_api: MetricsApi
     activity: Activity
     serves_keda: bool | None
-    """None: not known yet."""
+    """None if not known yet."""
     tell_name: Callable[[], NameAnswer]
     """Asked when the status is written: a new service's name is mostly claimed by then."""
 

@@ -21,7 +21,7 @@ IN_PROGRESS = frozenset(
      Reason.NO_READY_ENDPOINTS, Reason.WAITING_FOR_AUTOSCALER, Reason.SCALED_TO_ZERO, Reason.STARTING_FROM_ZERO,
      Reason.UP_TO_DATE, Reason.NAME_PENDING}
 )  # fmt: skip
-_PREWARMING = "a Job fetches the model; pods of the present spec come when it is there"
+_PREWARMING = "a Job is downloading the model; pods of the current spec start when it has finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
         return Judged(type, "True", Reason.PODS_STARTING if starts else Reason.READY, situation.ready_count)
     cause = _find_cause(by_type, situation)
     if situation.starts_from_zero and cause.reason in IN_PROGRESS:
-        return Judged(type, "True", Reason.STARTING_FROM_ZERO, f"requests wait: {cause.message}")
+        return Judged(type, "True", Reason.STARTING_FROM_ZERO, f"requests are queued: {cause.message}")
     return Judged(type, "False", cause.reason, cause.message)
 
 
@@ -98,19 +98,19 @@ def judge_progressing(situation: Situation) -> Judged:
     if situation.prewarming:
         return Judged(type, "True", Reason.MODEL_DOWNLOADING, _PREWARMING)
     if situation.observed.deployment is None:
-        return Judged(type, "True", Reason.PODS_STARTING, "the Deployment is not there yet")
+        return Judged(type, "True", Reason.PODS_STARTING, "the Deployment does not exist yet")
     if not situation.rolled_out and situation.brings_first_pods:
         return Judged(type, "True", Reason.PODS_STARTING, situation.ready_count)
     if not situation.rolled_out:
         updated = min(deployment.updated_replicas, deployment.replicas)
         told = (
-            f"{updated} of {deployment.replicas} pods run the present spec, {deployment.available_replicas} are ready"
+            f"{updated} of {deployment.replicas} pods run the current spec, {deployment.available_replicas} are ready"
         )
         return Judged(type, "True", Reason.ROLLING_OUT, told)
     obstacle = situation.obstacle()
     if obstacle is not None:
         return Judged(type, "True" if obstacle.temporary else "False", obstacle.reason, obstacle.message)
-    return Judged(type, "False", Reason.UP_TO_DATE, "all pods run the present spec")
+    return Judged(type, "False", Reason.UP_TO_DATE, "all pods run the current spec")
 
 
 def judge_model(situation: Situation) -> Judged:
@@ -123,7 +123,9 @@ def judge_model(situation: Situation) -> Judged:
     if any(pod.ready for pod in pods):
         return Judged(type, "True", Reason.MODEL_LOADED, "at least one engine has loaded the model")
     if situation.wants_none:
-        return Judged(type, "Unknown", Reason.SCALED_TO_ZERO, "no engine is wanted, so none has loaded the model")
+        return Judged(
+            type, "Unknown", Reason.SCALED_TO_ZERO, "the service has 0 replicas, so no engine has loaded the model"
+        )
     if situation.blocker is not None:
         return _blocked(type, situation.blocker)
     if any(_has_fetched(pod) for pod in pods):
@@ -132,10 +134,10 @@ def judge_model(situation: Situation) -> Judged:
     status = "False" if begun else "Unknown"
     if isinstance(situation.spec.model.source, Mounted):
         told = (
-            "the first engine looks for the model in the volume" if begun else "no engine has looked for the model yet"
+            "the first engine is checking the model in the volume" if begun else "no engine has checked the volume yet"
         )
         return Judged(type, status, Reason.MODEL_LOADING, told)
-    told = "the first engine is fetching the model" if begun else "no engine has begun to fetch the model"
+    told = "the first engine is downloading the model" if begun else "no engine has started to download the model"
     return Judged(type, status, Reason.MODEL_DOWNLOADING, told)
 
 
@@ -149,7 +151,7 @@ def judge_workload(situation: Situation) -> Judged:
     if not (situation.rolled_out and deployment.available_replicas >= deployment.asked_replicas):
         return Judged(type, "False", Reason.PODS_STARTING, situation.ready_count)
     if situation.gpus_asked > 1 and situation.spec.runtime == "Conveyor":
-        unused = f"each asks for {situation.gpus_asked} GPUs and uses one; set resources.limits to 1"
+        unused = f"each engine requests {situation.gpus_asked} GPUs and uses one; request one GPU in resources.limits"
         return Judged(type, "True", Reason.GPUS_UNUSED, f"{situation.ready_count}; {unused}")
     return Judged(type, "True", Reason.REPLICAS_READY, situation.ready_count)
 
@@ -158,12 +160,12 @@ def judge_endpoint(situation: Situation) -> Judged:
     """Whether the gateway has an engine to send to: it reads the same EndpointSlices."""
     count, type = situation.observed.ready_endpoints, ConditionType.ENDPOINT_READY
     if count > 0:
-        return Judged(type, "True", Reason.ENDPOINTS_AVAILABLE, "the gateway has engines to send requests to")
+        return Judged(type, "True", Reason.ENDPOINTS_AVAILABLE, "the gateway has at least one ready engine")
     obstacle = situation.engine_service_obstacle
     if obstacle is not None:
         return Judged(type, "False", obstacle.reason, obstacle.message)
     if situation.wants_none:
-        return Judged(type, "False", Reason.SCALED_TO_ZERO, "no engine is wanted, so requests wait in the gateway")
+        return Judged(type, "False", Reason.SCALED_TO_ZERO, "the service has 0 replicas; requests wait in the gateway")
     if situation.blocker is not None:
         return _blocked(type, situation.blocker)
     return Judged(type, "False", Reason.NO_READY_ENDPOINTS, "no engine is ready; requests wait in the gateway")

@@ -1,4 +1,4 @@
-"""What an InferenceService asks for: its children, built once in each reconcile. Pure; read by `plan` and `case`.
+"""The desired children of an InferenceService, built once in each reconcile. Pure; read by `plan` and `case`.
 
 The pod template and the engine's configuration are rendered here and nowhere else: the image is chosen by the template.
 """
@@ -46,7 +46,7 @@ class Desired:
     effective: EffectiveStatus
     children: tuple[Object, ...]
     template_hash: str
-    """Of the pods, with their image."""
+    """Hash of the pod template, image included."""
     look_again_at: datetime | None = None
     """When something else may be desired, though nothing happens."""
 
@@ -118,7 +118,7 @@ def build_desired(
 
 
 def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Observed) -> str:
-    """Of the claim that Conveyor makes. Pods on several nodes need to share it; it cannot change once it is there."""
+    """Return the access mode of the claim that Conveyor creates. It must allow several nodes, and can never change."""
     live = observed.children.get((CLAIM.kind, names.model_claim_name(owner.name)))
     if live is not None and live.access_mode:
         return live.access_mode

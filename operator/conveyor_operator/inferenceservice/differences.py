@@ -24,7 +24,7 @@ AUTOSCALERS = (AUTOSCALER.kind, SCALED_OBJECT.kind)
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What `desired` and `observed` have in between."""
+    """The differences between `desired` and `observed`."""
 
     desired: Desired
     observed: Observed
@@ -45,7 +45,7 @@ class Differences:
         return datetime.fromisoformat(self.podless_job.without_pods_since) + PATIENCE
 
     def name_podless_job(self, now: datetime) -> str:
-        """Of a Job that has had no pod for longer than one takes to be made; empty if there is none."""
+        """Return the name of a Job that has had no pod for too long, or an empty string."""
         end = self.end_of_patience
         return self.podless_job.name if self.podless_job is not None and end is not None and end <= now else ""
 

@@ -1,4 +1,4 @@
-"""What happened to an InferenceService, from one status to the next, and what to change instead of a child. Pure.
+"""Events of an InferenceService: changes from one status to the next, and edits of its children. Pure.
 
 Asked by `loop.report`, which makes Kubernetes Events of it.
 """
@@ -26,7 +26,7 @@ _FIELDS = {
 
 
 def find_events(before: Object, after: Object) -> list[Event]:
-    """What to tell, from one status to the next: each cause once, though several conditions have turned for it."""
+    """Return the events between two statuses. A cause is reported once, even if it changed several conditions."""
     found: dict[str, Event] = {}
     for event in (*_find_scaling(before, after), *_find_turned(before, after)):
         found.setdefault(event.reason, event)
@@ -77,6 +77,9 @@ def _is_good_news(type: str, status: str, reason: str, was: tuple[str, str] | No
 
 def restored(kind: str, name: str, deleted: bool) -> Event:
     """The Event for a child that was changed by hand and is restored."""
-    done = "deleted and is back" if deleted else "edited and is restored"
+    done = "deleted" if deleted else "edited"
     field = _FIELDS.get(kind, "the spec")
-    return Event("Restored", f"{kind} {name} was {done}; change {field} of the InferenceService instead")
+    return Event(
+        "Restored",
+        f"someone {done} {kind} {name}, and Conveyor restored it; change {field} of the InferenceService instead",
+    )

@@ -49,7 +49,7 @@ class PodFailure:
 
 
 def find_failures(pods: Iterable[PodState]) -> list[PodFailure]:
-    """What keeps pods from being ready now, the latest first; the order does not depend on that of the pods."""
+    """Return what keeps pods from being ready now, latest first. The order of `pods` does not matter."""
     found = [find_failure(pod) for pod in pods if not pod.leaving and not pod.ready]
     return sorted((f for f in found if f is not None), key=lambda f: (f.since, f.pod), reverse=True)
 
@@ -61,7 +61,7 @@ def find_last_failure(pods: Iterable[PodState]) -> PodFailure | None:
 
 
 def find_failure(pod: PodState, also_past: bool = False) -> PodFailure | None:
-    """What is wrong with one pod; with `also_past` also what a restart has resolved."""
+    """Return the failure of one pod. With `also_past`, include failures that a restart has resolved."""
     if pod.unschedulable:
         reason, message = _judge_scheduler(pod)
         return PodFailure(reason, _tidy(message), pod.name, pod.unschedulable_at)
@@ -80,8 +80,8 @@ def _judge_scheduler(pod: PodState) -> tuple[Reason, str]:
     claim = _NO_CLAIM.search(pod.unschedulable)
     if claim is not None:
         return Reason.CLAIM_NOT_FOUND, (
-            f"namespace {pod.namespace} has no PersistentVolumeClaim {claim[1]}; make it there, or correct model.uri "
-            "or model.cache.claimName"
+            f"namespace {pod.namespace} has no PersistentVolumeClaim {claim[1]}; create it, or correct model.uri or "
+            "model.cache.claimName"
         )
     reason = Reason.INSUFFICIENT_GPU if _GPU.search(pod.unschedulable) else Reason.UNSCHEDULABLE
     return reason, pod.unschedulable
@@ -117,7 +117,7 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
     ):  # first: an engine whose child was killed writes a message too
         return Reason.OOM_KILLED, (
             f"container {container.name} used more than its memory limit and was killed; "
-            "raise resources.limits.memory, or ask for less with engine.maxModelLen or kvCache"
+            "raise resources.limits.memory, or lower engine.maxModelLen or kvCache"
         )
     told = _parse_told(container.ended_message)
     if told is not None:
@@ -128,7 +128,7 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
     said = f": {last_lines}" if last_lines else ""
     if container.ended_reason in _NO_START or _WRONG_IMAGE.search(last_lines):
         return Reason.CONTAINER_CONFIG_INVALID, (
-            f"container {container.name} cannot run in image {container.image}, correct engine.image{said}"
+            f"container {container.name} cannot run in image {container.image}; correct engine.image{said}"
         )
     return Reason.CRASH_LOOP, f"container {container.name} ended with exit code {container.exit_code}{said}"
 

@@ -4,12 +4,12 @@ from conveyor_api.conditions import Reason
 from conveyor_operator.inferenceservice.observed import Observed
 
 _NOT_INSTALLED = (
-    "KEDA is not in this cluster: it serves no ScaledObjects (keda.sh/v1alpha1). The replicas stay as they are. "
-    "Install KEDA, which is found within a minute, or set autoscaling.provider: Native."
+    "KEDA is not installed: the cluster has no kind ScaledObject (keda.sh/v1alpha1). The replicas do not change. "
+    "Install KEDA (Conveyor finds it within a minute), or set autoscaling.provider: Native."
 )
 _NOT_TAKEN_UP = (
-    "KEDA has not taken up the ScaledObject yet; where that lasts, is the Deployment keda-operator running, and does "
-    "it watch this namespace?"
+    "KEDA has not processed the ScaledObject yet. If this lasts, check that the Deployment keda-operator runs and "
+    "watches this namespace."
 )
 _UNREADABLE = "TriggerError"  # the reason of Ready where KEDA could read no metric
 
@@ -17,14 +17,14 @@ _UNREADABLE = "TriggerError"  # the reason of Ready where KEDA could read no met
 def judge_keda(observed: Observed, served: bool | None) -> tuple[str, Reason, str] | None:
     """(status, reason, message) of the condition ScalingReady; None where its HPA says more."""
     if served is None:
-        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "whether KEDA is in this cluster is not known yet"
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "Conveyor has not checked yet whether KEDA is installed"
     if not served:
         return "False", Reason.KEDA_NOT_INSTALLED, _NOT_INSTALLED
     if observed.scaled_object is None:
-        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "there is no ScaledObject yet"
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "the ScaledObject does not exist yet"
     ready, paused = (observed.scaled_object.get(type, ("Unknown", "", "")) for type in ("Ready", "Paused"))
     if paused[0] == "True":
-        told = "the ScaledObject is paused; take its annotations autoscaling.keda.sh/paused* away to resume"
+        told = "the ScaledObject is paused; to resume, remove its annotations autoscaling.keda.sh/paused*"
         return "False", Reason.AUTOSCALER_FAILED, told
     if ready[0] == "False":
         reason = Reason.METRICS_UNAVAILABLE if ready[1] == _UNREADABLE else Reason.AUTOSCALER_FAILED

@@ -1,4 +1,4 @@
-"""What is remembered of one InferenceService besides `loop.steps.Memory`. Kept by `case`, read by `plan`."""
+"""Memory of one InferenceService, beside `loop.steps.Memory`. Kept by `case`, read by `plan`."""
 
 from dataclasses import dataclass
 
@@ -9,23 +9,23 @@ from conveyor_operator.loop.steps import Memory
 
 @dataclass(slots=True)
 class ServiceMemory(Memory):
-    """From reconcile to reconcile."""
+    """What the operator remembers of a service between reconciles."""
 
     generation: int = 0
-    """Of the Deployment, as a call of ours saw it last; the watches may not have told of it yet."""
+    """The Deployment's generation in the response to our last call. The watches may lag behind it."""
     template_generation: int | None = None
-    """Of the Deployment, when its pod template changed last; None until it was seen for the first time."""
+    """The Deployment's generation at the last change of its pod template; None until it was first seen."""
     pod_starts: PodStarts | None = None
-    """None until the status was read for the first time."""
+    """None until the status is first read."""
 
     # Of this reconcile alone
     former_replicas: int = 0
-    """As the status told them last; 0 if it never did."""
+    """The replicas in the last status; 0 if there was none."""
     had_autoscaler: bool = False
     """An HPA of ours or KEDA's was there when it began, or the replicas were left to somebody else's."""
 
     def see_template(self, before: DeploymentState | None, now: DeploymentState | None) -> None:
-        """Without a former state the template counts as changed, until its controller has observed it."""
+        """Record a change of the pod template. Without `before`, it counts as changed until the controller sees it."""
         if now is not None and (
             self.template_generation is None or before is None or before.template_hash != now.template_hash
         ):

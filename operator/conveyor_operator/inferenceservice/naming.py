@@ -31,22 +31,22 @@ def find_wish(body: Mapping[str, Any]) -> Wish:
 def judge_claim(found: NameOf) -> tuple[str, Reason, str]:
     """Status, reason and message of the condition."""
     name, key = found.name, found.service
-    instead = f"at the gateway's root clients reach this service as {key!r}"
-    choose = f"{instead}; for a name of its own choose another model.name"
+    instead = f"at the gateway's root, clients set model to {key!r}"
+    choose = f"{instead}; for a shorter name, set another model.name"
     match found.answer.state:
         case NameState.HELD:
-            return "True", Reason.NAME_CLAIMED, f"at the gateway's root clients reach this service as {name!r}"
+            return "True", Reason.NAME_CLAIMED, f"at the gateway's root, clients set model to {name!r}"
         case NameState.SHARED:
-            older = f"the name {name!r} leads to the older InferenceService {found.answer.detail} of this namespace"
+            older = f"the name {name!r} belongs to the older InferenceService {found.answer.detail} of this namespace"
             return "False", Reason.NAME_TAKEN, f"{older}; {choose}"
         case NameState.TAKEN:
-            return "False", Reason.NAME_TAKEN, f"the name {name!r} is taken; {choose}"
+            return "False", Reason.NAME_TAKEN, f"the name {name!r} is already taken; {choose}"
         case NameState.TOO_MANY:
-            most = f"the namespace has {MAX_SERVED_NAMES} names, which is the most"
-            mend = "delete a ServedName that it no longer needs"
+            most = f"the namespace is at its limit of {MAX_SERVED_NAMES} served names"
+            mend = "delete a ServedName that you no longer need"
             return "False", Reason.TOO_MANY_NAMES, f"{most}, so {name!r} is not claimed; {instead}; {mend}"
         case NameState.NOT_ALLOWED:
-            why = f"{name!r} may be the NAMESPACE/NAME of another namespace's service"
+            why = f"the name {name!r} has the form NAMESPACE/NAME of a service in another namespace"
             return "False", Reason.NAME_NOT_ALLOWED, f"{why}; {choose}"
         case NameState.PENDING:
             refusal = f": {found.answer.detail}" if found.answer.detail else ""

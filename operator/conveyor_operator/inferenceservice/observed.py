@@ -1,4 +1,4 @@
-"""What the operator knows of an InferenceService's children: small frozen values instead of whole objects.
+"""The observed children of an InferenceService: small frozen values instead of whole objects.
 
 `project` makes of every watched object what the `store` keeps; `observe` collects it for one reconcile. Dictionaries
 in, dataclasses out. Must not call anything.
@@ -109,9 +109,9 @@ class Observed:
     deployment: DeploymentState | None = None
     autoscaler: AutoscalerState | None = None
     scaled_object: Conditions | None = None
-    """What KEDA says of it; None if there is none."""
+    """The conditions that KEDA reports for the ScaledObject; None if it does not exist."""
     pods: tuple[PodState, ...] = ()
-    """Of engines."""
+    """The engine pods."""
     ready_endpoints: int = 0
     prewarm_pods: tuple[PodState, ...] = ()
     replica_sets: tuple[ReplicaSetState, ...] = ()
@@ -159,7 +159,7 @@ class Observed:
 
 
 def project(kind: Kind, key: Key, body: Object) -> Any:
-    """What the store keeps of an object. The state of a Deployment or HPA counts only under the engine's name."""
+    """Return what the store keeps of an object. A Deployment or HPA counts only under the engine's name."""
     if kind in _PROJECTIONS:
         return _PROJECTIONS[kind](body)
     observe_state = _STATES.get(kind)
@@ -214,7 +214,7 @@ def observe_deployment(body: Object) -> DeploymentState:
 
 
 def _own_image(pods: Object) -> str:
-    """That of Conveyor's engine: the fetch runs in it, whatever serves the model."""
+    """Return the image of Conveyor's engine, which downloads the model for every runtime."""
     return str(next(iter(pods.get("initContainers") or [{}])).get("image", ""))
 
 

@@ -90,7 +90,7 @@ def _plan_hold(found: Differences, memory: ServiceMemory, applied_next: bool) ->
 
 
 def _build_hold(found: Differences, memory: ServiceMemory, handover: Handover | None) -> Hold | None:
-    """None where it was done in this reconcile, was refused, or the Deployment is not ours."""
+    """Return the step that keeps the replicas. None if it is done or was refused, or the Deployment is not ours."""
     if handover is None:
         return None
     owner = found.desired.owner
@@ -101,7 +101,7 @@ def _build_hold(found: Differences, memory: ServiceMemory, handover: Handover | 
 
 
 def _plan_scaling(found: Differences, memory: ServiceMemory, activity: Activity) -> Handover | None:
-    """To zero and from it; and a number of the spec's while the Deployment's apply waits for a Job."""
+    """Return the change of replicas to or from zero, or to the spec's number while the Deployment waits for a Job."""
     spec, live = found.desired.spec, found.observed.deployment
     if found.prewarming and spec.autoscaling is None:
         return plan_fixed(plan_replicas(spec, live, memory.had_autoscaler), live)

@@ -57,7 +57,7 @@ class PodState:
     ready: bool = False
     leaving: bool = False
     prewarms: bool = False
-    """It runs no engine, it fetches the model for those to come."""
+    """Whether the pod belongs to a Job that downloads the model, and runs no engine."""
     phase: str = ""
     reason: str = ""
     message: str = ""

@@ -38,17 +38,19 @@ class Profiles:
     def _find(self, name: str) -> Object:
         if name not in self._profiles:
             known = ", ".join(sorted(self._profiles)) or "none"
-            raise _wrong(f"there is no profile {name}; the installation has {known}")
+            raise _wrong(f"there is no profile {name}; the chart's value profiles has {known}")
         try:
             return Profile.model_validate(self._profiles[name], by_alias=True, by_name=False).model_dump(
                 exclude_unset=True, exclude_none=True
             )
         except ValidationError as error:
-            raise _wrong(f"profile {name} of the installation cannot be used: {InvalidResource.of(error)}") from error
+            raise _wrong(
+                f"profile {name} in the chart's value profiles is invalid: {InvalidResource.of(error)}"
+            ) from error
 
 
 def read_profiles(file: Path | None) -> Profiles:
-    """Those of a YAML file: name -> profile. Raises OSError and yaml.YAMLError."""
+    """Read profiles by name from a YAML file. Raises OSError and yaml.YAMLError."""
     return Profiles((yaml.safe_load(file.read_text(encoding="utf-8")) if file is not None else None) or {})
 
 

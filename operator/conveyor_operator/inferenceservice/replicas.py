@@ -1,4 +1,4 @@
-"""Who sets the Deployment's replicas, and how the field changes hands without losing a pod. Pure; used by `plan`.
+"""The owner of the Deployment's replicas, and how ownership moves without losing a pod. Pure; used by `plan`.
 
 Fixed (no `autoscaling`): the operator owns the field and sends a number. Autoscaled: the HPA owns
 it, and the operator never sends it; but to zero and from it no HPA goes, so the operator does (docs/adr/0031).

@@ -101,7 +101,7 @@ class InferenceServices:
         return starts
 
     def _find_warm_up(self, service: InferenceService, start: Start, tell: Tell) -> None:
-        """Of engines that tell it."""
+        """Read the warm-up time from the engine, if the engine reports it."""
         if service.spec.runtime == "Conveyor" and "load" in start.seconds:
             self._ask_warm_up(service.key, start.uid, tell)
         else:

@@ -32,9 +32,9 @@ SCALED: Final = "scaled"
 
 # What the HPA's controller reports for up to 30 s after an installation, because it caches API discovery so long.
 _NO_KIND_YET: Final = f'no matches for kind "{names.KIND}"'
-_NOT_LOOKED: Final = "the HorizontalPodAutoscaler has not looked yet"
+_NOT_LOOKED: Final = "the HorizontalPodAutoscaler has not read its metrics yet"
 _LEFT_OUT: Final = (
-    "this installation has no metrics server (metrics.enabled of the chart is false). The replicas stay as they are. "
+    "the metrics server is not installed (the chart's value metrics.enabled is false). The replicas do not change. "
     "Set metrics.enabled: true, or autoscaling.provider: External."
 )
 _NO_API_YET: Final = f"no custom metrics API ({names.METRICS_GROUP}) registered"
@@ -66,7 +66,11 @@ def judge_scaling(
     if spec.autoscaling is None:
         return "True", Reason.FIXED_REPLICAS, _explain_fixed(spec, observed)
     if spec.autoscaling.is_external:
-        return "True", Reason.EXTERNAL_AUTOSCALER, "the replicas are left to an autoscaler that is not Conveyor's"
+        return (
+            "True",
+            Reason.EXTERNAL_AUTOSCALER,
+            "provider is External: an autoscaler that is not Conveyor's sets the replicas",
+        )
     found = judge_keda(observed, serves_keda) if spec.autoscaling.uses_keda else _judge_metrics_api(metrics_api)
     judged = found or _judge_autoscaler(spec, observed, metrics_api)
     if metrics_api.left_out and judged[1] == Reason.METRICS_UNAVAILABLE:
@@ -81,12 +85,12 @@ def _judge_metrics_api(metrics_api: MetricsApi) -> tuple[str, Reason, str] | Non
             "False",
             Reason.METRICS_API_OWNED_BY_OTHER,
             (
-                f"APIService {metrics_api.api_service} belongs to {metrics_api.owner}; Conveyor does not displace it. "
-                "The replicas stay as they are. Remove that adapter, or set autoscaling.provider: KEDA or External."
+                f"APIService {metrics_api.api_service} belongs to {metrics_api.owner}; Conveyor does not replace it. "
+                "The replicas do not change. Remove that adapter, or set autoscaling.provider: KEDA or External."
             ),
         )
     if metrics_api.missing:
-        message = f"custom.metrics.k8s.io is not registered: {metrics_api.missing}. The replicas stay as they are."
+        message = f"custom.metrics.k8s.io is not registered: {metrics_api.missing}. The replicas do not change."
         return "False", Reason.METRICS_UNAVAILABLE, message
     return None
 
@@ -94,16 +98,21 @@ def _judge_metrics_api(metrics_api: MetricsApi) -> tuple[str, Reason, str] | Non
 def _judge_autoscaler(
     spec: InferenceServiceSpec, observed: Observed, metrics_api: MetricsApi
 ) -> tuple[str, Reason, str]:
-    """By what the HPA says of itself."""
+    """Return the condition that follows from the HPA's own conditions."""
     if observed.autoscaler is None:
-        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "there is no HorizontalPodAutoscaler yet"
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "the HorizontalPodAutoscaler does not exist yet"
     if is_asleep(spec, observed.deployment):
-        return "True", Reason.SCALED_TO_ZERO, "the HorizontalPodAutoscaler rests until a request has started an engine"
+        return (
+            "True",
+            Reason.SCALED_TO_ZERO,
+            "scaled to zero: the HorizontalPodAutoscaler is paused until a request starts an engine",
+        )
     if _was_woken(observed, observed.autoscaler):
         return "Unknown", Reason.WAITING_FOR_AUTOSCALER, _NOT_LOOKED
     said = observed.autoscaler.conditions.get("ScalingActive", ("", "", ""))[2]
     if _NO_KIND_YET in said or (metrics_api.registered and _NO_API_YET in said):
-        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "the HorizontalPodAutoscaler looks at the API anew within 30 s"
+        told = "the HorizontalPodAutoscaler's cached list of APIs lacks the metrics; it is refreshed within 30 s"
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, told
     return _mirror(observed.autoscaler)
 
 
@@ -117,14 +126,12 @@ def build_scaling_status(
     if autoscaler is None:
         return AutoscalingStatus()
     if is_asleep(spec, observed.deployment):
-        return AutoscalingStatus(
-            desired_replicas=0, reason=Reason.SCALED_TO_ZERO, message="no engine runs while nobody asks"
-        )
+        return AutoscalingStatus(desired_replicas=0, reason=Reason.SCALED_TO_ZERO, message="scaled to zero while idle")
     if former.get("reason") == Reason.SCALED_TO_ZERO or _was_woken(observed, autoscaler):
         count = observed.deployment.asked_replicas if observed.deployment else spec.first_replicas
         told = f"{SCALED} 0 -> {count}"
         if activity is Activity.WAITING or former.get("reason") == _WOKEN:
-            return AutoscalingStatus(desired_replicas=count, reason=_WOKEN, message=f"{told}: requests wait")
+            return AutoscalingStatus(desired_replicas=count, reason=_WOKEN, message=f"{told}: requests are queued")
         return AutoscalingStatus(desired_replicas=count, reason="Pending", message=told)
     reason, message = explain(autoscaler)
     return AutoscalingStatus(
@@ -160,7 +167,7 @@ def explain(autoscaler: AutoscalerState) -> tuple[str, str]:
     decided = f"{SCALED} {now} -> {desired}" if now != desired else f"{desired} replicas"
     wishes = find_wishes(autoscaler)
     if not wishes:
-        return "NoMetrics", f"{desired} replicas are kept: no metric could be read"
+        return "NoMetrics", f"the replicas stay at {desired}: no metric could be read"
     largest = max(wish.replicas for wish in wishes)
     allowed = min(max(largest, autoscaler.min_replicas), autoscaler.max_replicas)
     parts = [str(wish) for wish in wishes]
@@ -204,14 +211,14 @@ def _why_held(autoscaler: AutoscalerState) -> tuple[str, str]:
         return "Stabilized", f"held: {able[2]}"
     if limited is not None and limited[0] == "True":
         return "Limited", f"limited: {limited[2]}"
-    return "Pending", "the HorizontalPodAutoscaler has not acted on it yet"
+    return "Pending", "the HorizontalPodAutoscaler has not scaled the Deployment yet"
 
 
 def _explain_fixed(spec: InferenceServiceSpec, observed: Observed) -> str:
     held = observed.deployment.held_replicas if observed.deployment is not None else ""
     if not held:
-        return f"replicas is fixed at {spec.first_replicas}; there is no autoscaler"
-    return f"{held} replicas are kept from the time of the autoscaler; set spec.replicas to change that"
+        return f"the replicas are fixed at {spec.first_replicas}; autoscaling is not set"
+    return f"autoscaling was removed; the service keeps its {held} replicas until spec.replicas is set"
 
 
 def _mirror(autoscaler: AutoscalerState) -> tuple[str, Reason, str]:
@@ -224,8 +231,8 @@ def _mirror(autoscaler: AutoscalerState) -> tuple[str, Reason, str]:
                 "False",
                 Reason.AUTOSCALER_FAILED,
                 (
-                    "somebody scaled the Deployment to 0, which pauses the HorizontalPodAutoscaler; "
-                    "scale it to 1 to resume"
+                    "someone scaled the Deployment to 0, which pauses the HorizontalPodAutoscaler; "
+                    "to resume, scale it to 1"
                 ),
             )
         if status == "False":

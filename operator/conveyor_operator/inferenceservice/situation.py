@@ -133,17 +133,17 @@ class Situation:
     def why_none(self) -> str:
         """Why no engine is wanted, and what follows."""
         if not self.is_asleep:
-            return "replicas is 0: no engine is wanted"
+            return "replicas is 0, so no engine runs"
         timeout_seconds = self.spec.queue.timeout_seconds
-        told = "no engine runs while nobody asks; the next request starts one and waits for it"
+        told = "scaled to zero while idle; the next request starts an engine and waits for it"
         if self.is_untried:
-            return f"{told}; no engine has run the present spec yet"
+            return f"{told}; no engine has started with the current spec yet"
         if not self.start_seconds:
             return told
-        told = f"{told}, {self.start_seconds} s lately"
+        told = f"{told}; the last starts took up to {self.start_seconds} s"
         if self.start_seconds < timeout_seconds:
             return told
-        return f"{told}: longer than queue.timeout ({timeout_seconds:g} s), so raise that"
+        return f"{told}, longer than queue.timeout ({timeout_seconds:g} s): raise queue.timeout"
 
     @property
     def ready_count(self) -> str:
@@ -152,7 +152,7 @@ class Situation:
 
     @property
     def gpus_asked(self) -> int:
-        """By each engine; Conveyor's own uses one."""
+        """The GPUs that each engine requests. Conveyor's own engine uses one."""
         limits = self.spec.resources.limits
         return sum(int(amount) for name, amount in limits.items() if name.startswith(names.GPU_VENDOR))
 
@@ -188,7 +188,7 @@ class Situation:
     @property
     def _prewarm_blocker(self) -> Blocker | None:
         if self.podless_job:
-            told = f"Job {self.podless_job} has no pod; kubectl describe job {self.podless_job} says why"
+            told = f"Job {self.podless_job} could not create its pod; kubectl describe job {self.podless_job} shows why"
             return Blocker(Reason.PODS_REFUSED, told)
         pods = self.observed.prewarm_pods
         failures = find_failures([pod for pod in pods if pod.phase != "Failed"] or pods)
@@ -205,8 +205,8 @@ class Situation:
 
     @property
     def _failures(self) -> list[PodFailure]:
-        """Those of pods that count: not of a replaced pod, nor of one that waits for a GPU about to be free, or that
-        is the one more which a rollout can do without."""
+        """The failures of pods that count. Not counted are pods that are being replaced, pods that wait for a GPU about
+        to be free, and the surge pod of a rollout that can go on without it."""
         pods = self.pods
         living = [pod for pod in pods if pod.phase != "Failed"]
         found = find_failures(living if len(living) >= self.deployment.asked_replicas else pods)

@@ -50,7 +50,7 @@ class PodStarts:
         self._period_seconds = round(parse_duration_seconds(effective.scale_up_period or "0s"))
         self._measured = {pod.name for pod in ready} if self.seconds else set()
         self.last = _find_untold(told.last_start, ready)
-        """None: none was measured since this operator began, and the status lacks no warm-up of a pod that is Ready."""
+        """None if this operator has measured no start, and the status lacks no warm-up of a ready pod."""
 
     def see(self, pods: Iterable[PodState]) -> list[Start]:
         """Takes in those that have become Ready, and returns them."""
@@ -97,7 +97,7 @@ def _find_untold(told: LastStart | None, ready: Iterable[PodState]) -> Start | N
 
 
 def _measure(pod: PodState) -> Start | None:
-    """None where a clock was wrong."""
+    """Return the pod's start, or None if the clocks disagree."""
     fetch = next((container for container in pod.containers if container.initial), None)
     begun, fetched = (fetch.started_at, fetch.ended_at) if fetch is not None else ("", "")
     parts = {

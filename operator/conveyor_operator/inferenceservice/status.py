@@ -21,6 +21,7 @@ from conveyor_api.status import (
 )
 from conveyor_api.text import clip
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
+from conveyor_operator.inferenceservice.derived import tell_derived
 from conveyor_operator.inferenceservice.failures import PodFailure, find_last_failure
 from conveyor_operator.inferenceservice.pods import ModelFacts, find_facts
 from conveyor_operator.inferenceservice.scaling import build_scaling_status, keep_decision
@@ -44,6 +45,8 @@ def build_status(
 ) -> dict[str, Any]:
     """The whole status; `previous` is the one that is there, for times and the last failure."""
     deployment, generation = situation.deployment, service.metadata.generation
+    model = _build_model(service, situation, previous)
+    derived = tell_derived(service.spec, model.context_length) or None
     status = InferenceServiceStatus(
         observed_generation=generation,
         conditions=date_conditions(judge_all(situation), previous, generation, now),
@@ -53,9 +56,9 @@ def build_status(
         desired_replicas=deployment.asked_replicas,
         selector=names.pod_selector_string(service.name),
         url=written.url,
-        effective=written.effective,
+        effective=written.effective.model_copy(update={"derived": derived}),
         tried_template=situation.ready_template or None,
-        model=_build_model(service, situation, previous),
+        model=model,
         autoscaling=build_scaling_status(
             situation.spec, situation.observed, previous.get("autoscaling") or {}, situation.activity
         ),
@@ -73,7 +76,7 @@ def build_status(
 
 def build_invalid_status(message: str, generation: int, previous: Object, now: datetime) -> dict[str, Any]:
     """The status for a spec that cannot be read; the rest stays as it was, since that is what still runs."""
-    sentence = f"{message}. What ran before goes on running."
+    sentence = f"{message}. Conveyor changes nothing until the spec is valid; running engines keep running."
     judged = [
         Judged(ConditionType.READY, "False", Reason.INVALID_SPEC, sentence),
         Judged(ConditionType.PROGRESSING, "False", Reason.INVALID_SPEC, sentence),
@@ -85,7 +88,7 @@ def build_invalid_status(message: str, generation: int, previous: Object, now: d
 
 
 def date_conditions(judged: Sequence[Judged], previous: Object, generation: int, now: datetime) -> list[Condition]:
-    """With observedGeneration, and the time of the last change of status: an old one's if it is the same."""
+    """Add observedGeneration and lastTransitionTime, which stays the same while the status does."""
     before = {c["type"]: c for c in previous.get("conditions") or ()}
     dated = []
     for part in judged:

@@ -31,14 +31,16 @@ _NO_IMAGE_MOUNTS: Final = 'failed to mkdir ""'
 def explain_refusal(message: str, source: ModelSource) -> str:
     """`message`, and what it comes from where that is the model's address."""
     if isinstance(source, ImageModel) and any(said in message for said in _NO_IMAGE_VOLUMES):
-        return f"{message}. This cluster has no image volumes, which model.uri: oci:// needs (Kubernetes 1.35 has them)"
+        return (
+            f"{message}. model.uri: oci:// needs image volumes, which this cluster does not have (Kubernetes 1.35 has)"
+        )
     return message
 
 
 def explain_start(said: str, model_image: str) -> str:
     """Why a container cannot start: `said`, unless that comes from a runtime without image volumes."""
     if model_image and _NO_IMAGE_MOUNTS in said:
-        return "the node's runtime has no image volumes, which model.uri: oci:// needs (containerd 2.1 has them)"
+        return "model.uri: oci:// needs image volumes, which the node's runtime does not have (containerd 2.1 has)"
     return said
 
 

@@ -26,7 +26,7 @@ class Child:
     fingerprint: str
     """Hash of all that is neither status nor written by the API server; it changes with every edit."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Of those that every child of its owner has."""
+    """Its values of the labels that every child of its owner has."""
     controller: str = ""
     """`Kind/name` of the controlling owner, empty without one."""
     controller_uid: str = ""

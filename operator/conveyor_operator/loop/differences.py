@@ -43,12 +43,12 @@ def find_obstacle(owner: Owner, child: Child) -> Obstacle | None:
         return None
     kind = owner.kind.kind
     if child.controller == f"{kind}/{owner.name}":
-        message = f"{child.kind} {child.name} still belongs to a deleted {kind} of this name"
+        message = f"{child.kind} {child.name} is left from a deleted {kind} of this name; waiting until it is gone"
         return Obstacle(child.kind, child.name, Reason.CHILD_NOT_OWNED, message, temporary=True)
     if not child.controller_uid and all(child.labels.get(key) == value for key, value in owner.labels.items()):
         return None
-    whose = f"belongs to {child.controller}" if child.controller else "was not made by Conveyor"
-    message = f"{child.kind} {child.name} exists and {whose}. Give the {kind} another name, or remove that object."
+    whose = f"belongs to {child.controller}" if child.controller else "was not created by Conveyor"
+    message = f"{child.kind} {child.name} already exists and {whose}. Delete it, or use another name for the {kind}."
     return Obstacle(child.kind, child.name, Reason.CHILD_NOT_OWNED, message)
 
 

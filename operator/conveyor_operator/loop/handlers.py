@@ -76,7 +76,7 @@ def _build_owner_handler(owners: Sequence[Resource], workers: Workers) -> _Handl
 
 
 def _find_owners(resources: Sequence[Resource]) -> dict[Kind, list[Resource]]:
-    """Of every kind of child and grandchild."""
+    """Return the owning resources of every kind of child and grandchild."""
     owned = [kind for kind in watched_kinds(resources) if kind not in {resource.kind for resource in resources}]
     return {kind: [r for r in resources if kind in (*r.children, *r.grandchildren)] for kind in owned}
 

@@ -21,7 +21,7 @@ class Owner:
 
 
 def build_metadata(owner: Owner, name: str) -> Object:
-    """Of a child, which the garbage collector takes away after its owner."""
+    """Build the metadata of a child. Its owner reference lets the garbage collector delete it with its owner."""
     return {
         "name": name,
         "namespace": owner.namespace,

@@ -91,7 +91,7 @@ class Reconciler:
             case.see(found)
 
     async def _execute(self, key: Key, case: Case, memory: Memory, step: Step) -> None:
-        """Every failed call is an obstacle; all but a refused write also raise."""
+        """Execute a step. A failed call is recorded as an obstacle, and raises unless it is a refused write."""
         memory.done.append(step)
         match step:
             case Apply():

@@ -47,7 +47,7 @@ class Resource(Protocol):
 
     kind: Kind
     label: str
-    """Of everything that belongs to a resource of this kind; its value is the resource's name."""
+    """The label of everything that belongs to a resource of this kind. Its value is the resource's name."""
     children: Sequence[Kind]
     """What is applied for it; watched."""
     optional: Sequence[Kind]

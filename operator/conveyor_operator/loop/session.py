@@ -40,13 +40,13 @@ class KopfSession:
             for kind in watched_kinds(resources)
             for namespace in namespaces or (None,)
         }
-        """By path: every collection that Kopf watches for us."""
+        """Every collection that Kopf watches, by path."""
 
     async def login(self, **_: Any) -> kopf.AiohttpSession:
         """Called at the start, and whenever the API server refuses what the last call returned."""
         credentials = await self._read_credentials()
         if credentials == self._credentials:
-            logger.warning("event=credentials_refused consequence=%s", "there are no newer ones; they are tried again")
+            logger.warning("event=credentials_refused consequence=%s", "no newer ones found, retrying with the same")
             await asyncio.sleep(_REFUSED_PAUSE_SECONDS)
         await self.aclose()
         self._credentials = credentials

@@ -1,4 +1,4 @@
-"""Who may reconcile next: slots for namespaces in turn, and for none more than its share.
+"""Slots for reconciles. Namespaces get them in turn, and none gets more than its share.
 
 `workers` takes one for each reconcile. A namespace whose resources are many, or slow to write, delays its own.
 """

@@ -21,7 +21,7 @@ class Entry:
 
 
 class Store:
-    """Every object by kind and uid, and the same by key, in the order in which they became known."""
+    """Every object, by kind and uid and by key, in the order of arrival."""
 
     def __init__(self) -> None:
         self._objects: defaultdict[Kind, dict[str, Entry]] = defaultdict(dict)
@@ -71,7 +71,7 @@ class Store:
         return next(reversed(self._by_key[key.kind].get(key, {})), None)
 
     def values(self, kind: Kind, key: Key) -> list[Any]:
-        """Of all objects of a kind that belong to this resource."""
+        """Return the values of all objects of a kind that belong to this resource."""
         return [entry.value for entry in self._by_key[kind].get(key, {}).values()]
 
     def _tell(self, kind: Kind, key: Key) -> None:

@@ -171,7 +171,7 @@ class Watches:
     def _drop_others(self, kind: Kind, namespace: str | None, uids: set[str]) -> list[tuple[str, Key]]:
         others = [(uid, key) for uid, key in self._store.keys(kind, namespace).items() if uid not in uids]
         for uid, key in others:
-            logger.info("event=deleted_unheard kind=%s key=%s", kind.kind, key)
+            logger.info("event=missed_deletion kind=%s key=%s", kind.kind, key)
             self._store.drop(kind, uid)
         return others
 

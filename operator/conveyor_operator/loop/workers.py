@@ -58,7 +58,7 @@ class Workers:
         self._stopped = False
 
     def mark(self, key: Key, *, generation: int | None = None) -> None:
-        """This key may need work. A new `generation` means that its spec changed: that cuts a backoff short."""
+        """Queue a reconcile for this key. A new `generation` means that the spec changed, and ends a backoff early."""
         if self._stopped:
             return
         worker = self._workers.get(key)

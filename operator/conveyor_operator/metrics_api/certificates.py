@@ -57,7 +57,7 @@ class DropOld:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Nothing to do before `until`."""
+    """The certificate needs nothing before `until`."""
 
     until: datetime
 
@@ -65,13 +65,13 @@ class Keep:
 def plan_certificate(serving: Serving | None, hosts: tuple[str, ...], now: datetime) -> Issue | DropOld | Keep:
     """What the state of the Secret asks for. `serving` is None if the Secret has no complete pair."""
     if serving is None:
-        return Issue("there is none")
+        return Issue("no certificate exists")
     fault = find_fault(serving, hosts, now)
     if fault:
         return Issue(fault)
     renew_at = serving.issued_at + RENEW_AFTER
     if now >= renew_at:
-        return Issue("two thirds of its life are over")
+        return Issue("two thirds of its lifetime have passed")
     authorities = x509.load_pem_x509_certificates(serving.bundle)
     drop_at = serving.issued_at + KEEP_OLD_AUTHORITY
     if len(authorities) == 1:
@@ -91,13 +91,13 @@ def find_fault(serving: Serving, hosts: tuple[str, ...], now: datetime) -> str:
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         is_pair = leaf.public_key() == cast(ec.EllipticCurvePrivateKey, key).public_key()
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
-        return f"the present one is unusable: {error!r}"
+        return f"the current certificate cannot be loaded: {error!r}"
     if not is_pair:
-        return "the present key is not that of the certificate"
+        return "the current key does not match the certificate"
     if not set(hosts) <= set(names.get_values_for_type(x509.DNSName)):
-        return "the present one is for another name"
+        return "the current certificate is for another name"
     if now >= min(leaf.not_valid_after_utc, authorities[0].not_valid_after_utc):
-        return "the present one has ended"
+        return "the current certificate has expired"
     return ""
 
 

@@ -70,7 +70,7 @@ class MetricsApiKeeper:
         self._registrar = Registrar(cluster, system_namespace, self._api_services)
         self._changed = asyncio.Event()
         self.metrics_api = MetricsApi()
-        """Who serves custom.metrics.k8s.io, as far as it is known."""
+        """The owner of custom.metrics.k8s.io, as far as it is known."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -148,7 +148,11 @@ class MetricsApiKeeper:
                 await self._registrar.announce(serving.bundle)
             self._tell("")
             return until
-        fault = "there is no certificate for it" if serving is None else await self._registrar.register(serving.bundle)
+        fault = (
+            "the metrics server has no certificate yet"
+            if serving is None
+            else await self._registrar.register(serving.bundle)
+        )
         self._tell(fault)
         return self._now() + _PROBE_PERIOD if fault else self._now()  # until the API server has judged it
 

@@ -58,7 +58,7 @@ class Registrar:
         try:
             await self.announce(bundle)
         except ApiError:
-            await self.withdraw("they could not both be registered")
+            await self.withdraw("one of the two APIServices could not be registered")
             raise
         return ""
 

@@ -89,7 +89,7 @@ class Registration:
         why = _why_never(seen)
         if seen.ours:
             if not why and len(seen.ours) < len(API_SERVICES):
-                why = "the other version is gone"
+                why = "one of the two APIServices was deleted"
             return Withdraw(why) if why else self._plan_registered(seen, now)
         self._unavailable_since, self._was_available = None, False
         return Wait(why) if why else self._plan_unregistered(seen, now)
@@ -106,18 +106,18 @@ class Registration:
         if not self._was_available:
             self._failures += 1
             self._retry_at = now + min(_FIRST_RETRY * 2 ** min(self._failures - 1, 10), _LAST_RETRY)
-        return Withdraw(f"the API server cannot use it: {fault}")
+        return Withdraw(f"the API server reports it unavailable: {fault}")
 
     def _plan_unregistered(self, seen: Seen, now: datetime) -> Register | Wait:
         if not _available_replicas(seen.deployment):
             self._retry_at = None  # the missing pod is the reason; no pause is needed once there is one
             return Wait(f"Deployment {names.METRICS_SERVICE} has no available pod")
         if self._free_since is not None and now < self._free_since + SETTLE:
-            return Wait("its last registration was removed a moment ago", self._free_since + SETTLE)
-        if self._retry_at is not None and now < self._retry_at:
             return Wait(
-                f"the API server could not reach Service {names.METRICS_SERVICE}; it is tried again", self._retry_at
+                "its APIService was deleted less than 30 s ago; waiting for another owner", self._free_since + SETTLE
             )
+        if self._retry_at is not None and now < self._retry_at:
+            return Wait(f"the API server could not reach Service {names.METRICS_SERVICE}; retrying", self._retry_at)
         return Register()
 
 
@@ -152,7 +152,7 @@ def find_fault(api_services: Mapping[str, Object]) -> str:
         conditions = (found.get("status") or {}).get("conditions") or ()
         available = next((c for c in conditions if c["type"] == "Available"), None)
         if available is None:
-            return f"{name} was not looked at yet"
+            return f"the API server has not checked {name} yet"
         if available["status"] != "True":
             return f"{available.get('reason', '')}: {available.get('message', '')}"
     return ""

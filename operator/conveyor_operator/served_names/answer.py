@@ -6,27 +6,27 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Of one InferenceService."""
+    """The served name that an InferenceService requests."""
 
     name: str
     created_unix: int
 
 
 class NameState(Enum):
-    """To whom a served name belongs."""
+    """The owner of a served name."""
 
     PENDING = auto()
-    """To nobody, so far as is known."""
+    """No namespace owns the name, as far as is known."""
     HELD = auto()
-    """To the service's namespace, and it leads to the service."""
+    """The service's namespace owns the name, and the name refers to the service."""
     SHARED = auto()
-    """To the service's namespace, and it leads to an older service."""
+    """The service's namespace owns the name, but the name refers to an older service."""
     TAKEN = auto()
-    """To another namespace."""
+    """Another namespace owns the name."""
     TOO_MANY = auto()
-    """To nobody, and the service's namespace has as many as it may."""
+    """No namespace owns the name, and the service's namespace is at its limit of names."""
     NOT_ALLOWED = auto()
-    """It may be the `namespace/name` of another namespace's service."""
+    """The name has the form `namespace/name` of a service in another namespace."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,9 @@ class ServedNames:
         """Names to decide on, each with the claim that it had."""
         self._opened = asyncio.Event()
         self._held_back: dict[str, dict[str, None]] = {}
-        """By namespace: names that it would get, had it not too many or were its claims not refused."""
+        """By namespace: names without a claim, because of the limit or because the API server refused the claim."""
         self._refusals: dict[str, str] = {}
-        """By namespace: what the API server said to its last claim."""
+        """By namespace: the API server's error for its last claim."""
         # The gateways' own name is claimed as if by the youngest of all services.
         self._index.put_service(f"{system_namespace}/*", root_name(system_namespace), sys.maxsize)
 

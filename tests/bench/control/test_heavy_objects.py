@@ -1,4 +1,4 @@
-"""Objects that are deep and wide, by docs/benchmarks.md's command."""
+"""Objects that are deep and wide, by docs/measuring.md's command."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from tests.bench.commands import run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_its_objects_are_taken() -> None:
     told = run("heavy-objects", "--deep 2 --wide 2 --fill 0.01")
     found = re.search(r"2 deep and (\d+) wide objects: 1% of etcd's quota", told)

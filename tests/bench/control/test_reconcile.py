@@ -1,4 +1,4 @@
-"""The operator's reconciles, by docs/benchmarks.md's command."""
+"""The operator's reconciles, by docs/measuring.md's command."""
 
 from tests.bench.commands import run
 

@@ -1,4 +1,4 @@
-"""The time from a request to the engine that is asked for, by docs/benchmarks.md's command."""
+"""The time from a request to the engine that is asked for, by docs/measuring.md's command."""
 
 from tests.bench.commands import run
 

@@ -1,4 +1,4 @@
-"""The engine's command of docs/benchmarks.md on a tiny model: what it prints last, and what it refuses."""
+"""The engine's command of docs/measuring.md on a tiny model: what it prints last, and what it refuses."""
 
 import json
 
@@ -57,16 +57,6 @@ def test_an_engine_whose_steps_run_ahead_is_a_peer_too(capsys: pytest.CaptureFix
     assert bench.main([*sizes, "--compare", "overlap"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert list(result["rounds"]) == ["conveyor", "overlap"]
-
-
-def test_the_modes_are_compared_on_the_same_requests(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--model-shape", "tiny", "--requests", "8", "--input-tokens", "40", "--output-tokens", "24"]
-    assert bench.main([*sizes, "--compare", "modes"]) == 0
-    modes = json.loads(capsys.readouterr().out.splitlines()[-1])["modes"]
-    assert list(modes) == ["none", "static", "static-packed", "dynamic", "continuous"]
-    assert modes["continuous"]["steps"] < modes["none"]["steps"]
-    assert [name for name in modes if modes[name]["padding_share"]] == ["static"]
-    assert modes["static"]["closes"] == {"full": 4}
 
 
 def test_a_difference_in_the_tokens_stops_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The command `host` of docs/benchmarks.md, small: what it prints last, and that only the forward is no real one."""
+"""The command `host` of docs/measuring.md, small: what it prints last, and that only the forward is no real one."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The command `start` of docs/benchmarks.md, small: what it prints last, and what it refuses."""
+"""The command `start` of docs/measuring.md, small: what it prints last, and what it refuses."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The command `waits` of docs/benchmarks.md, small: what it prints last, and that nobody waits for all of another's."""
+"""The command `waits` of docs/measuring.md, small: what it prints last, and that nobody waits for all of another's."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a request costs on its way through the gateway, by docs/benchmarks.md's command."""
+"""What a request costs on its way through the gateway, by docs/measuring.md's command."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The command `gpu` of docs/benchmarks.md, rehearsed on the CPU: every stage runs, whatever little is installed."""
+"""The command `gpu` of docs/measuring.md, rehearsed on the CPU: every stage runs, whatever little is installed."""
 
 import dataclasses
 import os
@@ -30,7 +30,7 @@ def rehearse(out: Path, *options: str, **environment: str) -> str:
     return ran.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_few_packages_are_enough_for_all_stages_but_http(tmp_path: Path) -> None:
     hidden = hide_all_but(tmp_path, {"torch", "triton", "transformers", "msgspec", "pytest"})
@@ -48,7 +48,7 @@ def test_few_packages_are_enough_for_all_stages_but_http(tmp_path: Path) -> None
     assert rehearse(tmp_path, "--stage", "nano").count("event=stage_kept name=nano") == 1, "it is done"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_streams_are_rehearsed_where_the_server_is_installed(tmp_path: Path) -> None:
     rehearse(tmp_path, "--stage", "http")

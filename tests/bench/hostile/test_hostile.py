@@ -1,4 +1,4 @@
-"""Hostile clients of gateway, metrics server and operator, by docs/benchmarks.md's command."""
+"""Hostile clients of gateway, metrics server and operator, by docs/measuring.md's command."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A hostile tenant beside the operator and the metrics server, by docs/benchmarks.md's command."""
+"""A hostile tenant beside the operator and the metrics server, by docs/measuring.md's command."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from tests.bench.commands import run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_attack_is_compared_with_the_same_on_what_is_not_ours() -> None:
     result = json.loads(run("hostile-control", "edits --seconds 2").splitlines()[-1])
     assert {bar["attack"] for bar in result["bars"]} == {"edits"}

@@ -1,4 +1,4 @@
-"""A hostile client of an engine, by docs/benchmarks.md's command."""
+"""A hostile client of an engine, by docs/measuring.md's command."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from tests.bench.commands import run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_attack_is_measured() -> None:
     rows = json.loads(run("hostile-engine", "nested --times 1 --seconds 1").splitlines()[-1])
     assert [row["attack"] for row in rows] == ["nested"]

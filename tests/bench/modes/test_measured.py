@@ -1,5 +1,7 @@
 """The modes measured on a tiny model: what `make modes` writes of this machine."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from conveyor_bench.modes import measured, requests
@@ -18,7 +20,8 @@ def _a_tiny_model_and_short_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_run_has_figures_of_every_mode_beside_transformers_and_what_the_cost_model_predicts() -> None:
     lines: list[str] = []
-    told = measured.measure(3, 3, lines.append)
+    with ThreadPoolExecutor(1) as pool:  # in this process, whose sizes are those of the test
+        told = measured.measure(3, 3, pool, lines.append)
     assert list(told["modes"]) == ["none", "static", "dynamic", "continuous", "transformers"]
     for caps in told["modes"].values():
         assert list(caps) == ["4", "8"]

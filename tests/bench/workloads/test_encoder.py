@@ -1,4 +1,4 @@
-"""The workload embed of docs/benchmarks.md, smaller, on a tiny model; its peer is not in the project's environment."""
+"""The workload embed of docs/measuring.md, smaller, on a tiny model; its peer is not in the project's environment."""
 
 import json
 

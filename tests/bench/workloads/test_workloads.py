@@ -1,4 +1,4 @@
-"""The workloads of docs/benchmarks.md but A and C, smaller, on tiny models; and how rounds are compared."""
+"""The workloads of docs/measuring.md but A and C, smaller, on tiny models; and how rounds are compared."""
 
 import json
 from itertools import cycle

@@ -22,6 +22,7 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import RequestOutput
 from conveyor_engine.wire.step import StepPlan
+from conveyor_protocol.workload import Lengths
 
 GetReference = Callable[[str], Reference]
 pytestmark = pytest.mark.skipif(
@@ -169,6 +170,16 @@ def test_a_capture_that_fails_leaves_smaller_steps_to_the_host_and_says_so_once(
         assert graphs_of(core).sizes == sizes
         assert [line.split()[0] for line in lines if "cuda_graph_failed" in line] == ["event=cuda_graph_failed"]
         assert answers(core, ref.prompts) == ref.answers
+
+
+def test_no_graph_is_larger_than_the_batch_of_short_requests_that_the_cache_holds(reference: GetReference) -> None:
+    lengths = {"workload_input_tokens": Lengths(20, 40), "workload_output_tokens": Lengths(12, 20)}
+    short = make_core(reference("llama"), max_num_seqs=8, num_kv_blocks=12, **lengths)
+    assert graphs_of(short).sizes == [1, 2, 4, 6]
+    assert answers(short, reference("llama").prompts) == reference("llama").answers
+    one_token = make_core(reference("llama"), **lengths | {"workload_output_tokens": Lengths(1, 1)})
+    assert isinstance(one_token.executor, GenerateRunner)
+    assert one_token.executor.graphs is None
 
 
 def test_sizes_are_few_and_the_last_is_the_largest_batch() -> None:

@@ -23,7 +23,14 @@ from conveyor_engine.execution.kernels import sample
 from conveyor_engine.execution.models.sentence_files import PoolingMode
 from conveyor_engine.execution.pooling import pool
 from conveyor_engine.execution.rows import Rows
-from conveyor_engine.execution.sampling import logit_processors, processor, row_values, sampler
+from conveyor_engine.execution.sampling import (
+    logit_processors,
+    logprobs,
+    penalties,
+    processor,
+    row_values,
+    sampler,
+)
 from conveyor_engine.execution.sampling.sampler import Sampler
 from conveyor_engine.wire.request import SamplingParams
 from conveyor_engine.wire.step import AdmittedRow, RowSampling, StepPlan
@@ -42,7 +49,7 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         return torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, device=device)
 
-    for module in (batch, pooling, rows, logit_processors, processor, row_values, sampler):
+    for module in (batch, pooling, rows, logit_processors, logprobs, penalties, processor, row_values, sampler):
         monkeypatch.setattr(module, "to_device", to_device)
     monkeypatch.setattr(type(sample._choose), "run", lambda *_, **__: None)
     with FakeTensorMode(), torch.inference_mode():
@@ -51,7 +58,8 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run_step(*asked: dict[str, Any]) -> None:
     """Prompts of three tokens, which are admitted and get their first token; and a chunk of one that samples none."""
-    state, chooser = Rows(8, 32, BLOCK_SIZE, CUDA), Sampler(8, VOCAB_SIZE, CUDA)
+    state = Rows(8, 32, BLOCK_SIZE, CUDA)
+    chooser = Sampler(8, VOCAB_SIZE, CUDA, state.token_ids)
     sampling = [RowSampling(SamplingParams(**params), 5, 3 + params.get("min_tokens", 0), (1, 2)) for params in asked]
     admitted = [AdmittedRow.of(row, [1, 2, 3], [row], how) for row, how in enumerate(sampling)]
     count = len(asked)
@@ -80,6 +88,10 @@ def test_a_step_is_given_without_waiting() -> None:
     run_step(
         {"temperature": 0.0}, {}, {"temperature": 0.7, "logprobs": 2}, {"min_tokens": 3}, {"top_k": 20, "top_p": 0.8}
     )
+    run_step(
+        {"presence_penalty": 1.0}, {"repetition_penalty": 1.5}, {"logit_bias": ((1, 2.0),)}, {"min_p": 0.1},
+        {"allowed_token_ids": (1, 2)}, {"bad_words": ((1,), (2, 3))},
+    )  # fmt: skip
 
 
 def test_a_step_of_decodes_is_captured_and_given_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

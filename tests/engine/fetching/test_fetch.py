@@ -18,7 +18,9 @@ from conveyor_engine.fetching.hub import has_one_origin
 from e2e.hub.repository import Repository
 from e2e.hub.server import Hub
 
-POOLING_FILES = ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json")
+POOLING_FILES = (
+    "modules.json", "sentence_bert_config.json", "1_Pooling/config.json", "config_sentence_transformers.json",
+)  # fmt: skip
 
 
 def test_only_what_the_engine_loads_is_fetched_and_marked(

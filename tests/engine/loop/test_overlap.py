@@ -4,6 +4,7 @@ import gc
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -18,7 +19,7 @@ from conveyor_engine.loop import process, step_runner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Executor, Read, Sample
 from conveyor_engine.loop.process import Disconnected, EngineLoop
-from conveyor_engine.wire.messages import Add, Step
+from conveyor_engine.wire.messages import Add, StepOutputs
 from conveyor_engine.wire.request import FinishReason
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
@@ -132,7 +133,7 @@ def test_the_engine_process_gives_every_answer_when_steps_run_ahead(reference: G
                 raise Disconnected
             return [Add.of([self._waiting.pop(0)])] if self._waiting else []
 
-        def send(self, message: Step) -> None:
+        def send(self, message: StepOutputs) -> None:
             for output in message.outputs:
                 self.told[output.request_id] += output.new_token_ids
 
@@ -164,7 +165,7 @@ def test_steps_run_ahead_where_the_device_works_beside_the_host(
 
     runner = Counts()
     monkeypatch.setattr(build, "build_runner", lambda *_: runner)
-    channel: Any = None
+    channel: Any = SimpleNamespace()
     monkeypatch.setattr("conveyor_engine.loop.overlap.ThreadPoolExecutor", lambda **_: AtOnce())
     core = process._load(EngineConfig(model="none", warmup=False), channel)
     core.add_request(make_request("a"))

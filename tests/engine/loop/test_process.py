@@ -20,7 +20,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.process import Channel, Disconnected, EngineLoop, Pulse
 from conveyor_engine.wire.frames import FrameReader, encode_frame
-from conveyor_engine.wire.messages import Abort, Add, Failed, FromEngine, Start, ToEngine, from_engine_decoder
+from conveyor_engine.wire.messages import Abort, Add, Failed, FromEngine, LoadModel, ToEngine, from_engine_decoder
 from conveyor_engine.wire.request import EngineRequest, EngineStats, RequestOutput
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -153,7 +153,7 @@ def test_what_was_loaded_is_not_looked_at_again() -> None:
     """Else a full collection holds a step for as long as it takes to look at torch and the model."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(encode_frame(Start(EngineConfig(model="none", num_kv_blocks=1024))))
+        ours.sendall(encode_frame(LoadModel(EngineConfig(model="none", num_kv_blocks=1024))))
         ended = subprocess.run(
             [sys.executable, "-c", FROZEN, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()],
             env=environment(), capture_output=True, text=True, timeout=60,
@@ -185,7 +185,7 @@ def test_a_core_that_fails_is_one_line_of_the_log(error: str, told: Failed) -> N
     program = BROKEN.replace("ERROR", error)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(encode_frame(Start(EngineConfig(model="none"))))
+        ours.sendall(encode_frame(LoadModel(EngineConfig(model="none"))))
         ended = subprocess.run(
             [sys.executable, "-c", program, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()],
             env=environment(), capture_output=True, text=True, timeout=60,

@@ -51,6 +51,18 @@ def test_shorter_requests_that_would_fit_in_larger_numbers_are_believed() -> Non
     assert carried.number is None
 
 
+def test_what_is_expected_holds_until_the_cache_tells_otherwise() -> None:
+    carried = Carried(32, 10)
+    assert carried.number == 10
+    note(carried, 0, 60, running=4, usage=0.4)
+    assert carried.number == 10
+    note(carried, 60, 300, running=5, usage=1.0, short=True)
+    assert carried.number == 5
+    roomy = Carried(32, 10)
+    note(roomy, 0, 600, running=4, usage=0.1)
+    assert roomy.number is None
+
+
 def crowd(scheduler: Scheduler, requests: int) -> None:
     for number in range(requests):
         scheduler.add_request(make_request(str(number), [number] * 16, max_tokens=8))

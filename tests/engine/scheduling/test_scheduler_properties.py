@@ -97,8 +97,11 @@ class History(SchedulerHistory):
         self.asked: dict[str, Any] = {}
         self.num_parties = 0
         self.told: dict[str, list[int]] = {}
+        self.scores: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
-        self.turns = Turns(by_length=self.mode == "dynamic", share_levels=[level for level, _ in class_shares])
+        self.turns = Turns(
+            by_length=self.mode in ("static", "dynamic"), share_levels=[level for level, _ in class_shares]
+        )
         self.drains = drains
 
     @rule(
@@ -107,6 +110,7 @@ class History(SchedulerHistory):
         num_choices=st.sampled_from((1, 1, 3)),
         together=st.booleans(),
         constrained=st.booleans(),
+        scored=st.sampled_from((False, False, True)),
         level=st.sampled_from((0, 0, 1, 7)),
         timeout=st.sampled_from((math.inf, math.inf, 0.5, 30.0)),
     )
@@ -117,6 +121,7 @@ class History(SchedulerHistory):
         num_choices: int,
         together: bool,
         constrained: bool,
+        scored: bool,
         level: int,
         timeout: float,
     ) -> None:
@@ -129,6 +134,7 @@ class History(SchedulerHistory):
                     prompt,
                     max_tokens=max_tokens,
                     min_tokens=int(constrained),  # tells them apart, and changes nothing: no token ends an answer here
+                    prompt_logprobs=0 if scored else None,
                     level=level,
                     arrival_time=self.now,
                     deadline=self.now + timeout,
@@ -147,6 +153,7 @@ class History(SchedulerHistory):
         assert not full
         self.asked[request.request_id] = request
         self.told[request.request_id] = []
+        self.scores[request.request_id] = []
         self.turns.came(self.scheduler.requests[request.request_id])
 
     @rule(choice=st.integers(0, 1000))
@@ -205,9 +212,13 @@ class History(SchedulerHistory):
         requests = [owners[row] for row in plan.rows]
         assert sum(plan.num_tokens) <= BUDGET
         assert len(set(plan.rows)) == len(plan.rows) <= self.scheduler._facts.max_num_seqs
-        for request, computed, num_tokens, num_logits in zip(
+        works = {work.request.row: work for work in self.scheduler._batch.step(plan.number).work}
+        assert sum(plan.num_logits) <= self.scheduler._facts.max_num_seqs, "there is memory for one of each row"
+        for request, computed, num_tokens, all_logits in zip(
             requests, plan.num_computed_tokens, plan.num_tokens, plan.num_logits, strict=True
         ):
+            num_logits = works[request.row].num_logits
+            assert all_logits == num_logits + works[request.row].num_scored
             num_known = len(request.token_ids) + request.num_awaited_tokens - num_logits
             assert request.num_computed_tokens <= computed < computed + num_tokens <= num_known
             assert computed + num_tokens == request.num_scheduled_tokens
@@ -222,6 +233,12 @@ class History(SchedulerHistory):
         name = output.request_id
         assert name not in self.ended, "nothing comes after the last output"
         self.told[name] += output.new_token_ids
+        prompt = list(self.asked[name].prompt_token_ids)
+        self.scores[name] += [each.token_id for each in output.prompt_logprobs or ()]
+        assert self.scores[name] == prompt[1 : len(self.scores[name]) + 1], "each token once and in order"
+        if self.told[name] and self.asked[name].params.prompt_logprobs is not None:
+            assert len(self.scores[name]) == len(prompt) - 1, "all of them before the first token"
+            self.happened["scored prompts"] += 1
         if output.finish_reason is not None:
             self.ended[name] = output.finish_reason
             self.happened[output.finish_reason] += 1
@@ -306,11 +323,12 @@ def test_no_history_loses_a_block_a_request_or_the_order(
     happened: Counter[str] = Counter()
     machine = type("ModeHistory", (History,), {"mode": mode, "padding": padding, "happened": happened})
     own = {"length", "abort", "error", "failed steps", "late errors", "turns taken from others", "constrained tokens"}
-    own |= {"better levels", "full shares"}
+    own |= {"better levels", "full shares", "scored prompts"}
     own |= {"preemptions"} if mode != "none" else set()
     own |= {"held rows"} if mode == "static" else {"discarded results"}
     own |= {"withdrawn steps"} if mode in ("none", "continuous") else set()
     own |= {"padding"} if padding == "real" else {"prefix hits"}
+    own |= set() if mode == "continuous" else {"deadline"}
     run_histories(machine, happened, own)
-    rare = {"discarded results", "withdrawn steps"}  # in some modes
+    rare = {"discarded results", "withdrawn steps", "deadline"}  # in some modes
     assert own <= set(+happened) <= own | rare

@@ -39,11 +39,14 @@ class Turns:
         """After each plan: those admitted now, in their order, each when it was its turn."""
         for request in [r for r in self._waiting.values() if r.request_id not in scheduler.requests]:
             del self._waiting[request.request_id]
+        before = dict(self._last)
+        last_of: defaultdict[int, dict[str, tuple[float, int]]] = defaultdict(lambda: dict(before))
         for request in [*scheduler.running, *scheduler.waiting.preempted]:  # at once, to pad those before
             if request.request_id in self._waiting:
-                self._check(request)
+                self._check(request, last_of[self._length(request)])
 
-    def _check(self, admitted: RequestState) -> None:
+    def _check(self, admitted: RequestState, last: dict[str, tuple[float, int]]) -> None:
+        """`last`: turns before this plan, and those at this length in it."""
         earlier = list(takewhile(lambda other: other is not admitted, self._waiting.values()))
         del self._waiting[admitted.request_id]
         self.admitted.append(admitted.request_id)
@@ -51,16 +54,17 @@ class Turns:
             if self._length(other) == self._length(admitted):
                 assert other not in earlier or other.party != admitted.party, "first come, first served within a party"
                 may_pass = self._num_limits(other) > self._num_limits(admitted)
-                assert may_pass or self._key(other) >= self._key(admitted), "it was somebody else's turn"
+                assert may_pass or self._key(other, last) >= self._key(admitted, last), "it was somebody else's turn"
                 self.num_overtaken += other in earlier and other.level == admitted.level
                 self.num_yielded += other in earlier and other.level > admitted.level
         self._have_turn(admitted)
+        last[admitted.party] = self._last[admitted.party]
 
     def _have_turn(self, request: RequestState) -> None:
         self._last[request.party] = self._newest[request.level], next(self._events)
 
-    def _key(self, request: RequestState) -> tuple[float, int]:
-        time, number = self._last[request.party]
+    def _key(self, request: RequestState, last: dict[str, tuple[float, int]]) -> tuple[float, int]:
+        time, number = last[request.party]
         urgency = min(LEVEL_AGEING_SECONDS, request.deadline - request.arrival_time)
         return time + LEVEL_AGEING_SECONDS * request.level + urgency, number
 

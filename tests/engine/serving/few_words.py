@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tests.engine.builders import make_facts
 
 from conveyor_engine.wire.frames import FrameReader, encode_frame
-from conveyor_engine.wire.messages import Add, Ready, Start, StartFailed, Step, ToEngine, to_engine_decoder
+from conveyor_engine.wire.messages import Add, LoadModel, Ready, StartFailed, StepOutputs, ToEngine, to_engine_decoder
 from conveyor_engine.wire.request import EngineStats
 
 
@@ -24,12 +24,12 @@ def messages(connection: socket.socket) -> Iterator[ToEngine]:
 def talk(connection: socket.socket) -> None:
     for message in messages(connection):
         match message:
-            case Start(config) if config.device != "cpu":
+            case LoadModel(config) if config.device != "cpu":
                 return connection.sendall(encode_frame(StartFailed("NoDevice", "no such device")))
-            case Start():
+            case LoadModel():
                 connection.sendall(encode_frame(Ready(make_facts(), 0.0)))
             case Add():
-                connection.sendall(encode_frame(Step([], EngineStats(), 1)))
+                connection.sendall(encode_frame(StepOutputs([], EngineStats(), 1)))
     return None
 
 

@@ -22,13 +22,15 @@ from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
-from conveyor_engine.wire.frames import encode_frame
-from conveyor_engine.wire.messages import Add, Drain, Heartbeat, Ready, Refused, Step
+from conveyor_engine.wire.messages import Drain, Heartbeat, Ready, Refused, StepOutputs
 from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, RequestOutput
+from conveyor_engine.wire.worker import Part
 
 
 @asynccontextmanager
-async def running(on_step: Callable[[Step], None] = lambda _: None, device: str = "cpu") -> AsyncIterator[EngineClient]:
+async def running(
+    on_step: Callable[[StepOutputs], None] = lambda _: None, device: str = "cpu"
+) -> AsyncIterator[EngineClient]:
     """A started engine; it is not ready yet."""
     config = EngineConfig(model="m", device=device)  # type: ignore[arg-type]
     engine = EngineClient(config, on_step, "tests.engine.serving.few_words")
@@ -40,8 +42,7 @@ async def running(on_step: Callable[[Step], None] = lambda _: None, device: str 
 
 
 def open_generation(engine: EngineClient, request: EngineRequest) -> Generation:
-    sent = {request.request_id: len(request.prompt_token_ids)}
-    return engine.open_generation(sent, encode_frame(Add.of([request])), 100)
+    return engine.open_generation([Part.of([request])], 100)
 
 
 @asynccontextmanager
@@ -57,7 +58,7 @@ async def connected(**config: int) -> AsyncIterator[EngineClient]:
 
 
 async def test_an_engine_that_is_not_understood_is_dead_and_its_requests_hear_it() -> None:
-    def fail(_: Step) -> None:
+    def fail(_: StepOutputs) -> None:
         raise ValueError("who could have known")
 
     async with running(fail) as engine:
@@ -85,9 +86,15 @@ async def test_what_a_dying_engine_says_is_heard_although_nobody_listens_to_it()
         assert engine.death.reason == "NoDevice"
 
 
-def ended(request_id: str) -> Step:
+def ended(request_id: str) -> StepOutputs:
     """The step in which the engine gives the last output of an aborted request."""
-    return Step([RequestOutput(request_id=request_id, finish_reason=FinishReason.ABORT)], EngineStats(), 1)
+    return StepOutputs([RequestOutput(request_id=request_id, finish_reason=FinishReason.ABORT)], EngineStats(), 1)
+
+
+def finished(request_id: str) -> StepOutputs:
+    """The step in which the engine gives a result."""
+    output = RequestOutput(request_id=request_id, finish_reason=FinishReason.STOP, payload=b"x")
+    return StepOutputs([output], EngineStats(), 1)
 
 
 async def test_a_request_that_leaves_keeps_its_place_until_the_engine_has_ended_it() -> None:
@@ -98,7 +105,7 @@ async def test_a_request_that_leaves_keeps_its_place_until_the_engine_has_ended_
             async with generation:
                 pass
         assert engine.num_open == 0
-        engine._handle(Step([], EngineStats(), 2))
+        engine._handle(StepOutputs([], EngineStats(), 2))
         with pytest.raises(Overloaded, match="2 requests are arriving"), engine.hold_place():
             pass
         engine._handle(ended("a"))
@@ -111,21 +118,21 @@ async def test_prompts_wait_up_to_a_bound_of_tokens_also_those_whose_clients_lef
         half = HELD_TOKENS_MAX // 2
         for name in ("a", "b"):
             with engine.hold_place():
-                async with engine.open_generation({name: half}, b"", 100):
+                async with engine.open_generation([Part({name: half}, b"")], 100):
                     pass
         with pytest.raises(Overloaded, match="they would have more than 16777216"), engine.hold_place():
             pass
         engine._handle(ended("a"))
         with engine.hold_place(), pytest.raises(Overloaded, match=f"have {half} tokens"):
-            engine.open_generation({"c": half - 1, "d": 2}, b"", 100)
+            engine.open_generation([Part({"c": half - 1, "d": 2}, b"")], 100)
         with engine.hold_place():
-            engine.open_generation({"c": half - 1, "d": 1}, b"", 100)
+            engine.open_generation([Part({"c": half - 1, "d": 1}, b"")], 100)
 
 
 async def test_a_request_that_is_refused_leaves_no_tokens_behind() -> None:
     async with connected() as engine:
         with engine.hold_place():
-            generation = engine.open_generation({"a": HELD_TOKENS_MAX}, b"", 100)
+            generation = engine.open_generation([Part({"a": HELD_TOKENS_MAX}, b"")], 100)
         engine._handle(Refused(["a"], "full", overloaded=True))
         async with generation:
             with pytest.raises(Overloaded, match="full"):
@@ -137,7 +144,64 @@ async def test_a_request_that_is_refused_leaves_no_tokens_behind() -> None:
 async def test_a_request_that_is_larger_than_the_bound_is_taken_when_it_is_alone() -> None:
     async with connected() as engine:
         with engine.hold_place():
-            engine.open_generation({f"choice-{n}": HELD_TOKENS_MAX for n in range(2)}, b"", 100)
+            engine.open_generation([Part({f"choice-{n}": HELD_TOKENS_MAX for n in range(2)}, b"")], 100)
+
+
+def list_of(name: str, number: int, tokens: int = 1) -> list[Part]:
+    """A list of inputs, in parts of one."""
+    return [Part({f"{name}{n}": tokens}, f"{name}{n}|".encode()) for n in range(number)]
+
+
+async def test_a_long_list_is_sent_a_part_at_a_time_and_takes_two_batches_of_places() -> None:
+    async with connected(max_num_queued_requests=3) as engine:
+        with engine.hold_place():
+            generation = engine.open_generation(list_of("a", 9), 100)
+        assert (len(engine._held), len(generation.unsent), engine._held.num_tokens) == (2, 7, 9), "one row: two places"
+        with engine.hold_place():
+            other = engine.open_generation(list_of("b", 2), 100)
+        for number in range(9):
+            engine._handle(finished(f"a{number}"))
+            assert len(engine._held) == min(2, 8 - number) + 2, "the next part takes the place of the one that ended"
+        for number in range(2):
+            engine._handle(finished(f"b{number}"))
+        async with generation, other:
+            names = [o.request_id async for batch in generation.batches() for o in batch]
+        assert names == [f"a{number}" for number in range(9)]
+        assert (len(engine._held), engine._held.num_tokens, engine.num_open) == (0, 0, 0)
+
+
+async def test_parts_of_a_client_that_left_are_never_sent() -> None:
+    async with connected() as engine:
+        with engine.hold_place():
+            generation = engine.open_generation(list_of("a", 9, 100), 100)
+        held: list[int] = []
+        generation.on_held = held.append
+        async with generation:
+            pass
+        assert (len(engine._held), engine._held.num_tokens) == (2, 200), "those that the engine has"
+        assert sum(held) == -len(b"a0|") * 7
+        for number in range(2):
+            engine._handle(ended(f"a{number}"))
+        assert (len(engine._held), engine._held.num_tokens, engine._num_sent) == (0, 0, 2)
+
+
+async def test_a_list_ends_with_its_deadline_also_the_parts_that_were_not_sent() -> None:
+    async with connected() as engine:
+        with engine.hold_place():
+            generation = engine.open_generation(list_of("a", 9), 0.01)
+        async with generation:
+            reasons = {o.finish_reason async for batch in generation.batches() for o in batch}
+        assert reasons == {FinishReason.DEADLINE}
+        assert (len(engine._held), engine._num_sent) == (2, 2)
+
+
+async def test_a_draining_engine_gets_the_rest_of_a_list() -> None:
+    async with connected() as engine:
+        with engine.hold_place():
+            engine.open_generation(list_of("a", 3), 100)
+        engine.drain()
+        engine._handle(finished("a0"))
+        assert engine._num_sent == 3
 
 
 @pytest.mark.parametrize(

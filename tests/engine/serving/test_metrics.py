@@ -1,17 +1,33 @@
-"""What the engine's own metrics make of its steps."""
+"""What the engine's own metrics make of its steps and batches."""
+
+import re
 
 from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_engine.wire.messages import Step
+from conveyor_engine.wire.messages import StepOutputs
 from conveyor_engine.wire.request import EngineStats, FinishReason, RequestOutput
 
 
 def test_a_step_that_only_tells_of_an_abort_is_no_sample_of_the_batch() -> None:
     metrics = EngineMetrics("m")
     stats = EngineStats(num_steps=1, step_num_seqs=3, prompt_tokens=37, generation_tokens=3, num_running=3)
-    metrics.observe_step(Step([], stats, 3))
+    metrics.observe_step(StepOutputs([], stats, 3))
     gone = RequestOutput(request_id="a", finish_reason=FinishReason.ABORT)
-    metrics.observe_step(Step([gone], EngineStats(num_steps=1, prompt_tokens=37, generation_tokens=3), 3))
+    metrics.observe_step(StepOutputs([gone], EngineStats(num_steps=1, prompt_tokens=37, generation_tokens=3), 3))
     text = metrics.render().decode()
     assert 'conveyor_engine_batch_size_count{model_name="m"} 1.0' in text
     assert 'vllm:iteration_tokens_total_sum{model_name="m"} 40.0' in text
     assert 'vllm:num_requests_running{model_name="m"} 0.0' in text, "the gauges are the newest"
+
+
+def test_each_batch_that_closes_is_a_sample_of_its_cost_its_padding_and_its_wait() -> None:
+    metrics = EngineMetrics("m", "pixels")
+    stats = EngineStats(num_batches=1, batch_cost=300, batch_padding_share=0.25, batch_wait_seconds=0.012)
+    metrics.observe_step(StepOutputs([], stats, 0))
+    metrics.observe_step(StepOutputs([], stats, 0))
+    text = metrics.render().decode()
+    assert 'conveyor_engine_batch_cost_sum{model_name="m",unit="pixels"} 300.0' in text
+    assert 'conveyor_engine_batch_padding_ratio_sum{model_name="m"} 0.25' in text
+    assert 'conveyor_engine_batch_wait_seconds_sum{model_name="m"} 0.012' in text
+    for name in ("cost", "padding_ratio", "wait_seconds"):
+        (count,) = re.findall(rf"conveyor_engine_batch_{name}_count.* (\S+)", text)
+        assert float(count) == 1, "and no step counts it again"

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,8 @@ def stopped(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -212,6 +213,21 @@ def test_at_the_end_of_the_drain_requests_are_ended_in_words(start: Start, by: s
     assert server.wait_exit() == 0
 
 
+@pytest.mark.slow  # an engine counts as stuck after 20 silent seconds
+def test_a_stuck_engine_is_reported_and_sigterm_ends_its_requests_at_once(start: Start) -> None:
+    server = start(drain_timeout_seconds=1000)
+    stream, whole = Call(server, LONG | {"stream": True}), Call(server, LONG)
+    server.wait_load(running=2)
+    wait_until(lambda: stream.lines, "a first token", server)
+    with stopped(server.engine_pid):
+        wait_until(lambda: server.get("/livez").status_code == 503, "stuck", server)
+        assert server.get("/readyz").json()["status"] == "stuck"
+        server.terminate()
+        assert stream.finish().last["error"]["code"] == "unavailable"
+        assert whole.finish().status == 503
+        assert server.wait_exit() == 0
+
+
 @pytest.fixture
 def fork_server(chat_model: Path) -> ForkServer:
     return ForkServer(ServedModel("tiny", Tokenizer(chat_model), SamplingDefaults()))
@@ -224,7 +240,7 @@ async def test_a_server_that_fails_ends_the_process(
         raise OSError("no more sockets")
 
     monkeypatch.setattr(module._Server, "startup", fail)
-    config = EngineConfig(model=str(chat_model), device="cpu", host="127.0.0.1", port=0)
+    config = EngineConfig(model=str(chat_model), task="generate", device="cpu", host="127.0.0.1", port=0)
     with pytest.raises(OSError, match="no more sockets"):
         await module.serve(config, fork_server)
 
@@ -278,6 +294,7 @@ def test_probes_answer_while_the_engine_loads(chat_model: Path, tmp_path: Path) 
         ({"max_num_seqs": 0}, "InvalidConfig", "flag --max-num-seqs: `max_num_seqs` must be a whole number", 2),
         ({"speed": 3}, "InvalidConfig", "--speed", 2),
         ({"device": "cuda"}, "NoDevice", "no CUDA device", 1),
+        ({"workload_input_tokens": "8,16"}, "InvalidConfig", "set `workload_output_tokens` too", 2),
     ],
 )
 def test_what_cannot_start_says_why(

@@ -107,6 +107,27 @@ def test_a_result_that_is_not_finite_is_an_error_of_its_request_alone(served: En
     assert good.status_code == 200
 
 
+def test_the_error_of_a_list_names_the_input(served: EngineServer) -> None:
+    lists = [[1.0, 2.0]] * 20
+    answer = served.post("/v1/softmax", {"input": [*lists[:13], [1e39], *lists]})
+    assert answer.json()["error"]["message"] == "input[13]: the model's result is not finite (NaN or infinity)"
+    assert served.post("/v1/softmax", {"input": lists}).json()["data"] == expected(lists)
+    served.wait_load(waiting=0, running=0)
+
+
+def test_a_padded_batch_closes_by_cost_in_the_unit_of_the_task(packages: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny", 2.0)
+    with EngineServer(
+        tmp_path / "server", model, packages=packages, batching_mode="dynamic", batching_window_seconds=3.0,
+        max_num_seqs=8, max_num_batched_tokens=24, length_grouping="off",
+    ) as server:  # fmt: skip
+        answer = server.wait_ready().post("/v1/softmax", {"input": [[1.0] * 8, [2.0] * 2, [3.0] * 2, [4.0] * 2]})
+        assert answer.status_code == 200
+        assert server.metric("conveyor_engine_batch_close_total", reason="cost") == 1, "three lists, as long as eight"
+        assert server.metric("conveyor_engine_batch_cost_sum", unit="numbers") == 24 + 2
+        assert server.metric("conveyor_engine_batch_padding_ratio_sum") == pytest.approx(12 / 24)
+
+
 def test_the_document_describes_its_path(served: EngineServer) -> None:
     document = served.get("/openapi.json").json()
     body = document["paths"]["/v1/softmax"]["post"]["requestBody"]["content"]["application/json"]["schema"]

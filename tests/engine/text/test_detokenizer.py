@@ -47,6 +47,22 @@ def test_text_before_a_stop_string_is_shown_and_nothing_after(tokenizer: Tokeniz
     assert ("".join(pieces), stopped) == ("one ", True)
 
 
+def test_a_stop_string_that_is_shown_is_not_held_back(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, [], StopStrings(["END"]), shows_stop=True)
+    pieces = [detokenizer.push([token_id]) for token_id in ids_of(tokenizer, "aENbEND")]
+    assert [piece.text for piece in pieces] == list("aENbEND")
+    assert [piece.stopped for piece in pieces] == [False] * 6 + [True]
+    together = Detokenizer(tokenizer, [], StopStrings(["END"]), shows_stop=True)
+    assert together.push(ids_of(tokenizer, "one END two")).text == "one END"
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_special_tokens_are_shown_if_they_are_wanted(tokenizer: Tokenizer, skip: bool) -> None:
+    detokenizer = Detokenizer(tokenizer, [1, 2], StopStrings(["end|>b"]), skip_special_tokens=skip)
+    piece = detokenizer.push([*ids_of(tokenizer, "a"), 0, *ids_of(tokenizer, "b")])
+    assert (piece.text, piece.stopped) == (("ab", False) if skip else ("a<|", True))
+
+
 def test_a_beginning_of_a_stop_string_is_held_back_until_it_is_none(tokenizer: Tokenizer) -> None:
     pieces, stopped = show(tokenizer, "aENb", "END")
     assert (pieces, stopped) == (["a", "", "", "ENb", ""], False)
@@ -109,3 +125,45 @@ def test_any_cutting_of_a_text_shows_what_comes_before_the_first_stop_string(
     else:
         first_end = min(ends)[0]  # the string that is complete first ends the answer
         assert shown == text[: min(start for end, start in ends if end == first_end)]
+
+
+def divide(tokenizer: Tokenizer, text: str, choices: list[int]) -> list[int]:
+    """Tokens that have the bytes of the text, as a model may choose them: any that fit, also across characters."""
+    pieces = [(tokenizer.token_bytes(i), i) for i in range(tokenizer.vocab_size)]
+    data, ids = text.encode(), list[int]()
+    for choice in choices * len(data):
+        fitting = [
+            (piece, i) for piece, i in pieces if piece and data.startswith(piece) and not piece.startswith(b"<|")
+        ]
+        if not fitting:
+            break
+        piece, token_id = fitting[choice % len(fitting)]
+        ids.append(token_id)
+        data = data[len(piece) :]
+    assert not data
+    return ids
+
+
+@settings(max_examples=200)
+@given(
+    st.text("日本語のテキスト本誨🙂éa\u6665\ue8aa", min_size=1, max_size=12),
+    st.lists(st.integers(0, 5), min_size=1, max_size=9),
+)
+def test_a_text_is_whole_however_its_bytes_are_divided(tokenizer: Tokenizer, text: str, choices: list[int]) -> None:
+    stream = tokenizer.decode_stream([])
+    pieces = [stream.push(token_id) for token_id in divide(tokenizer, text, choices)]
+    assert "".join([*pieces, stream.finish()]) == text
+
+
+@pytest.mark.parametrize("data", [b"\xe6\x80\xa5\xe6\x89\xac", b"\xf0\x9f\xa3\xac\xe8\x9c\xa8"])
+def test_a_token_that_ends_a_character_and_begins_another_breaks_neither(tokenizer: Tokenizer, data: bytes) -> None:
+    joint = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    straddling = [
+        pair for pair in joint if len(pair) == 2 and pair in data and pair[0] & 0xC0 == 0x80 and pair[1] >= 0xC0
+    ]
+    assert straddling, "the tokenizer has learnt one"
+    pair = straddling[0]
+    before, _, after = data.partition(pair)
+    ids = [*(joint[bytes([byte])] for byte in before), joint[pair], *(joint[bytes([byte])] for byte in after)]
+    stream = tokenizer.decode_stream([])
+    assert "".join([*map(stream.push, ids), stream.finish()]) == data.decode()

@@ -19,7 +19,10 @@ def first_stop(text: str, stops: list[str]) -> tuple[int, int] | None:
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=6), max_size=4))
 def test_it_finds_what_the_slow_way_finds(text: str, stops: list[str]) -> None:
-    assert StopMatcher(StopStrings(stops)).feed(text) == first_stop(text, stops)
+    matcher = StopMatcher(StopStrings(stops))
+    found = matcher.feed(text)
+    assert found == first_stop(text, stops)
+    assert matcher.found == ("" if found is None else text[found[0] - found[1] : found[0]])
 
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=6), max_size=4))

@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.chat_model import ASSISTANT, END, USER, VOCABULARY, write_tokenizer
 from tests.engine.processes import environment
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models, pre_tokenizers
 
 from conveyor_engine.errors import GenerationFailed, InvalidRequest, ModelError
+from conveyor_engine.text.chat_template import Rendering
 from conveyor_engine.text.tokenizer import Tokenizer, Truncation, read_chat_template
 
 TEXT = "naïve café 🙂 — 日本語 the fox\n\tdef f(x):"
@@ -42,6 +45,28 @@ def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) ->
     assert tokenizer.encode(TEXT, 1000) == theirs(TEXT)["input_ids"]
     chat = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=True)["input_ids"]
     assert tokenizer.encode_chat(MESSAGES, 1000) == chat
+    begun = [*MESSAGES, {"role": "assistant", "content": "The "}]
+    for messages in (MESSAGES, begun):
+        continued = theirs.apply_chat_template(messages, continue_final_message=True, return_dict=True)["input_ids"]
+        asked = Rendering(add_generation_prompt=False, continue_final_message=True)
+        assert tokenizer.encode_chat(messages, 1000, asked=asked) == continued
+    alone = theirs.apply_chat_template(MESSAGES, add_generation_prompt=False, return_dict=True)["input_ids"]
+    assert tokenizer.encode_chat(MESSAGES, 1000, asked=Rendering(add_generation_prompt=False)) == alone
+
+
+def test_a_template_that_trims_messages_is_continued_where_it_ends(directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    template = (
+        "{{ documents | map(attribute='text') | join(',') }}{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(template)
+    made = Tokenizer(tmp_path)
+    asked = Rendering(False, True, [{"text": "a"}, {"text": "b"}])
+    messages = [{"role": "user", "content": " x "}, {"role": "assistant", "content": " so "}]
+    assert made.encode_chat(messages, 100, asked=asked) == made.encode("a,b[x][so", 100)
+    (tmp_path / "chat_template.jinja").write_text("nothing")
+    with pytest.raises(InvalidRequest, match="does not show the last message"):
+        Tokenizer(tmp_path).encode_chat(messages, 100, asked=asked)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -144,10 +169,13 @@ def test_tokens_have_their_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert (pieces.token_bytes(2 + 0xE2), pieces.token_bytes(258)) == (b"\xe2", b" the")
 
 
-def test_a_text_far_too_long_is_refused_before_it_is_tokenized(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequest, match="at least") as caught:
-        tokenizer.encode("x" * 10**6, 100)
-    assert caught.value.code == "context_length_exceeded"
+def test_a_text_may_be_longer_than_its_tokens(tmp_path: Path) -> None:
+    """BERT's tokenizers have no token of spaces, and one for a word that they do not know."""
+    fast = FastTokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, "[UNK]"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast.save(str(tmp_path / "tokenizer.json"))
+    text = "unknown" * 100 + " " * 100 + "a"
+    assert Tokenizer(tmp_path).encode(text, 2) == fast.encode(text).ids == [0, 1]
 
 
 def test_no_more_than_twice_of_what_fits_is_tokenized(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

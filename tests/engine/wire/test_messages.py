@@ -17,12 +17,12 @@ from conveyor_engine.wire.messages import (
     Failed,
     FromEngine,
     Heartbeat,
-    Progress,
+    LoadingLine,
+    LoadModel,
     Ready,
     Refused,
-    Start,
     StartFailed,
-    Step,
+    StepOutputs,
     ToEngine,
     from_engine_decoder,
     to_engine_decoder,
@@ -31,18 +31,18 @@ from conveyor_engine.wire.request import EngineRequest, EngineStats, RequestOutp
 from conveyor_protocol.failure_reasons import FailureReason
 
 TO_ENGINE: list[ToEngine] = [
-    Start(EngineConfig(model="/m", kv_memory_fraction=0.5)),
+    LoadModel(EngineConfig(model="/m", kv_memory_fraction=0.5)),
     Add.of([make_request("é", 5, seed=2**64 - 1, logprobs=2, stop_token_ids=(1, 2)), make_request("b")]),
     Abort(["a"]),
     Drain(),
 ]
 FROM_ENGINE: list[FromEngine] = [
-    Progress("event=x"),
+    LoadingLine("event=x"),
     Ready(make_facts(), 0.5),
     StartFailed(FailureReason.NO_DEVICE, "none"),
     Refused(["a"], "full", overloaded=True),
     Refused(["a"], "bad", overloaded=False, param="prompt", code=ErrorCode.INVALID_VALUE),
-    Step(
+    StepOutputs(
         [RequestOutput(request_id="a", new_token_ids=[5], logprobs=[TokenLogprobs.of(5, -0.5, [5], [-0.5])])],
         EngineStats(num_running=1, batch_close_reasons={"full": 2}),
         3,
@@ -92,6 +92,6 @@ def test_frames_survive_any_cutting(cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("num_cut", [0, 1, 9])
 def test_a_frame_that_the_end_of_the_stream_cuts_off_is_dropped(num_cut: int) -> None:
-    data = encode_frame(Heartbeat(0.5)) + encode_frame(Progress("event=x"))
+    data = encode_frame(Heartbeat(0.5)) + encode_frame(LoadingLine("event=x"))
     payloads = [from_engine_decoder.decode(p) for p in read_payloads(io.BytesIO(data[: len(data) - num_cut]))]
-    assert payloads == [Heartbeat(0.5), Progress("event=x")][: 1 if num_cut else 2]
+    assert payloads == [Heartbeat(0.5), LoadingLine("event=x")][: 1 if num_cut else 2]

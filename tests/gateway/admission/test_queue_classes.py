@@ -136,7 +136,7 @@ async def test_one_more_than_a_class_may_have_is_refused_and_others_are_not() ->
     queue = make_queue(max_queued_requests=10, classes=of(CHAT, small), num_gateways=2)
     for _ in range(2):
         queue.admit(FAR, small)
-    with pytest.raises(QueueFull, match=r"2 requests wait here already, .* the maxRequests of class small"):
+    with pytest.raises(QueueFull, match=r"2 requests wait, .* the maxRequests of class small"):
         queue.admit(FAR, small)
     queue.admit(FAR, CHAT)
     assert (queue.count_waiting_of(5), queue.queued) == (2, 3)
@@ -176,7 +176,7 @@ async def test_a_request_whose_own_time_is_over_leaves_the_queue_whatever_its_cl
     queue = make_queue(classes=of(CHAT, BATCH))
     for each in (CHAT, BATCH):
         ticket = queue.admit(queue.loop.time() + 0.01, each)
-        with pytest.raises(TimedOut, match="the request's time ended"):
+        with pytest.raises(TimedOut, match="the request's deadline passed"):
             await queue.wait_for_engine(ticket)
         queue.finish(ticket)
     queue.set_engines(["a:1"])

@@ -1,6 +1,7 @@
 """An event costs by the requests that it wakes, not by those that wait. Counted in lines that run, not in time."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from functools import partial
 
@@ -63,11 +64,12 @@ EVENTS: dict[str, Callable[[ServiceQueue, list[Ticket]], Callable[[], object]]] 
 @pytest.mark.parametrize("num_engines", [1, 8])
 async def test_an_event_costs_no_more_with_many_waiting_than_with_few(event: str, num_engines: int) -> None:
     costs = []
+    random.seed(1)  # the depth of the index is a matter of chance: seldom, a tree of the few is very flat
     for num_waiting in (FEW, MANY):
         queue, tickets = make_queue(num_waiting, num_engines)
         costs.append(count_lines(EVENTS[event](queue, tickets), FOLDER))
         queue.close(NotFound("the end", Code.SERVICE_DELETED))
-    assert costs[1] < 4 * costs[0], costs  # the index is twice as deep, at chance
+    assert costs[1] < 4 * costs[0], costs  # the index is twice as deep
 
 
 async def turns(count: int) -> None:

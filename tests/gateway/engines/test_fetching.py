@@ -37,6 +37,8 @@ async def test_every_engine_is_asked_at_once_and_one_that_does_not_say_is_none()
         '{"waiting":"3"}',
         '{"waiting":1e400}',
         '{"carried":0}',
+        '{"limit_reason":3}',
+        '{"limit_reason":"No reason."}',
         '{"warm_up_seconds":-1}',
         '{"warm_up_seconds":"3"}',
         '{"warm_up_seconds":1e400}',

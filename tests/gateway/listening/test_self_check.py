@@ -44,7 +44,7 @@ async def test_a_port_that_takes_connections_and_answers_none_is_not_ready_after
         await checked.wait(lambda: not checked.readiness.answers_clients)
         checking.cancel()
     assert checked.said == [True] * (self_check.MAX_FAILURES - 1) + [False]
-    assert checked.readiness.problems() == ["the public port answers no clients"]
+    assert checked.readiness.problems() == ["the public port does not answer"]
 
 
 async def test_a_port_that_answers_again_is_ready_after_one_check(monkeypatch: pytest.MonkeyPatch) -> None:

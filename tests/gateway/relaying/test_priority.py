@@ -62,12 +62,12 @@ def test_a_better_class_than_a_client_may_have_is_lowered() -> None:
 
 @pytest.mark.parametrize("named", ["best", "", "Chat", "x" * 500])
 def test_an_unknown_class_is_refused_with_those_that_there_are(named: str) -> None:
-    with pytest.raises(InvalidRequest, match="there are chat, tools, batch") as caught:
+    with pytest.raises(InvalidRequest, match="its classes are chat, tools, batch") as caught:
         choose(make_service(), named)
     assert (caught.value.code, caught.value.param, len(str(caught.value)) < 300) == (
         Code.UNKNOWN_CLASS, "X-Request-Class", True,
     )  # fmt: skip
-    with pytest.raises(InvalidRequest, match="this service has no classes"):
+    with pytest.raises(InvalidRequest, match="it has no classes"):
         choose(make_service([]), named)
 
 
@@ -84,7 +84,7 @@ def test_a_body_that_is_too_long_to_be_read_is_refused_only_if_it_has_a_priority
     long = "x" * MAX_ROUTED_BYTES
     assert name_of(choose(make_service(), prompt=long)) == "batch"
     assert name_of(choose(make_service(), "chat", prompt=long, priority=1)) == "chat"
-    with pytest.raises(InvalidRequest, match="name a class by X-Request-Class"):
+    with pytest.raises(InvalidRequest, match="name a class with X-Request-Class"):
         choose(make_service(), prompt=long, priority=1)
 
 
@@ -99,6 +99,7 @@ def test_shortest_first_orders_by_prompt_and_answer_up_to_a_bound() -> None:
     bodies = [
         {"max_tokens": 10},
         {"max_tokens": 9999, "max_completion_tokens": 100},
+        {"max_output_tokens": 150},
         {"prompt": "x" * 4000, "max_tokens": 100},
         {"prompt": "x"},  # as long as the model's answers get
         {"max_tokens": 10**12},

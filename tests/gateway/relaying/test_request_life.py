@@ -52,7 +52,7 @@ async def test_a_full_queue_answers_429_and_the_demand_counts_each_state(
         asking = [asyncio.create_task(post(http, stack.completions)) for _ in range(3)]
         await stack.wait_demand(in_flight=3, queued=1, queue_depth=1, dispatched=2)
         status, body, headers = await post(http, stack.completions)
-        assert (status, headers["Retry-After"]) == (429, "1")
+        assert (status, 1 <= int(headers["Retry-After"]) <= 60) == (429, True)
         assert body["error"]["code"] == "queue_full"
         slow.gate.set()
         assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 3
@@ -244,7 +244,7 @@ async def test_a_body_above_the_limit_is_answered_413(
         assert answer.status == 413
         error = (await answer.json())["error"]
     assert error["code"] == "request_too_large"
-    assert ("at /<namespace>/<name>/v1/... it may have 8388608" in error["message"]) is (max_mib == 1)
+    assert ("at /<namespace>/<name>/v1/... the limit is 8388608" in error["message"]) is (max_mib == 1)
 
 
 async def test_a_client_without_a_body_for_the_root_is_answered_400(
@@ -319,7 +319,7 @@ async def test_the_openai_client_streams_and_raises_when_the_engine_dies(stack: 
         dying = ask(client)
         assert [await anext(dying), await anext(dying)] == ["Hel", "lo"]
         die.set()
-        with pytest.raises(APIError, match="the engine broke off"):
+        with pytest.raises(APIError, match="the engine failed during its response"):
             await anext(dying)
 
 

@@ -133,6 +133,17 @@ def test_the_longest_request_is_the_spec_s_or_what_the_model_was_made_for(
     assert parse_service(decode_item(msgspec.Raw(msgspec.json.encode(body)), ServiceBody)).max_model_len == known
 
 
+@pytest.mark.parametrize(("context", "known"), [(None, None), (4096, 1024), (512, 512)])
+def test_the_longest_request_follows_from_the_workload_once_the_model_is_known(
+    context: int | None, known: int | None
+) -> None:
+    lengths = {"p50": 100, "p95": 200}
+    workload = {"inputTokens": lengths, "outputTokens": lengths}
+    body = make_service("qwen", "default", model={"uri": "hf://org/model"}, workload=workload)
+    body["status"] = {"model": {"uri": "hf://org/model", "contextLength": context}} if context else {}
+    assert parse_service(decode_item(msgspec.Raw(msgspec.json.encode(body)), ServiceBody)).max_model_len == known
+
+
 @pytest.mark.parametrize(
     ("batching", "place_limit"),
     [({"mode": "None", "maxBatchSize": 32}, 2), ({"maxBatchSize": 1}, 2), ({"maxBatchSize": 64}, 72)],

@@ -23,7 +23,7 @@ def test_a_silent_api_server_is_a_warning_and_no_reason_to_leave() -> None:
     readiness = make_readiness(WatchState("services", synced=True, heard_at=80))
     assert readiness.problems() == []
     assert readiness.warnings() == [
-        "stale: services: the API server is silent for 120 s; serving with what was known then"
+        "stale: services: no data from the API server for 120 s; serving with the last known state"
     ]
 
 
@@ -31,7 +31,7 @@ def test_not_ready_until_the_operator_has_claimed_the_names_and_ready_from_then_
     is_claimed = False
     watch = WatchState("services", synced=True, heard_at=200)
     readiness = Readiness([watch], now_seconds=lambda: 200.0, are_names_claimed=lambda: is_claimed)
-    assert readiness.problems() == ["not claimed: the names of services, which the operator claims when it first runs"]
+    assert readiness.problems() == ["waiting for the operator, which claims the names of services when it first runs"]
     assert not readiness.synced
     is_claimed = True
     assert readiness.synced

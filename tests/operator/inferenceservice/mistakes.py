@@ -16,6 +16,7 @@ from tests.operator.stage import Space, make_service
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution.kv_budget import plan_num_blocks
+from e2e.cluster.gpus import COUNT
 
 MIB = 2**20
 
@@ -123,16 +124,16 @@ REFUSED = (
     Refused("`kubectl scale` with `autoscaling` set", "with autoscaling the HorizontalPodAutoscaler sets the replicas",
             scale),
     Refused("`engine.maxModelLen` of a live service edited to more than its model has",
-            "spec.engine.maxModelLen is more than the model was made for, which is status.model.contextLength",
+            "spec.engine.maxModelLen exceeds the context length of the model, status.model.contextLength",
             ask_too_much),
 )  # fmt: skip
 
 TOLD = (
     Told("`pvc://models/demo`, and no such claim in the namespace", "1 s", "ClaimNotFound",
-         "has no PersistentVolumeClaim models; make it there, or correct model.uri or model.cache.claimName",
+         "has no PersistentVolumeClaim models; create it, or correct model.uri or model.cache.claimName",
          partial(kubelet.unschedulable,
                  message='0/1 nodes are available: persistentvolumeclaim "models" not found. not found'),
-         on_cluster={"model": {"uri": "pvc://others/demo"}}, seen="has no PersistentVolumeClaim others; make it there"),
+         on_cluster={"model": {"uri": "pvc://others/demo"}}, seen="has no PersistentVolumeClaim others; create it"),
     Told("`pvc://models/nowhere`, a folder that is not in the volume", "3 s", "ModelNotFound",
          "pvc://models/nowhere: there is no directory /models/pvc/nowhere",
          fetch_said("ModelNotFound", "pvc://models/nowhere: there is no directory /models/pvc/nowhere"),
@@ -170,7 +171,7 @@ TOLD = (
     Told("the same for three of four replicas", "17 s, when the first is ready", "InsufficientGPU",
          f"1 of 4 engines are ready; {NO_GPU}",
          first_ready(NO_GPU), {"replicas": 4}, ready="True",
-         on_cluster={"replicas": 4, "resources": {"limits": {"nvidia.com/gpu": 5, "cpu": 1}}},
+         on_cluster={"replicas": 4, "resources": {"limits": {"nvidia.com/gpu": COUNT // 2 + 1, "cpu": 1}}},
          seen="1 of 4 engines are ready; "),
     Told("`pod.nodeSelector` that no node has", "1 s", "Unschedulable",
          "3 node(s) didn't match Pod's node affinity/selector",
@@ -179,7 +180,8 @@ TOLD = (
          on_cluster={"pod": {"nodeSelector": {"disk": "none"}}},
          seen="didn't match Pod's node affinity/selector"),
     Told("`limits: {nvidia.com/gpu: 4}`: an engine uses one", "13 s, when it is ready", "GPUsUnused",
-         "1 of 1 engines are ready; each asks for 4 GPUs and uses one; set resources.limits to 1", kubelet.ready,
+         "1 of 1 engines are ready; each engine requests 4 GPUs and uses one; request one GPU in resources.limits",
+         kubelet.ready,
          {"resources": {"limits": {"nvidia.com/gpu": 4}}}, ready="True",
          on_cluster={"resources": {"limits": {"nvidia.com/gpu": 4, "cpu": 1}}}),
     Told("`limits: {memory: 100Mi}`", "6 s", "OOMKilled",

@@ -171,7 +171,9 @@ def test_gpus_that_nobody_uses_are_told_by_a_service_that_is_ready() -> None:
     vllm = {"runtime": "VLLM", "engine": {"image": "vllm:1"}, "resources": {"limits": {"nvidia.com/gpu": 4}}}
     assert said(judge(make_deployment(1), READY, endpoints=1, **vllm)["Ready"]) == ("True", "Ready")
     wasted = judge(make_deployment(1), READY, endpoints=1, resources={"limits": {"nvidia.com/mig-1g.10gb": "2"}})
-    assert wasted["WorkloadReady"].message.endswith("each asks for 2 GPUs and uses one; set resources.limits to 1")
+    assert wasted["WorkloadReady"].message.endswith(
+        "each engine requests 2 GPUs and uses one; request one GPU in resources.limits"
+    )
 
 
 def test_a_service_stays_ready_in_a_rollout_as_long_as_an_engine_answers() -> None:
@@ -185,7 +187,7 @@ def test_a_service_stays_ready_in_a_rollout_as_long_as_an_engine_answers() -> No
 
 
 def test_scaling_is_no_rollout_also_before_the_controller_has_seen_it() -> None:
-    """As in a demo that told "RollingOut: 3 of 1 pods run the present spec"."""
+    """As in a demo that told "RollingOut: 3 of 1 pods run the current spec"."""
     for asked, there in ((1, 3), (3, 1)):
         for seen in (1, 2):
             deployment = make_deployment(asked, generation=2, observed_generation=seen, replicas=there,
@@ -199,7 +201,7 @@ def test_scaling_is_no_rollout_also_before_the_controller_has_seen_it() -> None:
 def test_a_new_template_is_a_rollout_also_before_the_controller_has_seen_it() -> None:
     found = judge_all(make_situation(make_deployment(1, generation=2), READY, endpoints=1, template_generation=2))
     assert said(found[1]) == ("True", "RollingOut")
-    assert found[1].message == "1 of 1 pods run the present spec, 1 are ready"
+    assert found[1].message == "1 of 1 pods run the current spec, 1 are ready"
 
 
 def test_the_first_pods_are_no_rollout() -> None:

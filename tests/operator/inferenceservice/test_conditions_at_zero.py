@@ -49,7 +49,7 @@ def judge_ready_of(*pods: PodState, from_zero: bool = True, **spec: Any) -> Judg
 def test_one_that_is_woken_is_ready_and_says_what_requests_wait_for() -> None:
     ready = judge_ready_of(LOADING, **SLEEPY)
     assert said(ready) == ("True", "StartingFromZero")
-    assert ready.message == "requests wait: the first engine is loading the model"
+    assert ready.message == "requests are queued: the first engine is loading the model"
 
 
 def test_a_start_that_is_not_from_zero_or_fails_is_not_ready() -> None:
@@ -61,15 +61,17 @@ def test_a_start_that_is_not_from_zero_or_fails_is_not_ready() -> None:
 
 def test_a_start_that_takes_longer_than_requests_wait_is_told_at_zero() -> None:
     situation = make_situation(make_deployment(0), **SLEEPY)
-    assert "s lately" not in situation.why_none
-    assert replace(situation, start_seconds=20).why_none.endswith("waits for it, 20 s lately")
-    assert replace(situation, start_seconds=90).why_none.endswith("longer than queue.timeout (60 s), so raise that")
+    assert "the last starts" not in situation.why_none
+    assert replace(situation, start_seconds=20).why_none.endswith("waits for it; the last starts took up to 20 s")
+    assert replace(situation, start_seconds=90).why_none.endswith(
+        "longer than queue.timeout (60 s): raise queue.timeout"
+    )
 
 
 def test_an_edit_at_zero_is_told_to_be_untried_until_an_engine_has_run_it() -> None:
     def why(live: DeploymentState, tried: str) -> tuple[bool, str]:
         situation = replace(make_situation(live, **SLEEPY), former=Former(tried_template=tried))
-        return "no engine has run the present spec yet" in situation.why_none, situation.ready_template
+        return "no engine has started with the current spec yet" in situation.why_none, situation.ready_template
 
     edited = make_deployment(0, template_hash="new")
     assert why(edited, "old") == (True, "old")

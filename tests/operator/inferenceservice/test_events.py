@@ -111,10 +111,10 @@ def test_an_autoscaler_that_works_again_is_news_and_one_that_begins_to_work_is_n
 def test_a_restored_child_names_what_to_change_instead() -> None:
     edited = restored("HorizontalPodAutoscaler", "qwen-engine", deleted=False)
     assert edited.message == (
-        "HorizontalPodAutoscaler qwen-engine was edited and is restored; "
+        "someone edited HorizontalPodAutoscaler qwen-engine, and Conveyor restored it; "
         "change spec.autoscaling of the InferenceService instead"
     )
-    assert "was deleted and is back" in restored("Service", "qwen", deleted=True).message
+    assert "someone deleted Service qwen, and Conveyor restored it" in restored("Service", "qwen", deleted=True).message
 
 
 REASONS = st.sampled_from(["Ready", "RollingOut", "OOMKilled", "ModelLoading", "UpToDate", "GPUsUnused"])

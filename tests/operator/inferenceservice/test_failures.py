@@ -94,7 +94,7 @@ def test_an_image_that_is_no_engine_s_is_told_with_the_field(
     failure = find(ended(message, code=code, reason=reason, name=container))
     assert failure.reason == "ContainerConfigInvalid"
     assert failure.message == (
-        f"container {container} cannot run in image example/engine:1, correct engine.image: {message}"
+        f"container {container} cannot run in image example/engine:1; correct engine.image: {message}"
     )
 
 
@@ -132,8 +132,7 @@ def test_a_missing_claim_is_told_with_its_namespace_and_the_field() -> None:
     failure = find_failure(make_pod(namespace="team-a", unschedulable=sentence, phase="Pending"))
     assert failure is not None
     assert failure.message == (
-        "namespace team-a has no PersistentVolumeClaim models; make it there, "
-        "or correct model.uri or model.cache.claimName"
+        "namespace team-a has no PersistentVolumeClaim models; create it, or correct model.uri or model.cache.claimName"
     )
 
 

@@ -92,7 +92,7 @@ def switch_there_and_back(stage: Stage) -> None:
     assert order.index(("delete", "horizontalpodautoscalers")) < order.index(("patch", "deployments"))
     assert replicas(stage) == 5, "the live number is held"
     assert "conveyor" in managers_of_replicas(stage)
-    assert "5 replicas are kept" in stage.space.condition("qwen", "ScalingReady")["message"]
+    assert "keeps its 5 replicas" in stage.space.condition("qwen", "ScalingReady")["message"]
 
 
 def test_a_deployment_that_somebody_deletes_comes_back_with_the_number_that_it_had(stage: Stage) -> None:
@@ -224,4 +224,4 @@ def test_a_number_that_somebody_elses_autoscaler_set_is_left_and_kept(stage: Sta
         stage.space.edit("qwen", autoscaling=None)
         stage.space.wait_condition("qwen", "ScalingReady", "True", "FixedReplicas")
         assert replicas(stage) == 4
-        assert "4 replicas are kept" in stage.space.condition("qwen", "ScalingReady")["message"]
+        assert "keeps its 4 replicas" in stage.space.condition("qwen", "ScalingReady")["message"]

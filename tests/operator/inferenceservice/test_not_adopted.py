@@ -11,7 +11,7 @@ def test_an_object_of_somebody_else_is_not_adopted(stage: Stage) -> None:
     with stage.operator():
         stage.space.make_service()
         condition = stage.space.wait_condition("qwen", "Ready", "False", "ChildNotOwned")
-        assert "Service qwen exists and was not made by Conveyor" in condition["message"]
+        assert "Service qwen already exists and was not created by Conveyor" in condition["message"]
         stage.space.wait_children("qwen")  # the others are there all the same
         assert stage.space.need("Service", "qwen")["spec"]["selector"] == {"app": "theirs"}
         stage.space.delete("Service", "qwen")

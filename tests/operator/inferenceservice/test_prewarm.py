@@ -114,7 +114,7 @@ def test_pods_come_when_the_job_has_brought_the_model(stage: Stage) -> None:
     with stage.operator(), Kubelet(space, play(prewarming)) as kubelet:
         space.make_service(model=MODEL)
         told = space.wait_condition("qwen", "Ready", "False", "ModelDownloading")
-        assert "a Job fetches the model" in told["message"]
+        assert "a Job is downloading the model" in told["message"]
         space.wait_condition("qwen", "Progressing", "True", "ModelDownloading")
         wait_until("it fetches", lambda: [p for p in space.list("Pod") if p["status"]["phase"] == "Running"])
         assert space.get("Deployment", "qwen-engine") is None
@@ -185,7 +185,7 @@ def test_a_job_that_gets_no_pod_is_told(stage: Stage, monkeypatch: pytest.Monkey
         for type in ("Ready", "ModelAvailable", "Progressing"):
             told = space.wait_condition("qwen", type, "False", "PodsRefused")
             (job,) = space.list("Job")
-            assert f"kubectl describe job {job['metadata']['name']} says why" in told["message"]
+            assert f"kubectl describe job {job['metadata']['name']} shows why" in told["message"]
         space.delete("ResourceQuota", "none")
         space.wait_condition("qwen", "Ready", "True", "Ready")
 

@@ -57,13 +57,13 @@ def test_a_service_without_a_profile_is_left_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("profiles", "sentence"),
     [
-        ({}, "spec.profile: there is no profile l4; the installation has none"),
-        ({"a100": {}, "t4": {}}, "there is no profile l4; the installation has a100, t4"),
-        ({"l4": {"pod": {"hostNetwork": True}}}, "cannot be used: pod.hostNetwork: unknown field"),
+        ({}, "spec.profile: there is no profile l4; the chart's value profiles has none"),
+        ({"a100": {}, "t4": {}}, "there is no profile l4; the chart's value profiles has a100, t4"),
+        ({"l4": {"pod": {"hostNetwork": True}}}, "is invalid: pod.hostNetwork: unknown field"),
         ({"l4": {"pod": {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}}}, "hostPath: unknown field"),
         ({"l4": {"model": {"uri": "hf://a/b"}}}, "model: unknown field"),
-        ({"l4": {"pod": {"labels": {"app.kubernetes.io/name": "x"}}}}, "must leave out labels of Conveyor's own"),
-        ({"l4": "h200"}, "cannot be used"),
+        ({"l4": {"pod": {"labels": {"app.kubernetes.io/name": "x"}}}}, "must not contain Conveyor's own labels"),
+        ({"l4": "h200"}, "is invalid"),
     ],
 )
 def test_a_profile_that_is_missing_or_may_not_be_is_refused(profiles: dict[str, Any], sentence: str) -> None:
@@ -85,7 +85,7 @@ def test_a_service_of_a_profile_has_its_fields_and_says_so(stage: Stage, tmp_pat
         assert "pod.nodeSelector.disk" in effective["fromProfile"]
         stage.space.edit("qwen", profile="h100")
         told = stage.space.wait_condition("qwen", "Ready", "False", "InvalidSpec")
-        assert "there is no profile h100; the installation has l4" in told["message"]
+        assert "there is no profile h100; the chart's value profiles has l4" in told["message"]
         assert stage.space.need("Deployment", "qwen-engine")["spec"]["template"]["spec"] == pods
         stage.space.edit("qwen", profile=None)
         wait_until(

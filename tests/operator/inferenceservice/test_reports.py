@@ -196,7 +196,7 @@ def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the
         wait_until("it is told", lambda: told_of_model(stage) == (1024, "Rerank"))
         wait_until("the mode follows the task", lambda: effective(stage) == ("Dynamic", "10ms"))
         before = {pod["metadata"]["name"] for pod in stage.space.list("Pod")}
-        with pytest.raises(ApiError, match="more than the model was made for"):
+        with pytest.raises(ApiError, match="exceeds the context length of the model"):
             stage.space.edit("qwen", engine={"maxModelLen": 4096})
         stage.proxy.wait_quiet()
         assert {pod["metadata"]["name"] for pod in stage.space.list("Pod")} == before, "the good pod stays"
@@ -205,6 +205,25 @@ def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the
         wait_until("it is forgotten", lambda: told_of_model(stage) == (None, None))
         stage.space.edit("qwen", task="Embed")
         wait_until("the spec says it", lambda: told_of_model(stage) == (None, "Embed"))
+
+
+def test_the_sizes_that_follow_from_the_workload_are_told_with_their_reasons(stage: Stage) -> None:
+    found = '{"contextLength": 4096, "task": "generate"}'
+    with stage.operator(), Kubelet(stage.space, lambda pod: kubelet.ready(pod, found)):
+        workload = {"inputTokens": {"p50": 256, "p95": 1024}, "outputTokens": {"p50": 128, "p95": 512}}
+        stage.space.make_service(engine={"device": "Auto"}, workload=workload)
+        wait_until("the model's context", lambda: derived(stage).get("engine.maxModelLen") == "4096 tokens")
+        stage.proxy.wait_quiet()
+        assert derived(stage)["kvCache.blockBudget"] == "3072 blocks"
+        stage.space.edit("qwen", engine={"maxModelLen": 2048})
+        wait_until("an explicit setting wins", lambda: "engine.maxModelLen" not in derived(stage))
+        stage.space.edit("qwen", workload=None)
+        wait_until("nothing follows", lambda: derived(stage) == {})
+
+
+def derived(stage: Stage) -> dict[str, str]:
+    status = stage.space.need("InferenceService", "qwen").get("status") or {}
+    return {each["name"]: each["value"] for each in (status.get("effective") or {}).get("derived", [])}
 
 
 def told_of_model(stage: Stage) -> tuple[int | None, str | None]:

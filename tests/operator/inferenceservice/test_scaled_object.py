@@ -50,14 +50,14 @@ def test_a_cluster_without_keda_is_told_and_one_that_gets_it_is_noticed(stage: S
     with stage.operator():
         stage.space.make_service(autoscaling=KEDA)
         told = stage.space.wait_condition("qwen", "ScalingReady", "False", "KEDANotInstalled")["message"]
-        assert "Install KEDA, which is found within a minute, or set autoscaling.provider: Native." in told
+        assert "Install KEDA (Conveyor finds it within a minute), or set autoscaling.provider: Native." in told
         wait_until("the Deployment", lambda: count(stage.space) == 2)
         stage.proxy.wait_quiet()
         assert not stage.space.list(HPA)
         scaled_objects.install(stage.space.api)
         wait_until("the ScaledObject", lambda: stage.space.get(SCALED_OBJECT, "qwen-engine"), 20)
         told = stage.space.wait_condition("qwen", "ScalingReady", "Unknown", "WaitingForAutoscaler")["message"]
-        assert "is the Deployment keda-operator running" in told
+        assert "check that the Deployment keda-operator runs" in told
         assert not stage.space.list(HPA)
         scaled_objects.remove(stage.space.api)
         stage.space.wait_condition("qwen", "ScalingReady", "False", "KEDANotInstalled")
@@ -139,7 +139,7 @@ def test_there_is_never_an_autoscaler_of_both_and_the_replicas_stay(stage: Stage
         space.edit("qwen", autoscaling=None)
         space.wait_condition("qwen", "ScalingReady", "True", "FixedReplicas")
         assert (count(space), space.list(HPA)) == (4, [])
-        assert "4 replicas are kept" in space.condition("qwen", "ScalingReady")["message"]
+        assert "keeps its 4 replicas" in space.condition("qwen", "ScalingReady")["message"]
 
 
 def test_one_of_somebody_else_keeps_what_keda_has_made_of_it(stage: Stage, installed: Api) -> None:

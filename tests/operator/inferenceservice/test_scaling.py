@@ -112,7 +112,7 @@ def test_a_small_deviation_moves_nothing() -> None:
 
 
 def test_no_metric_means_no_change() -> None:
-    assert explain(make_autoscaler(currents={})) == ("NoMetrics", "3 replicas are kept: no metric could be read")
+    assert explain(make_autoscaler(currents={})) == ("NoMetrics", "the replicas stay at 3: no metric could be read")
 
 
 def test_a_new_reading_is_no_news_and_a_new_decision_is() -> None:
@@ -203,7 +203,7 @@ def test_fixed_replicas_are_always_ready() -> None:
 def test_held_replicas_say_how_to_change_them() -> None:
     observed = make_observed(deployment=make_deployment(4, held_replicas="4"))
     message = judge_scaling(make_resource().spec, observed, MetricsApi())[2]
-    assert "4 replicas are kept" in message
+    assert "keeps its 4 replicas" in message
     assert "spec.replicas" in message
 
 
@@ -237,7 +237,7 @@ def test_a_service_that_was_woken_says_so_until_the_hpa_looks_again() -> None:
     status = build_scaling_status(SLEEPY, woken, activity=Activity.WAITING)
     assert status is not None
     assert (status.desired_replicas, status.reason) == (1, "Woken")
-    assert status.message == "scaled 0 -> 1: requests wait"
+    assert status.message == "scaled 0 -> 1: requests are queued"
     assert build_scaling_status(SLEEPY, woken, {"reason": "Woken"}) == status, "until the HPA looks"
     unlooked = make_observed(deployment=make_deployment(1), autoscaler=make_autoscaler())  # it slept for seconds
     status = build_scaling_status(SLEEPY, unlooked, {"reason": "ScaledToZero"}, Activity.WAITING)
@@ -266,11 +266,11 @@ KEDA_READY = {"Ready": ("True", "ScaledObjectReady", "")}
 @pytest.mark.parametrize(
     ("served", "said", "autoscaler", "judged"),
     [
-        (None, None, None, ("Unknown", "WaitingForAutoscaler", "is not known yet")),
+        (None, None, None, ("Unknown", "WaitingForAutoscaler", "has not checked yet whether KEDA is installed")),
         (False, None, None, ("False", "KEDANotInstalled", "Install KEDA")),
-        (True, None, None, ("Unknown", "WaitingForAutoscaler", "there is no ScaledObject yet")),
-        (True, {}, None, ("Unknown", "WaitingForAutoscaler", "has not taken up the ScaledObject yet")),
-        (True, KEDA_READY, None, ("Unknown", "WaitingForAutoscaler", "there is no HorizontalPodAutoscaler yet")),
+        (True, None, None, ("Unknown", "WaitingForAutoscaler", "the ScaledObject does not exist yet")),
+        (True, {}, None, ("Unknown", "WaitingForAutoscaler", "has not processed the ScaledObject yet")),
+        (True, KEDA_READY, None, ("Unknown", "WaitingForAutoscaler", "the HorizontalPodAutoscaler does not exist yet")),
         (True, KEDA_READY, make_autoscaler(), ("True", "ScalingActive", "sets the replicas")),
         (
             True,

@@ -121,9 +121,10 @@ def test_a_hand_edit_that_is_undone_names_what_to_change_instead(stage: Stage) -
         wait_until("both are told", lambda: len(restored(stage)) == 2)
         stage.proxy.wait_quiet()
     assert restored(stage) == [
-        "HorizontalPodAutoscaler qwen-engine was edited and is restored; "
+        "someone edited HorizontalPodAutoscaler qwen-engine, and Conveyor restored it; "
         "change spec.autoscaling of the InferenceService instead",
-        "PodDisruptionBudget qwen-engine was deleted and is back; change the spec of the InferenceService instead",
+        "someone deleted PodDisruptionBudget qwen-engine, and Conveyor restored it; "
+        "change the spec of the InferenceService instead",
     ]
 
 

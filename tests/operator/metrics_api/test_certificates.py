@@ -38,10 +38,10 @@ def test_a_new_pair_is_without_fault_and_kept_for_two_thirds_of_its_life(serving
 
 
 def test_a_pair_that_is_missing_old_or_faulty_is_replaced(serving: Serving) -> None:
-    assert plan_certificate(None, HOSTS, START) == Issue("there is none")
-    assert plan_certificate(serving, HOSTS, START + RENEW_AFTER) == Issue("two thirds of its life are over")
-    assert plan_certificate(serving, HOSTS, START + LIFETIME) == Issue("the present one has ended")
-    assert plan_certificate(serving, ("elsewhere.svc",), START) == Issue("the present one is for another name")
+    assert plan_certificate(None, HOSTS, START) == Issue("no certificate exists")
+    assert plan_certificate(serving, HOSTS, START + RENEW_AFTER) == Issue("two thirds of its lifetime have passed")
+    assert plan_certificate(serving, HOSTS, START + LIFETIME) == Issue("the current certificate has expired")
+    assert plan_certificate(serving, ("elsewhere.svc",), START) == Issue("the current certificate is for another name")
 
 
 def test_the_old_authority_is_dropped_after_an_hour(serving: Serving) -> None:
@@ -61,13 +61,13 @@ def on_a_curve_of_nobody(key: bytes) -> bytes:
 
 def test_what_is_wrong_with_a_pair_is_found(serving: Serving) -> None:
     other = issue(HOSTS, START)
-    assert "unusable" in find_fault(replace(serving, certificate=b"no certificate"), HOSTS, START)
-    assert "unusable" in find_fault(replace(serving, bundle=other.bundle), HOSTS, START)
-    assert "unusable" in find_fault(replace(serving, key=b"no key"), HOSTS, START)
-    assert "unusable" in find_fault(replace(serving, key=on_a_curve_of_nobody(serving.key)), HOSTS, START)
-    assert "not that of the certificate" in find_fault(replace(serving, key=other.key), HOSTS, START)
+    assert "cannot be loaded" in find_fault(replace(serving, certificate=b"no certificate"), HOSTS, START)
+    assert "cannot be loaded" in find_fault(replace(serving, bundle=other.bundle), HOSTS, START)
+    assert "cannot be loaded" in find_fault(replace(serving, key=b"no key"), HOSTS, START)
+    assert "cannot be loaded" in find_fault(replace(serving, key=on_a_curve_of_nobody(serving.key)), HOSTS, START)
+    assert "does not match the certificate" in find_fault(replace(serving, key=other.key), HOSTS, START)
     assert "another name" in find_fault(serving, ("elsewhere.svc",), START)
-    assert "ended" in find_fault(serving, HOSTS, START + LIFETIME)
+    assert "expired" in find_fault(serving, HOSTS, START + LIFETIME)
 
 
 def test_the_authorities_of_a_bundle_are_read_one_by_one(serving: Serving) -> None:

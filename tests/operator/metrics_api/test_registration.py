@@ -80,7 +80,7 @@ def test_neither_is_made_while_something_is_in_the_way(seen: Seen, why: str) -> 
     ("seen", "why"),
     [
         (see({**BOTH, API_SERVICES[1]: foreign(API_SERVICES[1])}), "belongs to monitoring/adapter"),
-        (see({**BOTH, API_SERVICES[1]: None}), "the other version is gone"),
+        (see({**BOTH, API_SERVICES[1]: None}), "one of the two APIServices was deleted"),
         (see(BOTH, deployment=None), "no Deployment"),
         (see(BOTH, namespace_object=ENDING), "is being deleted"),
     ],

@@ -66,11 +66,11 @@ def test_the_first_service_claims_a_name_and_a_later_one_is_told_that_it_is_take
     teams.start()
     serve(teams.a, "good", name)
     told = wait_told(teams.a, "good", "True", "NameClaimed")
-    assert told == f"at the gateway's root clients reach this service as {name!r}"
+    assert told == f"at the gateway's root, clients set model to {name!r}"
     serve(teams.b, "squat", name)
     told = wait_told(teams.b, "squat", "False", "NameTaken")
-    assert f"the name {name!r} is taken" in told
-    assert f"clients reach this service as '{teams.b.namespace}/squat'" in told
+    assert f"the name {name!r} is already taken" in told
+    assert f"clients set model to '{teams.b.namespace}/squat'" in told
     ((service, type, message),) = wait_until("its Event", lambda: list_events(teams.b, "NameTaken"), 60)
     assert (service, type, message) == ("squat", "Warning", told)
     everything = json.dumps([*teams.b.list("Event"), *teams.b.list("InferenceService")])
@@ -188,7 +188,7 @@ def test_a_namespace_has_a_hundred_names_and_gets_another_when_one_is_released(t
         claim_name(teams.a.api, teams.a.namespace, f"{name}/{number}")
     serve(teams.a, "good", name)
     told = wait_told(teams.a, "good", "False", "TooManyNames")
-    assert "delete a ServedName that it no longer needs" in told
+    assert "delete a ServedName that you no longer need" in told
     wait_until("its Event", lambda: list_events(teams.a, "TooManyNames"), 60)
     assert len(holders(teams.a)) == MAX_SERVED_NAMES
     serve(teams.b, "other", f"{name}-b")
@@ -259,7 +259,7 @@ def test_two_services_of_one_namespace_share_a_name_that_leads_to_the_older_one(
 def test_a_name_that_may_be_another_namespaces_service_is_never_claimed(teams: Teams) -> None:
     teams.start()
     serve(teams.a, "good", f"{teams.b.namespace}/anything")
-    assert "another namespace's service" in wait_told(teams.a, "good", "False", "NameNotAllowed")
+    assert "a service in another namespace" in wait_told(teams.a, "good", "False", "NameNotAllowed")
     assert holders(teams.a) == {}
 
 
@@ -294,5 +294,5 @@ def test_a_namespace_in_which_claims_fail_is_told_so_and_holds_up_no_other(
 def test_a_claim_cannot_change(teams: Teams, name: str) -> None:
     claim_name(teams.a.api, teams.a.namespace, name)
     (claim,) = teams.a.list("ServedName")
-    with pytest.raises(ApiError, match="a claim cannot change"):
+    with pytest.raises(ApiError, match="a ServedName cannot change"):
         teams.a.patch("ServedName", claim["metadata"]["name"], {"spec": {"name": f"{name}-2"}})

@@ -1,6 +1,7 @@
 """Each row's best token, or one drawn from all of them: two kernels, which read the logits once.
 
 One program weighs a slice of a row; then one for each row finds the slice that it draws from, and the token in it.
+That one weighs the row's likeliest slices again where the row has a floor (min_p), which is relative to the best token.
 The same as `sampling.draw` does with torch's operations, block by block. Nothing is sorted.
 """
 
@@ -16,7 +17,7 @@ _SLICE = 4096  # tokens
 
 @triton.jit
 def _weigh_slices(
-    logits, temperatures, best, places, sums,
+    logits, draws, best, places, sums,
     greedy_below, row_stride,
     VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
@@ -26,14 +27,14 @@ def _weigh_slices(
     out = row * tl.num_programs(1) + part
     tl.store(best + out, largest)
     tl.store(places + out, part * SLICE + place)
-    temperature = tl.load(temperatures + row)
+    temperature = tl.load(draws + 2 * row)
     if (temperature >= greedy_below) & _is_finite(largest):
-        tl.store(sums + out, tl.sum(_weigh(values, largest, temperature), axis=0))
+        tl.store(sums + out, tl.sum(_weigh(values, largest, temperature, float("-inf")), axis=0))
 
 
 @triton.jit
 def _choose(
-    logits, temperatures, uniforms, best, places, sums, row_best, tokens,
+    logits, draws, uniforms, best, places, sums, row_best, tokens,
     greedy_below, below_one, row_stride, num_slices,
     VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr, SLICES_PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -43,17 +44,23 @@ def _choose(
     largest_of = tl.load(best + of_row, mask=real, other=float("-inf"))
     largest, winner = tl.max(largest_of, axis=0, return_indices=True)
     token = tl.load(places + row * num_slices + winner)
-    temperature = tl.load(temperatures + row)
+    temperature, floor = tl.load(draws + 2 * row), tl.load(draws + 2 * row + 1)
     if (temperature >= greedy_below) & _is_finite(largest):
-        weights = tl.load(sums + of_row, mask=_is_finite(largest_of), other=0.0) * _weigh(
-            largest_of, largest, temperature
-        )
+        weights = _weigh(largest_of, largest, temperature, floor)
+        if floor > float("-inf"):
+            for each in range(num_slices):
+                if tl.sum(tl.where(slices == each, weights, 0.0), axis=0) > 0:
+                    values = _load_slice(logits + row * row_stride, each, VOCAB_SIZE, SLICE)
+                    inner = _weigh(values, largest, temperature, floor)
+                    weights = tl.where(slices == each, tl.sum(inner, axis=0), weights)
+        else:
+            weights *= tl.load(sums + of_row, mask=_is_finite(largest_of), other=0.0)
         ends = tl.cumsum(weights, axis=0)
         target = tl.load(uniforms + row) * tl.max(ends, axis=0) * below_one
         part = _find_passed(weights, ends, target)
         target -= tl.sum(tl.where(slices == part, ends - weights, 0.0), axis=0)  # what lies before the slice
-        inner = _weigh(_load_slice(logits + row * row_stride, part, VOCAB_SIZE, SLICE), largest, temperature)
-        token = part * SLICE + _find_passed(inner, tl.cumsum(inner, axis=0), target)
+        chosen = _weigh(_load_slice(logits + row * row_stride, part, VOCAB_SIZE, SLICE), largest, temperature, floor)
+        token = part * SLICE + _find_passed(chosen, tl.cumsum(chosen, axis=0), target)
     tl.store(row_best + row, largest)
     tl.store(tokens + row, token.to(tl.int64))
 
@@ -68,7 +75,7 @@ def _load_slice(row, part, VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr):
 
 @triton.jit
 def _find_passed(weights, ends, target):
-    """As `sampling.draw._find_passed`: the ends of a parallel sum may fall, and rise where a weight is 0."""
+    """Like `sampling.draw._find_passed`. The ends of a parallel sum may decrease, and increase where a weight is 0."""
     ends = tl.where(weights > 0, ends, float("-inf"))
     passed = (ends > target) | (ends == tl.max(ends, axis=0))
     return tl.min(tl.where(passed, tl.arange(0, ends.shape[0]), ends.shape[0]), axis=0)
@@ -80,15 +87,16 @@ def _is_finite(value):
 
 
 @triton.jit
-def _weigh(values, largest, temperature):
-    """The largest has 1."""
-    return tl.exp((values - largest) / temperature)
+def _weigh(values, largest, temperature, floor):
+    """The largest has 1; what is below the floor 0."""
+    relative = (values - largest) / temperature
+    return tl.where(relative < floor, 0.0, tl.exp(relative))
 
 
 def sample(
-    logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor, greedy_below: float, below_one: float
+    logits: torch.Tensor, draws: torch.Tensor, uniforms: torch.Tensor, greedy_below: float, below_one: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `native.sample`, on CUDA."""
+    """Like `native.sample`, on CUDA."""
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     num_slices = triton.cdiv(vocab_size, _SLICE)
@@ -98,11 +106,11 @@ def sample(
     row_best = logits.new_empty(rows, dtype=torch.float32)
     tokens = logits.new_empty(rows, dtype=torch.int64)
     _weigh_slices[(rows, num_slices)](
-        logits, temperatures, best, places, sums, greedy_below, logits.stride(0),
+        logits, draws, best, places, sums, greedy_below, logits.stride(0),
         VOCAB_SIZE=vocab_size, SLICE=_SLICE,
     )  # fmt: skip
     _choose[(rows,)](
-        logits, temperatures, uniforms, best, places, sums, row_best, tokens,
+        logits, draws, uniforms, best, places, sums, row_best, tokens,
         greedy_below, below_one, logits.stride(0), num_slices,
         VOCAB_SIZE=vocab_size, SLICE=_SLICE, SLICES_PADDED=triton.next_power_of_2(num_slices),
     )  # fmt: skip

@@ -10,12 +10,11 @@ from typing import Any, Final
 from transformers import PretrainedConfig
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.model_files import read_object
+from conveyor_engine.model_files import SENTENCE_SETTINGS, read_object
 from conveyor_engine.wire.classification import Activation, ClassifierFacts
 
 LABELS_MAX: Final = 65_536
 TOKEN_LABELS_MAX: Final = 1024  # each token has a logit for each
-SENTENCE_SETTINGS: Final = "config_sentence_transformers.json"
 _ACTIVATIONS: Final[dict[str, Activation]] = {"Sigmoid": "sigmoid", "Identity": "none"}  # by the name of torch's class
 
 
@@ -35,7 +34,7 @@ def describe_cross_encoder(directory: Path, config: PretrainedConfig) -> Classif
 
 
 def describe_classifier(directory: Path, config: PretrainedConfig, *, classifies_tokens: bool) -> ClassifierFacts:
-    """As transformers' pipelines have it. Raises ModelError for too many labels."""
+    """Read labels and activation as transformers' pipelines do. Raises ModelError for too many labels."""
     labels = _read_labels(config, TOKEN_LABELS_MAX if classifies_tokens else LABELS_MAX)
     activation: Activation = "softmax"
     if not classifies_tokens and config.problem_type == "regression":

@@ -28,7 +28,7 @@ class Elementwise(Protocol):
 
 
 class TorchElementwise:
-    """By torch's own operations, on any device."""
+    """Elementwise operations with torch, on any device."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
         if not offset:

@@ -55,7 +55,7 @@ def _beginnings(device: torch.device) -> AttentionMetadata:
 
 
 def _metadata(starts: list[int], lengths: list[int], slots: torch.Tensor) -> AttentionMetadata:
-    """Of sequences that all lie in block 0."""
+    """Build attention metadata for sequences that all lie in block 0."""
     device, number = slots.device, len(lengths)
     return AttentionMetadata(
         query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),

@@ -100,7 +100,7 @@ def _observe(model: PreTrainedModel) -> list[Attended]:
 
 
 def find_parts(norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> native.LayerParts | None:
-    """None if the kernels' layer lacks one: it has no norm after attention or MLP, and SiLU alone."""
+    """Return the parts of a native layer, or None if the kernels lack one (norms after attention or MLP, not SiLU)."""
     linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
     of_heads = [norm for norm in (attention.q_norm, attention.k_norm) if norm is not None]
     found = [

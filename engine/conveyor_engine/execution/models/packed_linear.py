@@ -30,7 +30,7 @@ class PackedLinear(nn.Module, ABC):
 
 
 class NativeLinear(PackedLinear):
-    """By the compiled kernels."""
+    """A linear layer that uses the compiled kernels."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -45,7 +45,7 @@ class NativeLinear(PackedLinear):
 
 
 class OneDnnLinear(PackedLinear):
-    """By oneDNN, for bfloat16 where the compiled kernels are missing or have no vectors."""
+    """A linear layer that uses oneDNN, for bfloat16 without compiled kernels, or with kernels without vectors."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)

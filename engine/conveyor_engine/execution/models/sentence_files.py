@@ -1,24 +1,26 @@
 """Reads how a model embeds from the files in its directory. Called at start by the runner.
 
 An embedding model comes with sentence-transformers' files beside config.json: `modules.json` names the steps from text
-to vector, `1_Pooling/config.json` says how hidden states become one. Without them the defaults of `Pooling` hold. Steps
-that this engine lacks are refused, because the vector would be another one. No torch.
+to vector, `1_Pooling/config.json` says how hidden states become one, and `config_sentence_transformers.json` has
+instructions that begin a text. Without them the defaults of `Pooling` and `Instructions` hold. Steps that this engine
+lacks are refused, because the vector would be another one. No torch.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.model_files import SENTENCE_MODULES, read_list, read_object
+from conveyor_engine.model_files import SENTENCE_MODULES, SENTENCE_SETTINGS, read_list, read_object
 
 PoolingMode = Literal["cls", "mean", "last"]
 LIMITS_FILE = "sentence_bert_config.json"
 _CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
+_INSTRUCTIONS_MAX, _INSTRUCTION_CHARACTERS_MAX = 256, 4096  # of models of today: up to 60, of a few hundred
 _FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
 # sentence-transformers' newer values and older flags.
 _MODES: dict[str, PoolingMode] = {
@@ -37,6 +39,37 @@ class Pooling:
     mode: PoolingMode | None = None
     normalizes: bool = True
     max_seq_length: int | None = None  # tokens that it was trained with, if they are fewer than its positions
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """Texts that begin an input, by name, such as `query`. `default` names that of inputs without one; "": none."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    default: str = ""
+
+
+def read_instructions(directory: Path) -> Instructions:
+    """What sentence-transformers calls prompts. Raises ModelError."""
+    settings = read_object(directory / SENTENCE_SETTINGS)
+    texts, default = settings.get("prompts") or {}, settings.get("default_prompt_name") or ""
+    file = f"{SENTENCE_SETTINGS} in {directory}"
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise ModelError(f"{file} has prompts that are not texts by name")
+    if len(texts) > _INSTRUCTIONS_MAX or max(map(len, texts.values()), default=0) > _INSTRUCTION_CHARACTERS_MAX:
+        most = f"{_INSTRUCTIONS_MAX} prompts of {_INSTRUCTION_CHARACTERS_MAX} characters"
+        raise ModelError(f"{file} has more than {most}, the most that this engine takes")
+    if default and default not in texts:
+        raise ModelError(f"{file} names the default prompt {str(default)[:100]!r}, which is not among its prompts")
+    if any(texts.values()) and not _pools_instructions(directory):
+        raise ModelError(f"the pooling in {directory} leaves prompts out (include_prompt), which this engine does not")
+    return Instructions(texts, default)
+
+
+def _pools_instructions(directory: Path) -> bool:
+    modules = read_list(directory / SENTENCE_MODULES)
+    folders = [module.get("path") for module in modules[1:2] if isinstance(module, dict)]
+    return all(read_object(directory / str(folder) / "config.json").get("include_prompt", True) for folder in folders)
 
 
 def read_pooling(directory: Path) -> Pooling:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 7
+_ABI_VERSION = 8
 _HUGE_PAGE = 2 * 2**20
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -72,7 +72,7 @@ class Rope(ctypes.Structure):
 
 class Sample(ctypes.Structure):
     _fields_ = (
-        *((name, _P) for name in ("logits", "temperatures", "uniforms", "best", "tokens")),
+        *((name, _P) for name in ("logits", "draws", "uniforms", "best", "tokens")),
         *((name, _I64) for name in ("rows", "vocab_size", "row_stride")),
         *(("dtype", _I32), ("greedy_below", _F32), ("below_one", _F32)),
     )
@@ -155,7 +155,7 @@ def load() -> ctypes.CDLL:
 
 
 def why_missing() -> str | None:
-    """None if the kernels can be used, else the reason in a sentence."""
+    """Return why the kernels cannot be used, as a sentence, or None if they can."""
     try:
         load()
     except NativeMissingError as error:

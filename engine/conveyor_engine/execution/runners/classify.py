@@ -49,7 +49,7 @@ class ClassifyRunner(PackedRunner):
         return self._head(hidden[to_device(read, self.device)][:, None])
 
     def _join_types(self, prompts: Sequence[AdmittedRow]) -> npt.NDArray[np.int64] | None:
-        """Of all tokens; None for a model that has one type."""
+        """Return the token types of all prompts, or None for a model with one type."""
         if not self._reads_types:
             return None
         types = [prompt.payload or bytes(len(prompt.token_ids)) for prompt in prompts]

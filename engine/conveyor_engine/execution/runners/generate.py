@@ -7,6 +7,7 @@ step of decodes alone. Every other step is eager.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 
 import torch
 from transformers import PreTrainedModel
@@ -29,6 +30,7 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Sampled, Sampler, peak_bytes
 from conveyor_engine.execution.start import Load, Progress, Start
 from conveyor_engine.execution.transfer import HostCopy
+from conveyor_engine.wire.request import TokenLogprobs
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 
@@ -58,7 +60,8 @@ class GenerateRunner:
         join_layers(self.model)
         self.backend = select_backend(config.attention_backend, self.device, start.dtype, config.block_size)
         capture = capture or choose_capture(self.device, config.enforce_eager)
-        if not self.backend.decodes_without_host:
+        self._workload = config.workload
+        if not self.backend.decodes_without_host or self._find_largest_graph(start.max_num_seqs) == 0:
             capture = None
         num_spare = int(capture is not None)  # rows and blocks for the padding of graphs
         self.last_layer = find_last_layer(self.model, layers)
@@ -71,7 +74,7 @@ class GenerateRunner:
             eos_token_ids=_eos_token_ids(self.model),
             num_kv_blocks=num_blocks,
         )
-        self._sampler = Sampler(start.max_num_seqs, self.facts.vocab_size, self.device)
+        self._sampler = Sampler(start.max_num_seqs, self.facts.vocab_size, self.device, self._rows.token_ids)
         self.graphs = self._make_graphs(capture, num_blocks, progress) if capture is not None else None
 
     def _allocate(self, start: Start, layers: list[LayerShape], max_model_len: int, num_spare: int) -> int:
@@ -103,14 +106,25 @@ class GenerateRunner:
             num_logits=start.max_num_seqs,
         )
 
+    @property
+    def graph_sizes(self) -> list[int]:
+        """None on a CPU."""
+        return self.graphs.sizes if self.graphs is not None else []
+
     def _make_graphs(self, capture: Capture, spare_block: int, progress: Progress) -> DecodeGraphs:
         """Captures what fits."""
         block_size = self.facts.block_size
         graphs = DecodeGraphs(self._rows, self.backend, self._forward, block_size=block_size, spare_block=spare_block)
         with torch.inference_mode():
-            graphs.capture(capture, progress)
+            capacity = self.facts.num_kv_blocks * block_size
+            graphs.capture(capture, progress, self._find_largest_graph(self.facts.max_num_seqs, capacity))
         free_cached_memory(self.device)  # of the runs before each capture
         return graphs
+
+    def _find_largest_graph(self, max_num_seqs: int, capacity_tokens: int | None = None) -> int | None:
+        """Rows of the largest graph, by the lengths of requests; None if they are not known."""
+        workload = self._workload
+        return None if workload is None else workload.find_largest_graph(max_num_seqs, capacity_tokens)
 
     def begin(self, plan: StepPlan) -> Callable[[Sequence[RowMask]], Callable[[], StepResult]]:
         """Begins a step: applies the plan's changes and computes the logits. The returned function samples: `_sample`.
@@ -123,10 +137,10 @@ class GenerateRunner:
                 assert admitted.sampling is not None
                 self._sampler.set_row(admitted.row, admitted.sampling)
             logits, samples = self._replay(plan) or self._launch(plan)
-        return partial(self._sample, plan.number, logits, samples)
+        return partial(self._sample, plan, logits, samples)
 
     def _sample(
-        self, number: int, logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask]
+        self, plan: StepPlan, logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask]
     ) -> Callable[[], StepResult]:
         """Chooses the tokens and writes them into the rows.
 
@@ -136,7 +150,7 @@ class GenerateRunner:
         with torch.inference_mode():
             sampled = self._sampler.sample(logits, samples, masks)
             self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
-            return _start_copy(number, sampled)
+            return _start_copy(plan, sampled)
 
     def _replay(self, plan: StepPlan) -> tuple[torch.Tensor, Samples] | None:
         return self.graphs.run(plan) if self.graphs is not None and is_decode_only(plan) else None
@@ -162,17 +176,34 @@ class GenerateRunner:
         return logits[0]
 
 
-def _start_copy(number: int, sampled: Sampled) -> Callable[[], StepResult]:
+def _start_copy(plan: StepPlan, sampled: Sampled) -> Callable[[], StepResult]:
     """Starts the copy to the host. The returned function waits for it and makes the step's result."""
     asked = sampled.logprobs
     copy = HostCopy(sampled.token_ids, *(asked.tensors() if asked else ()))
 
     def read() -> StepResult:
         token_ids, *tensors = copy.wait()
-        logprobs = Logprobs(asked.num_top, *tensors).by_row(len(token_ids)) if asked else None
-        return StepResult(number, token_ids[:, None].tolist(), logprobs)
+        logprobs = Logprobs(asked.columns, *tensors).by_row(len(token_ids)) if asked else None
+        if sampled.is_scored is None:
+            return StepResult(plan.number, token_ids[:, None].tolist(), logprobs)
+        assert logprobs is not None
+        return _join_rows(plan, token_ids.tolist(), logprobs, sampled.is_scored.tolist())
 
     return read
+
+
+def _join_rows(
+    plan: StepPlan, token_ids: list[int], logprobs: list[list[TokenLogprobs] | None], is_scored: list[bool]
+) -> StepResult:
+    """Joins the entries of each row: the tokens that were sampled, and all log probabilities."""
+    sampled: list[list[int]] = []
+    told: list[list[TokenLogprobs] | None] = []
+    entries = iter(zip(token_ids, logprobs, is_scored, strict=True))
+    for count in filter(None, plan.num_logits):
+        of_row = list(islice(entries, count))
+        sampled.append([token_id for token_id, _, scored in of_row if not scored])
+        told.append([each for _, some, _ in of_row for each in some or ()] or None)
+    return StepResult(plan.number, sampled, told)
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

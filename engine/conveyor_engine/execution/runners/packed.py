@@ -33,6 +33,8 @@ _ATTENTION = "packed"
 class PackedRunner(ABC):
     """One encoder on one device, ready to run after construction."""
 
+    graph_sizes: Sequence[int] = ()
+
     def __init__(self, start: Start, encoder: PreTrainedModel, longest: int | None, of_task: bytes) -> None:
         """Checks the loaded encoder and replaces its layers. Raises ConfigError or ModelError.
 

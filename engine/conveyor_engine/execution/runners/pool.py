@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.models.kinds import TEXT_ENCODER
-from conveyor_engine.execution.models.sentence_files import read_pooling
+from conveyor_engine.execution.models.sentence_files import Instructions, read_instructions, read_pooling
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.pooling import finish, pool
 from conveyor_engine.execution.runners.packed import PackedRunner, check_settings
@@ -30,7 +30,7 @@ class PoolRunner(PackedRunner):
         check_settings(config)
         start = Start(config, placement, progress, TEXT_ENCODER)
         self._pooling = read_pooling(Path(config.model))
-        of_task = _describe(start.model_config).encode()
+        of_task = _describe(start.model_config, read_instructions(Path(config.model))).encode()
         super().__init__(start, start.load(), self._pooling.max_seq_length, of_task)
         self._mode = self._pooling.mode or ("last" if self.is_causal else "mean")
         progress(f"event=pooling_chosen mode={self._mode} normalizes={str(self._pooling.normalizes).lower()}")
@@ -46,10 +46,11 @@ class PoolRunner(PackedRunner):
     def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
         for vector, prompt in zip(computed, prompts, strict=True):
             asked = PoolingParams.read(prompt.payload)
-            yield finish(vector, asked.dimensions, normalizes=self._pooling.normalizes)
+            normalizes = self._pooling.normalizes if asked.normalizes is None else asked.normalizes
+            yield finish(vector, asked.dimensions, normalizes=normalizes)
 
 
-def _describe(model_config: PretrainedConfig) -> EmbeddingFacts:
+def _describe(model_config: PretrainedConfig, instructions: Instructions) -> EmbeddingFacts:
     """Reads the fields of config.json that vLLM reads: `is_matryoshka`, `matryoshka_dimensions`."""
     size = int(model_config.hidden_size)
     named = getattr(model_config, "matryoshka_dimensions", None)
@@ -59,4 +60,6 @@ def _describe(model_config: PretrainedConfig) -> EmbeddingFacts:
         size=size,
         is_matryoshka=bool(named) or getattr(model_config, "is_matryoshka", False) is True,
         matryoshka_dimensions=named,
+        instructions=dict(instructions.texts),
+        default_instruction=instructions.default,
     )

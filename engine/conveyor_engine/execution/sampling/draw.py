@@ -56,7 +56,7 @@ def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Where in each row the cumulated weights (rows, n) pass `uniforms` (rows, 1) of their sum: int64 (rows,).
+    """Return where in each row the cumulated weights (rows, n) pass `uniforms` (rows, 1) of their sum: int64 (rows,).
 
     Never an index of weight 0. A row with NaN gives any index, which the caller replaces.
     """

@@ -1,63 +1,152 @@
 """What changes the logits of rows before a token is chosen: masks, then the processors in their order.
 
-Used by `sampler`; `processor` says what a processor is. Rows that use none of them pay for none.
+Used by `sampler`; `processor` says what a processor is. Rows that use none of them pay for none. The order is vLLM's,
+and so is each definition.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from conveyor_engine.execution.sampling.penalties import Penalties
 from conveyor_engine.execution.sampling.processor import ALWAYS, Int64, LogitProcessor, Samples
-from conveyor_engine.execution.sampling.row_values import RowValues
+from conveyor_engine.execution.sampling.row_values import RowLists, RowValues
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import RowMask, RowSampling
 
 GREEDY_BELOW = 1e-5  # vLLM's limit of a temperature: float32 cannot divide by much less
 _BITS = 8
+_ANY, _NO_TOKEN = -1, -2
+_FORBIDDEN = -math.inf
 
 
-def build_processors(max_num_seqs: int, device: torch.device) -> list[LogitProcessor]:
-    """In the order in which they act. After them come top_k and top_p, which `Cuts` makes part of the draw."""
+def build_processors(max_num_seqs: int, device: torch.device, token_ids: torch.Tensor) -> list[LogitProcessor]:
+    """In the order in which they act. After them come top_k and top_p, which `Cuts` makes part of the draw.
+
+    token_ids: those of all rows (`Rows.token_ids`).
+    """
     return [
+        AllowedTokens(max_num_seqs, device),
+        BadWords(max_num_seqs, device, token_ids),
         MinTokens(max_num_seqs, device),
-        # Others that can make another token the best go here: bias, penalties.
+        LogitBias(max_num_seqs, device),
+        Penalties(max_num_seqs, device, token_ids),
         Temperature(max_num_seqs, device),
-        # Others that work on probabilities go here: min_p.
+        MinP(max_num_seqs, device),
     ]
 
 
-class MinTokens:
-    """Before it has so many tokens, a row cannot choose one that would end it.
-
-    Keeps each row's stop tokens, padded to the same number by repeating the row's last one.
-    """
+class AllowedTokens:
+    """A row chooses among these tokens only."""
 
     changes_best = True
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
-        self._device = device
-        self._stop_ids = RowValues(np.zeros((max_num_seqs, 1), dtype=np.int64), device)
+        self._token_ids = RowLists(max_num_seqs, np.int64, device)
 
     def set_row(self, row: int, sampling: RowSampling) -> int:
-        stop_ids = sampling.stop_ids
-        if not stop_ids:
+        if not sampling.params.allowed_token_ids:
             return 0
-        self._widen(len(stop_ids))
-        repeated = self._stop_ids.host.shape[1] - len(stop_ids)
-        self._stop_ids[row] = (*stop_ids, *stop_ids[-1:] * repeated)
+        self._token_ids[row] = sampling.params.allowed_token_ids
+        return ALWAYS
+
+    def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
+        index, of_users = samples.select(users)
+        token_ids = self._token_ids[of_users.device_rows]
+        only = logits[index].gather(1, token_ids)
+        logits[index] = logits.new_full((len(users), logits.shape[1]), _FORBIDDEN).scatter_(1, token_ids, only)
+
+
+class BadWords:
+    """A row never completes one of these sequences of tokens in its output."""
+
+    changes_best = True
+
+    def __init__(self, max_num_seqs: int, device: torch.device, token_ids: torch.Tensor) -> None:
+        self._device = device
+        self._token_ids = token_ids
+        self._num_prompt_tokens = RowValues.full(max_num_seqs, 0, np.int64, device)
+        self._words = RowValues(np.full((max_num_seqs, 1, 1), _ANY, dtype=np.int64), device)  # (rows, words, tokens)
+
+    def set_row(self, row: int, sampling: RowSampling) -> int:
+        words = sampling.params.bad_words
+        if not words:
+            return 0
+        self._widen(len(words), max(map(len, words)))
+        _, num_words, length = self._words.host.shape
+        padded = [(*(_ANY,) * (length - len(word)), *word) for word in words]
+        self._words[row] = padded + padded[-1:] * (num_words - len(words))
+        self._num_prompt_tokens[row] = sampling.num_prompt_tokens
+        return ALWAYS
+
+    def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
+        index, of_users = samples.select(users)
+        words = self._words[of_users.device_rows]
+        begins, last = words[..., :-1], words[..., -1]
+        completes = ((begins == self._recent(of_users, begins.shape[2])[:, None]) | (begins == _ANY)).all(-1)
+        forbidden = torch.zeros_like(last, dtype=logits.dtype).masked_fill_(completes, _FORBIDDEN)
+        logits[index] = logits[index].scatter_add(1, last, forbidden)
+
+    def _recent(self, samples: Samples, number: int) -> torch.Tensor:
+        """The last tokens of each entry, int64 (entries, number); _NO_TOKEN where its output has not begun."""
+        rows = samples.device_rows
+        places = samples.device_positions[:, None] - torch.arange(number, 0, -1, device=self._device)
+        recent = self._token_ids[rows[:, None], places.clamp_min(0)].long()
+        return recent.masked_fill(places < self._num_prompt_tokens[rows], _NO_TOKEN)
+
+    def _widen(self, num_words: int, length: int) -> None:
+        host = self._words.host
+        more_words, more_tokens = max(0, num_words - host.shape[1]), max(0, length - host.shape[2])
+        if more_words or more_tokens:
+            wider = np.pad(host, ((0, 0), (0, more_words), (0, 0)), mode="edge")
+            wider = np.pad(wider, ((0, 0), (0, 0), (more_tokens, 0)), constant_values=_ANY)
+            self._words = RowValues(wider, self._device)
+
+
+class MinTokens:
+    """Before it has so many tokens, a row cannot choose one that would end it."""
+
+    changes_best = True
+
+    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+        self._stop_ids = RowLists(max_num_seqs, np.int64, device)
+
+    def set_row(self, row: int, sampling: RowSampling) -> int:
+        if not sampling.stop_ids:
+            return 0
+        self._stop_ids[row] = sampling.stop_ids
         return sampling.min_length
 
     def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
         entries = to_device(users, logits.device)
         stop_ids = self._stop_ids[samples.device_rows[entries]]
-        logits.index_put_((entries[:, None], stop_ids), logits.new_full((), float("-inf")))
+        logits.index_put_((entries[:, None], stop_ids), logits.new_full((), _FORBIDDEN))
 
-    def _widen(self, width: int) -> None:
-        missing = width - self._stop_ids.host.shape[1]
-        if missing > 0:
-            wider = np.pad(self._stop_ids.host, ((0, 0), (0, missing)), mode="edge")
-            self._stop_ids = RowValues(wider, self._device)
+
+class LogitBias:
+    """Adds to the logits of some tokens."""
+
+    changes_best = True
+
+    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+        self._token_ids = RowLists(max_num_seqs, np.int64, device)
+        self._biases = RowLists(max_num_seqs, np.float32, device)
+
+    def set_row(self, row: int, sampling: RowSampling) -> int:
+        if not sampling.params.logit_bias:
+            return 0
+        self._token_ids[row], self._biases[row] = zip(*sampling.params.logit_bias, strict=True)
+        return ALWAYS
+
+    def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
+        """A token that is repeated gets its bias once: all of its values are written in one go, and are the same."""
+        entries = to_device(users, logits.device)
+        rows = samples.device_rows[entries]
+        where = entries[:, None], self._token_ids[rows]
+        logits.index_put_(where, logits[where] + self._biases[rows])
 
 
 class Temperature:
@@ -76,6 +165,27 @@ class Temperature:
         logits.div_(self._temperature[samples.device_rows])  # all entries: the others' is 1, and selecting would copy
 
 
+class MinP:
+    """Tokens less likely than `min_p` times the likeliest are not drawn. `sampler` gives it to the kernels too."""
+
+    changes_best = False
+
+    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+        self._floor = RowValues.full(max_num_seqs, _FORBIDDEN, np.float32, device)
+
+    def set_row(self, row: int, sampling: RowSampling) -> int:
+        self._floor[row] = find_floor(sampling.params.min_p)
+        return ALWAYS if sampling.params.min_p else 0
+
+    def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
+        logits.masked_fill_(logits < self._floor[samples.device_rows], _FORBIDDEN)
+
+
+def find_floor(min_p: float) -> float:
+    """The logarithm of the least weight that may be drawn, where the best token's is 0."""
+    return math.log(min_p) if min_p else _FORBIDDEN
+
+
 def mask_rows(logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask]) -> torch.Tensor:
     """A copy of logits (entries, vocabulary) in which tokens that the masks do not allow have minus infinity.
 
@@ -84,7 +194,13 @@ def mask_rows(logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask]) 
     entry_of = {row: entry for entry, row in enumerate(samples.rows.tolist())}
     entries = to_device(np.array([entry_of[mask.row] for mask in masks], dtype=np.int64), logits.device)
     packed = np.array([np.frombuffer(mask.allowed, dtype=np.uint8) for mask in masks])
-    shifts = torch.arange(_BITS, dtype=torch.uint8, device=logits.device)
-    bits = (to_device(packed, logits.device)[..., None] >> shifts) & 1
-    forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
-    return logits.index_put((entries,), logits[entries].masked_fill(forbidden, float("-inf")))
+    forbidden = _unpack(packed, logits.device)[:, : logits.shape[1]] == 0
+    return logits.index_put((entries,), logits[entries].masked_fill(forbidden, _FORBIDDEN))
+
+
+def _unpack(packed: npt.NDArray[np.uint8], device: torch.device) -> torch.Tensor:
+    """Bits (rows, bytes), the lowest of each byte first -> uint8 (rows, 8 x bytes)."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(packed, axis=1, bitorder="little"))
+    shifts = torch.arange(_BITS, dtype=torch.uint8, device=device)
+    return ((to_device(packed, device)[..., None] >> shifts) & 1).flatten(1)

@@ -58,8 +58,9 @@ class LogitProcessor(Protocol):
     def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
         """Changes logits (entries, vocabulary) in place: those of `users` alone, which are indices of entries.
 
-        A processor that keeps the best token gets float32 logits less the row's largest, of all tokens or of the best
-        few: it keeps their order. A row's result depends on its own state and logits, never on the rest of the batch.
+        They are float32. A processor that keeps the best token gets logits less the row's largest, of all tokens or of
+        the best few: it keeps their order. A row's result depends on its own state and logits, never on the rest of the
+        batch.
         """
         ...
 
@@ -76,11 +77,11 @@ class Pipeline:
             self._needed_before[index, row] = processor.set_row(row, sampling)
 
     def apply(self, logits: torch.Tensor, samples: Samples, *, in_place: bool) -> torch.Tensor:
-        """The processed logits (entries, vocabulary); the same tensor if no entry uses a processor."""
+        """The processed logits (entries, vocabulary) in float32; the same tensor if no entry uses a processor."""
         used = samples.positions < self._needed_before[:, samples.rows]
         if not used.any():
             return logits
-        changed = logits if in_place else logits.clone()
+        changed = logits.to(torch.float32, copy=not in_place)
         for processor, mask in zip(self._processors, used, strict=True):
             if mask.any():
                 processor.apply(changed, samples, mask.nonzero()[0])

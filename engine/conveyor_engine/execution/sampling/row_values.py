@@ -1,5 +1,6 @@
 """Numbers of each row: written on the host when a row is admitted, read on the device in every step."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,39 @@ class RowValues:
         self._stale = False
 
     @classmethod
-    def full(cls, max_num_seqs: int, value: float, dtype: npt.DTypeLike, device: torch.device) -> "RowValues":
-        """One value for each row, (max_num_seqs, 1)."""
-        return cls(np.full((max_num_seqs, 1), value, dtype=dtype), device)
+    def full(
+        cls, max_num_seqs: int, value: float, dtype: npt.DTypeLike, device: torch.device, width: int = 1
+    ) -> "RowValues":
+        """One value for each row, (max_num_seqs, width)."""
+        return cls(np.full((max_num_seqs, width), value, dtype=dtype), device)
 
     def __setitem__(self, row: int, value: object) -> None:
         self.host[row] = value
         self._stale = True
 
     def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of rows, int64 (n,): (n, ...)."""
+        """Return the values of `rows`, int64 (n,): (n, ...)."""
         if self._stale and self._on_device.device.type != "cpu":
             self._on_device = to_device(self.host, self._on_device.device)
         self._stale = False
         return self._on_device[rows]
+
+
+class RowLists:
+    """A list of numbers for each row. A shorter list repeats its last one, so that all have the longest's length."""
+
+    def __init__(self, max_num_seqs: int, dtype: npt.DTypeLike, device: torch.device) -> None:
+        self._device = device
+        self._values = RowValues.full(max_num_seqs, 0, dtype, device)
+
+    def __setitem__(self, row: int, values: Sequence[float]) -> None:
+        """`values` is not empty."""
+        missing = len(values) - self._values.host.shape[1]
+        if missing > 0:
+            self._values = RowValues(np.pad(self._values.host, ((0, 0), (0, missing)), mode="edge"), self._device)
+        repeated = self._values.host.shape[1] - len(values)
+        self._values[row] = (*values, *values[-1:] * repeated)
+
+    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the values of `rows`, int64 (n,), padded to the longest: (n, longest)."""
+        return self._values[rows]

@@ -16,17 +16,17 @@ from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts, find_f
 from conveyor_engine.execution.sampling.draw import BELOW_ONE, BLOCK, Choices, Way, uniform_numbers
 from conveyor_engine.execution.sampling.logit_processors import (
     GREEDY_BELOW,
+    MinP,
     Temperature,
     build_processors,
+    find_floor,
     mask_rows,
 )
-from conveyor_engine.execution.sampling.logprobs import Logprobs, compute_logprobs
+from conveyor_engine.execution.sampling.logprobs import Asked, Logprobs, compute_logprobs
 from conveyor_engine.execution.sampling.processor import Int64, LogitProcessor, Pipeline, Samples
 from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.execution.transfer import to_device
-from conveyor_engine.wire.step import RowMask, RowSampling
-
-_NO_LOGPROBS = -1
+from conveyor_engine.wire.step import NOTHING_ALLOWED, RowMask, RowSampling
 
 AtOnce = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, float], tuple[torch.Tensor, torch.Tensor]]
 """`native.sample`, or the same on CUDA."""
@@ -43,8 +43,9 @@ def peak_bytes(max_num_seqs: int, vocab_size: int) -> int:
 class Sampled:
     """The chosen tokens, on the device."""
 
-    token_ids: torch.Tensor  # int64 (entries,); -1 where the logits are not finite
+    token_ids: torch.Tensor  # int64 (entries,); -1 where the logits are not finite, or `NOTHING_ALLOWED`
     logprobs: Logprobs | None
+    is_scored: npt.NDArray[np.bool_] | None = None  # entries whose token is the prompt's own, if any are
 
 
 class Sampler:
@@ -55,21 +56,26 @@ class Sampler:
         max_num_seqs: int,
         vocab_size: int,
         device: torch.device,
+        token_ids: torch.Tensor,
         processors: Sequence[LogitProcessor] | None = None,
     ) -> None:
-        """`processors`: in place of `build_processors`, those with `changes_best` first."""
+        """token_ids: those of all rows. `processors`: in place of `build_processors`, `changes_best` first."""
         if processors is None:
-            processors = build_processors(max_num_seqs, device)
+            processors = build_processors(max_num_seqs, device, token_ids)
         self._device = device
         of_drawing = [p for p in processors if not p.changes_best]
         self._of_all = Pipeline([p for p in processors if p.changes_best], max_num_seqs)
         self._of_drawing = Pipeline(of_drawing, max_num_seqs)
-        self._at_once = _find_kernel(device) if _is_temperature_alone(of_drawing) else None
-        self._drawn_at_once = RowValues.full(max_num_seqs, 0, np.float32, device)  # temperature; 0: not drawn so
+        self._at_once = _find_kernel(device) if _kernels_do(of_drawing) else None
+        self._drawn_at_once = RowValues.full(max_num_seqs, 0, np.float32, device, width=2)  # temperature (0: no), floor
         self._cuts = Cuts(max_num_seqs, vocab_size, device)
         self._way = np.full(max_num_seqs, Way.GREEDY, dtype=np.int8)
         self._seeds = np.zeros(max_num_seqs, dtype=np.uint64)
-        self._num_top_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, dtype=np.int64)
+        self._wants_logprobs = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._logprobs_asked: dict[int, Asked] = {}  # by row, of those
+        self._token_ids = token_ids
+        self._num_scored = np.zeros(max_num_seqs, dtype=np.int64)  # tokens of a prompt that get log probabilities
+        self._scores_asked: dict[int, Asked] = {}  # by row, for tokens of the prompt
 
     def set_row(self, row: int, sampling: RowSampling) -> None:
         """Sets how the row samples from now on."""
@@ -78,15 +84,18 @@ class Sampler:
         self._of_drawing.set_row(row, sampling)
         way = self._cuts.set_row(row, params) if params.temperature >= GREEDY_BELOW else Way.GREEDY
         self._way[row] = way
-        self._drawn_at_once[row] = params.temperature if way is Way.FROM_ALL else 0
+        self._drawn_at_once[row] = params.temperature if way is Way.FROM_ALL else 0, find_floor(params.min_p)
         self._seeds[row] = sampling.seed
-        self._num_top_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self._wants_logprobs[row] = params.logprobs is not None
+        self._logprobs_asked[row] = Asked(params.logprobs or 0, params.logprob_token_ids)
+        self._num_scored[row] = 0 if params.prompt_logprobs is None else sampling.num_prompt_tokens
+        self._scores_asked[row] = Asked(params.prompt_logprobs or 0)
 
     def sample(self, logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask] = ()) -> Sampled:
         """A token for each entry of logits (entries, vocabulary), of any float type; the logits are not changed.
 
         A row with a mask gets a token that the mask allows. Log probabilities are the model's own, before any mask or
-        processor.
+        processor. An entry within a row's prompt gets the token that is there.
         """
         if not len(samples.rows):
             return Sampled(torch.zeros(0, dtype=torch.int64, device=logits.device), None)
@@ -94,8 +103,8 @@ class Sampler:
         processed = self._of_all.apply(masked, samples, in_place=masked is not logits)
         ways = self._way[samples.rows]
         if self._at_once is not None:
-            temperatures, uniforms = self._drawn_at_once[samples.device_rows], self._uniforms(samples)
-            best, tokens = self._at_once(processed, temperatures, uniforms, GREEDY_BELOW, BELOW_ONE)
+            draws, uniforms = self._drawn_at_once[samples.device_rows], self._uniforms(samples)
+            best, tokens = self._at_once(processed, draws, uniforms, GREEDY_BELOW, BELOW_ONE)
             ways[ways == Way.FROM_ALL] = Way.GREEDY
         else:
             best, tokens = _best(processed)
@@ -103,7 +112,14 @@ class Sampler:
             index, some = samples.select(entries)
             tokens[index] = self._draw(processed[index], best[index], some, way)
         tokens = torch.where(torch.isfinite(best), tokens, -1)
-        return Sampled(tokens, self._logprobs(logits, tokens, samples.rows))
+        if processed is not logits:
+            tokens = torch.where(best == -torch.inf, NOTHING_ALLOWED, tokens)
+        is_scored = samples.positions < self._num_scored[samples.rows]
+        if not is_scored.any():
+            return Sampled(tokens, self._logprobs(logits, tokens, samples.rows))
+        index, known = samples.select(is_scored.nonzero()[0])
+        tokens[index] = self._token_ids[known.device_rows, known.device_positions].long()
+        return Sampled(tokens, self._logprobs(logits, tokens, samples.rows, is_scored), is_scored)
 
     def _draw(self, logits: torch.Tensor, best: torch.Tensor, samples: Samples, way: Way) -> torch.Tensor:
         """A random token for each entry, int64 (entries,): the processors that keep the order, the cuts, the draw."""
@@ -129,13 +145,17 @@ class Sampler:
         uniforms = uniform_numbers(self._seeds[samples.rows], samples.positions.astype(np.uint64))
         return to_device(uniforms.astype(np.float32), self._device)[:, None]
 
-    def _logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, rows: Int64) -> Logprobs | None:
-        num_top = self._num_top_logprobs[rows]
-        asked = (num_top != _NO_LOGPROBS).nonzero()[0]
-        if not len(asked):
+    def _logprobs(
+        self, logits: torch.Tensor, tokens: torch.Tensor, rows: Int64, is_scored: npt.NDArray[np.bool_] | None = None
+    ) -> Logprobs | None:
+        wants = self._wants_logprobs[rows]
+        entries = (wants if is_scored is None else wants | is_scored).nonzero()[0]
+        if not len(entries):
             return None
-        num_top_of = dict(zip(asked.tolist(), num_top[asked].tolist(), strict=True))
-        return compute_logprobs(logits, tokens, to_device(asked, self._device), num_top_of)
+        asked = {entry: self._logprobs_asked[rows[entry]] for entry in entries.tolist()}
+        if is_scored is not None:
+            asked |= {entry: self._scores_asked[rows[entry]] for entry in is_scored.nonzero()[0].tolist()}
+        return compute_logprobs(logits, tokens, asked, with_ranks=is_scored is not None)
 
 
 def _find_kernel(device: torch.device) -> AtOnce | None:
@@ -147,9 +167,9 @@ def _find_kernel(device: torch.device) -> AtOnce | None:
     return native.sample if device.type == "cpu" and native.why_missing() is None else None
 
 
-def _is_temperature_alone(processors: Sequence[LogitProcessor]) -> bool:
-    """Whether nothing else acts on entries that draw."""
-    return [type(processor) for processor in processors] == [Temperature]
+def _kernels_do(processors: Sequence[LogitProcessor]) -> bool:
+    """Whether what acts on entries that draw is what the kernels do too."""
+    return [type(processor) for processor in processors] == [Temperature, MinP]
 
 
 def _group(ways: npt.NDArray[np.int8]) -> Iterator[tuple[Way, Int64]]:

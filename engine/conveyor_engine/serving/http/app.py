@@ -69,7 +69,7 @@ async def _handle_failure(request: Request, error: Exception) -> Response:
     assert isinstance(error, ConveyorEngineError)
     if isinstance(error, Overloaded | Unavailable):
         app_state(request).metrics.count_rejection("queue_full" if isinstance(error, Overloaded) else "unavailable")
-    return failure_response(error)
+    return failure_response(error, request.url.path)
 
 
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
@@ -81,13 +81,13 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
         message, code = f"{request.method} is not for {request.url.path}", ErrorCode.METHOD_NOT_ALLOWED
     else:
         message, code = str(error.detail), ErrorCode.BAD_REQUEST
-    body = error_body(message, code)
+    body = error_body(message, code, path=request.url.path)
     return Response(body, error.status_code, error.headers, media_type="application/json")
 
 
-async def _handle_bug(_: Request, error: Exception) -> Response:
+async def _handle_bug(request: Request, error: Exception) -> Response:
     """The one broad handler of this process: a bug fails its own request only. The server logs the traceback."""
-    body = error_body(f"internal error: {type(error).__name__}", ErrorCode.INTERNAL_ERROR)
+    body = error_body(f"internal error: {type(error).__name__}", ErrorCode.INTERNAL_ERROR, path=request.url.path)
     return Response(body, 500, media_type="application/json")
 
 

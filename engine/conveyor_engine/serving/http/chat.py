@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -9,10 +9,33 @@ from starlette.requests import Request
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Delta
 from conveyor_engine.serving.http.engine_response import open_request
-from conveyor_engine.serving.http.formats import Format, Usage, WholeChoice, encode
+from conveyor_engine.serving.http.formats import ChoicesFormat, Usage, WholeChoice, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse
-from conveyor_engine.serving.http.logprobs import ChatLogprobs, chat_logprobs, chat_logprobs_pieces
+from conveyor_engine.serving.http.logprobs import (
+    ChatLogprobs,
+    PromptLogprob,
+    chat_logprobs,
+    chat_logprobs_pieces,
+    prompt_logprobs_pieces,
+)
 from conveyor_engine.serving.preparing.prepare import PreparedText
+from conveyor_engine.text.parsing.interface import Field
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    """The new part of a call's function; the name is in the first one only."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """The new part of a call; id and type are in the first one only."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: str | None = None
 
 
 class DeltaMessage(msgspec.Struct, omit_defaults=True):
@@ -20,6 +43,9 @@ class DeltaMessage(msgspec.Struct, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the same by its older name
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):
@@ -29,6 +55,7 @@ class ChunkChoice(msgspec.Struct):
     delta: DeltaMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct):
@@ -39,15 +66,34 @@ class ChatChunk(msgspec.Struct):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     object: str = "chat.completion.chunk"
 
 
-class Message(msgspec.Struct):
-    """The answer."""
+class Function(msgspec.Struct):
+    """What is called."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    """A call of a tool."""
+
+    id: str
+    function: Function
+    type: str = "function"
+
+
+class Message(msgspec.Struct):
+    """The answer. Its content is null if it has nothing but calls."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET  # the same by its older name
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -57,6 +103,7 @@ class ChatChoice(msgspec.Struct):
     message: Message
     logprobs: ChatLogprobs | None
     finish_reason: str
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -67,15 +114,18 @@ class ChatCompletion(msgspec.Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     object: str = "chat.completion"
 
 
-class ChatFormat(Format):
+class ChatFormat(ChoicesFormat):
     """Answers as chat completions."""
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
         self._begun: set[int] = set()
+        self._nums_calls: dict[int, int] = {}  # so far, by choice of a stream
 
     def chunk(self, delta: Delta, usage: Usage | None) -> ChatChunk:
         """One event; the role is in the first of a choice."""
@@ -83,12 +133,28 @@ class ChatFormat(Format):
         self._begun.add(delta.choice)
         message = DeltaMessage(role, "" if role else None)
         for name, text in delta.parts:
-            setattr(message, name, (getattr(message, name) or "") + text)
-        choice = ChunkChoice(delta.choice, message, self._logprobs(delta), delta.finish_reason)
-        return ChatChunk(*self._head, [choice], usage or self._no_usage)
+            if name in ("tool_call", "arguments"):
+                self._add_call(message, delta.choice, name, text)
+            else:
+                setattr(message, name, (getattr(message, name) or "") + text)
+        message.reasoning_content = message.reasoning
+        ids = self._ids(delta.token_ids)
+        choice = ChunkChoice(delta.choice, message, self._logprobs(delta), delta.finish_reason, ids)
+        return ChatChunk(*self._head, [choice], usage or self._no_usage, self._prompt_once(0))
+
+    def _add_call(self, message: DeltaMessage, choice: int, field: Field, text: str) -> None:
+        """A call that begins, or more of the arguments of the last one."""
+        calls = message.tool_calls = message.tool_calls or []
+        if field == "tool_call":
+            index = self._nums_calls[choice] = self._nums_calls.get(choice, -1) + 1
+            calls.append(ToolCallDelta(index, FunctionDelta("", text), self._make_call_id("call"), "function"))
+            return
+        if not calls:
+            calls.append(ToolCallDelta(self._nums_calls[choice], FunctionDelta("")))
+        calls[-1].function.arguments += text
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        return chat_logprobs(self._tokenizer, delta.tokens) if self._with_logprobs and delta.tokens else None
+        return chat_logprobs(self._names, delta.tokens) if self._with_logprobs and delta.tokens else None
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """The counts, with no choice."""
@@ -96,19 +162,35 @@ class ChatFormat(Format):
 
     def whole(self, usage: Usage) -> ChatCompletion:
         """The body without its choices."""
-        return ChatCompletion(*self._head, [], usage)
+        return ChatCompletion(*self._head, [], usage, self._prompt_of(0))
 
     def choice(self, answer: WholeChoice) -> Iterator[bytes]:
         """One choice of the body."""
         message = Message("")
-        for name, text in answer.texts.items():
-            setattr(message, name, text.getvalue())
+        for kind in dict.fromkeys(block.kind for block in answer.blocks):
+            if kind != "tool_call":
+                setattr(message, kind, answer.join(kind))
+        message.reasoning_content = message.reasoning
+        if answer.calls:
+            message.content = message.content or None
+            message.tool_calls = [
+                ToolCall(self._make_call_id("call"), Function(call.name, call.text)) for call in answer.calls
+            ]
         yield b'{"index":%d,"message":%b,"logprobs":' % (answer.index, encode(message))
         if self._with_logprobs:
-            yield from chat_logprobs_pieces(self._tokenizer, answer.tokens)
+            yield from chat_logprobs_pieces(self._names, answer.tokens)
         else:
             yield b"null"
-        yield b',"finish_reason":%b}' % encode(answer.finish_reason)
+        yield b',"finish_reason":%b' % encode(answer.finish_reason)
+        if self._prompts:
+            yield b',"token_ids":%b' % encode(answer.token_ids.tolist())
+        yield b"}"
+
+    def behind_choices(self, answers: Sequence[WholeChoice]) -> Iterator[bytes]:
+        """The prompt's log probabilities, once for all choices."""
+        if self._tells_prompt_logprobs:
+            yield b","
+            yield from prompt_logprobs_pieces(self._names, answers[0].prompt_logprobs)
 
 
 async def create_chat_completion(request: Request) -> GeneratedResponse:

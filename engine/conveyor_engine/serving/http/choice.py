@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from conveyor_engine.serving.http.failures import find_failure
-from conveyor_engine.serving.http.output_parser import OutputParser, Part
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.prepare import PreparedChoice
 from conveyor_engine.text.detokenizer import Detokenizer, Piece
+from conveyor_engine.text.parsing.interface import OutputParser, Part
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs
@@ -36,6 +36,9 @@ class Delta(NamedTuple):
     tokens: list[Token]  # whose text is known, although the parser may hold it back
     finish_reason: str | None
     num_tokens: int  # generated so far, these included
+    token_ids: Sequence[int] = ()  # all that are new, where they are asked for
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt's next tokens, from the second on
+    stop_string: str | None = None  # that ended it, in the last delta
 
 
 class Choice:
@@ -49,28 +52,43 @@ class Choice:
         tokenizer: Tokenizer,
         metrics: EngineMetrics,
         parser: OutputParser,
+        thinking_end: int | None = None,
     ) -> None:
+        """`thinking_end`: the token that ends the thinking, if there is one."""
         self.index = index
         self.request_id = request.request_id
         self.finish_reason: str | None = None
         self.num_tokens = 0  # generated, an end-of-sequence token included
         self.num_cached_tokens = 0
         self._parser = parser
-        self._detokenizer = Detokenizer(tokenizer, request.prompt_tail, stop, request.min_tokens)
+        self._with_token_ids = request.with_token_ids
+        self._shows_stop = request.shows_stop
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            request.prompt_tail,
+            stop,
+            request.min_tokens,
+            shows_stop=request.shows_stop,
+            skip_special_tokens=request.skip_special_tokens,
+        )
         self._logprobs: list[TokenLogprobs] = []  # of the tokens not shown yet
+        self._has_called = False  # tools
+        self._thinking = _ThinkingTokens(thinking_end)
         self._clock = _Clock(metrics, request.arrival_time, time.monotonic())
 
     def push(self, output: RequestOutput) -> Delta | None:
         """The next output's visible part. Raises DeadlineExceeded or GenerationFailed."""
+        before = self.num_tokens
         self.num_tokens += len(output.new_token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         self._clock.observe_tokens(output)
+        self._thinking.count(output.new_token_ids)
         if output.finish_reason is not None:
             self._raise_failure(output)
         token_ids = output.new_token_ids
         self._logprobs.extend(output.logprobs or ())
         end: list[TokenLogprobs] = []
-        if output.finish_reason is FinishReason.STOP:
+        if output.finish_reason is FinishReason.STOP and not self._shows_stop:
             token_ids = token_ids[:-1]  # the token that ended it is not shown
             end = [self._logprobs.pop()] if self._logprobs else []
         piece = self._detokenizer.push(token_ids)
@@ -81,8 +99,15 @@ class Choice:
             self.num_tokens = self._detokenizer.num_tokens  # without those that came with it and after it
             self._end(FinishReason.STOP)
         elif output.finish_reason is not None:
-            self._end(output.finish_reason)
-        return self._delta(piece, [] if piece.stopped else end)
+            is_stop = output.finish_reason is FinishReason.STOP_STRING
+            self._end(FinishReason.STOP if is_stop else output.finish_reason)
+        new_token_ids = output.new_token_ids[: self.num_tokens - before] if self._with_token_ids else ()
+        return self._delta(piece, [] if piece.stopped else end, new_token_ids, output.prompt_logprobs or ())
+
+    @property
+    def num_thinking_tokens(self) -> int:
+        """Generated before the answer proper, the mark that ends them included."""
+        return min(self._thinking.number, self.num_tokens)
 
     def leave(self) -> None:
         """Ends the choice, if it is not finished: its reader has left."""
@@ -93,7 +118,13 @@ class Choice:
         self.finish_reason = reason.value
         self._clock.observe_end(reason.value, self.num_tokens)
 
-    def _delta(self, piece: Piece, end: list[TokenLogprobs]) -> Delta | None:
+    def _delta(
+        self,
+        piece: Piece,
+        end: list[TokenLogprobs],
+        token_ids: Sequence[int],
+        prompt_logprobs: Sequence[TokenLogprobs],
+    ) -> Delta | None:
         num_tokens = len(piece.token_starts)
         shown, self._logprobs = self._logprobs[:num_tokens], self._logprobs[num_tokens:]
         tokens = [Token(logprobs, start) for logprobs, start in zip(shown, piece.token_starts, strict=False)]
@@ -101,15 +132,44 @@ class Choice:
         parts = self._parser.feed(piece.text) if piece.text else ()
         if self.finish_reason:
             parts = (*parts, *self._parser.finish())
-        if not (parts or tokens or self.finish_reason):
+        if not (parts or tokens or token_ids or prompt_logprobs or self.finish_reason):
             return None
-        return Delta(self.index, parts, tokens, self.finish_reason, self.num_tokens)
+        for name, _ in parts:
+            self._has_called = self._has_called or name == "tool_call"
+            self._thinking.is_shown = self._thinking.is_shown or name == "reasoning"
+        reason = self.finish_reason
+        if self._has_called and reason == FinishReason.STOP:
+            reason = "tool_calls"
+        stop = self._detokenizer.stop_string if piece.stopped else None
+        return Delta(self.index, parts, tokens, reason, self.num_tokens, token_ids, prompt_logprobs, stop)
 
     def _raise_failure(self, output: RequestOutput) -> None:
         if (failure := find_failure(output)) is not None:
             assert output.finish_reason is not None
             self._end(output.finish_reason)
             raise failure
+
+
+@dataclass(slots=True)
+class _ThinkingTokens:
+    """Counts the tokens up to the mark that ends the thinking, if that is one token and the answer has thinking."""
+
+    end: int | None
+    is_shown: bool = False
+    num_before: int = 0
+
+    def count(self, token_ids: Sequence[int]) -> None:
+        if self.end is None:
+            return
+        if self.end in token_ids:
+            self.num_before += token_ids.index(self.end) + 1
+            self.end = None
+        else:
+            self.num_before += len(token_ids)
+
+    @property
+    def number(self) -> int:
+        return self.num_before if self.is_shown else 0
 
 
 @dataclass(slots=True)

@@ -1,16 +1,26 @@
 """POST /v1/completions."""
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
-from conveyor_engine.serving.http.choice import Delta
+from conveyor_engine.serving.http.app_state import AppState
+from conveyor_engine.serving.http.choice import Delta, Token
 from conveyor_engine.serving.http.engine_response import open_request
-from conveyor_engine.serving.http.formats import Format, Usage, WholeChoice, encode
+from conveyor_engine.serving.http.formats import ChoicesFormat, Usage, WholeChoice, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse
-from conveyor_engine.serving.http.logprobs import CompletionLogprobs, completion_logprobs, completion_logprobs_pieces
+from conveyor_engine.serving.http.logprobs import (
+    CompletionLogprobs,
+    PromptLogprob,
+    completion_logprobs,
+    completion_logprobs_pieces,
+    prompt_logprobs_pieces,
+)
+from conveyor_engine.serving.preparing.prepare import PreparedText
+from conveyor_engine.wire.request import TokenLogprobs
 
 
 class CompletionChoice(msgspec.Struct):
@@ -20,6 +30,9 @@ class CompletionChoice(msgspec.Struct):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -33,8 +46,39 @@ class Completion(msgspec.Struct):
     object: str = "text_completion"
 
 
-class CompletionFormat(Format):
-    """Answers as completions."""
+class CompletionFormat(ChoicesFormat):
+    """Answers as completions. A prompt that is shown is the beginning of the text and of the log probabilities."""
+
+    def __init__(self, state: AppState, prepared: PreparedText) -> None:
+        super().__init__(state, prepared)
+        self._shows_prompt = bool(prepared.echoes)
+        self._echoes = prepared.echoes
+        self._num_echoed: dict[int, int] = {}  # by choice of a stream: tokens of its prompt, once its text is sent
+
+    def _echoed_text(self, choice: int) -> str:
+        return self._echoes[choice // self._choices_per_prompt].text if self._shows_prompt else ""
+
+    def _echo_once(self, choice: int) -> str:
+        if choice in self._num_echoed:
+            return ""
+        self._num_echoed[choice] = 0
+        return self._echoed_text(choice)
+
+    def _echoed(self, choice: int, logprobs: Sequence[TokenLogprobs], num_told: int) -> list[Token]:
+        """The next tokens of a prompt that is shown; the first of all has no log probability."""
+        if not self._shows_prompt:
+            return []
+        echo = self._echoes[choice // self._choices_per_prompt]
+        starts = array("I", echo.packed_starts)
+        if num_told:
+            return [Token(each, starts[num_told + i]) for i, each in enumerate(logprobs)]
+        first = TokenLogprobs.of(array("I", echo.packed_token_ids)[0], None, [], [])
+        return [Token(each, starts[i]) for i, each in enumerate([first, *logprobs])]
+
+    def _shifted(self, choice: int, tokens: list[Token]) -> list[Token]:
+        """Tokens of the answer, which begins behind the prompt that is shown."""
+        offset = len(self._echoed_text(choice))
+        return [Token(token.logprobs, token.start + offset) for token in tokens] if offset else tokens
 
     def chunk(self, delta: Delta, usage: Usage | None) -> Completion:
         """One event."""
@@ -50,21 +94,36 @@ class CompletionFormat(Format):
 
     def choice(self, answer: WholeChoice) -> Iterator[bytes]:
         """One choice of the body."""
-        yield b'{"index":%d,"text":%b,"logprobs":' % (answer.index, encode(answer.texts["content"].getvalue()))
+        text = self._echoed_text(answer.index) + answer.join("content")
+        yield b'{"index":%d,"text":%b,"logprobs":' % (answer.index, encode(text))
         if self._with_logprobs:
-            yield from completion_logprobs_pieces(self._tokenizer, answer.tokens)
+            tokens = self._echoed(answer.index, answer.prompt_logprobs, 0) + self._shifted(answer.index, answer.tokens)
+            yield from completion_logprobs_pieces(self._names, tokens)
         else:
             yield b"null"
-        yield b',"finish_reason":%b}' % encode(answer.finish_reason)
+        yield b',"finish_reason":%b' % encode(answer.finish_reason)
+        if self._prompts:
+            yield b',"token_ids":%b' % encode(answer.token_ids.tolist())
+            yield b',"prompt_token_ids":%b' % encode(self._prompt_of(answer.index))
+        if self._tells_prompt_logprobs:
+            yield b","
+            yield from prompt_logprobs_pieces(self._names, answer.prompt_logprobs)
+        yield b"}"
 
     def _chunk_choice(self, delta: Delta) -> CompletionChoice:
-        logprobs = None
-        if self._with_logprobs and delta.tokens:
-            logprobs = completion_logprobs(self._tokenizer, delta.tokens)
-        text = ""
+        tokens, logprobs = delta.tokens, None
+        text = self._echo_once(delta.choice)
+        if self._shows_prompt and self._with_logprobs:
+            told = self._num_echoed.get(delta.choice, 0)
+            echoed = self._echoed(delta.choice, delta.prompt_logprobs, told)
+            self._num_echoed[delta.choice] = told + len(echoed)
+            tokens = echoed + self._shifted(delta.choice, tokens)
+        if self._with_logprobs and tokens:
+            logprobs = completion_logprobs(self._names, tokens)
         for _, more in delta.parts:
             text += more
-        return CompletionChoice(delta.choice, text, logprobs, delta.finish_reason)
+        ids, prompt = self._ids(delta.token_ids), self._prompt_once(delta.choice)
+        return CompletionChoice(delta.choice, text, logprobs, delta.finish_reason, ids, prompt)
 
 
 async def create_completion(request: Request) -> GeneratedResponse:

@@ -10,7 +10,8 @@ import contextlib
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -42,24 +43,42 @@ class Opened:
     seconds: float  # that its answer may take
 
 
-async def open_request(request: Request, kind: str) -> Opened:
-    """Sends the request to the engine. Its timeout runs from its head on; it holds a place once its body is read."""
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """A request that a worker has read, and that holds a place. `wish`: what a gateway says of the place."""
+
+    state: AppState
+    prepared: Prepared
+    deadline: float
+    wish: str | None
+
+
+@asynccontextmanager
+async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving]:
+    """Reads the request. Its timeout runs from its head on; it holds a place from its body on until the block ends."""
     arrival = time.monotonic()
     state = app_state(request)
     facts = model_facts(state)
     timeout = timeout_seconds(request, state.config.request_timeout_seconds)
     level = request_level(request)
     async with state.memory.hold(timeout) as held:
-        body = await read_body(request, body_bytes_max(facts, state.engine.num_requests_max), held)
+        body = await read_body(request, body_bytes_max(facts), held)
         wish = request.headers.get(PLACE_HEADER)
         with state.engine.hold_place(wish):
             job = Job(kind, facts, state.engine.num_requests_max, arrival, body, level, arrival + timeout)
             prepared = await state.workers.prepare(job)
             state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
-            seconds_left = arrival + timeout - time.monotonic()
-            generation = state.engine.open_generation(prepared.num_tokens_of, prepared.add, seconds_left, wish)
+            yield Arriving(state, prepared, arrival + timeout, wish)
+
+
+async def open_request(request: Request, kind: str) -> Opened:
+    """Sends the request to the engine."""
+    async with prepare_request(request, kind) as arriving:
+        state, prepared = arriving.state, arriving.prepared
+        seconds_left = arriving.deadline - time.monotonic()
+        generation = state.engine.open_generation(prepared.parts, seconds_left, arriving.wish)
     assert isinstance(prepared, msgspec.Struct)
-    sent = msgspec.structs.replace(prepared, add=b"")  # the engine has the prompt now; the answer does not need it
+    sent = msgspec.structs.replace(prepared, parts=[])  # the answer does not need the prompts
     return Opened(state, sent, generation, seconds_left)
 
 
@@ -82,6 +101,7 @@ class EngineResponse(Response):
         try:
             async with self._generation, self._held:
                 self._generation.on_held = self._held.grow
+                self._held.grow(sum(len(part.add) for part in self._generation.unsent))
                 await self._send_or_leave(receive, send)
         except (Overloaded, DeadlineExceeded) as error:
             if not self._started:

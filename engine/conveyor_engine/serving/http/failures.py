@@ -1,4 +1,5 @@
-"""Errors as answers: status, OpenAI's JSON body, headers. Used by the app's handlers and in streams by `generated`."""
+"""Errors as answers: status, JSON body in OpenAI's form or Anthropic's, headers. Used by the app's handlers, and by
+formats in streams."""
 
 import msgspec
 from starlette.responses import Response
@@ -19,7 +20,7 @@ from conveyor_engine.errors import (
     UnknownModel,
 )
 from conveyor_engine.wire.request import FinishReason, RequestOutput
-from conveyor_protocol.answer_codes import ErrorType
+from conveyor_protocol.answer_codes import ErrorType, build_anthropic_error, speaks_anthropic
 from conveyor_protocol.request_headers import NO_PLACE, PLACE_HEADER
 
 RETRY_AFTER_SECONDS = 1
@@ -57,29 +58,31 @@ class ErrorAnswer(msgspec.Struct):
     error: ErrorDetails
 
 
-def error_body(message: str, code: ErrorCode, param: str | None = None) -> bytes:
-    """{"error": {...}} in OpenAI's form."""
+def error_body(message: str, code: ErrorCode, param: str | None = None, path: str = "") -> bytes:
+    """{"error": {...}} in the form that the clients of the path read."""
     param = None if param is None else _shorten(param, PARAM_CHARACTERS_MAX)
-    details = ErrorDetails(_shorten(message, MESSAGE_CHARACTERS_MAX), code.type, param, code)
-    return msgspec.json.encode(ErrorAnswer(details))
+    message = _shorten(message, MESSAGE_CHARACTERS_MAX)
+    if speaks_anthropic(path):
+        return msgspec.json.encode(build_anthropic_error(message, code, param))
+    return msgspec.json.encode(ErrorAnswer(ErrorDetails(message, code.type, param, code)))
 
 
 def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
-def failure_body(error: ConveyorEngineError) -> bytes:
+def failure_body(error: ConveyorEngineError, path: str = "") -> bytes:
     """The JSON body for this error."""
-    return error_body(str(error), _find_code(error), error.param if isinstance(error, InvalidRequest) else None)
+    return error_body(str(error), find_code(error), error.param if isinstance(error, InvalidRequest) else None, path)
 
 
-def failure_response(error: ConveyorEngineError) -> Response:
+def failure_response(error: ConveyorEngineError, path: str = "") -> Response:
     """The whole answer for this error."""
-    status = _find_code(error).status
+    status = find_code(error).status
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
     if isinstance(error, NoPlace):
         headers[PLACE_HEADER] = NO_PLACE
-    return Response(failure_body(error), status, headers, media_type="application/json")
+    return Response(failure_body(error, path), status, headers, media_type="application/json")
 
 
 def find_failure(output: RequestOutput) -> DeadlineExceeded | GenerationFailed | None:
@@ -87,11 +90,12 @@ def find_failure(output: RequestOutput) -> DeadlineExceeded | GenerationFailed |
     if not output.has_failed:
         return None
     if output.finish_reason is FinishReason.DEADLINE:
-        return DeadlineExceeded("the request's time ran out before its answer was complete")
+        return DeadlineExceeded(output.message or "the request's time ran out before its answer was complete")
     return GenerationFailed(output.message or "the engine could not go on with this request")
 
 
-def _find_code(error: ConveyorEngineError) -> ErrorCode:
+def find_code(error: ConveyorEngineError) -> ErrorCode:
+    """The case of an error."""
     if isinstance(error, InvalidRequest) and error.code is not None:
         return error.code
     for kind, code in _CODES:

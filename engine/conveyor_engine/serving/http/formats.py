@@ -1,20 +1,34 @@
-"""What the two formats of answers, completions and chat, have in common. Used by `generated`."""
+"""What all formats of generated answers have in common. Used by `generated`.
+
+`Format` is what `generated` asks of each. `ChoicesFormat` is that of completions and chat, whose answers are a list of
+choices; `BlocksFormat` is that of `messages` and `responses`, whose answers are a list of blocks.
+"""
 
 import io
 import time
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
+from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Delta, Token
-from conveyor_engine.serving.http.output_parser import PLAIN_TEXT, Field, OutputParser
+from conveyor_engine.serving.http.events import event
+from conveyor_engine.serving.http.failures import failure_body
+from conveyor_engine.serving.http.logprobs import TokenNames
 from conveyor_engine.serving.preparing.prepare import PreparedText
+from conveyor_engine.text.parsing.build import build_parser
+from conveyor_engine.text.parsing.interface import OutputParser
+from conveyor_engine.wire.request import TokenLogprobs
 
 encode = msgspec.json.Encoder().encode
+_BLOCK_BYTES = 500  # of memory, roughly
 
 
 class Usage(msgspec.Struct):
@@ -24,20 +38,157 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, int] | None  # of prefixes that only the same cache_salt shares
+    completion_tokens_details: dict[str, int] | UnsetType = UNSET  # of a model that thinks
+
+
+BlockKind = Literal["content", "reasoning", "tool_call"]
+
+
+@dataclass(slots=True)
+class Block:
+    """Text of one kind without another in between; a call has the name of its tool, and its arguments are the text."""
+
+    kind: BlockKind
+    name: str = ""
+    written: io.StringIO = field(default_factory=io.StringIO)
+
+    @property
+    def text(self) -> str:
+        return self.written.getvalue()
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """A choice's whole answer while it is made."""
+
+    index: int
+    blocks: list[Block] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    token_ids: "array[int]" = field(default_factory=lambda: array("I"))  # where they are asked for
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # the same, from the second token on
+    finish_reason: str | None = None
+    stop_string: str | None = None
+
+    def add(self, delta: Delta) -> int:
+        """Appends the delta; returns roughly how many bytes of memory it takes."""
+        num_bytes = 500 * (len(delta.tokens) + len(delta.prompt_logprobs)) + 4 * len(delta.token_ids)
+        num_blocks = len(self.blocks)
+        self.token_ids.extend(delta.token_ids)
+        self.prompt_logprobs += delta.prompt_logprobs
+        for name, text in delta.parts:
+            if name == "tool_call":
+                self.blocks.append(Block("tool_call", text))
+            else:
+                self._find_block("tool_call" if name == "arguments" else name).written.write(text)
+            num_bytes += 4 * len(text)
+        self.tokens += delta.tokens
+        self.finish_reason, self.stop_string = delta.finish_reason, delta.stop_string
+        return num_bytes + _BLOCK_BYTES * (len(self.blocks) - num_blocks)
+
+    def _find_block(self, kind: BlockKind) -> Block:
+        if not self.blocks or self.blocks[-1].kind != kind:
+            self.blocks.append(Block(kind))
+        return self.blocks[-1]
+
+    def join(self, kind: BlockKind) -> str:
+        """The text of all its blocks of one kind."""
+        return "".join(block.text for block in self.blocks if block.kind == kind)
+
+    @property
+    def calls(self) -> list[Block]:
+        """Those of tools."""
+        return [block for block in self.blocks if block.kind == "tool_call"]
 
 
 class Format(ABC):
-    """The format of answers: completions or chat."""
+    """The format of one answer, whole or as a stream."""
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
-        self._tokenizer = state.model.tokenizer
-        self._with_logprobs = prepared.top_logprobs is not None
-        self._head = prepared.id, int(time.time()), state.model.name  # the first fields of every object
-        self._no_usage = None if prepared.include_usage else UNSET
+        self._parsing = prepared.parsing
+        self.on_held: Callable[[int], None] = lambda _: None  # called with bytes that it keeps until the end
 
     def build_parser(self) -> OutputParser:
         """For one choice: what divides its text into fields."""
-        return PLAIN_TEXT
+        return build_parser(self._parsing)
+
+    @abstractmethod
+    def write_whole(self, answers: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes]:
+        """The one body, in pieces of JSON."""
+
+    def write_begin(self, usage: Usage) -> bytes:
+        """The events before the first delta's."""
+        return b""
+
+    @abstractmethod
+    def write_events(self, delta: Delta, usage: Usage | None) -> bytes:
+        """Those of a delta, with its choice's counts so far when each is to have them."""
+
+    @abstractmethod
+    def write_end(self, usage: Usage) -> bytes:
+        """Those behind the last delta's."""
+
+    @abstractmethod
+    def write_failure(self, error: ConveyorEngineError) -> bytes:
+        """The last one of a stream that fails."""
+
+    def _make_call_id(self, prefix: str) -> str:
+        digits = uuid.uuid4().hex
+        return digits[:9] if self._parsing.has_short_ids else f"{prefix}_{digits}"
+
+
+class ChoicesFormat(Format):
+    """Completions and chat."""
+
+    def __init__(self, state: AppState, prepared: PreparedText) -> None:
+        super().__init__(state, prepared)
+        self._with_logprobs = prepared.top_logprobs is not None
+        self._names = TokenNames(state.model.tokenizer, as_ids=prepared.tokens_as_ids)
+        self._prompts = prepared.prompt_token_ids
+        self._choices_per_prompt = prepared.choices_per_prompt
+        self._tells_prompt_logprobs = prepared.tells_prompt_logprobs
+        self._prompts_told: set[int] = set()  # by choice, in a stream
+        self._head = prepared.id, int(time.time()), state.model.name  # the first fields of every object
+        self._includes_usage = prepared.include_usage
+        self._no_usage = None if prepared.include_usage else UNSET
+
+    def write_whole(self, answers: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes]:
+        """The body and its choices."""
+        begin, end = encode(self.whole(usage)).split(b'"choices":[]')
+        yield begin + b'"choices":['
+        for answer in answers:
+            if answer.index:
+                yield b","
+            yield from self.choice(answer)
+        yield b"]"
+        yield from self.behind_choices(answers)
+        yield end
+
+    def write_events(self, delta: Delta, usage: Usage | None) -> bytes:
+        """One."""
+        return event(encode(self.chunk(delta, usage)))
+
+    def write_end(self, usage: Usage) -> bytes:
+        """The counts, when asked for."""
+        counts = event(encode(self.usage_chunk(usage))) if self._includes_usage else b""
+        return counts + b"data: [DONE]\n\n"
+
+    def write_failure(self, error: ConveyorEngineError) -> bytes:
+        """In OpenAI's form, for which its clients look in each event."""
+        return event(failure_body(error))
+
+    def _prompt_of(self, choice: int) -> list[int] | UnsetType:
+        """The tokens of the choice's prompt, where they are asked for."""
+        return array("I", self._prompts[choice // self._choices_per_prompt]).tolist() if self._prompts else UNSET
+
+    def _prompt_once(self, choice: int) -> list[int] | UnsetType:
+        """The same, the first time."""
+        if choice in self._prompts_told:
+            return UNSET
+        self._prompts_told.add(choice)
+        return self._prompt_of(choice)
+
+    def _ids(self, token_ids: Sequence[int]) -> Sequence[int] | UnsetType:
+        return token_ids if self._prompts else UNSET
 
     @abstractmethod
     def chunk(self, delta: Delta, usage: Usage | None) -> msgspec.Struct:
@@ -52,25 +203,58 @@ class Format(ABC):
         """The one body, its `choices` empty."""
 
     @abstractmethod
-    def choice(self, answer: "WholeChoice") -> Iterator[bytes]:
+    def choice(self, answer: WholeChoice) -> Iterator[bytes]:
         """One of its choices, in pieces of JSON."""
 
+    def behind_choices(self, answers: Sequence[WholeChoice]) -> Iterator[bytes]:
+        """What follows the choices, in pieces of JSON."""
+        return iter(())
 
-@dataclass(slots=True)
-class WholeChoice:
-    """A choice's whole answer while it is made."""
 
-    index: int
-    texts: dict[Field, io.StringIO] = field(default_factory=lambda: {"content": io.StringIO()})  # by field
-    tokens: list[Token] = field(default_factory=list)
-    finish_reason: str | None = None
+class BlocksFormat(Format):
+    """Messages and responses: one choice, whose text, thinking and calls are blocks in the order in which they came."""
 
-    def add(self, delta: Delta) -> int:
-        """Appends the delta; returns roughly how many bytes of memory it takes."""
-        num_bytes = 500 * len(delta.tokens)
+    def __init__(self, state: AppState, prepared: PreparedText) -> None:
+        super().__init__(state, prepared)
+        self._id, self._model = prepared.id, state.model.name
+        self._open: Block | None = None  # of a stream
+        self._finish_reason: str | None = None
+        self._stop_string: str | None = None
+
+    def write_events(self, delta: Delta, usage: Usage | None) -> bytes:
+        """Begins and ends blocks as the parts of the delta demand."""
+        events = []
         for name, text in delta.parts:
-            self.texts.setdefault(name, io.StringIO()).write(text)
-            num_bytes += 4 * len(text)
-        self.tokens += delta.tokens
-        self.finish_reason = delta.finish_reason
-        return num_bytes
+            kind: BlockKind = "tool_call" if name == "arguments" else name
+            if name == "tool_call" or self._open is None or self._open.kind != kind:
+                events.append(self._end_block())
+                self._open = Block(kind, text if name == "tool_call" else "")
+                events.append(self.begin_block(self._open))
+            if name != "tool_call":
+                events.append(self.write_text(self._open, text))
+        self._finish_reason, self._stop_string = delta.finish_reason, delta.stop_string
+        return b"".join(events)
+
+    def write_end(self, usage: Usage) -> bytes:
+        """Ends the last block, and the answer."""
+        return self._end_block() + self.end_answer(usage)
+
+    def _end_block(self) -> bytes:
+        block, self._open = self._open, None
+        return b"" if block is None else self.end_block(block)
+
+    @abstractmethod
+    def begin_block(self, block: Block) -> bytes:
+        """The events with which a block begins."""
+
+    @abstractmethod
+    def write_text(self, block: Block, text: str) -> bytes:
+        """More text of the block."""
+
+    @abstractmethod
+    def end_block(self, block: Block) -> bytes:
+        """The events with which it ends."""
+
+    @abstractmethod
+    def end_answer(self, usage: Usage) -> bytes:
+        """The last events."""

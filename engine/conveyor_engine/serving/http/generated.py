@@ -1,22 +1,24 @@
 """A generating request's answer, whole or as server-sent events.
 
-Made by `completions` and `chat`, whose formats make its JSON. Every request ends in exactly one of these: a whole body,
-a stream that closes with [DONE], an error status, or an error event in a stream that had begun.
+Made by `completions`, `chat`, `responses` and `messages`, whose formats make its JSON. Every request ends in exactly
+one of these: a whole body, a stream that ends as its format says, an error status, or an error event in a stream that
+had begun.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from msgspec import UNSET
 from starlette.types import Send
 
 from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Choice, Delta
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
-from conveyor_engine.serving.http.failures import failure_body
-from conveyor_engine.serving.http.formats import Format, Usage, WholeChoice, encode
+from conveyor_engine.serving.http.formats import Format, Usage, WholeChoice
 from conveyor_engine.serving.http.usage import UsedTokens, build_last_words
 from conveyor_engine.serving.preparing.prepare import PreparedText
+from conveyor_engine.text.parsing.thinking import MARKS
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.wire.request import RequestOutput
 
@@ -26,7 +28,6 @@ _SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029")
 
 
 class GeneratedResponse(EngineResponse):
@@ -38,9 +39,11 @@ class GeneratedResponse(EngineResponse):
         assert isinstance(prepared, PreparedText)
         self._prepared = prepared
         self._format = make_format(state, prepared)
-        stop = StopStrings(prepared.stop)
+        self._format.on_held = self._held.grow
+        stop, tokenizer, thinking = StopStrings(prepared.stop), state.model.tokenizer, prepared.parsing.thinking
+        end = tokenizer.find_id(MARKS[thinking].end) if thinking else None
         self._choices = [
-            Choice(index, choice, stop, state.model.tokenizer, state.metrics, self._format.build_parser())
+            Choice(index, choice, stop, tokenizer, state.metrics, self._format.build_parser(), end)
             for index, choice in enumerate(prepared.choices)
         ]
         self._choice_of = {choice.request_id: choice for choice in self._choices}
@@ -52,6 +55,7 @@ class GeneratedResponse(EngineResponse):
     async def _send_answer(self, send: Send) -> None:
         for choice in self._prepared.choices:
             self._state.metrics.observe_prompt(choice.num_prompt_tokens, choice.max_tokens)
+        self._held.grow(len(self._prepared.repeated))
         if self._prepared.stream:
             await self._send_stream(send)
         else:
@@ -79,37 +83,28 @@ class GeneratedResponse(EngineResponse):
         answers = [WholeChoice(choice.index) for choice in self._choices]
         async for outputs in self._generation.batches():
             self._held.grow(sum(answers[delta.choice].add(delta) for delta in self._push(outputs)))
-        await self._send_json(self._whole(answers), send)
-
-    def _whole(self, answers: list[WholeChoice]) -> Iterator[bytes]:
-        begin, end = encode(self._format.whole(self._usage())).split(b'"choices":[]')
-        yield begin + b'"choices":['
-        for answer in answers:
-            if answer.index:
-                yield b","
-            yield from self._format.choice(answer)
-        yield b"]" + end
+        await self._send_json(self._format.write_whole(answers, self._usage()), send)
 
     async def _send_stream(self, send: Send) -> None:
         """Sends the status with the first tokens, so that a failure before them is an error status."""
         try:
             async for outputs in self._generation.batches():
                 if deltas := self._push(outputs):
-                    if not self._started:
-                        await self._start(_SSE_HEADERS, send)
                     await self._send_events(deltas, send)
-            last = b"data: [DONE]\n\n"
-            if self._prepared.include_usage:
-                last = event(encode(self._format.usage_chunk(self._usage()))) + last
+            last = self._format.write_end(self._usage())
         except ConveyorEngineError as error:
             if not self._started:
                 raise
             _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)
-            last = event(failure_body(error))
+            last = self._format.write_failure(error)
         await send({"type": "http.response.body", "body": last + build_last_words(self._report)})
 
     async def _send_events(self, deltas: list[Delta], send: Send) -> None:
-        events = b"".join(event(encode(self._format.chunk(delta, self._usage_so_far(delta)))) for delta in deltas)
+        events = b""
+        if not self._started:
+            await self._start(_SSE_HEADERS, send)
+            events = self._format.write_begin(self._usage())
+        events += b"".join(self._format.write_events(delta, self._usage_so_far(delta)) for delta in deltas)
         await send({"type": "http.response.body", "body": events, "more_body": True})
 
     def _count_used(self) -> UsedTokens:
@@ -127,23 +122,18 @@ class GeneratedResponse(EngineResponse):
         completion_tokens = sum(choice.num_tokens for choice in self._choices)
         first_choices = self._choices[:: self._prepared.choices_per_prompt]
         cached = sum(choice.num_cached_tokens for choice in first_choices)
-        return self._count(prompt_tokens, completion_tokens, cached)
+        thinking = sum(choice.num_thinking_tokens for choice in self._choices)
+        return self._count(prompt_tokens, completion_tokens, cached, thinking)
 
     def _usage_so_far(self, delta: Delta) -> Usage | None:
         if not self._prepared.continuous_usage:
             return None
         prompt_tokens = self._prepared.choices[delta.choice].num_prompt_tokens
-        return self._count(prompt_tokens, delta.num_tokens, self._choices[delta.choice].num_cached_tokens)
+        choice = self._choices[delta.choice]
+        return self._count(prompt_tokens, delta.num_tokens, choice.num_cached_tokens, choice.num_thinking_tokens)
 
-    def _count(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    def _count(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, thinking_tokens: int) -> Usage:
         """The cached count of a request without a salt is hidden: it would tell what others have sent."""
         details = {"cached_tokens": cached_tokens} if self._prepared.tells_cached_tokens else None
-        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
-
-
-def event(data: bytes) -> bytes:
-    """JSON as one event. Unicode's line ends are escaped, because some clients split events at them."""
-    if not data.isascii():
-        for line_end, escaped in _LINE_ENDS:
-            data = data.replace(line_end, escaped)
-    return b"data: " + data + b"\n\n"
+        thinking = {"reasoning_tokens": thinking_tokens} if self._prepared.parsing.thinking else UNSET
+        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details, thinking)

@@ -1,22 +1,52 @@
-"""Log probabilities in OpenAI's two shapes, whole for an event, in pieces for a body. Used by `completions`, `chat`."""
+"""Log probabilities in the shapes of OpenAI and vLLM, whole for an event, in pieces for a body.
+
+Used by `completions` and `chat`.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from conveyor_engine.serving.http.choice import Token
 from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.request import TokenLogprobs
+
+T = TypeVar("T")
 
 _PIECE_TOKENS = 64
 LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNames:
+    """How an answer names tokens: by their text, or all by their ids, which tells those of one text apart."""
+
+    tokenizer: Tokenizer
+    as_ids: bool
+
+    def text(self, token_id: int) -> str:
+        """Of one token."""
+        if self.as_ids:
+            return f"token_id:{token_id}"
+        return self.tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+class PromptLogprob(msgspec.Struct):
+    """A token of a prompt, or an alternative for it."""
+
+    logprob: float | None
+    rank: int
+    decoded_token: str
 
 
 class CompletionLogprobs(msgspec.Struct):
     """One entry per token in each list."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # None for the first token of a prompt
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -44,42 +74,59 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token]) -> CompletionLogprobs:
+def completion_logprobs(names: TokenNames, tokens: Sequence[Token]) -> CompletionLogprobs:
     """The chosen token is among the top ones even if it was not one of the likeliest, or if none were asked for."""
     return CompletionLogprobs(
-        tokens=[_text(tokenizer, t.logprobs.token_id) for t in tokens],
-        token_logprobs=[max(LOWEST, t.logprobs.logprob) for t in tokens],
-        top_logprobs=[_top_by_text(tokenizer, t) for t in tokens],
+        tokens=[names.text(t.logprobs.token_id) for t in tokens],
+        token_logprobs=[_bounded(t.logprobs.logprob) for t in tokens],
+        top_logprobs=[_top_by_text(names, t) for t in tokens],
         text_offset=[t.start for t in tokens],
     )
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token]) -> ChatLogprobs:
+def chat_logprobs(names: TokenNames, tokens: Sequence[Token]) -> ChatLogprobs:
     """As many alternatives as the engine was asked for."""
-    return ChatLogprobs([_chat_token(tokenizer, token) for token in tokens])
+    return ChatLogprobs([_chat_token(names, token) for token in tokens])
 
 
-def completion_logprobs_pieces(tokenizer: Tokenizer, tokens: Sequence[Token]) -> Iterator[bytes]:
+def completion_logprobs_pieces(names: TokenNames, tokens: Sequence[Token]) -> Iterator[bytes]:
     """The JSON of `completion_logprobs`, a few tokens at a time."""
     yield b'{"tokens":'
-    yield from _array(tokens, lambda t: _text(tokenizer, t.logprobs.token_id))
+    yield from _array(tokens, lambda t: names.text(t.logprobs.token_id))
     yield b',"token_logprobs":'
-    yield from _array(tokens, lambda t: max(LOWEST, t.logprobs.logprob))
+    yield from _array(tokens, lambda t: _bounded(t.logprobs.logprob))
     yield b',"top_logprobs":'
-    yield from _array(tokens, lambda t: _top_by_text(tokenizer, t))
+    yield from _array(tokens, lambda t: _top_by_text(names, t))
     yield b',"text_offset":'
     yield from _array(tokens, lambda t: t.start)
     yield b"}"
 
 
-def chat_logprobs_pieces(tokenizer: Tokenizer, tokens: Sequence[Token]) -> Iterator[bytes]:
+def chat_logprobs_pieces(names: TokenNames, tokens: Sequence[Token]) -> Iterator[bytes]:
     """The JSON of `chat_logprobs`, a few tokens at a time."""
     yield b'{"content":'
-    yield from _array(tokens, lambda t: _chat_token(tokenizer, t))
+    yield from _array(tokens, lambda t: _chat_token(names, t))
     yield b',"refusal":null}'
 
 
-def _array(tokens: Sequence[Token], item: Callable[[Token], object]) -> Iterator[bytes]:
+def prompt_logprobs_pieces(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> Iterator[bytes]:
+    """The JSON of a prompt's log probabilities in vLLM's shape: for each token but the first an object by token id."""
+    yield b'"prompt_logprobs":'
+    yield from _array([None, *logprobs], lambda each: None if each is None else _by_id(names, each))
+
+
+def _by_id(names: TokenNames, logprobs: TokenLogprobs) -> dict[str, PromptLogprob]:
+    ids, values = logprobs.top_token_ids, logprobs.top_logprobs
+    told = {str(ids[i]): PromptLogprob(_bounded(values[i]), i + 1, names.text(ids[i])) for i in range(len(ids))}
+    own = PromptLogprob(_bounded(logprobs.logprob), logprobs.rank, names.text(logprobs.token_id))
+    return {str(logprobs.token_id): own, **told}
+
+
+def _bounded(logprob: float | None) -> float | None:
+    return None if logprob is None else max(LOWEST, logprob)
+
+
+def _array(tokens: Sequence[T], item: Callable[[T], object]) -> Iterator[bytes]:
     yield b"["
     for start in range(0, len(tokens), _PIECE_TOKENS):
         items = msgspec.json.encode([item(token) for token in tokens[start : start + _PIECE_TOKENS]])
@@ -87,28 +134,26 @@ def _array(tokens: Sequence[Token], item: Callable[[Token], object]) -> Iterator
     yield b"]"
 
 
-def _chat_token(tokenizer: Tokenizer, token: Token) -> ChatTokenLogprob:
+def _chat_token(names: TokenNames, token: Token) -> ChatTokenLogprob:
     logprobs = token.logprobs
     pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
-    top = [_top(tokenizer, token_id, logprob) for token_id, logprob in pairs]
-    chosen = _top(tokenizer, logprobs.token_id, logprobs.logprob)
+    top = [_top(names, token_id, logprob) for token_id, logprob in pairs]
+    assert logprobs.logprob is not None
+    chosen = _top(names, logprobs.token_id, logprobs.logprob)
     return ChatTokenLogprob(chosen.token, chosen.logprob, chosen.bytes, top)
 
 
-def _top(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
-    data = tokenizer.token_bytes(token_id)
-    return TopLogprob(data.decode(errors="replace"), max(LOWEST, logprob), list(data))
+def _top(names: TokenNames, token_id: int, logprob: float) -> TopLogprob:
+    return TopLogprob(names.text(token_id), max(LOWEST, logprob), list(names.tokenizer.token_bytes(token_id)))
 
 
-def _top_by_text(tokenizer: Tokenizer, token: Token) -> dict[str, float]:
+def _top_by_text(names: TokenNames, token: Token) -> dict[str, float] | None:
     """Two tokens of the same text (pieces of characters) share an entry: the likelier one's, as it comes first."""
     logprobs = token.logprobs
+    if logprobs.logprob is None:
+        return None
     top: dict[str, float] = {}
     pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
     for token_id, logprob in (*pairs, (logprobs.token_id, logprobs.logprob)):
-        top.setdefault(_text(tokenizer, token_id), max(LOWEST, logprob))
+        top.setdefault(names.text(token_id), max(LOWEST, logprob))
     return top
-
-
-def _text(tokenizer: Tokenizer, token_id: int) -> str:
-    return tokenizer.token_bytes(token_id).decode(errors="replace")

@@ -8,11 +8,15 @@ from typing import Protocol
 import msgspec
 from starlette.types import Send
 
+from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, GenerationFailed
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
 from conveyor_engine.serving.http.failures import find_failure
 from conveyor_engine.serving.http.formats import encode
 from conveyor_engine.serving.http.usage import UsedTokens
+from conveyor_engine.serving.preparing.jobs import name_input
 from conveyor_engine.wire.request import FinishReason, RequestOutput
+
+_INPUT_BYTES = 1024  # what this process keeps of an input beside its prompt and payload, roughly
 
 
 class PreparedInputs(Protocol):
@@ -26,6 +30,11 @@ class PreparedInputs(Protocol):
 
     @property
     def arrival_time(self) -> float: ...
+
+    @property
+    def param(self) -> str:
+        """The field that has the inputs."""
+        ...
 
 
 class PromptUsage(msgspec.Struct):
@@ -54,6 +63,7 @@ class OneStepResponse(EngineResponse):
         """The JSON of the answer, with the payload of each input."""
 
     async def _send_answer(self, send: Send) -> None:
+        self._held.grow(_INPUT_BYTES * len(self._inputs.request_ids))
         for num_tokens in self._inputs.nums_prompt_tokens:
             self._state.metrics.observe_prompt(num_tokens)
         async for outputs in self._generation.batches():
@@ -66,12 +76,19 @@ class OneStepResponse(EngineResponse):
         assert output.finish_reason is not None
         self._end(output.request_id, output.finish_reason)
         if (failure := find_failure(output)) is not None:
-            raise failure
+            raise self._name_input(failure, output.request_id)
         assert output.payload is not None
         queued, computed = output.scheduled_time - self._sent, time.monotonic() - output.scheduled_time
         self._state.metrics.observe_stages(max(0.0, queued), computed, 0.0, output.num_preemptions)
         self._payloads[output.request_id] = output.payload
         self._held.grow(len(output.payload))
+
+    def _name_input(self, failure: DeadlineExceeded | GenerationFailed, request_id: str) -> ConveyorEngineError:
+        """The failure of one input of a list says which it is. A deadline is that of them all."""
+        ids = self._inputs.request_ids
+        if isinstance(failure, DeadlineExceeded) or len(ids) == 1:
+            return failure
+        return GenerationFailed(f"{name_input(self._inputs.param, list(ids).index(request_id), len(ids))}: {failure}")
 
     def _count_used(self) -> UsedTokens:
         nums = zip(self._inputs.request_ids, self._inputs.nums_prompt_tokens, strict=True)

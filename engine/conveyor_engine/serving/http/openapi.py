@@ -17,12 +17,13 @@ from conveyor_engine.serving.http.failures import ErrorAnswer
 from conveyor_engine.serving.http.status import Load, Model, ModelList, Status, Version
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths, load_task_paths
 from conveyor_engine.serving.http.usage import UsedTokens
+from conveyor_protocol.answer_codes import AnthropicErrorAnswer, speaks_anthropic
 
 Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
 _TEMPLATE = "#/components/schemas/{model}"  # the same, as pydantic has it
-_ANSWERS = (ErrorAnswer, ModelList, Model, Status, Version, Load, UsedTokens)
+_ANSWERS = (ErrorAnswer, AnthropicErrorAnswer, ModelList, Model, Status, Version, Load, UsedTokens)
 _HEADERS = [
     {"name": "X-Request-Id", "in": "header", "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"}},
     {"name": "X-Request-Timeout-Seconds", "in": "header", "schema": {"type": "number", "exclusiveMinimum": 0}},
@@ -35,11 +36,13 @@ def build_document() -> Json:
     paths: Json = {}
     for path, method, operation in _operations(tasks):
         paths.setdefault(path, {})[method] = operation
+    taken, given = _request_schemas(tasks), _answer_schemas(tasks)
+    assert not taken.keys() & given.keys(), "a name stands for one schema"
     return {
         "openapi": "3.1.0",
         "info": {"title": "Conveyor engine", "version": __version__},
         "paths": paths,
-        "components": {"schemas": dict(sorted((_request_schemas(tasks) | _answer_schemas(tasks)).items()))},
+        "components": {"schemas": dict(sorted((taken | given).items()))},
     }
 
 
@@ -72,16 +75,25 @@ def _task_path(row: TaskPath) -> Json:
     statuses = {code.status for code in ErrorCode}
     content, description = {"application/json": {"schema": _answer_schema(row.whole)}}, "Whole."
     if row.chunk is not None:
-        # OpenAPI 3.1 has no keyword for the schema of an event.
-        content |= {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": _reference(row.chunk)}}
+        content |= _events(_reference(row.chunk))
         each = f"each `data: ` and a {row.chunk.__name__}"
         description = f"Whole, or with `stream` server-sent events, {each}, the last `data: [DONE]`."
+    elif row.events:
+        content |= _events({"oneOf": list(map(_reference, row.events))})
+        description = (
+            "Whole, or with `stream` server-sent events, each `event: ` and its `type`, `data: ` and the object."
+        )
     return {
         "summary": row.summary,
         "parameters": _HEADERS,
         "requestBody": {"required": True, "content": _content(row.request)},
-        "responses": {"200": {"description": description, "content": content}, **_refusals(statuses)},
+        "responses": {"200": {"description": description, "content": content}, **_refusals(statuses, row.path)},
     }
+
+
+def _events(schema: Json) -> Json:
+    """OpenAPI 3.1 has no keyword for the schema of an event."""
+    return {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": schema}}
 
 
 def _page(summary: str, answer: type, refusals: tuple[int, ...] = ()) -> Json:
@@ -100,11 +112,12 @@ def _of_place(summary: str) -> Json:
     return {"summary": summary, "responses": {"204": {"description": "Done."}, **_refusals({429, 503})}}
 
 
-def _refusals(statuses: set[int]) -> Json:
+def _refusals(statuses: set[int], path: str = "") -> Json:
     responses = {}
+    form = AnthropicErrorAnswer if speaks_anthropic(path) else ErrorAnswer
     for status in sorted(statuses):
         cases = [f"`{code}`: {code.meaning}." for code in ErrorCode if code.status == status]
-        responses[str(status)] = {"description": " ".join(cases), "content": _content(ErrorAnswer)}
+        responses[str(status)] = {"description": " ".join(cases), "content": _content(form)}
     return responses
 
 
@@ -128,7 +141,7 @@ def _answer_schemas(tasks: Sequence[TaskPaths]) -> Json:
         kind
         for of_task in tasks
         for row in of_task.paths
-        for kind in (*(row.whole if isinstance(row.whole, tuple) else (row.whole,)), row.chunk)
+        for kind in (*(row.whole if isinstance(row.whole, tuple) else (row.whole,)), row.chunk, *row.events)
         if kind
     }
     return msgspec.json.schema_components((*_ANSWERS, *of_tasks), ref_template=_REFERENCE)[1]

@@ -9,6 +9,7 @@ from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, Inval
 from conveyor_engine.serving.http.memory import Held
 from conveyor_engine.serving.http.task_paths import TaskPaths
 from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.worker import INPUTS_MAX
 from conveyor_protocol.request_headers import (
     LEVEL_HEADER,
     REQUEST_TIMEOUT_HEADER,
@@ -21,14 +22,14 @@ BODY_BYTES_FLOOR = 2**20  # room for many messages or prompts in a short context
 BODY_SECONDS_MAX = 60.0
 
 
-def body_bytes_max(facts: ModelFacts, num_requests_max: int) -> int:
+def body_bytes_max(facts: ModelFacts) -> int:
     """The longest body that is read: reading and validating it takes memory and time in proportion.
 
-    One context's; of a task whose bodies have many inputs, that of as many as the engine takes at once.
+    One context's; of a task whose bodies have many inputs, that of as many as one body may have.
     """
     of_task: TaskPaths = registry.load(facts.task, "serving")
     context = BODY_BYTES_PER_TOKEN * facts.max_model_len
-    return max(BODY_BYTES_FLOOR, context, min(of_task.inputs_bytes_max, context * num_requests_max))
+    return max(BODY_BYTES_FLOOR, context, min(of_task.inputs_bytes_max, context * INPUTS_MAX))
 
 
 async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:

@@ -51,8 +51,9 @@ class Version(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
-    """How many requests run and wait, how many the KV cache carried at once if it was short lately, whether the engine
-    drains, and how long it warmed up when it started. `server_load` is vLLM's name for all requests here."""
+    """How many requests run and wait; `carried`, how many run at once where KV cache or objectives allow fewer than a
+    batch; where there are objectives, why, and the prompt tokens of a step; whether the engine drains, and how long it
+    warmed up when it started. `server_load` is vLLM's name for all requests here."""
 
     server_load: int
     running: int
@@ -60,6 +61,8 @@ class Load(msgspec.Struct):
     max_num_seqs: int
     kv_cache_usage: float
     carried: int | None
+    max_prompt_tokens: int | None
+    limit_reason: str | None
     draining: bool
     warm_up_seconds: float | None
 
@@ -118,7 +121,9 @@ async def get_load(request: Request) -> Response:
         waiting=engine.num_waiting,
         max_num_seqs=engine.facts.max_num_seqs if engine.facts else state.config.max_num_seqs,
         kv_cache_usage=round(engine.stats.kv_cache_usage, 4),
-        carried=engine.stats.num_carried,
+        carried=engine.stats.capacity,
+        max_prompt_tokens=engine.stats.max_prompt_tokens,
+        limit_reason=engine.stats.limit_reason,
         draining=engine.state is State.DRAINING,
         warm_up_seconds=engine.start_seconds.get("warm_up"),
     )

@@ -31,6 +31,7 @@ class TaskPath:
     request: type[Object]  # the fields of its body
     whole: Any  # its answer: a struct, a list of them, or one of a tuple ...
     chunk: type[msgspec.Struct] | None = None  # ... or each event of a stream, where it can be one
+    events: tuple[type[msgspec.Struct], ...] = ()  # the same, where events have names: each one's is its `type`
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 OPENAI, VLLM, SGLANG, COHERE, JINA = "OpenAI", "vLLM", "SGLang", "Cohere", "Jina"
+ANTHROPIC = "Anthropic"
 
 
 class Place(StrEnum):
@@ -21,6 +22,9 @@ class Place(StrEnum):
     RERANK = "rerank"
     SCORE = "score"
     CLASSIFY = "classify"
+    TOKENIZE = "tokenize"
+    MESSAGES = "messages"
+    RESPONSES = "responses"
     STREAM_OPTIONS = "`stream_options`"
     MESSAGE = "a message"
 
@@ -37,12 +41,14 @@ class Row:
     places: tuple[Place, ...] = BOTH
     only: tuple[object, ...] = ()  # the values that change nothing, beside null
     why_ignored: str = ""  # why any value is accepted
+    instead: str = ""  # why other values are refused, and what to send
 
     def refusal(self, value: object) -> str | None:
         """The end of a sentence that begins with the field's name; None if this value is accepted."""
         if value is None or self.why_ignored or any(_equal(value, neutral) for neutral in self.only):
             return None
-        return f"is not supported by this engine; leave it out (or send {self.accepted_values()})"
+        what = f"is not supported by this engine; leave it out (or send {self.accepted_values()})"
+        return f"{what}: {self.instead}" if self.instead else what
 
     def schema(self) -> dict[str, object]:
         """The same as JSON Schema."""
@@ -66,7 +72,11 @@ def _as_json(value: object) -> str:
 _LABEL = "labels the request or its user"
 _PLACE = "says where, when or with which help it is computed"
 _CACHE = "advises a prompt cache, and prefixes are cached in any case"
-_WITHOUT = "is about tools, reasoning, media or special tokens in the text, of which there are none"
+_NO_BEAMS = "it is of beam search, which would run all beams in step and copy their caches; send `n` and a `seed`"
+_WITHOUT = "is about media, of which there are none, or about how reasoning is told, which is always apart"
+_HOSTED = "is about tools that OpenAI runs"
+_STORES = "this server keeps nothing; send the whole conversation as `input`"
+_SPACES = "is about tokenizers that are not fast ones"
 
 
 def _ignored(why: str, by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH) -> Iterator[Row]:
@@ -74,9 +84,11 @@ def _ignored(why: str, by: Iterable[str], *names: str, on: tuple[Place, ...] = B
         yield Row(name, tuple(by), on, why_ignored=why)
 
 
-def _only(values: tuple[object, ...], by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH) -> Iterator[Row]:
+def _only(
+    values: tuple[object, ...], by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH, instead: str = ""
+) -> Iterator[Row]:
     for name in names:
-        yield Row(name, tuple(by), on, only=values)
+        yield Row(name, tuple(by), on, only=values, instead=instead)
 
 
 _ALL = (OPENAI, VLLM, SGLANG)
@@ -86,6 +98,8 @@ _COMPLETIONS = (Place.COMPLETIONS,)
 _EMBEDDINGS = (Place.EMBEDDINGS,)
 _PAIRS = (Place.RERANK, Place.SCORE)
 _CLASSIFY = (Place.CLASSIFY,)
+_MESSAGES = (Place.MESSAGES,)
+_RESPONSES = (Place.RESPONSES,)
 _EVERYWHERE = (*BOTH, Place.EMBEDDINGS, *_PAIRS, *_CLASSIFY)
 
 TABLE: tuple[Row, ...] = (
@@ -99,45 +113,42 @@ TABLE: tuple[Row, ...] = (
     *_ignored(_PLACE, [VLLM], "stream_interval"),
     *_ignored(_PLACE, [SGLANG], "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank"),
     *_ignored(_PLACE, [SGLANG], "bootstrap_host", "bootstrap_port", "bootstrap_room", "ngram_corpus_id"),
-    *_ignored(_CACHE, [OPENAI], "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-    *_ignored(_WITHOUT, _ALL, "parallel_tool_calls", on=_CHAT),
+    *_ignored(_CACHE, [OPENAI], "prompt_cache_key"),
+    *_ignored(_CACHE, [OPENAI], "prompt_cache_retention", "prompt_cache_options", on=(*BOTH, *_RESPONSES)),
+    *_ignored(_HOSTED, [OPENAI], "max_tool_calls", on=_RESPONSES),
+    *_ignored(_LABEL, [VLLM], "request_id", on=_RESPONSES),
     *_ignored(_WITHOUT, [SGLANG], "separate_reasoning", "stream_reasoning", on=_CHAT),
     *_ignored(_WITHOUT, [VLLM], "media_io_kwargs", on=_CHAT),
     *_ignored(_WITHOUT, [VLLM], "mm_processor_kwargs", on=(*_CHAT, *_PAIRS)),
     *_ignored(_WITHOUT, [SGLANG], "images_config"),
     *_ignored(_WITHOUT, [SGLANG], "max_dynamic_patch", "min_dynamic_patch", on=_CHAT),
     *_ignored(_WITHOUT, [SGLANG], "use_audio_in_video", on=_CHAT),
-    *_ignored(_WITHOUT, [VLLM], "spaces_between_special_tokens", "return_token_offsets", "return_mm_kwargs"),
+    *_ignored(_LABEL, [ANTHROPIC], "metadata", "user_profile_id", "workspace_id", on=_MESSAGES),
+    *_ignored(_CACHE, [ANTHROPIC], "cache_control", on=_MESSAGES),
+    *_ignored(_PLACE, [ANTHROPIC], "inference_geo", "diagnostics", on=_MESSAGES),
+    *_ignored(_SPACES, [VLLM], "spaces_between_special_tokens"),
+    *_ignored(_WITHOUT, [VLLM], "return_token_offsets", "return_mm_kwargs"),
     *_ignored(_WITHOUT, [OPENAI], "annotations", on=(Place.MESSAGE,)),
     # when it is computed: accepted, this would promise what is not done
-    *_only(("auto", "default"), [OPENAI], "service_tier"),
+    *_only(("auto", "default"), [OPENAI], "service_tier", on=(*BOTH, *_RESPONSES)),
+    *_only(("auto", "standard_only"), [ANTHROPIC], "service_tier", on=_MESSAGES),
+    *_only(("standard",), [ANTHROPIC], "speed", on=_MESSAGES),
     # how tokens are chosen
-    *_only((0,), _ALL, "presence_penalty", "frequency_penalty"),
-    *_only((1,), _ENGINES, "repetition_penalty"),
-    *_only((0,), _ENGINES, "min_p"),
-    *_only(({},), _ALL, "logit_bias"),
-    *_only((1,), [OPENAI, SGLANG], "best_of"),
-    *_only((False,), [VLLM], "use_beam_search", "watermarking"),
-    *_only((1,), [VLLM], "length_penalty"),
-    *_only(([],), [VLLM], "bad_words", "logits_processors"),
-    *_only((), [VLLM], "allowed_token_ids", "repetition_detection"),
-    *_only((-1,), [VLLM], "thinking_token_budget"),
+    *_only((1,), [OPENAI, SGLANG], "best_of", instead="every choice is returned: send `n`, and take the best of them"),
+    *_only((False,), [VLLM], "use_beam_search", instead=_NO_BEAMS),
+    *_only((1,), [VLLM], "length_penalty", instead=_NO_BEAMS),
+    *_only((False,), [VLLM], "watermarking"),
+    *_only(([],), [VLLM], "logits_processors"),
+    *_only((), [VLLM], "repetition_detection"),
+    *_only((-1,), [VLLM], "thinking_token_budget", on=_COMPLETIONS),
     *_only(({},), [VLLM], "vllm_xargs"),
     *_only(({},), [SGLANG], "custom_params"),
     *_only((), [SGLANG], "custom_logit_processor", "lora_path", "session_params"),
-    # structured output
-    *_only(({"type": "text"},), _ALL, "response_format"),
-    *_only((), [VLLM], "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *_only((), [SGLANG], "json_schema", "regex", "ebnf"),
     # what the prompt is
     *_only((False,), [VLLM], "add_special_tokens", "echo", on=_CHAT),
     *_only((True,), [VLLM], "add_special_tokens", on=(*_COMPLETIONS, *_EMBEDDINGS, *_CLASSIFY)),
     *_only((), [VLLM], "prompt_embeds", on=_COMPLETIONS),
-    *_only((False,), _ALL, "echo", on=_COMPLETIONS),
     *_only(("",), _ALL, "suffix", on=_COMPLETIONS),
-    *_only((True,), [VLLM], "add_generation_prompt", on=_CHAT),
-    *_only((False,), _ENGINES, "continue_final_message", on=_CHAT),
-    *_only(([],), [VLLM], "documents", on=_CHAT),
     *_only((), [VLLM], "chat_template", on=_CHAT),
     *_only((), [SGLANG], "input_ids", "task", on=_CHAT),
     # what its vector is
@@ -153,41 +164,39 @@ TABLE: tuple[Row, ...] = (
     *_only((1,), [COHERE], "max_chunks_per_doc", on=(Place.RERANK,)),
     *_only((False,), [JINA], "return_embeddings", on=(Place.RERANK,)),
     # when it ends, and what is told of it
-    *_only((False,), [VLLM], "include_stop_str_in_output"),
     *_only((False,), [SGLANG], "no_stop_trim"),
     *_only(([],), [SGLANG], "stop_regex"),
-    *_only((True,), _ENGINES, "skip_special_tokens"),
-    *_only((), [VLLM], "prompt_logprobs", "logprob_token_ids"),
-    *_only((False,), _ENGINES, "return_token_ids"),
-    *_only((False,), [VLLM], "return_tokens_as_token_ids", "return_weight_versions"),
+    *_only((False,), [VLLM], "return_weight_versions"),
     *_only((False,), [VLLM], "return_prompt_text", on=_CHAT),
     *_only((0,), [VLLM], "routed_experts_prompt_start"),
     *_only((False,), [SGLANG], "return_hidden_states", "return_routed_experts", "return_cached_tokens_details"),
     *_only((False,), [SGLANG], "return_prompt_token_ids", "return_meta_info", on=_CHAT),
     *_only((0,), [SGLANG], "routed_experts_start_len"),
     *_only((False,), [OPENAI], "store", on=_CHAT),
+    *_only((False,), [OPENAI], "store", on=_RESPONSES, instead=_STORES),
+    *_only((False,), [OPENAI], "background", on=_RESPONSES, instead=_STORES),
+    *_only((), [OPENAI], "previous_response_id", "conversation", "prompt", on=_RESPONSES, instead=_STORES),
+    *_only(("disabled",), [OPENAI], "truncation", on=_RESPONSES, instead="send `truncate_prompt_tokens`"),
+    *_only((0,), [OPENAI], "top_logprobs", on=_RESPONSES, instead="/v1/chat/completions has them"),
+    *_only((), [OPENAI], "context_management", "moderation", "access_programs", "image", on=_RESPONSES),
     *_only((False,), [OPENAI], "include_obfuscation", on=(Place.STREAM_OPTIONS,)),
     # whose prefixes are shared with whom: accepted, these would promise what is not done
     *_only((), [SGLANG], "extra_key"),
     *_only(({},), [VLLM], "kv_transfer_params", "ec_transfer_params"),
+    *_only(({},), [VLLM], "kv_transfer_params", on=_MESSAGES),
     # tools, reasoning and media
-    *_only(([],), _ALL, "tools", on=_CHAT),
-    *_only(("none", "auto"), _ALL, "tool_choice", on=_CHAT),
-    *_only(([],), [OPENAI], "functions", on=_CHAT),
-    *_only(("none", "auto"), [OPENAI], "function_call", on=_CHAT),
+    *_only(([],), [OPENAI], "functions", on=_CHAT, instead="send `tools`"),
+    *_only(("none", "auto"), [OPENAI], "function_call", on=_CHAT, instead="send `tool_choice`"),
     *_only((["text"],), [OPENAI], "modalities", on=_CHAT),
     *_only((), [OPENAI], "audio", "moderation", "web_search_options", on=_CHAT),
-    *_only(("none",), _ALL, "reasoning_effort", on=_CHAT),
     *_only((), [SGLANG], "reasoning", on=_CHAT),
     *_only((), [VLLM], "mm_payload", on=_CHAT),
     *_only((True,), [VLLM], "include_reasoning", on=_CHAT),
     *_only(("medium",), [OPENAI], "verbosity", on=_CHAT),
     *_only((), [OPENAI], "refusal", "function_call", "audio", on=(Place.MESSAGE,)),
-    *_only(([],), _ALL, "tool_calls", on=(Place.MESSAGE,)),
-    *_only(("",), _ENGINES, "reasoning_content", on=(Place.MESSAGE,)),
-    *_only(("",), [VLLM], "reasoning", on=(Place.MESSAGE,)),
     *_only(([],), [SGLANG], "tools", on=(Place.MESSAGE,)),
-    *_only((), _ALL, "tool_call_id", on=(Place.MESSAGE,)),
+    *_only((), [ANTHROPIC], "container", "context_management", on=_MESSAGES),
+    *_only(([],), [ANTHROPIC], "mcp_servers", on=_MESSAGES),
 )  # fmt: skip
 
 ROWS: dict[Place, dict[str, Row]] = {place: {row.name: row for row in TABLE if place in row.places} for place in Place}

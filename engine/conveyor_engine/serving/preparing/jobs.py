@@ -4,7 +4,7 @@ The `preparing` module of a task has a `Kind` for each kind of body that its pat
 and the routes in the API process, and by `process` in the workers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -16,8 +16,9 @@ from conveyor_engine.errors import ErrorCode, InvalidRequest, UnknownModel
 from conveyor_engine.serving.preparing.refusals import invalid_request
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import ModelFields
+from conveyor_engine.text.parsing.dialect import NO_DIALECT, Dialect
 from conveyor_engine.text.tokenizer import Tokenizer
-from conveyor_engine.wire.worker import Job
+from conveyor_engine.wire.worker import INPUTS_MAX, Job, Part
 
 Fields = TypeVar("Fields", bound=ModelFields)
 
@@ -29,6 +30,7 @@ class ServedModel:
     name: str  # what requests call it
     text: Tokenizer | None  # None: its task reads no text
     sampling_defaults: SamplingDefaults
+    dialect: Dialect = NO_DIALECT
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -44,18 +46,13 @@ class Prepared(Protocol):
     def id(self) -> str: ...
 
     @property
-    def num_tokens_of(self) -> Mapping[str, int]:
-        """By the id of each engine request, how much of the engine's memory it takes: tokens, or 4 bytes of payload."""
+    def parts(self) -> Sequence[Part]:
+        """The engine requests, in order. Several parts are sent one after the other, as those before them end."""
         ...
 
     @property
     def ignored_fields(self) -> int:
         """Fields of the body that nobody defines."""
-        ...
-
-    @property
-    def add(self) -> bytes:
-        """The message for the engine, encoded: the API process never handles what a prompt holds."""
         ...
 
 
@@ -93,6 +90,18 @@ def too_many(what: str, num_requests: int, job: Job, param: str) -> InvalidReque
     """The error for a body of more requests than the engine ever takes."""
     most = f"more than the {job.num_requests_max} this engine ever takes at once"
     return InvalidRequest(f"{what} is {num_requests}, {most}", param=param)
+
+
+def check_num_inputs(number: int, param: str) -> None:
+    """Refuses a body of more inputs, of a step each, than one answer may be about."""
+    if number > INPUTS_MAX:
+        message = f"the number of {param} is {number}, more than the {INPUTS_MAX} that one request may have"
+        raise InvalidRequest(f"{message}; send them in several requests", param=param)
+
+
+def name_input(param: str, index: int, number: int) -> str:
+    """The name of one of so many inputs in the field `param`, as errors have it."""
+    return param if number == 1 else f"{param}[{index}]"
 
 
 def check_model(served: str, asked: str) -> None:

@@ -20,7 +20,8 @@ def encode_pairs(
     truncation: Truncation | None,
     max_second_tokens: int | None = None,
 ) -> list[Prompt]:
-    """A prompt of each pair. `params`: the fields of the two texts. Raises InvalidRequest.
+    """A prompt of each pair. `params`: the fields of the two texts; `{}` in it is the number of the pair. Raises
+    InvalidRequest.
 
     Neighbours that share their first text, as one object, read it once.
     """
@@ -30,7 +31,7 @@ def encode_pairs(
         if encoder is None or first is not shared:
             encoder = PairEncoder(model.tokenizer, first, facts.max_model_len, param=params[0], truncation=truncation)
             shared = first
-        param = f"{params[1]}[{number}]"
+        param = params[1].format(number)
         pair = encoder.encode(second, param=param, max_second_tokens=max_second_tokens)
         check_token_ids(pair.token_ids, facts, param)
         prompts.append(Prompt(pair.token_ids, _encode_types(pair, num_types)))

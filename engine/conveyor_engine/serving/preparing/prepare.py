@@ -4,21 +4,31 @@ The kinds of bodies of `tasks.generate`. Runs in the workers of `process`. No I/
 """
 
 import uuid
+from array import array
+from collections.abc import Sequence
 
 import msgspec
 
 from conveyor_engine.errors import InvalidRequest, context_exceeded
+from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
+from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.jobs import ServedModel, parse_body, too_many
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
-from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, SamplingFields
+from conveyor_engine.serving.preparing.schemas import SamplingFields
+from conveyor_engine.serving.preparing.values import BAD_WORD_CHARACTERS_MAX
+from conveyor_engine.text.detokenizer import Detokenizer
+from conveyor_engine.text.grammar import build_grammar
+from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
+from conveyor_engine.text.parsing.dialect import Dialect
+from conveyor_engine.text.parsing.thinking import MARKS
 from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Truncation, too_long
-from conveyor_engine.wire.frames import encode_frame
-from conveyor_engine.wire.messages import Add
-from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
-from conveyor_engine.wire.worker import Job
+from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, Thinking
+from conveyor_engine.wire.worker import Job, Part
 
 LOGPROBS_MAX = 4_000_000  # of one request: each takes 12 bytes until its answer is sent, and 60 in the answer
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+BAD_WORD_TOKENS_MAX = 16
+_BAD_WORD_TOKENS_TRIED = 4 * BAD_WORD_CHARACTERS_MAX  # more than any has
 
 
 class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -30,6 +40,17 @@ class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     prompt_tail: list[int]  # its last tokens
     max_tokens: int
     min_tokens: int
+    shows_stop: bool = False  # the text has what ended it
+    skip_special_tokens: bool = True
+    with_token_ids: bool = False  # beside the text
+
+
+class Echo(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt as its answer shows it."""
+
+    text: str
+    packed_token_ids: bytes  # uint32 each
+    packed_starts: bytes  # uint32 each: where in the text each token begins
 
 
 class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -46,12 +67,13 @@ class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_prompt_tokens: int  # each prompt once
     tells_cached_tokens: bool
     ignored_fields: int
-    add: bytes  # the message for the engine, encoded: the API process never handles the tokens
-
-    @property
-    def num_tokens_of(self) -> dict[str, int]:
-        """By the id of each engine request, the tokens of its prompt."""
-        return {choice.request_id: choice.num_prompt_tokens for choice in self.choices}
+    parts: list[Part]  # one: all choices begin together
+    tokens_as_ids: bool = False  # how log probabilities name tokens
+    prompt_token_ids: list[bytes] = []  # uint32 each, of each prompt, where the answer has them
+    echoes: list[Echo] = []  # of each prompt, where the answer shows them
+    tells_prompt_logprobs: bool = False
+    parsing: Parsing = NO_PARSING
+    repeated: bytes = b""  # JSON of what the answer repeats of its request
 
 
 def prepare_completion(model: ServedModel, job: Job) -> PreparedText:
@@ -63,18 +85,71 @@ def prepare_completion(model: ServedModel, job: Job) -> PreparedText:
     max_tokens = fields.max_tokens or COMPLETION_MAX_TOKENS
     truncation = fields.truncation(job.facts.max_model_len - max_tokens)
     prompts = [read_prompt(model, prompt, truncation, job.facts, "prompt") for prompt in fields.prompt]
-    return _prepared(model, fields, prompts, max_tokens, fields.logprobs, job, "cmpl")
+    return _prepared(model, fields, prompts, max_tokens, job, "cmpl-")
 
 
 def prepare_chat(model: ServedModel, job: Job) -> PreparedText:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ChatRequest, job.body)
+    return prepare_conversation(model, fields, job, "chatcmpl-", ignored_fields=fields.ignored)
+
+
+def render_conversation(model: ServedModel, fields: ChatRequest, longest: int) -> str:
+    """The prompt's text. Raises InvalidRequest."""
+    fields.tool_use.check_size()
+    return model.tokenizer.render_chat(fields.messages_for_template(), longest, fields.variables(), fields.rendering())
+
+
+def prepare_conversation(
+    model: ServedModel, fields: ChatRequest, job: Job, id_prefix: str, *, ignored_fields: int
+) -> PreparedText:
+    """The one way of a conversation to the engine, whatever its body was. Raises InvalidRequest."""
     max_tokens = fields.max_completion_tokens or fields.max_tokens
     longest = job.facts.max_model_len
     truncation = fields.truncation(longest - (max_tokens or 1))
-    messages = fields.messages_for_template()
-    prompt = model.tokenizer.encode_chat(messages, longest, fields.chat_template_kwargs, truncation)
-    return _prepared(model, fields, [prompt], max_tokens, fields.top_logprobs_wanted(), job, "chatcmpl")
+    text = render_conversation(model, fields, longest)
+    use = fields.tool_use
+    parsing, grammar = use.find_parsing(model.dialect), use.build_grammar(model.dialect)
+    prompt = model.tokenizer.encode_rendered(text, longest, truncation)
+    parsing = _find_thinking(model.dialect, text, parsing)
+    budget = None if fields.thinking_token_budget == -1 else fields.thinking_token_budget
+    prepared = _prepared(model, fields, [prompt], max_tokens, job, id_prefix, grammar, parsing, budget)
+    return msgspec.structs.replace(prepared, ignored_fields=ignored_fields)
+
+
+def _find_thinking(dialect: Dialect, text: str, parsing: Parsing) -> Parsing:
+    """Whether the answer to this prompt may think, or goes on to; a prompt that ends behind the thinking has it."""
+    if dialect.thinking is None:
+        return parsing
+    marks, end = MARKS[dialect.thinking], text.rstrip()
+    if end.endswith(marks.end):
+        return parsing
+    has_begun = end.endswith(marks.begin)
+    return msgspec.structs.replace(parsing, thinking=dialect.thinking, has_begun_thinking=has_begun)
+
+
+def _find_thinking_tokens(
+    model: ServedModel, parsing: Parsing, facts: ModelFacts, budget: int | None
+) -> Thinking | None:
+    """The marks of the thinking; None where the answer does not think.
+
+    Marks of several tokens cannot be waited for: before a grammar such a model does not think, and a budget is refused.
+    """
+    if not parsing.thinking:
+        if budget is not None and model.dialect.thinking is None:
+            raise _no_budget("this model's chat template shows no thinking")
+        return None
+    marks = MARKS[parsing.thinking]
+    begin, end = model.tokenizer.find_id(marks.begin), model.tokenizer.find_id(marks.end)
+    if begin is None or end is None or max(begin, end) >= facts.vocab_size:
+        if budget is not None:
+            raise _no_budget(f"{marks.end} is several tokens of this model")
+        return None
+    return Thinking(begin, end, parsing.has_begun_thinking, budget)
+
+
+def _no_budget(why: str) -> InvalidRequest:
+    return InvalidRequest(f"thinking_token_budget cannot be kept: {why}", param="thinking_token_budget")
 
 
 def read_prompt(
@@ -87,17 +162,31 @@ def read_prompt(
 
 
 def _prepared(
-    model: ServedModel, fields: SamplingFields, prompts: list[list[int]], max_tokens: int | None,
-    top_logprobs: int | None, job: Job, id_prefix: str,
-) -> PreparedText:  # fmt: skip
+    model: ServedModel,
+    fields: SamplingFields,
+    prompts: list[list[int]],
+    max_tokens: int | None,
+    job: Job,
+    id_prefix: str,
+    grammar: str = "",
+    parsing: Parsing = NO_PARSING,
+    budget: int | None = None,
+) -> PreparedText:
     """Engine requests of all prompts and choices. `max_tokens` None: what the context leaves. Raises InvalidRequest."""
-    request_id = f"{id_prefix}-{uuid.uuid4().hex}"
+    request_id = f"{id_prefix}{uuid.uuid4().hex}"
     include_usage, continuous_usage = fields.stream_options.usage_wanted() if fields.stream_options else (False, False)
     requests: list[EngineRequest] = []
     choices: list[PreparedChoice] = []
     asked: list[SamplingParams] = []
+    grammar = grammar or "".join(build_grammar(*form, field) for field, form in fields.forms().items())
+    thinking = _find_thinking_tokens(model, parsing, job.facts, budget) if grammar or budget is not None else None
+    bad_words = _read_bad_words(model, fields.bad_words or ())
+    _check_listed_tokens(fields, bad_words, job.facts)
     for prompt in prompts:
-        params = _sampling_params(fields, model.sampling_defaults, job.facts, len(prompt), max_tokens, top_logprobs)
+        params = _sampling_params(fields, model.sampling_defaults, job.facts, len(prompt), max_tokens)
+        params = msgspec.structs.replace(params, bad_words=bad_words)
+        if parsing.has_special_tokens:
+            params = msgspec.structs.replace(params, skip_special_tokens=False)
         _check_prompt(fields, prompt, params, job.facts)
         for choice in range(fields.choices_per_prompt()):
             asked.append(_for_choice(params, choice))
@@ -105,31 +194,51 @@ def _prepared(
                 request_id=f"{request_id}-{len(requests)}",
                 prompt_token_ids=prompt,
                 params=asked[-1],
+                grammar=grammar,
+                thinking=thinking,
                 level=job.find_level(fields.priority),
                 deadline=job.deadline,
                 arrival_time=job.arrival_time,
                 cache_salt=fields.cache_salt,
             )
             requests.append(request)
-            choices.append(_choice(request, asked[-1]))
-    _check_logprobs(fields, asked)
+            choices.append(_choice(request, asked[-1], fields))
+    is_scored = fields.prompt_logprobs_wanted() is not None
+    _check_logprobs(fields, asked, fields.choices_per_prompt() * sum(map(len, prompts)) if is_scored else 0)
     return PreparedText(
         id=request_id,
         stream=bool(fields.stream),
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         stop=fields.stop,
-        top_logprobs=top_logprobs,
+        top_logprobs=fields.top_logprobs_wanted(),
         choices=choices,
         choices_per_prompt=fields.choices_per_prompt(),
         num_prompt_tokens=sum(map(len, prompts)),
         tells_cached_tokens=fields.cache_salt is not None,
         ignored_fields=fields.ignored,
-        add=encode_frame(Add.of(requests)),
+        parts=[Part.of(requests, len(grammar))],
+        tokens_as_ids=bool(fields.return_tokens_as_token_ids),
+        prompt_token_ids=[array("I", prompt).tobytes() for prompt in prompts] if fields.return_token_ids else [],
+        echoes=_echoes(model, fields, prompts),
+        tells_prompt_logprobs=fields.prompt_logprobs is not None,
+        parsing=parsing,
     )
 
 
-def _choice(request: EngineRequest, params: SamplingParams) -> PreparedChoice:
+def _echoes(model: ServedModel, fields: SamplingFields, prompts: list[list[int]]) -> list[Echo]:
+    if not fields.shows_prompt:
+        return []
+    echoes = []
+    for prompt in prompts:
+        shown = Detokenizer(model.tokenizer, (), skip_special_tokens=fields.skip_special_tokens is not False)
+        begin, end = shown.push(prompt), shown.finish()
+        starts = array("I", begin.token_starts + end.token_starts)
+        echoes.append(Echo(begin.text + end.text, array("I", prompt).tobytes(), starts.tobytes()))
+    return echoes
+
+
+def _choice(request: EngineRequest, params: SamplingParams, fields: SamplingFields) -> PreparedChoice:
     return PreparedChoice(
         request_id=request.request_id,
         arrival_time=request.arrival_time,
@@ -137,12 +246,15 @@ def _choice(request: EngineRequest, params: SamplingParams) -> PreparedChoice:
         prompt_tail=list(request.prompt_token_ids[-PROMPT_TAIL_TOKENS:]),
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
+        shows_stop=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=params.skip_special_tokens,
+        with_token_ids=bool(fields.return_token_ids),
     )
 
 
 def _sampling_params(
     fields: SamplingFields, defaults: SamplingDefaults, facts: ModelFacts, num_prompt_tokens: int,
-    max_tokens: int | None, top_logprobs: int | None,
+    max_tokens: int | None,
 ) -> SamplingParams:  # fmt: skip
     """Null means the default, as in OpenAI's API."""
     room = facts.max_model_len - num_prompt_tokens
@@ -159,24 +271,64 @@ def _sampling_params(
         temperature=defaults.temperature if fields.temperature is None else fields.temperature,
         top_p=defaults.top_p if fields.top_p is None else fields.top_p,
         top_k=max(0, defaults.top_k if fields.top_k is None else fields.top_k),
+        min_p=defaults.min_p if fields.min_p is None else fields.min_p,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=(
+            defaults.repetition_penalty if fields.repetition_penalty is None else fields.repetition_penalty
+        ),
+        logit_bias=fields.logit_bias,
+        allowed_token_ids=tuple(fields.allowed_token_ids or ()),
         seed=fields.seed,
         ignore_eos=bool(fields.ignore_eos),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         stop=fields.stop,
-        logprobs=top_logprobs,
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        logprobs=fields.top_logprobs_wanted(),
+        logprob_token_ids=tuple(fields.logprob_token_ids or ()),
+        prompt_logprobs=fields.prompt_logprobs_wanted(),
     )
 
 
 def _check_prompt(fields: SamplingFields, prompt: list[int], params: SamplingParams, facts: ModelFacts) -> None:
     check_token_ids(prompt, facts, fields.prompt_field)
-    if any(token_id >= facts.vocab_size for token_id in params.stop_token_ids):
-        raise InvalidRequest(f"stop_token_ids must be in 0..{facts.vocab_size - 1}", param="stop_token_ids")
     total = len(prompt) + params.max_tokens
     if total > facts.max_model_len:
         limit = fields.max_tokens_field()
         both = f"you requested {params.max_tokens} output tokens and your prompt contains {len(prompt)} input tokens"
         problem = f"{both}, for a total of {total} tokens. Shorten the prompt or lower {limit}."
         raise context_exceeded(facts.max_model_len, problem, param=limit)
+
+
+def _read_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each, as they are at the beginning of a text, and within one if that differs (as in vLLM)."""
+    read: list[tuple[int, ...]] = []
+    for number, word in enumerate(words):
+        alone, within = (
+            tuple(model.tokenizer.encode(text, _BAD_WORD_TOKENS_TRIED, add_special_tokens=False, param="bad_words"))
+            for text in (word.lstrip(), f" {word.lstrip()}")
+        )
+        if not 0 < len(alone) <= BAD_WORD_TOKENS_MAX:
+            most = f"must have 1 to {BAD_WORD_TOKENS_MAX} tokens"
+            raise InvalidRequest(f"bad_words[{number}] {most}, not {len(alone)}", param="bad_words")
+        read.append(alone)
+        if len(within) == len(alone) and within[0] != alone[0]:
+            read.append(within)
+    return tuple(read)
+
+
+def _check_listed_tokens(fields: SamplingFields, bad_words: Sequence[Sequence[int]], facts: ModelFacts) -> None:
+    """Raises InvalidRequest for tokens that the model does not have."""
+    listed = {
+        "stop_token_ids": fields.stop_token_ids or (),
+        "logit_bias": [token_id for token_id, _ in fields.logit_bias],
+        "allowed_token_ids": fields.allowed_token_ids or (),
+        "logprob_token_ids": fields.logprob_token_ids or (),
+        "bad_words": [token_id for word in bad_words for token_id in word],
+    }
+    for name, token_ids in listed.items():
+        if max(token_ids, default=0) >= facts.vocab_size:
+            raise InvalidRequest(f"{name} must be in 0..{facts.vocab_size - 1}", param=name)
 
 
 def check_token_ids(prompt: list[int], facts: ModelFacts, param: str) -> None:
@@ -187,10 +339,14 @@ def check_token_ids(prompt: list[int], facts: ModelFacts, param: str) -> None:
         raise InvalidRequest(f"prompt token ids must be in 0..{facts.vocab_size - 1}", param=param)
 
 
-def _check_logprobs(fields: SamplingFields, params: list[SamplingParams]) -> None:
-    total = sum(p.max_tokens * (p.logprobs + 1) for p in params if p.logprobs is not None)
+def _check_logprobs(fields: SamplingFields, params: list[SamplingParams], num_prompt_tokens: int) -> None:
+    """`num_prompt_tokens`: those that get log probabilities, over all choices."""
+    total = sum(
+        p.max_tokens * (max(p.logprobs, len(p.logprob_token_ids)) + 1) for p in params if p.logprobs is not None
+    )
+    total += num_prompt_tokens * ((fields.prompt_logprobs_wanted() or 0) + 1)
     if total > LOGPROBS_MAX:
-        most = f"{fields.max_tokens_field()} x (alternatives + 1), over all choices, is {total}"
+        most = f"tokens x (alternatives + 1), over all choices, is {total}"
         raise InvalidRequest(
             f"logprobs asks for too many log probabilities: {most}, more than {LOGPROBS_MAX}; lower one of them, or n",
             param="logprobs",

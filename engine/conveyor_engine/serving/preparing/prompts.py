@@ -11,10 +11,8 @@ from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.prepare import check_token_ids, read_prompt
 from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.text.tokenizer import Truncation, too_long
-from conveyor_engine.wire.frames import encode_frame
-from conveyor_engine.wire.messages import Add
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
-from conveyor_engine.wire.worker import Job
+from conveyor_engine.wire.worker import Job, Part
 
 RESULT_BYTES_MAX = 64 << 20  # of one request, float32: half of what the API process holds for all of its clients
 
@@ -34,15 +32,17 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     nums_prompt_tokens: list[int]
     arrival_time: float
     ignored_fields: int
-    add: bytes  # the message for the engine, encoded
+    param: str  # the field that has the inputs
+    parts: list[Part]  # of a batch each: a long list never fills the engine's queue
 
     @classmethod
-    def of(cls, prefix: str, prompts: Sequence[Prompt], job: Job, fields: ModelFields, **own: Any) -> Self:
+    def of(cls, prefix: str, prompts: Sequence[Prompt], job: Job, fields: ModelFields, param: str, **own: Any) -> Self:
         """Makes an engine request of each prompt of the body. `own`: what a subclass adds."""
         request_id = f"{prefix}-{uuid.uuid4().hex}"
         requests = [
             EngineRequest(
                 request_id=f"{request_id}-{number}",
+                party=request_id,
                 prompt_token_ids=prompt.token_ids,
                 payload=prompt.payload,
                 level=job.find_level(fields.priority),
@@ -57,14 +57,10 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
             nums_prompt_tokens=[len(prompt.token_ids) for prompt in prompts],
             arrival_time=job.arrival_time,
             ignored_fields=fields.ignored,
-            add=encode_frame(Add.of(requests)),
+            param=param,
+            parts=Part.split(requests, job.facts.max_num_seqs),
             **own,
         )
-
-    @property
-    def num_tokens_of(self) -> dict[str, int]:
-        """By the id of each engine request, the tokens of its prompt."""
-        return dict(zip(self.request_ids, self.nums_prompt_tokens, strict=True))
 
 
 def read_input(

@@ -1,121 +1,44 @@
 """The schemas of requests: the fields that act, with OpenAI's and vLLM's names. `fields` has those that do not.
 
-A wrong value is an error that names the field; null is the same as no field. A field that nobody defines is ignored:
-`ModelFields.ignored` counts those of the request itself. Used by `prepare` and `sampling_defaults`. Pure.
+Here is what all requests have, what those of text share, and embeddings; `completion_schemas` and `chat_schemas` have
+the rest. A wrong value is an error that names the field; null is the same as no field. A field that nobody defines is
+ignored: `ModelFields.ignored` counts those of the request itself. Used by `prepare` and `sampling_defaults`. Pure.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.fields import ROWS, Place, Row
+from conveyor_engine.serving.preparing.structured import (
+    Choice,
+    Form,
+    Grammar,
+    Regex,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+)
+from conveyor_engine.serving.preparing.values import (
+    INTEGRAL,
+    Alternatives,
+    BadWord,
+    Inputs,
+    ListedTokens,
+    LogitBias,
+    NamedTokens,
+    Stops,
+    TokenId,
+)
 from conveyor_engine.text.tokenizer import Side, Truncation
 from conveyor_protocol.request_headers import LEVEL_MAX
 
-STOP_STRINGS_MAX = 16
-STOP_CHARACTERS_MAX = 1024
-TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128
 CACHE_SALT_CHARACTERS_MAX = 1024
-
-
-def _parse_stop(value: object) -> object:
-    """A string or a list of strings -> a tuple of strings."""
-    stops = [value] if isinstance(value, str) else value
-    if stops is None:
-        return ()
-    if not isinstance(stops, list) or not all(isinstance(s, str) and 0 < len(s) <= STOP_CHARACTERS_MAX for s in stops):
-        raise PydanticCustomError(
-            "stop", f"must be a string or a list of strings of 1 to {STOP_CHARACTERS_MAX} characters"
-        )
-    if len(stops) > STOP_STRINGS_MAX:
-        raise PydanticCustomError("stop", f"must be at most {STOP_STRINGS_MAX} strings, not {len(stops)}")
-    return tuple(stops)
-
-
-def _parse_prompt(value: object) -> list[Any]:
-    """A string, a list of strings, a list of token ids or a list of such lists -> a list of strings or id lists."""
-    if isinstance(value, str):
-        return [value]
-    if (ids := _read_ids(value)) is not None:
-        return [ids]
-    if isinstance(value, list) and value:
-        if all(isinstance(prompt, str) for prompt in value):
-            return value
-        lists = list(map(_read_ids, value))
-        if None not in lists:
-            return lists
-    raise PydanticCustomError(
-        "prompt", "must be a string, a list of strings, a list of token ids or a list of such lists, none of them empty"
-    )
-
-
-def _parse_input(value: object) -> list[Any]:
-    """As `_parse_prompt`; the empty text has no vector."""
-    inputs = _parse_prompt(value)
-    if "" in inputs:
-        raise PydanticCustomError("input", "must not be an empty text")
-    return inputs
-
-
-def _read_ids(value: object) -> list[object] | None:
-    """The token ids; None if it is no list of them."""
-    if not isinstance(value, list) or not value:
-        return None
-    ids = value if all(type(v) is int for v in value) else list(map(_read_integer, value))
-    return ids if all(type(v) is int and 0 <= v < 2**31 for v in ids) else None
-
-
-def _read_integer(value: object) -> object:
-    """5.0 is an integer in JSON Schema."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _list_of(items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items, "minItems": 1}
-
-
-# JSON Schema of what the parsers above accept, which pydantic cannot derive.
-_STOP: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": STOP_CHARACTERS_MAX}
-_IDS = _list_of({"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31})
-
-_TEXT = {"type": "string"}
-_NOT_EMPTY = {"type": "string", "minLength": 1}
-
-# A body may have millions of values: no list is copied once more, and each stops at its first error.
-_Prompts = list[str] | list[list[int]]
-Prompts = Annotated[
-    _Prompts,
-    PlainValidator(_parse_prompt),
-    WithJsonSchema({"anyOf": [_TEXT, _list_of(_TEXT), _IDS, _list_of(_IDS)]}),
-]
-Inputs = Annotated[
-    _Prompts,
-    PlainValidator(_parse_input),
-    WithJsonSchema({"anyOf": [_NOT_EMPTY, _list_of(_NOT_EMPTY), _IDS, _list_of(_IDS)]}),
-]
-Stops = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_parse_stop),
-    WithJsonSchema(
-        {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": STOP_STRINGS_MAX}, {"type": "null"}]}
-    ),
-]
-INTEGRAL = BeforeValidator(_read_integer)
-TokenId = Annotated[int, Field(ge=0, lt=2**31), INTEGRAL]
+BAD_WORDS_MAX = 128
 
 
 class Object(BaseModel):
@@ -206,34 +129,67 @@ class EmbeddingRequest(PromptFields):
     """Numbers, or the bytes of float32, little-endian, in base64."""
     dimensions: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
     """Only so many dimensions, the first ones, of a model that was trained for it."""
+    prompt_name: str | None = None
+    """Which of the model's instructions begins each text, such as `query`; default: the model's own default."""
 
 
-class SamplingFields(PromptFields):
-    """What completions and chat have in common."""
+FORMS = (
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("json_schema", "regex", "ebnf"),
+)
 
-    prompt_field: ClassVar[str]  # the field that holds the prompt, whatever its form
+
+class ChoosingFields(PromptFields):
+    """How tokens are chosen, and which they may be: what all requests for text have in common."""
+
     truncates = "left"
 
     stream: bool | None = False
     """The answer as server-sent events."""
-    stream_options: StreamOptions | None = None
-    """Of a stream only."""
-    n: Annotated[int, Field(ge=1, le=CHOICES_MAX), INTEGRAL] | None = 1
-    """Choices for each prompt."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """0 takes the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Only the likeliest tokens that together have this probability."""
     top_k: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
     """Only this many of the likeliest tokens; 0 and -1 are all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Only tokens at least this much as likely as the likeliest."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0
+    """Subtracted from the logit of each token that the answer has already."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0
+    """The same, for each time that the answer has it."""
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    """Divides the logit of each token of prompt and answer; multiplies it if it is negative."""
+    logit_bias: LogitBias = ()
+    """Up to 1,024 token ids, each with a number from -100 to 100 that is added to its logit."""
+    allowed_token_ids: ListedTokens | None = None
+    """Up to 1,024 tokens: no others are chosen."""
+    bad_words: Annotated[list[BadWord], Field(max_length=BAD_WORDS_MAX, fail_fast=True)] | None = None
+    """Up to 128 texts, of at most 16 tokens each, that the answer never has."""
+    structured_outputs: StructuredOutputs = None
+    """The form: one of `json` (a schema), `regex`, `choice`, `grammar` (Lark or GBNF) and `json_object`."""
+    guided_json: Schema = None
+    """As `structured_outputs.json`."""
+    guided_regex: Regex = None
+    """As `structured_outputs.regex`."""
+    guided_choice: Choice = None
+    """As `structured_outputs.choice`."""
+    guided_grammar: Grammar = None
+    """As `structured_outputs.grammar`."""
+    json_schema: Schema = None
+    """As `structured_outputs.json`."""
+    regex: Regex = None
+    """As `structured_outputs.regex`."""
+    ebnf: Grammar = None
+    """As `structured_outputs.grammar`."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), INTEGRAL] | None = None
     """Makes the choice of tokens repeatable."""
-    stop: Stops = ()
-    """A string or a list of up to 16, of at most 1,024 characters each; what ends the answer is no part of it."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128, fail_fast=True)] | None = None
     """Up to 128 tokens that end the answer."""
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """The longest answer. Without it a completion has 16 tokens, a chat what the context leaves."""
+    include_stop_str_in_output: bool | None = False
+    """The answer ends behind the stop string or token that ended it."""
+    skip_special_tokens: bool | None = None
+    """False: the text has special tokens too."""
     min_tokens: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = 0
     """No end before so many tokens."""
     ignore_eos: bool | None = False
@@ -242,10 +198,68 @@ class SamplingFields(PromptFields):
     """Share cached prefixes only with requests of the same salt; `usage` then tells how many tokens were cached."""
 
     @model_validator(mode="after")
+    def _check_forms(self) -> Self:
+        if len(forms := self.forms()) > 1:
+            *_, last = forms
+            raise PydanticCustomError(last, f"{' and '.join(forms)} exclude each other; send one")
+        return self
+
+    def forms(self) -> dict[str, Form]:
+        """What the answer must be, by the field that says so: one at most."""
+        return {name: form for name in FORMS if (form := getattr(self, name)) is not None}
+
+
+class SamplingFields(ChoosingFields):
+    """What completions and chat have in common."""
+
+    prompt_field: ClassVar[str]  # the field that holds the prompt, whatever its form
+
+    stream_options: StreamOptions | None = None
+    """Of a stream only."""
+    n: Annotated[int, Field(ge=1, le=CHOICES_MAX), INTEGRAL] | None = 1
+    """Choices for each prompt."""
+    response_format: ResponseFormat = None
+    """`{"type": "json_object"}`, or `json_schema` with a `json_schema.schema` that the answer follows."""
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
+    """The longest answer. Without it a completion has 16 tokens, a chat what the context leaves."""
+    stop: Stops = ()
+    """A string or a list of up to 16, of at most 1,024 characters each; what ends the answer is no part of it."""
+    logprob_token_ids: NamedTokens | None = None
+    """Up to 128 tokens whose log probabilities are told, in place of those of the likeliest ones."""
+    prompt_logprobs: Alternatives | None = None
+    """Log probabilities of the prompt's tokens, from the second on, and of so many alternatives. Not in a stream."""
+    return_tokens_as_token_ids: bool | None = False
+    """Log probabilities name tokens as `token_id:5`."""
+    return_token_ids: bool | None = False
+    """The ids of all tokens of prompt and answer, as `prompt_token_ids` and `token_ids`."""
+
+    @model_validator(mode="after")
     def _check_together(self) -> "SamplingFields":
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("stream_options", "stream_options is only allowed when stream is true")
+        if self.logprob_token_ids and self.top_logprobs_wanted() is None:
+            raise PydanticCustomError("logprob_token_ids", "logprob_token_ids is only allowed together with logprobs")
+        if self.prompt_logprobs is not None and self.stream:
+            raise PydanticCustomError("prompt_logprobs", "prompt_logprobs is only allowed when stream is false")
         return self
+
+    def top_logprobs_wanted(self) -> int | None:
+        """Alternatives per token; None = no log probabilities at all."""
+        raise NotImplementedError
+
+    def prompt_logprobs_wanted(self) -> int | None:
+        """The same for tokens of the prompt."""
+        return self.prompt_logprobs
+
+    def forms(self) -> dict[str, Form]:
+        """With `response_format`."""
+        own = {} if self.response_format is None else {"response_format": self.response_format}
+        return own | super().forms()
+
+    @property
+    def shows_prompt(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
 
     def choices_per_prompt(self) -> int:
         """`n`."""
@@ -254,114 +268,3 @@ class SamplingFields(PromptFields):
     def max_tokens_field(self) -> str:
         """The name by which the client limits the answer."""
         return "max_tokens"
-
-
-class CompletionRequest(SamplingFields):
-    """POST /v1/completions."""
-
-    place = Place.COMPLETIONS
-    prompt_field = "prompt"
-
-    prompt: Prompts
-    """A text, token ids, or a list of either."""
-    logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX), INTEGRAL] | None = None
-    """Log probabilities of the tokens and of so many alternatives."""
-
-
-def _parse_content(value: object) -> object:
-    """A string, or text parts -> one string. Other parts (images, audio) are refused, a part's other fields ignored."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise PydanticCustomError("content", "must be a string or a non-empty list of text parts")
-    return "\n".join(_parse_part(number, part) for number, part in enumerate(value))
-
-
-def _parse_part(number: int, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    if kind != "text" or not isinstance(part, dict):
-        raise PydanticCustomError("content", f"part {number} is {kind!r}; this engine takes parts of type 'text' only")
-    if not isinstance(part.get("text"), str):
-        raise PydanticCustomError("content", f"part {number} must have a string `text`")
-    text: str = part["text"]
-    return text
-
-
-_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-Content = Annotated[
-    str | None,
-    BeforeValidator(_parse_content),
-    WithJsonSchema({"anyOf": [{"type": "string"}, _list_of(_PART)]}),
-]
-
-
-class ChatMessage(Object):
-    """One turn. Null fields, which clients send back from answers, are taken as absent."""
-
-    place = Place.MESSAGE
-
-    role: Literal["system", "developer", "user", "assistant"]
-    """`developer` is given to the chat template as `system`."""
-    content: Content = None
-    """A string, or parts `{"type": "text", "text": ...}`."""
-    name: str | None = None
-    """For chat templates that show it."""
-
-    @model_validator(mode="after")
-    def _check_content(self) -> "ChatMessage":
-        if self.content is None:
-            raise PydanticCustomError("content", "content is missing")
-        return self
-
-    def for_template(self) -> dict[str, str]:
-        """What a chat template sees; templates of today know `system`, not its new name."""
-        role = "system" if self.role == "developer" else self.role
-        fields = {"role": role, "content": self.content, "name": self.name}
-        return {key: value for key, value in fields.items() if value is not None}
-
-
-class ChatRequest(SamplingFields):
-    """POST /v1/chat/completions."""
-
-    place = Place.CHAT
-    prompt_field = "messages"
-
-    messages: Annotated[
-        list[Annotated[ChatMessage, AfterValidator(ChatMessage.for_template)]], Field(min_length=1, fail_fast=True)
-    ]
-    """The conversation."""
-    logprobs: bool | None = False
-    """Log probabilities of the answer's tokens."""
-    top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX), INTEGRAL] | None = None
-    """So many alternatives of each token."""
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """The newer name of `max_tokens`."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the model's chat template, as `{"enable_thinking": false}`."""
-
-    @model_validator(mode="after")
-    def _check_chat(self) -> "ChatRequest":
-        if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError("top_logprobs", "top_logprobs is only allowed when logprobs is true")
-        both = (self.max_tokens, self.max_completion_tokens)
-        if None not in both and both[0] != both[1]:
-            raise PydanticCustomError(
-                "max_completion_tokens", "max_completion_tokens and max_tokens differ; send max_completion_tokens alone"
-            )
-        return self
-
-    def messages_for_template(self) -> list[dict[str, str]]:
-        """What each message became as it was checked: a ChatMessage takes four times as much memory."""
-        return cast(list[dict[str, str]], self.messages)
-
-    def max_tokens_field(self) -> str:
-        """The newer name if the client uses it."""
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    def top_logprobs_wanted(self) -> int | None:
-        """Alternatives per token; None = no log probabilities at all."""
-        return (self.top_logprobs or 0) if self.logprobs else None

@@ -6,8 +6,9 @@ from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from conveyor_engine.serving.preparing.fields import Place
-from conveyor_engine.serving.preparing.schemas import Inputs, PromptFields
-from conveyor_engine.serving.preparing.tei import TeiFields
+from conveyor_engine.serving.preparing.schemas import PromptFields
+from conveyor_engine.serving.preparing.tei import TeiScoreFields
+from conveyor_engine.serving.preparing.values import Inputs
 
 _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
 
@@ -43,10 +44,10 @@ class ClassificationRequest(PromptFields):
     input: Inputs
     """A text, token ids, or a list of either: each is classified by itself. No text may be empty."""
     use_activation: bool | None = True
-    """False: the model's logits, in place of what it makes of them."""
+    """Whether to apply the model's activation; if false, the response has logits."""
 
 
-class PredictRequest(TeiFields):
+class PredictRequest(TeiScoreFields):
     """POST /predict."""
 
     inputs: Annotated[

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from conveyor_engine.errors import ErrorCode, InvalidRequest
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, parse_body, too_many
+from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, name_input, parse_body
 from conveyor_engine.serving.preparing.pairs import encode_pairs
 from conveyor_engine.serving.preparing.prompts import (
     PreparedPrompts,
@@ -34,9 +34,13 @@ def prepare_classification(model: ServedModel, job: Job) -> PreparedTexts:
     fields = parse_body(model, ClassificationRequest, job.body)
     facts = _check_inputs(len(fields.input), job, "input")
     truncation = fields.truncation(job.facts.max_model_len)
-    prompts = [Prompt(read_input(model, text, truncation, job.facts, "input")) for text in fields.input]
+    number = len(fields.input)
+    prompts = [
+        Prompt(read_input(model, fields.input[index], truncation, job.facts, name_input("input", index, number)))
+        for index in range(number)
+    ]
     activation = "none" if fields.use_activation is False else facts.activation
-    return PreparedTexts.of("classify", prompts, job, fields, activation=activation)
+    return PreparedTexts.of("classify", prompts, job, fields, "input", activation=activation)
 
 
 class PreparedWords(PreparedTexts, frozen=True, kw_only=True, array_like=True):
@@ -60,11 +64,12 @@ def prepare_words(model: ServedModel, job: Job) -> PreparedWords:
         message = "is left, and this model labels tokens: only the end of a text can be cut"
         raise InvalidRequest(f"truncation_side {message}", param="truncation_side")
     prompts, tokens = [], []
-    for text in fields.input:
+    for index, text in enumerate(fields.input):
+        param = name_input("input", index, len(fields.input))
         if not isinstance(text, str):
-            raise InvalidRequest("input has token ids, and this model labels the words of texts", param="input")
-        encoding = model.tokenizer.encode_spans(text, job.facts.max_model_len, "input", truncation)
-        check_input(encoding.ids, job.facts, "input")
+            raise InvalidRequest(f"{param} has token ids, and this model labels the words of texts", param=param)
+        encoding = model.tokenizer.encode_spans(text, job.facts.max_model_len, param, truncation)
+        check_input(encoding.ids, job.facts, param)
         prompts.append(Prompt(list(encoding.ids)))
         spans = zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
         tokens.append(
@@ -72,7 +77,9 @@ def prepare_words(model: ServedModel, job: Job) -> PreparedWords:
         )
     activation = "none" if fields.use_activation is False else facts.activation
     texts = [text for text in fields.input if isinstance(text, str)]
-    return PreparedWords.of("classify", prompts, job, fields, activation=activation, texts=texts, tokens=tokens)
+    return PreparedWords.of(
+        "classify", prompts, job, fields, "input", activation=activation, texts=texts, tokens=tokens
+    )
 
 
 def prepare_predict(model: ServedModel, job: Job) -> PreparedTexts:
@@ -84,20 +91,22 @@ def prepare_predict(model: ServedModel, job: Job) -> PreparedTexts:
         raise InvalidRequest(
             "this engine's model labels the tokens of texts; it answers /classify", code=ErrorCode.WRONG_TASK
         )
-    prompts = [_read_texts(model, job, texts, truncation) for texts in inputs]
+    prompts = [
+        _read_texts(model, job, texts, truncation, name_input("inputs", index, len(inputs)))
+        for index, texts in enumerate(inputs)
+    ]
     activation = "none" if fields.raw_scores else facts.activation
-    return PreparedTexts.of("predict", prompts, job, fields, activation=activation, is_batch=fields.is_batch)
+    return PreparedTexts.of("predict", prompts, job, fields, "inputs", activation=activation, is_batch=fields.is_batch)
 
 
-def _read_texts(model: ServedModel, job: Job, texts: list[str], truncation: Truncation | None) -> Prompt:
+def _read_texts(model: ServedModel, job: Job, texts: list[str], truncation: Truncation | None, param: str) -> Prompt:
     if len(texts) == 1:
-        return Prompt(read_input(model, texts[0], truncation, job.facts, "inputs"))
-    return encode_pairs(model, job.facts, [(texts[0], texts[1])], ("inputs", "inputs"), truncation)[0]
+        return Prompt(read_input(model, texts[0], truncation, job.facts, param))
+    return encode_pairs(model, job.facts, [(texts[0], texts[1])], (f"{param}[0]", f"{param}[1]"), truncation)[0]
 
 
 def _check_inputs(number: int, job: Job, param: str) -> ClassifierFacts:
-    if number > job.num_requests_max:
-        raise too_many("the number of inputs", number, job, param)
+    check_num_inputs(number, param)
     facts = ClassifierFacts.read(job.facts)
     check_answer_size(number, len(facts.labels), "labels", param)
     return facts

@@ -22,7 +22,7 @@ _OUTSIDE: Final = "O"  # the label of tokens that belong to nothing
 
 
 class Classification(msgspec.Struct):
-    """Of one input: the likeliest label, and the score of each label in the order of config.json."""
+    """Result for one input: the likeliest label, and the score of each label in the order of config.json."""
 
     index: int
     label: str
@@ -53,7 +53,7 @@ class Entity(msgspec.Struct):
 
 
 class Entities(msgspec.Struct):
-    """Of one input, by a model that labels each token."""
+    """Result for one input of a model that labels each token."""
 
     index: int
     entities: list[Entity]
@@ -89,7 +89,7 @@ class TextsResponse(OneStepResponse):
         self._labels = ClassifierFacts.read(self._state.engine.facts).labels
 
     def _score(self, payload: bytes) -> list[float]:
-        """By label."""
+        """Return the score of each label."""
         return activate(read_logits(payload), self._prepared.activation)
 
 
@@ -132,7 +132,7 @@ class EntitiesResponse(TextsResponse):
 
 
 class PredictResponse(TextsResponse):
-    """That of text-embeddings-inference: all labels, best first."""
+    """A response in text-embeddings-inference's format: all labels, best first."""
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         if not self._prepared.is_batch:

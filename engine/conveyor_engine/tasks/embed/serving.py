@@ -1,4 +1,4 @@
-"""POST /v1/embeddings."""
+"""POST /v1/embeddings and /embed."""
 
 import base64
 from array import array
@@ -9,9 +9,10 @@ import msgspec
 from starlette.requests import Request
 
 from conveyor_engine.serving.http.engine_response import Opened, open_request
-from conveyor_engine.serving.http.one_step import OneStepResponse, PromptUsage, write_with
+from conveyor_engine.serving.http.one_step import OneStepResponse, PromptUsage, write_list, write_with
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
+from conveyor_engine.tasks.embed.bodies import EmbedRequest
 from conveyor_engine.tasks.embed.preparing import PreparedEmbeddings
 
 
@@ -54,7 +55,22 @@ class EmbeddingsResponse(OneStepResponse):
         return base64.b64encode(vector).decode() if self._prepared.as_base64 else array("f", vector).tolist()
 
 
+async def embed(request: Request) -> "VectorsResponse":
+    """Answers as text-embeddings-inference does: with the vectors alone."""
+    return VectorsResponse(await open_request(request, "embed"))
+
+
+class VectorsResponse(EmbeddingsResponse):
+    """A list of vectors, or one error."""
+
+    def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
+        return write_list(map(self._show, payloads))
+
+
 TASK: Final = TaskPaths(
-    (TaskPath("/v1/embeddings", create_embeddings, "Makes a vector of each input.", EmbeddingRequest, EmbeddingList),),
+    (
+        TaskPath("/v1/embeddings", create_embeddings, "Makes a vector of each input.", EmbeddingRequest, EmbeddingList),
+        TaskPath("/embed", embed, "Makes a vector of each input.", EmbedRequest, list[list[float]]),
+    ),
     inputs_bytes_max=4 * 2**20,  # half of what a gateway takes of one body by default
 )

@@ -52,9 +52,14 @@ class Generate:
         logprobs = repeat(None) if result.logprobs is None else result.logprobs
         sampled = zip(result.token_ids, logprobs, strict=False)
         for work in step.work:
-            token_ids, token_logprobs = next(sampled) if work.num_logits else (_NO_TOKENS, None)
-            if work.is_wanted:
-                outputs.add_tokens(work, token_ids, token_logprobs)
+            has_logits = work.num_logits or work.num_scored
+            token_ids, token_logprobs = next(sampled) if has_logits else (_NO_TOKENS, None)
+            if not work.is_wanted:
+                continue
+            if work.num_scored and token_logprobs is not None:
+                outputs.add_scores(work.request, token_logprobs[: work.num_scored])
+                token_logprobs = token_logprobs[work.num_scored :] or None
+            outputs.add_tokens(work, token_ids, token_logprobs)
 
 
 TASK: Final = Generate

@@ -1,27 +1,82 @@
 """The paths of models that generate text."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from conveyor_engine.serving.http.chat import ChatChunk, ChatCompletion, create_chat_completion
 from conveyor_engine.serving.http.completions import Completion, create_completion
+from conveyor_engine.serving.http.messages import EVENTS as MESSAGE_EVENTS
+from conveyor_engine.serving.http.messages import (
+    AnthropicMessage,
+    TokenCount,
+    count_message_tokens,
+    create_message,
+)
+from conveyor_engine.serving.http.responses import create_response
+from conveyor_engine.serving.http.responses_events import EVENTS as RESPONSE_EVENTS
+from conveyor_engine.serving.http.responses_events import Response
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
-from conveyor_engine.serving.preparing.schemas import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
+from conveyor_engine.serving.http.tokens import Detokenized, Tokenized, detokenize, tokenize
+from conveyor_engine.serving.preparing.chat_schemas import ChatMessage, ChatRequest
+from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
+from conveyor_engine.serving.preparing.messages_schemas import CountTokensRequest, MessagesRequest
+from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
+from conveyor_engine.serving.preparing.schemas import FORMS, StreamOptions
+from conveyor_engine.serving.preparing.tokens import DetokenizeRequest, TokenizeRequest
+from conveyor_engine.serving.preparing.values import TOP_LOGPROBS_MAX
 
 Json = dict[str, Any]
 
 
 def _refine(schemas: Json) -> None:
-    schemas["ChatMessage"]["required"] = ["role", "content"]
+    calls = {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}}
+    schemas["ChatMessage"]["anyOf"] = [
+        {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]},
+        {"properties": calls, "required": ["tool_calls"]},
+    ]
     for name in ("ChatRequest", "CompletionRequest"):
-        schemas[name]["allOf"] = [_needs("stream_options", {"type": "object"}, "stream")]
-    schemas["ChatRequest"]["allOf"].append(_needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs"))
+        schemas[name]["allOf"] = [
+            _needs("stream_options", {"type": "object"}, "stream"),
+            _needs("prompt_logprobs", {"type": "integer"}, "stream", [False, None], absent=True),
+        ]
+    chat, completion = schemas["ChatRequest"]["allOf"], schemas["CompletionRequest"]["allOf"]
+    chat.append(_needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs"))
+    chat.append(_needs("logprob_token_ids", {"type": "array"}, "logprobs"))
+    completion.append(_needs("logprob_token_ids", {"type": "array"}, "logprobs", list(range(TOP_LOGPROBS_MAX + 1))))
+    text = {"anyOf": [{"type": "null"}, {"properties": {"type": {"const": "text"}}}]}
+    chat.append(_calls_fit({"not": {"enum": [None, "none", "auto"]}}, {"response_format": text, **_NO_FORMS}))
+    must = {"type": "object", "properties": {"type": {"enum": ["any", "tool"]}}}
+    own = {"output_config": {"properties": {"format": {"type": "null"}}}}
+    schemas["ResponsesRequest"]["allOf"] = [
+        _needs("stream_options", {"type": "object"}, "stream"),
+        _calls_fit({"not": {"enum": [None, "none", "auto"]}}, {"text": {"properties": {"format": text}}, **_NO_FORMS}),
+    ]
+    for name, no_forms in (("MessagesRequest", own | _NO_FORMS), ("CountTokensRequest", own)):
+        schemas[name]["allOf"] = [_calls_fit(must, no_forms)]
+    begins = _needs("continue_final_message", {"const": True}, "add_generation_prompt", [False, None], absent=True)
+    chat.append(begins)
+    either = [("prompt", "string"), ("messages", "array")]
+    one = {"oneOf": [{"properties": {name: {"type": kind}}, "required": [name]} for name, kind in either]}
+    schemas["TokenizeRequest"]["allOf"] = [one, begins]
 
 
-def _needs(field: str, value: Json, other: str) -> Json:
-    """`field`, if it has such a value, is allowed only when `other` is true."""
+_NO_FORMS: Final = {name: {"type": "null"} for name in FORMS}
+
+
+def _calls_fit(must: Json, no_forms: Json) -> Json:
+    """A call that must be, because `tool_choice` is such, needs tools, and is no form."""
+    some = {"type": "array", "minItems": 1}
+    return {
+        "if": {"properties": {"tool_choice": must}, "required": ["tool_choice"]},
+        "then": {"properties": {"tools": some, **no_forms}, "required": ["tools"]},
+    }
+
+
+def _needs(field: str, value: Json, other: str, allowed: Sequence[object] = (True,), *, absent: bool = False) -> Json:
+    """`field`, if it has such a value, is allowed only when `other` has one of these, or perhaps is absent."""
     return {
         "if": {"properties": {field: value}, "required": [field]},
-        "then": {"properties": {other: {"const": True}}, "required": [other]},
+        "then": {"properties": {other: {"enum": list(allowed)}}, "required": [] if absent else [other]},
     }
 
 
@@ -32,6 +87,20 @@ TASK: Final = TaskPaths(
             ChatRequest, ChatCompletion, ChatChunk,
         ),
         TaskPath("/v1/completions", create_completion, "Continues prompts.", CompletionRequest, Completion, Completion),
+        TaskPath(
+            "/v1/responses", create_response, "Answers input items, in the shape of OpenAI's Responses API.",
+            ResponsesRequest, Response, events=RESPONSE_EVENTS,
+        ),
+        TaskPath(
+            "/v1/messages", create_message, "Answers a conversation, in Anthropic's shape.",
+            MessagesRequest, AnthropicMessage, events=MESSAGE_EVENTS,
+        ),
+        TaskPath(
+            "/v1/messages/count_tokens", count_message_tokens, "Counts the tokens of a conversation.",
+            CountTokensRequest, TokenCount,
+        ),
+        TaskPath("/tokenize", tokenize, "Tells the tokens of a text or conversation.", TokenizeRequest, Tokenized),
+        TaskPath("/detokenize", detokenize, "Tells the text of tokens.", DetokenizeRequest, Detokenized),
     ),
     objects=(ChatMessage, StreamOptions),
     refine=_refine,

@@ -7,8 +7,9 @@ from pydantic_core import PydanticCustomError
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.fields import Place
-from conveyor_engine.serving.preparing.schemas import INTEGRAL, PromptFields
-from conveyor_engine.serving.preparing.tei import TeiFields
+from conveyor_engine.serving.preparing.schemas import PromptFields
+from conveyor_engine.serving.preparing.tei import TeiScoreFields
+from conveyor_engine.serving.preparing.values import INTEGRAL
 
 Query = Annotated[str, Field(min_length=1)]
 
@@ -57,7 +58,7 @@ class PairFields(PromptFields):
     truncates = "right"
 
     use_activation: bool | None = True
-    """False: the model's logits, in place of what it makes of them."""
+    """Whether to apply the model's activation; if false, the response has logits."""
 
 
 class RerankRequest(PairFields):
@@ -112,7 +113,7 @@ class ScoreRequest(PairFields):
         return list(zip(first, second, strict=True)), first_name, second_name
 
 
-class TeiRerankRequest(TeiFields):
+class TeiRerankRequest(TeiScoreFields):
     """POST /rerank."""
 
     query: Query

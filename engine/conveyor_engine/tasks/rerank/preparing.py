@@ -1,9 +1,9 @@
 """Makes engine requests of bodies that ask for scores, one for each pair. Runs in worker processes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, parse_body, too_many
+from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, parse_body
 from conveyor_engine.serving.preparing.pairs import encode_pairs
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts
 from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest, TeiRerankRequest
@@ -22,12 +22,12 @@ class PreparedPairs(PreparedPrompts, frozen=True, kw_only=True, array_like=True)
 def prepare_rerank(model: ServedModel, job: Job) -> PreparedPairs:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, RerankRequest, job.body)
-    _check_number(fields.documents, job, "documents")
+    check_num_inputs(len(fields.documents), "documents")
     prompts = encode_pairs(
         model,
         job.facts,
         [(fields.query, document) for document in fields.documents],
-        ("query", "documents"),
+        ("query", "documents[{}]"),
         fields.truncation(job.facts.max_model_len),
         fields.max_tokens_per_doc,
     )
@@ -36,6 +36,7 @@ def prepare_rerank(model: ServedModel, job: Job) -> PreparedPairs:
         prompts,
         job,
         fields,
+        "documents",
         activation=_choose_activation(job, fields.use_activation),
         top_n=fields.top_n or None,
         texts=fields.documents if fields.return_documents else None,
@@ -46,32 +47,28 @@ def prepare_score(model: ServedModel, job: Job) -> PreparedPairs:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ScoreRequest, job.body)
     pairs, *params = fields.read_pairs()
-    _check_number(pairs, job, params[1])
+    check_num_inputs(len(pairs), params[1])
     truncation = fields.truncation(job.facts.max_model_len)
-    prompts = encode_pairs(model, job.facts, pairs, (params[0], params[1]), truncation)
+    prompts = encode_pairs(model, job.facts, pairs, (params[0], f"{params[1]}[{{}}]"), truncation)
     activation = _choose_activation(job, fields.use_activation)
-    return PreparedPairs.of("score", prompts, job, fields, activation=activation)
+    return PreparedPairs.of("score", prompts, job, fields, params[1], activation=activation)
 
 
 def prepare_tei_rerank(model: ServedModel, job: Job) -> PreparedPairs:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, TeiRerankRequest, job.body)
-    _check_number(fields.texts, job, "texts")
+    check_num_inputs(len(fields.texts), "texts")
     pairs = [(fields.query, text) for text in fields.texts]
-    prompts = encode_pairs(model, job.facts, pairs, ("query", "texts"), fields.truncation(job.facts.max_model_len))
+    prompts = encode_pairs(model, job.facts, pairs, ("query", "texts[{}]"), fields.truncation(job.facts.max_model_len))
     return PreparedPairs.of(
         "rerank",
         prompts,
         job,
         fields,
+        "texts",
         activation="none" if fields.raw_scores else "sigmoid",
         texts=fields.texts if fields.return_text else None,
     )
-
-
-def _check_number(texts: Sequence[object], job: Job, param: str) -> None:
-    if len(texts) > job.num_requests_max:
-        raise too_many(f"the number of {param}", len(texts), job, param)
 
 
 def _choose_activation(job: Job, wanted: bool | None) -> Activation:

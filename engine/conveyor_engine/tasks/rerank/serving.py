@@ -41,7 +41,7 @@ class RerankAnswer(msgspec.Struct):
 
 
 class Score(msgspec.Struct):
-    """Of one pair."""
+    """The score of one pair."""
 
     index: int
     score: float

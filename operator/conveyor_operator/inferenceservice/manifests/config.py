@@ -1,7 +1,7 @@
 """The engine's configuration file, and the immutable ConfigMap that carries it. Pure.
 
-The file is the contract with the engine: flat snake_case YAML in which an unknown key is an error. A field that the
-resource leaves open is left out, so that the engine's own default holds. Another runtime has a file of its own.
+The file is the contract with the engine: YAML with keys in snake_case, in which an unknown key is an error. A field
+that the resource leaves open is left out, so that the engine's own default holds. Another runtime has its own file.
 """
 
 import hashlib
@@ -11,7 +11,11 @@ from typing import Any, Final
 import yaml
 
 from conveyor_api import names
+from conveyor_api.batching import Objectives
+from conveyor_api.engine import ReasoningParser, ToolParser
+from conveyor_api.quantities import parse_duration_seconds
 from conveyor_api.spec import InferenceServiceSpec
+from conveyor_api.workload import Workload
 from conveyor_operator.inferenceservice.manifests.vllm import build_vllm_config
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
@@ -29,14 +33,42 @@ RESOURCE_FIELDS: Final = {
     "max_num_seqs": "batching.maxBatchSize",
     "batching_window_seconds": "batching.window",
     "max_num_batched_tokens": "batching.maxBatchTokens",
+    "length_grouping": "batching.lengthGrouping",
+    "batching_eager": "batching.eager",
+    "objective_time_to_first_token_seconds": "batching.objectives.timeToFirstToken",
+    "objective_inter_token_latency_seconds": "batching.objectives.interTokenLatency",
+    "objective_latency_seconds": "batching.objectives.latency",
     "max_num_queued_requests": "engine.maxQueuedRequests",
     "class_shares": "queue.classes",
     "num_kv_blocks": "kvCache.blockBudget",
     "kv_memory_fraction": "kvCache.memoryPercent",
     "block_size": "kvCache.blockSize",
+    "workload_input_tokens": "workload.inputTokens",
+    "workload_output_tokens": "workload.outputTokens",
     "request_timeout_seconds": "requestTimeout",
     "drain_timeout_seconds": "drain.timeout",
     "sampling_defaults": "engine.samplingDefaults",
+    "tool_parser": "engine.toolParser",
+    "reasoning_parser": "engine.reasoningParser",
+}
+
+# The engine's names, which are vLLM's; what is left open is its own default.
+_TOOL_PARSERS: Final[dict[ToolParser, str]] = {
+    "None": "none",
+    "Hermes": "hermes",
+    "Qwen3Coder": "qwen3_coder",
+    "Llama3Json": "llama3_json",
+    "Llama4Pythonic": "llama4_pythonic",
+    "Mistral": "mistral",
+    "DeepSeekV3": "deepseek_v3",
+    "DeepSeekV31": "deepseek_v31",
+}
+
+_REASONING_PARSERS: Final[dict[ReasoningParser, str]] = {
+    "None": "none",
+    "Think": "think",
+    "Mistral": "mistral",
+    "SeedOSS": "seed_oss",
 }
 
 
@@ -66,19 +98,43 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "dtype": spec.engine.dtype.lower(),
         "max_model_len": spec.engine.max_model_len,
         "sampling_defaults": "openai" if spec.engine.sampling_defaults == "OpenAI" else None,  # else the engine's own
+        "tool_parser": _TOOL_PARSERS.get(spec.engine.tool_parser),
+        "reasoning_parser": _REASONING_PARSERS.get(spec.engine.reasoning_parser),
         "batching_mode": batching.mode.lower() if batching.mode else None,
         "max_num_seqs": batching.chosen_batch_size,
         "batching_window_seconds": batching.window_seconds or None,  # 0: a mode without a window
         "max_num_batched_tokens": batching.max_batch_tokens,
+        "length_grouping": "off" if batching.length_grouping == "Off" else None,  # else the engine's own
+        "batching_eager": batching.eager or None,
+        **_build_objectives(spec.batching.objectives),
         "max_num_queued_requests": spec.engine.max_queued_requests,
         "class_shares": {str(each.level): each.max_share for each in spec.queue.classes if each.max_share} or None,
         "num_kv_blocks": cache.block_budget,
         "kv_memory_fraction": cache.memory_fraction,
         "block_size": cache.block_size,
+        **_build_workload(spec.workload),
         "request_timeout_seconds": spec.request_timeout_seconds,
         "drain_timeout_seconds": spec.drain.timeout_seconds,
         "port": names.ENGINE_PORT,
     }
+
+
+def _build_objectives(objectives: Objectives | None) -> dict[str, float | None]:
+    if objectives is None:
+        return {}
+    named = {
+        "objective_time_to_first_token_seconds": objectives.time_to_first_token,
+        "objective_inter_token_latency_seconds": objectives.inter_token_latency,
+        "objective_latency_seconds": objectives.latency,
+    }
+    return {name: None if text is None else parse_duration_seconds(text) for name, text in named.items()}
+
+
+def _build_workload(workload: Workload | None) -> dict[str, str | None]:
+    if workload is None:
+        return {}
+    named = {"workload_input_tokens": workload.input_tokens, "workload_output_tokens": workload.output_tokens}
+    return {name: None if lengths is None else f"{lengths.p50},{lengths.p95}" for name, lengths in named.items()}
 
 
 def build_config_map(owner: Owner, config: EngineConfig) -> Object:

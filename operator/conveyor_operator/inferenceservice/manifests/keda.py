@@ -1,4 +1,4 @@
-"""KEDA's ScaledObject, of which KEDA makes a HorizontalPodAutoscaler as Conveyor's own. Pure."""
+"""The ScaledObject, from which KEDA creates a HorizontalPodAutoscaler like Conveyor's own. Pure."""
 
 from conveyor_api import names
 from conveyor_api.quantities import parse_quantity
@@ -7,9 +7,9 @@ from conveyor_operator.loop.owner import Object
 
 
 def build_scaled_object(autoscaler: Object, metrics_url: str) -> Object:
-    """For the HPA that it stands for: its name, which only one of the two can have, its bounds, behavior and targets.
+    """Build the ScaledObject that replaces the given HPA, with the same name, bounds, behavior and targets.
 
-    KEDA reads each metric on the metrics server's page; a page that is an error is a metric that its HPA cannot read.
+    KEDA reads each metric from the metrics server's page. If the page is an error, KEDA's HPA cannot read the metric.
     """
     spec, metadata = autoscaler["spec"], autoscaler["metadata"]
     page = f"{metrics_url}{names.DEMAND_PATH}?service={metadata['namespace']}/{_described(spec)}"

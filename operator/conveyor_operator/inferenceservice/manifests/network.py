@@ -10,7 +10,7 @@ _NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"  # set by Kubernetes, and 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Who may ask the engines: the gateways of this namespace, and whatever runs in Prometheus' namespaces."""
+    """The peers that may connect to engines: gateways of this namespace, and pods in Prometheus' namespaces."""
 
     system_namespace: str
     prometheus_namespaces: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """The pods of an engine. Pure.
 
 One initContainer fetches or checks the model, one container serves it. The pods meet the "restricted" Pod Security
-standard. No label or annotation of ours names a version: an upgrade of the operator must not restart GPUs.
+standard. Labels and annotations contain no version, so that an upgrade of the operator restarts no engine.
 For the same reason a test holds the rendered template, so that only a deliberate change alters it.
 """
 
@@ -45,9 +45,9 @@ _SCRATCH_MOUNT = {"name": names.SCRATCH_VOLUME, "mountPath": "/tmp"}
 
 
 def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig, user_id: int) -> Object:
-    """With the images that the spec names; where it names none the image is empty, and `build_deployment` sets it.
+    """Build the pod template. An image that the spec does not name stays empty until `build_deployment` sets it.
 
-    `user_id` is that of the processes, their group and that of their files; 0 leaves it to the platform.
+    `user_id` is the user and group of the processes and the group of their files; with 0 the platform chooses.
     """
     return {
         "metadata": {
@@ -143,14 +143,14 @@ def _pod_security(spec: InferenceServiceSpec, user_id: int) -> Object:
 
 
 def _env_of_fetch(spec: InferenceServiceSpec) -> list[EnvVar]:
-    """The user's, but for those that say where vLLM's image has its programs: the fetch runs in another image."""
+    """Return the user's variables for the download, without those that locate programs in vLLM's image."""
     if spec.runtime != "VLLM":
         return spec.pod.env
     return [variable for variable in spec.pod.env if not _OF_ONE_IMAGE.fullmatch(variable.name)]
 
 
 def _env(given: Sequence[EnvVar], more: list[Object], defaults: Mapping[str, str]) -> list[Object]:
-    """The user's variables, then ours, which win, then the defaults: a name may stand in the list once."""
+    """Merge the user's variables, ours, which win, and the defaults. Each name appears once."""
     ours = [{"name": names.TERMINATION_LOG_ENV, "value": names.TERMINATION_LOG_PATH}, *more]
     taken = {variable["name"] for variable in ours}
     theirs = [variable.to_manifest() for variable in given]
@@ -191,7 +191,7 @@ def _claims(spec: InferenceServiceSpec) -> dict[str, list[Object]]:
 
 
 def _as_given(spec: InferenceServiceSpec) -> Object:
-    """What the spec says of the pods and Conveyor says nothing of."""
+    """Return the fields of the pods that come from the spec unchanged."""
     given = spec.pod.to_manifest()
     asked: Object = {key: given[key] for key in _AS_GIVEN if given.get(key)}
     if any(name.startswith(names.GPU_VENDOR) for name in spec.resources.limits):

@@ -1,4 +1,4 @@
-"""What runs in an engine's container: Conveyor's own program; `vllm` has the other one. Pure."""
+"""The program in an engine's container: Conveyor's own. `vllm` has the other runtime. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

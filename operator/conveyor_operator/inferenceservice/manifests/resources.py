@@ -1,4 +1,4 @@
-"""What the containers of an engine's pod ask of the node. Pure."""
+"""Resource requests and limits of the containers in an engine's pod. Pure."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ _FETCH_LIMITS: Final = {"cpu": "4", "memory": "2Gi", "ephemeral-storage": "2Gi"}
 
 
 def complete_resources(resources: Resources) -> Object:
-    """With requests for cpu and memory where none is given, nor a limit, which Kubernetes takes for a request."""
+    """Add requests for cpu and memory if neither request nor limit is set. Kubernetes uses a limit as the request."""
     given = {kind: dict(amounts) for kind, amounts in resources.to_manifest().items() if amounts}
     named = resources.requests.keys() | resources.limits.keys()
     missing = {name: amount for name, amount in _DEFAULT_REQUESTS.items() if name not in named}

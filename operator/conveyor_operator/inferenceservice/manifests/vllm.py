@@ -1,4 +1,4 @@
-"""What is different about pods that run vLLM: its configuration file, command, variables, probes and end. Pure.
+"""The differences of pods that run vLLM: configuration file, command, variables, probes and shutdown. Pure.
 
 vLLM reads the file as if its lines were flags: `model` is its positional argument.
 """

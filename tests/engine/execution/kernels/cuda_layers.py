@@ -134,5 +134,5 @@ def prepare(shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) -> Ca
 def prepare_sampling(rows: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
     """Drawing from the logits of Qwen3's vocabulary."""
     logits = torch.empty((rows, 151_936), dtype=dtype, device=CUDA)
-    temperatures, uniforms = torch.empty((2, rows, 1), device=CUDA).unbind()
-    return partial(sample, logits, temperatures, uniforms, 1e-5, 1 - 1e-6)
+    draws, uniforms = torch.empty((rows, 2), device=CUDA), torch.empty((rows, 1), device=CUDA)
+    return partial(sample, logits, draws, uniforms, 1e-5, 1 - 1e-6)

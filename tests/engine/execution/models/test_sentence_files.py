@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from conveyor_engine.errors import MESSAGE_BYTES_MAX, ConfigError, ModelError
-from conveyor_engine.execution.models.sentence_files import read_pooling
+from conveyor_engine.execution.models.sentence_files import Instructions, read_instructions, read_pooling
 from conveyor_engine.registry import find_task
 from conveyor_engine.wire.embedding import EmbeddingFacts
 
@@ -158,3 +158,47 @@ def test_lower_case_is_the_tokenizer_s_work(tmp_path: Path, lowers: bool) -> Non
     tokenizer.save(path)
     with nullcontext() if lowers else pytest.raises(ModelError, match="asks for lower case"):
         assert read_pooling(tmp_path).max_seq_length == 32
+
+
+def write_settings(folder: Path, **settings: object) -> None:
+    write_files(folder, "pooling_mode_mean_tokens", normalizes=True)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+
+
+def test_instructions_are_read_by_name_and_a_model_without_them_has_none(tmp_path: Path) -> None:
+    assert read_instructions(tmp_path) == Instructions({}, "")
+    write_settings(tmp_path, prompts={"query": "find: "}, default_prompt_name=None)
+    assert read_instructions(tmp_path) == Instructions({"query": "find: "}, "")
+    write_settings(tmp_path, prompts={"query": "find: "}, default_prompt_name="query")
+    assert read_instructions(tmp_path).default == "query"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"prompts": ["a"]}, "not texts by name"),
+        ({"prompts": {"a": 5}}, "not texts by name"),
+        ({"prompts": {"a": "b"}, "default_prompt_name": "c"}, "the default prompt 'c'"),
+        ({"prompts": {"a": "b" * 5000}}, "4096 characters"),
+        ({"prompts": {str(n): "b" for n in range(300)}}, "256 prompts"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_instructions_that_cannot_be_used_are_refused(
+    tmp_path: Path, settings: dict[str, object], problem: str
+) -> None:
+    write_settings(tmp_path, **settings)
+    with pytest.raises(ModelError, match=problem):
+        read_instructions(tmp_path)
+
+
+def test_a_pooling_that_leaves_instructions_out_is_refused_where_there_are_some(tmp_path: Path) -> None:
+    for prompts in ({"query": "find: "}, {"query": ""}):
+        write_settings(tmp_path, prompts=prompts)
+        path = tmp_path / "1_Pooling" / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "include_prompt": False}))
+        if prompts["query"]:
+            with pytest.raises(ModelError, match="include_prompt"):
+                read_instructions(tmp_path)
+        else:
+            assert read_instructions(tmp_path).texts == prompts

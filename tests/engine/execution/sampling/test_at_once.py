@@ -22,6 +22,7 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import AtOnce
 
 pytestmark = ON_DEVICE
+NO_TOKENS = torch.zeros((0, 0), dtype=torch.int32)  # of rows without penalties
 SIZES = [5, 4096, 4097, 9000]  # of the vocabulary: less than a slice of Triton's, one, a token more, several
 
 
@@ -33,13 +34,18 @@ class Kernel:
     device: torch.device
     dtypes: tuple[torch.dtype, ...]
 
-    def sample(self, logits: torch.Tensor, temperatures: list[float], uniforms: list[float]) -> tuple[Any, Any]:
-        columns = (torch.tensor(values, device=self.device)[:, None] for values in (temperatures, uniforms))
-        best, tokens = self.of(logits.to(self.device), *columns, GREEDY_BELOW, BELOW_ONE)
+    def sample(
+        self, logits: torch.Tensor, temperatures: list[float], uniforms: list[float], floor: float = -math.inf
+    ) -> tuple[Any, Any]:
+        draws = torch.tensor([[temperature, floor] for temperature in temperatures], device=self.device)
+        column = torch.tensor(uniforms, device=self.device)[:, None]
+        best, tokens = self.of(logits.to(self.device), draws, column, GREEDY_BELOW, BELOW_ONE)
         return best.tolist(), tokens.tolist()
 
-    def draw(self, logits: torch.Tensor, temperatures: list[float], uniforms: list[float]) -> list[int]:
-        return list(self.sample(logits, temperatures, uniforms)[1])
+    def draw(
+        self, logits: torch.Tensor, temperatures: list[float], uniforms: list[float], floor: float = -math.inf
+    ) -> list[int]:
+        return list(self.sample(logits, temperatures, uniforms, floor)[1])
 
 
 TRITON = Kernel(sample_by_triton, DEVICE, (torch.float32, torch.float16, *([torch.bfloat16] if HAVE_GPU else [])))
@@ -90,6 +96,24 @@ def test_each_token_is_drawn_in_the_middle_of_its_share(kernel: Kernel, vocab_si
         assert kernel.draw(logits, [temperature] * 8, middles.tolist()) == wanted.squeeze(1).tolist()
 
 
+@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("min_p", [1e-4, 0.2, 1.0])
+def test_of_tokens_above_a_floor_each_is_drawn_in_the_middle_of_its_share(
+    kernel: Kernel, vocab_size: int, min_p: float
+) -> None:
+    logits = make_logits(8, vocab_size)
+    weights = ((logits.double() - logits.double().amax(-1, keepdim=True)) / 0.7).exp()
+    weights[weights < min_p] = 0
+    shares = weights / weights.sum(-1, keepdim=True)
+    ends = shares.cumsum(-1)
+    wanted = torch.multinomial(weights, 1, generator=torch.Generator().manual_seed(0))
+    middles = (ends - shares / 2).gather(1, wanted).squeeze(1)
+    assert kernel.draw(logits, [0.7] * 8, middles.tolist(), math.log(min_p)) == wanted.squeeze(1).tolist()
+    for uniform in (0.0, 1 - 2**-24):
+        drawn = torch.tensor(kernel.draw(logits, [0.7] * 8, [uniform] * 8, math.log(min_p)))
+        assert (weights[torch.arange(8), drawn] > 0).all()
+
+
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24])
 def test_a_token_of_probability_zero_is_never_drawn(kernel: Kernel, uniform: float) -> None:
     logits = torch.full((3, 9000), -math.inf)
@@ -128,7 +152,7 @@ def test_a_token_of_probability_zero_is_never_drawn_even_if_the_cumulated_weight
         tokens = TRITON.draw(logits, [1.0] * rows, [number / rows for number in range(rows)])
     else:
         monkeypatch.setattr(sampler, "_find_kernel", lambda _: None)
-        chosen = sampler.Sampler(rows, vocab_size, TRITON.device)
+        chosen = sampler.Sampler(rows, vocab_size, TRITON.device, NO_TOKENS)
         for row in range(rows):
             chosen.set_row(row, make_state(seed=row, **draw_from).sampling)
         entries = Samples.of(np.arange(rows), np.arange(rows), TRITON.device)
@@ -167,6 +191,9 @@ def test_the_sampler_draws_as_it_does_without_the_kernels(
         {"min_tokens": 2, "stop_token_ids": (7,)},
         {"temperature": 0.0, "min_tokens": 2, "logprobs": 2},
         {"temperature": 1e-7},
+        {"min_p": 0.2},
+        {"min_p": 0.3, "top_p": 0.9},
+        {"min_p": 0.01, "top_k": 300, "temperature": 2.0},
     ]
     rows = [make_state(seed=number, **params).sampling for number, params in enumerate(asked * 3)]
     entries = Samples.of(np.arange(len(rows)), np.full(len(rows), position), kernel.device)
@@ -174,7 +201,7 @@ def test_the_sampler_draws_as_it_does_without_the_kernels(
 
     def tokens(way: AtOnce | None) -> list[int]:
         monkeypatch.setattr(sampler, "_find_kernel", lambda device: way)
-        chosen = sampler.Sampler(len(rows), 5000, kernel.device)
+        chosen = sampler.Sampler(len(rows), 5000, kernel.device, NO_TOKENS.to(kernel.device))
         for number, row in enumerate(rows):
             chosen.set_row(number, row)
         return list(chosen.sample(logits, entries).token_ids.tolist())

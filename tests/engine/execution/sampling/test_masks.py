@@ -13,6 +13,7 @@ from conveyor_engine.wire.step import RowMask
 
 CPU = torch.device("cpu")
 ROWS, VOCABULARY = 64, 384
+NO_TOKENS = torch.zeros((0, 0), dtype=torch.int32)  # of rows without penalties
 ALLOWED = (3, 200, 383)
 
 
@@ -25,7 +26,7 @@ def mask_of(row: int, *allowed: int) -> RowMask:
     "params", [{"temperature": 0}, {"temperature": 2.0}, {"top_k": 5}, {"top_p": 0.7}, {"min_tokens": 2}], ids=str
 )
 def test_a_masked_row_gets_an_allowed_token_and_the_others_are_left_alone(params: dict[str, Any]) -> None:
-    sampler = Sampler(ROWS, VOCABULARY, CPU)
+    sampler = Sampler(ROWS, VOCABULARY, CPU, NO_TOKENS)
     for row in range(ROWS):
         sampler.set_row(row, make_state(seed=row, logprobs=1, **params).sampling)
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0))
@@ -40,7 +41,7 @@ def test_a_masked_row_gets_an_allowed_token_and_the_others_are_left_alone(params
 
 
 def test_log_probabilities_are_the_models_own() -> None:
-    sampler = Sampler(1, VOCABULARY, CPU)
+    sampler = Sampler(1, VOCABULARY, CPU, NO_TOKENS)
     sampler.set_row(0, make_state(temperature=0, logprobs=0).sampling)
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(0))
     sampled = sampler.sample(logits, Samples.of(np.array([0]), np.array([4]), CPU), [mask_of(0, 7)])

@@ -14,6 +14,7 @@ from conveyor_engine.wire.step import RowSampling
 
 CPU = torch.device("cpu")
 ROWS, VOCABULARY = 4, 8
+TOKENS = torch.zeros((ROWS, 64), dtype=torch.int32)
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -39,7 +40,7 @@ class Bias:
 
 
 def make_sampler(processors: Sequence[LogitProcessor], *rows: RowSampling) -> Sampler:
-    sampler = Sampler(ROWS, VOCABULARY, CPU, processors)
+    sampler = Sampler(ROWS, VOCABULARY, CPU, TOKENS, processors)
     for number, sampling in enumerate(rows):
         sampler.set_row(number, sampling)
     return sampler
@@ -108,7 +109,7 @@ def test_a_processor_that_keeps_the_best_spares_rows_that_take_the_best() -> Non
     only = OnlyTheBest(token_id=0)
     draws = SamplingParams(temperature=1.0)
     rows = [RowSampling(GREEDY, 1), RowSampling(draws, 1), RowSampling(draws, 2), RowSampling(GREEDY, 1)]
-    sampler = make_sampler([*build_processors(ROWS, CPU), only], *rows)
+    sampler = make_sampler([*build_processors(ROWS, CPU, TOKENS), only], *rows)
     seen = {tuple(sample(sampler, 0, 1, 2, 3, position=position)) for position in range(40)}
     assert {tokens[:2] + tokens[3:] for tokens in seen} == {(3, 3, 3)}
     assert len({tokens[2] for tokens in seen}) > 3

@@ -27,7 +27,7 @@ def row(**params: Any) -> RowSampling:
 
 def admit(rows: list[RowSampling], vocab_size: int) -> Sampler:
     """A sampler that has just these rows."""
-    sampler = Sampler(max(1, len(rows)), vocab_size, torch.device("cpu"))
+    sampler = Sampler(max(1, len(rows)), vocab_size, torch.device("cpu"), torch.zeros((len(rows), 64)).int())
     for number, sampling in enumerate(rows):
         sampler.set_row(number, sampling)
     return sampler
@@ -308,7 +308,10 @@ class Operations(TorchDispatchMode):
 def test_what_the_rows_ask_for_is_done_at_once_and_not_row_by_row() -> None:
     counts = []
     for rows in (8, 64):
-        asked = [row(temperature=i % 2, min_tokens=9, logprobs=1, top_p=0.9, seed=i) for i in range(rows)]
+        asked = [
+            row(temperature=i % 2, min_tokens=9, logprobs=1, top_p=0.9, seed=i, frequency_penalty=1.0, min_p=0.1)
+            for i in range(rows)
+        ]
         shared, logits = admit(asked, 8), torch.zeros(rows, 8)
         with Operations() as operations:
             shared.sample(logits, samples(rows))
@@ -322,6 +325,8 @@ def test_what_the_rows_ask_for_is_done_at_once_and_not_row_by_row() -> None:
         ({}, False),
         ({"temperature": 0.5}, False),
         ({"top_k": 20, "top_p": 0.8}, False),
+        ({"min_p": 0.1, "presence_penalty": 1.0, "repetition_penalty": 1.2}, False),
+        ({"logit_bias": ((1, 1.0),), "bad_words": ((1, 2),), "allowed_token_ids": (1, 2)}, False),
         ({"top_p": 0.9}, True),
         ({"top_k": 300}, True),
     ],

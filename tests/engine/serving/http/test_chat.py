@@ -125,12 +125,6 @@ def test_variables_reach_the_template_unless_the_engine_sets_them(client: OpenAI
     assert answer.choices
 
 
-def test_tools_are_refused_by_name(client: OpenAI) -> None:
-    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    with pytest.raises(BadRequestError, match="tools is not supported"):
-        client.chat.completions.create(model="tiny", messages=MESSAGES, tools=tools)
-
-
 def test_an_answer_longer_than_one_piece_is_whole(server: EngineServer) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 200, "n": 2, "ignore_eos": True}
     response = server.post("/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 20})

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from conveyor_engine.serving.http.choice import Choice
-from conveyor_engine.serving.http.output_parser import PLAIN_TEXT
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.prepare import PreparedChoice
+from conveyor_engine.text.parsing.interface import PLAIN_TEXT
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs

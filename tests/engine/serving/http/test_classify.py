@@ -146,7 +146,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("/predict", {"inputs": ""}, "invalid_value", "inputs"),
     ("/predict", {"inputs": ["a", "b", "c"]}, "invalid_value", "inputs"),
     ("/predict", {"inputs": [["a"], "b"]}, "invalid_value", "inputs"),
-    ("/predict", {"inputs": [["a"]] * 300}, "invalid_value", "inputs"),
+    ("/predict", {"inputs": [["a"]] * 9000}, "invalid_value", "inputs"),
     ("/predict", {"truncate": "yes"}, "invalid_value", "truncate"),
 )
 

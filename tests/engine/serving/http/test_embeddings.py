@@ -5,6 +5,7 @@ import json
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,35 @@ def test_inputs_of_one_request_share_a_batch(served: Served) -> None:
     assert server.metric("vllm:generation_tokens_total") == 0
 
 
+def test_a_list_longer_than_the_engine_s_queue_is_answered_in_order_while_others_are_served(served: Served) -> None:
+    """Two lists of 300, on an engine of four rows and 256 places, and single texts beside them."""
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog"]
+    lists = [[f"{words[n % 8]} {words[n // 8 % 8]} {words[n // 64 + shift]}" for n in range(300)] for shift in (0, 3)]
+    with ThreadPoolExecutor(3) as clients:
+        long = [clients.submit(served.server.post, "/v1/embeddings", {"input": texts}) for texts in lists]
+        single = clients.submit(lambda: [served.server.post("/v1/embeddings", {"input": "x"}) for _ in range(10)])
+        assert [answer.status_code for answer in single.result()] == [200] * 10
+        for texts, answer in zip(lists, (future.result().json() for future in long), strict=True):
+            assert [one["index"] for one in answer["data"]] == list(range(300))
+            for number in (0, 1, 17, 150, 299):
+                vector = answer["data"][number]["embedding"]
+                assert distance(vector, served.expect(served.token_ids(texts[number]))) < 1e-4
+    served.server.wait_load(waiting=0, running=0)
+
+
+def test_the_batches_of_this_task_are_in_the_metrics(served: Served) -> None:
+    closed = served.server.metric("conveyor_engine_batch_cost_count", unit="tokens")
+    assert served.server.post("/v1/embeddings", {"input": [[7] * 5, [8] * 3]}).status_code == 200
+    wait_until(
+        lambda: served.server.metric("conveyor_engine_batch_cost_count", unit="tokens") == closed + 1, "a batch counted"
+    )
+    text = served.server.get("/metrics").text
+    assert f'conveyor_engine_batch_padding_ratio_bucket{{le="0.0",model_name="tiny"}} {closed + 1}' in text, "packed"
+    assert f'conveyor_engine_batch_wait_seconds_count{{model_name="tiny"}} {closed + 1}' in text
+    wait = served.server.metric("conveyor_engine_batch_wait_seconds_sum")
+    assert wait >= 0.05, "its window"
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
@@ -146,7 +176,8 @@ def test_inputs_of_one_request_share_a_batch(served: Served) -> None:
         ({"input": [384]}, "invalid_value", "input"),
         ({"input": [7] * (CONTEXT_TOKENS + 1)}, "context_length_exceeded", "input"),
         ({"input": "fox " * 5000}, "context_length_exceeded", "input"),
-        ({"input": ["a"] * 261}, "invalid_value", "input"),
+        ({"input": ["a"] * 8193}, "invalid_value", "input"),
+        ({"input": ["a"] * 300 + ["fox " * 5000]}, "context_length_exceeded", "input[300]"),
         ({"input": "a", "encoding_format": "hex"}, "invalid_value", "encoding_format"),
         ({"input": "a", "dimensions": 0}, "invalid_value", "dimensions"),
         ({"input": "a", "dimensions": 10**30}, "invalid_value", "dimensions"),
@@ -236,7 +267,7 @@ def test_clients_that_leave_run_out_of_time_or_are_too_many_cost_nothing(chat_mo
         late = server.post("/v1/embeddings", one, **{"X-Request-Timeout-Seconds": "0.5"})
         assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
         server.wait_load(waiting=0, running=0)
-        many = server.post("/v1/embeddings", {"input": ["the fox"] * 5})
+        many = server.post("/v1/embeddings", {"input": ["the fox"] * 8193})
         assert (many.status_code, many.json()["error"]["param"]) == (400, "input")
 
 

@@ -4,7 +4,7 @@ import json
 
 import msgspec
 
-from conveyor_engine.serving.http.generated import event
+from conveyor_engine.serving.http.events import event
 
 
 def test_an_event_is_one_line_to_readers_that_know_unicodes_line_ends_too() -> None:

@@ -17,30 +17,54 @@ from conveyor_engine.serving.http.app import ROUTES
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
+from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
+from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.fields import ROWS, Place
-from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from conveyor_engine.serving.preparing.messages_schemas import CountTokensRequest, MessagesRequest
+from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
+from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
+from conveyor_engine.serving.preparing.tokens import DetokenizeRequest, TokenizeRequest
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest, PredictRequest
+from conveyor_engine.tasks.embed.bodies import EmbedRequest
 from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest, TeiRerankRequest
 
 DOCUMENT = build_document()
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+MESSAGES_TOOLS = [{"name": "f", "input_schema": {}}]
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 COMPLETION = {"prompt": "a"}
 EMBEDDING = {"input": "a"}
+RESPONSE = {"input": "a"}
+MESSAGE = {"max_tokens": 3, "messages": CHAT["messages"]}
 REQUESTS: tuple[tuple[type[BaseModel], dict[str, Any], Place | None], ...] = (
     (ChatRequest, CHAT, Place.CHAT),
     (CompletionRequest, COMPLETION, Place.COMPLETIONS),
     (EmbeddingRequest, EMBEDDING, Place.EMBEDDINGS),
+    (EmbedRequest, {"inputs": "a"}, None),
     (RerankRequest, {"query": "a", "documents": ["b"]}, Place.RERANK),
     (ScoreRequest, {"text_1": "a", "text_2": "b"}, Place.SCORE),
     (TeiRerankRequest, {"query": "a", "texts": ["b"]}, None),
     (ClassificationRequest, {"input": "a"}, Place.CLASSIFY),
     (PredictRequest, {"inputs": "a"}, None),
+    (TokenizeRequest, {"prompt": "a"}, Place.TOKENIZE),
+    (DetokenizeRequest, {"tokens": [1]}, Place.TOKENIZE),
+    (MessagesRequest, MESSAGE, Place.MESSAGES),
+    (ResponsesRequest, RESPONSE, Place.RESPONSES),
+    (CountTokensRequest, {"messages": MESSAGE["messages"]}, Place.MESSAGES),
 )
 VALUES: tuple[object, ...] = (
     None, True, False, 0, 1, -1, 2, 129, 0.5, 1.5, 2.5, -0.5, 2**31, 2**63, "", "a", "text", "none", "medium",
     [], ["a"], ["a", 1], [1], [[1]], [[]], [-1], ["text"], [{}], {}, {"type": "text"}, {"include_usage": True},
     {"a": 1}, ["a"] * 17, "a" * 1025, ["a", "b"], [["a"]], [["a", "b"], ["a"]], [["a", "b", "c"]], [["a"], "b"], [""],
-    [{"text": "a"}], [{"text": 1}], "Left", "left", "right",
+    [{"text": "a"}], [{"text": 1}], "required", [{"type": "function", "function": {"name": "f"}}],
+    [{"type": "function", "function": {"name": "f g"}}], {"type": "function", "function": {"name": "f"}},
+    "Left", "left", "right", {"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "f"}, {"type": "enabled"},
+    {"type": "enabled", "budget_tokens": 5}, {"type": "disabled"}, {"effort": "low"},
+    {"format": {"type": "json_schema"}}, {"format": {"type": "json_schema", "schema": {}}},
+    [{"name": "f", "input_schema": {}}], [{"name": "f"}],
+    {"format": {"type": "text"}}, {"type": "function", "name": "f"}, [{"type": "function", "name": "f"}],
+    [{"role": "user", "content": "a"}], [{"type": "web_search"}], {"verbosity": "low"}, ["reasoning.encrypted_content"],
+    [{"type": "bash_20250124", "name": "bash", "input_schema": {}}],
 )  # fmt: skip
 MESSAGES: tuple[dict[str, Any], ...] = (
     {"role": "user"},
@@ -54,8 +78,41 @@ MESSAGES: tuple[dict[str, Any], ...] = (
     {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
     {"role": "assistant", "content": "a", "tool_calls": []},
     {"role": "assistant", "content": "a", "tool_calls": [{}]},
+    {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
+    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]},
+    {"role": "user", "tool_calls": [{"function": {"name": "f"}}]},
+    {"role": "tool", "content": "a", "tool_call_id": "1"},
     {"role": "user", "content": "a", "name": "n", "more": None},
 )
+
+
+ITEMS: tuple[Any, ...] = (
+    *({"role": role, "type": kind, "content": content}
+      for role in ("user", "assistant", "tool", None)
+      for kind in ("message", None, "item_reference")
+      for content in ("a", [], 5, [{"type": "input_text", "text": "a"}], [{"type": "output_text", "text": "a"}],
+                      [{"type": "refusal", "refusal": "a"}], [{"type": "input_image"}], [{}])),
+    {"type": "function_call", "call_id": "1", "name": "f"}, {"role": "user"}, {"content": "a"}, 5, None, "a",
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": "a"},
+    {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "a"}]},
+    {"type": "function_call_output", "call_id": "1"}, {"type": "function_call_output", "output": "a"},
+    {"type": "reasoning", "summary": []}, {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}]},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]}, {"type": "reasoning", "content": [5]},
+)  # fmt: skip
+ANTHROPIC_MESSAGES: tuple[dict[str, Any], ...] = (
+    *({"role": role, "content": [block]}
+      for role in ("user", "assistant", "system")
+      for block in (
+          {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text"}, {"type": "image"},
+          {"type": "thinking", "thinking": "a", "signature": "b"}, {"type": "redacted_thinking", "data": "a"},
+          {"type": "tool_use", "id": "1", "name": "f", "input": {}}, {"type": "tool_use", "id": "1", "name": "f"},
+          {"type": "tool_result", "tool_use_id": "1"}, {"type": "tool_result", "tool_use_id": "1", "content": "a"},
+          {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}, {}, 5, None, "a")),
+    {"role": "user", "content": "a"}, {"role": "user", "content": []}, {"role": "user", "content": None},
+    {"role": "user"}, {"role": "tool", "content": "a"}, {"content": "a"}, {"role": "user", "content": 5},
+)  # fmt: skip
 
 
 def find_schema(name: str) -> dict[str, Any]:
@@ -79,6 +136,12 @@ def make_bodies(model: type[BaseModel], base: dict[str, Any], place: Place | Non
     for name in (*model.model_fields, *(ROWS[place] if place else ()), "more"):
         for value in VALUES:
             yield base | {name: value}
+            if place is Place.CHAT:
+                yield base | {"tools": TOOLS, "tool_choice": "required", name: value}
+            if place is Place.RESPONSES:
+                yield base | {"tools": [{"type": "function", "name": "f"}], "tool_choice": "required", name: value}
+            if place is Place.MESSAGES:
+                yield base | {"tools": MESSAGES_TOOLS, "tool_choice": {"type": "any"}, name: value}
             yield base | {name: value, "stream": True, **({"logprobs": True} if place is Place.CHAT else {})}
     yield {}
 
@@ -97,6 +160,18 @@ def test_a_body_fits_the_document_exactly_if_a_worker_takes_it(
 def is_beyond_json_schema(body: dict[str, Any]) -> bool:
     """Two limits of one thing, which must agree: told in words."""
     return "max_tokens" in body and "max_completion_tokens" in body
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=str)
+def test_an_item_fits_exactly_if_a_worker_takes_it(item: Any) -> None:
+    body = {"input": [item]}
+    assert fits("ResponsesRequest", body) == accepts(ResponsesRequest, body)
+
+
+@pytest.mark.parametrize("message", ANTHROPIC_MESSAGES, ids=str)
+def test_a_message_of_anthropics_fits_exactly_if_a_worker_takes_it(message: dict[str, Any]) -> None:
+    body = MESSAGE | {"messages": [message]}
+    assert fits("MessagesRequest", body) == accepts(MessagesRequest, body)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=str)
@@ -146,13 +221,21 @@ def test_a_page_is_as_it_says(server: EngineServer, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)], ids=["chat", "completion"]
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", COMPLETION),
+        ("/v1/messages", MESSAGE),
+        ("/v1/responses", RESPONSE),
+    ],
+    ids=["chat", "completion", "message", "response"],
 )
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"n": 2}, {"temperature": 3}, {"model": "other"}], ids=str)
 def test_an_answer_is_as_it_says(server: EngineServer, path: str, body: dict[str, Any], more: dict[str, Any]) -> None:
     if "logprobs" in more and path.startswith("/v1/chat"):
         more = {"logprobs": True, "top_logprobs": 2}
-    answer = server.post(path, body | {"max_tokens": 3} | more)
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    answer = server.post(path, body | {limit: 3} | more)
     Draft202012Validator(find_answer(path, answer.status_code, "post")).validate(answer.json())
 
 
@@ -169,3 +252,18 @@ def test_an_event_is_as_it_says(server: EngineServer, path: str, body: dict[str,
     assert len(events) > 2
     for event in events[:-1]:
         assert fits(chunk, json.loads(event)), event
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/messages", MESSAGE), ("/v1/responses", RESPONSE | {"max_output_tokens": 3})]
+)
+def test_a_named_event_is_as_it_says(server: EngineServer, path: str, body: dict[str, Any]) -> None:
+    answer = server.post(path, body | {"stream": True})
+    events = [
+        event.partition("\ndata: ") for event in answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")
+    ]
+    schema = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    validator = Draft202012Validator(schema["x-event-schema"] | {"components": DOCUMENT["components"]})
+    assert len(events) > 4
+    for _, _, data in events:
+        validator.validate(json.loads(data))

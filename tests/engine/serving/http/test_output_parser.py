@@ -1,6 +1,6 @@
 """A parser that divides an answer into fields: the same fields for any chunks, streamed or not.
 
-The parser is the tests' own; the engine has none yet but for plain text.
+The parser is the tests' own. Those of the engine are tested in `tests/engine/text/parsing`.
 """
 
 import asyncio
@@ -16,15 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor_engine.serving.generation import Generation, ReadTurns
-from conveyor_engine.serving.http import chat
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.chat import ChatFormat
 from conveyor_engine.serving.http.engine_response import Opened
 from conveyor_engine.serving.http.generated import GeneratedResponse
 from conveyor_engine.serving.http.memory import Memory
-from conveyor_engine.serving.http.output_parser import PLAIN_TEXT, Part
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.prepare import PreparedChoice, PreparedText
+from conveyor_engine.text.parsing.interface import PLAIN_TEXT, Part
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs
 
@@ -59,7 +58,7 @@ class Think:
         return self._emit(self._held)
 
     def _emit(self, text: str) -> list[Part]:
-        return [("reasoning" if self._thinks else "content", text)] if text else []  # type: ignore[list-item]
+        return [("reasoning" if self._thinks else "content", text)] if text else []
 
 
 def split(text: str) -> dict[str, str]:
@@ -99,20 +98,10 @@ def test_plain_text_is_content_at_once(texts: list[str], cuts: list[int]) -> Non
     assert PLAIN_TEXT.finish() == ()
 
 
-class ThinkingDelta(chat.DeltaMessage, omit_defaults=True):
-    reasoning: str | None = None
-
-
-class ThinkingMessage(chat.Message, kw_only=True):
-    reasoning: str = ""
-
-
 @pytest.fixture
 def thinking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it takes to serve the parser: the format's choice of it, and the new field in its two shapes."""
+    """What it takes to serve the parser: the format's choice of it."""
     monkeypatch.setattr(ChatFormat, "build_parser", lambda _: Think())
-    monkeypatch.setattr(chat, "DeltaMessage", ThinkingDelta)
-    monkeypatch.setattr(chat, "Message", ThinkingMessage)
 
 
 def outputs_of(tokens: list[int], cuts: list[int], *, has_logprobs: bool, has_end: bool) -> Iterator[RequestOutput]:
@@ -139,7 +128,7 @@ async def serve(
     prepared = PreparedText(
         id="chatcmpl-1", stream=stream, include_usage=False, continuous_usage=False, stop=stop,
         top_logprobs=0 if logprobs else None, choices=[request], choices_per_prompt=1, num_prompt_tokens=1,
-        tells_cached_tokens=False, ignored_fields=0, add=b"",
+        tells_cached_tokens=False, ignored_fields=0, parts=[],
     )  # fmt: skip
     model = SimpleNamespace(name="tiny", tokenizer=tokenizer)
     state = SimpleNamespace(model=model, metrics=EngineMetrics("tiny"), memory=Memory(2**30))
@@ -217,13 +206,17 @@ def test_a_stream_sends_each_part_as_soon_as_it_is_certain(chat_model: Path) -> 
     body = asyncio.run(serve(tokenizer, outputs, stream=True, stop=(), logprobs=False))
     events = [json.loads(line[6:]) for line in body.decode().split("\n\n")[:-2]]
     deltas = [event["choices"][0]["delta"] for event in events]
-    assert deltas == [{"role": "assistant", "content": "a"}, {"reasoning": "b"}, {"reasoning": "</x"}]
+    assert deltas == [
+        {"role": "assistant", "content": "a"},
+        *[{"reasoning": text, "reasoning_content": text} for text in ("b", "</x")],
+    ]
 
 
 def test_a_field_that_the_format_does_not_have_is_no_silence(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChatFormat, "build_parser", lambda _: Think())
+    monkeypatch.setattr(Think, "_emit", lambda _, text: [("thought", text)])
     tokenizer = Tokenizer(chat_model)
     for stream in (False, True):
         outputs = outputs_of(tokenizer.encode(OPEN + "a", 99), [], has_logprobs=False, has_end=True)
-        with pytest.raises(AttributeError, match="reasoning"):
+        with pytest.raises(AttributeError, match="thought"):
             asyncio.run(serve(tokenizer, outputs, stream=stream, stop=(), logprobs=False))

@@ -186,10 +186,10 @@ REFUSED: tuple[tuple[str, dict[str, Any], str, str | None], ...] = (
     ("/v1/score", {"text_2": None}, "invalid_value", "text_1"),
     ("/v1/score", {"queries": "x"}, "invalid_value", "text_1"),
     ("/v1/score", {"text_1": ["a", "b"]}, "invalid_value", "text_2"),
-    ("/v1/score", {"text_1": ["a"] * 300, "text_2": ["a"] * 300}, "invalid_value", "text_2"),
+    ("/v1/score", {"text_1": ["a"] * 9000, "text_2": ["a"] * 9000}, "invalid_value", "text_2"),
     ("/rerank", {"texts": []}, "invalid_value", "texts"),
     ("/rerank", {"texts": None}, "invalid_value", "texts"),
-    ("/rerank", {"texts": ["a"] * 300}, "invalid_value", "texts"),
+    ("/rerank", {"texts": ["a"] * 9000}, "invalid_value", "texts"),
     ("/rerank", {"texts": [{"text": "a"}]}, "invalid_value", "texts[0]"),
     ("/rerank", {"truncation_direction": "up"}, "invalid_value", "truncation_direction"),
 )

@@ -41,7 +41,10 @@ def test_the_model_is_listed(server: EngineServer) -> None:
 
 def test_the_load_of_an_idle_engine_is_nothing(server: EngineServer) -> None:
     server.wait_load(running=0, waiting=0, draining=False, max_num_seqs=2, carried=None)
-    numbers = {"server_load", "running", "waiting", "max_num_seqs", "kv_cache_usage", "carried", "warm_up_seconds"}
+    numbers = {"server_load", "running", "waiting", "max_num_seqs", "kv_cache_usage", "carried", "warm_up_seconds"} | {
+        "max_prompt_tokens",
+        "limit_reason",
+    }
     assert set(server.load()) == numbers | {"draining"}
     assert samples(server)["conveyor_engine_capacity"] == 2
 

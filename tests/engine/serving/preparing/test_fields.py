@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from anthropic.types.message_create_params import MessageCreateParamsBase
 from openai.types.chat import (
     ChatCompletionAssistantMessageParam,
     ChatCompletionStreamOptionsParam,
@@ -11,20 +12,18 @@ from openai.types.chat import (
 )
 from openai.types.completion_create_params import CompletionCreateParamsBase
 from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import ValidationError
 from tests.engine.processes import EngineServer
 
 from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.chat_schemas import ChatMessage, ChatRequest
+from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.fields import OPENAI, ROWS, TABLE, Place, Row
+from conveyor_engine.serving.preparing.messages_schemas import MessagesRequest
 from conveyor_engine.serving.preparing.refusals import invalid_request
-from conveyor_engine.serving.preparing.schemas import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    ModelFields,
-    StreamOptions,
-)
+from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
+from conveyor_engine.serving.preparing.schemas import EmbeddingRequest, ModelFields, StreamOptions
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest
 from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest
 
@@ -48,6 +47,10 @@ def place_fields(place: Place, fields: dict[str, Any]) -> tuple[type[ModelFields
             return ClassificationRequest, {"input": "a", **fields}
         case Place.STREAM_OPTIONS:
             return CompletionRequest, {"prompt": "a", "stream": True, "stream_options": fields}
+        case Place.RESPONSES:
+            return ResponsesRequest, {"input": "a", **fields}
+        case Place.MESSAGES:
+            return MessagesRequest, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, **fields}
         case Place.CHAT:
             return ChatRequest, {"messages": [message], **fields}
         case Place.MESSAGE:
@@ -89,7 +92,8 @@ def test_no_field_is_in_the_table_twice_or_acts_besides() -> None:
     acting = {
         Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
         Place.RERANK: RerankRequest, Place.SCORE: ScoreRequest, Place.CLASSIFY: ClassificationRequest,
-        Place.STREAM_OPTIONS: StreamOptions,
+        Place.STREAM_OPTIONS: StreamOptions, Place.MESSAGES: MessagesRequest,
+        Place.RESPONSES: ResponsesRequest,
         Place.MESSAGE: ChatMessage,
     }  # fmt: skip
     assert sum(len(row.places) for row in TABLE) == sum(len(rows) for rows in ROWS.values())
@@ -101,6 +105,7 @@ OPENAIS: dict[Place, tuple[set[str], type]] = {
     Place.CHAT: (set(ChatRequest.model_fields), completion_create_params.CompletionCreateParamsBase),
     Place.COMPLETIONS: (set(CompletionRequest.model_fields), CompletionCreateParamsBase),
     Place.EMBEDDINGS: (set(EmbeddingRequest.model_fields), EmbeddingCreateParams),
+    Place.RESPONSES: (set(ResponsesRequest.model_fields), ResponseCreateParamsBase),
     Place.STREAM_OPTIONS: (set(StreamOptions.model_fields), ChatCompletionStreamOptionsParam),
     Place.MESSAGE: (set(ChatMessage.model_fields), ChatCompletionAssistantMessageParam),
 }
@@ -112,10 +117,14 @@ def test_every_field_that_openai_defines_is_known(place: Place) -> None:
     assert params.__annotations__.keys() <= acting | ROWS[place].keys()
 
 
+def test_every_field_that_anthropic_defines_is_known() -> None:
+    assert MessageCreateParamsBase.__annotations__.keys() <= MessagesRequest.model_fields.keys() | ROWS[Place.MESSAGES]
+
+
 def test_what_is_said_to_be_openai_s_is() -> None:
     defined = {name for _, params in OPENAIS.values() for name in params.__annotations__}
     named = {row.name for row in TABLE if OPENAI in row.defined_by}
-    assert named - defined == {"annotations", "tool_call_id"}  # of answers, which come back, and of a tool's message
+    assert named - defined == {"annotations"}  # of answers, which come back
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])

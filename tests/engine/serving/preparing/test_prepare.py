@@ -15,6 +15,7 @@ from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.frames import FrameReader
 from conveyor_engine.wire.messages import Add, to_engine_decoder
+from conveyor_engine.wire.request import SamplingParams
 from conveyor_engine.wire.worker import Job
 
 
@@ -30,7 +31,7 @@ def prepare(model: ServedModel, job: Job) -> Any:
 
 
 def read_add(one: PreparedText) -> Add:
-    (payload,) = FrameReader().feed(one.add)
+    (payload,) = FrameReader().feed(one.parts[0].add)
     add = to_engine_decoder.decode(payload)
     assert isinstance(add, Add)
     return add
@@ -68,7 +69,7 @@ def test_a_whole_context_of_log_probabilities_is_taken(chat_model: Path) -> None
 def test_the_prompt_stays_in_the_message_for_the_engine(chat_model: Path) -> None:
     one = prepared(chat_model, "completion", prompt=[7] * 100_000, n=64)
     assert (one.num_prompt_tokens, len(one.choices), one.choices[63].prompt_tail) == (100_000, 64, [7] * 6)
-    assert len(one.add) < 420_000
+    assert len(one.parts[0].add) < 420_000
 
 
 def test_a_prompt_is_cut_at_its_beginning_to_what_the_answer_leaves(chat_model: Path) -> None:
@@ -88,6 +89,47 @@ def test_a_prompt_cannot_be_cut_to_more_than_the_answer_leaves(chat_model: Path)
     with pytest.raises(InvalidRequest, match="maximum context length is 131072 tokens") as caught:
         prepared(chat_model, "completion", truncate_prompt_tokens=-1, max_tokens=200_000)
     assert caught.value.param == "max_tokens"
+
+
+def params_of(one: PreparedText) -> SamplingParams:
+    params = read_add(one).prompts[0].choices[0][1]
+    assert params is not None
+    return params
+
+
+def test_bad_words_are_tokens_at_the_beginning_of_a_text_and_within_one(chat_model: Path) -> None:
+    """As vLLM reads them: with a space before it a word counts too if that is one token for another."""
+    read = params_of(prepared(chat_model, "completion", bad_words=["fox", " the"])).bad_words
+    encode = Tokenizer(chat_model).encode
+    for word in ("fox", "the"):
+        assert tuple(encode(word, 99, add_special_tokens=False)) in read
+    with pytest.raises(InvalidRequest, match="must have 1 to 16 tokens") as caught:
+        prepared(chat_model, "completion", bad_words=["z" * 200])
+    assert caught.value.param == "bad_words"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"logit_bias": {"384": 1}}, "logit_bias"),
+        ({"allowed_token_ids": [384]}, "allowed_token_ids"),
+        ({"stop_token_ids": [384]}, "stop_token_ids"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_tokens_that_the_model_does_not_have_are_refused(
+    chat_model: Path, kind: str, fields: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"must be in 0\.\.383") as caught:
+        prepared(chat_model, kind, **fields)
+    assert caught.value.param == field
+
+
+def test_what_chooses_tokens_reaches_the_engine(chat_model: Path) -> None:
+    numbers = {"min_p": 0.2, "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.1}
+    params = params_of(prepared(chat_model, "chat", **numbers, logit_bias={"7": -3, "9": 1.5}, allowed_token_ids=[4.0]))
+    assert {name: getattr(params, name) for name in numbers} == numbers
+    assert (params.logit_bias, params.allowed_token_ids) == (((7, -3.0), (9, 1.5)), (4,))
 
 
 MIB = 2**20
@@ -122,6 +164,7 @@ def peak_bytes() -> int:
         ("completion", '{"prompt":[', "[1]", 32),
         ("completion", '{"prompt":[', "1", 16),
         ("completion", '{"stop_token_ids":[', "[]", 32),
+        ("completion", '{"bad_words":[', '"a"', 32),
         ("chat", '{"messages":[', USER, 20),
         ("chat", '{"messages":[', "{}", 32),
     ],

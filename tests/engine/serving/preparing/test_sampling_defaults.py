@@ -27,14 +27,15 @@ def test_a_model_that_says_nothing_has_openai_s(tmp_path: Path) -> None:
 
 def test_what_the_model_says_is_read(tmp_path: Path) -> None:
     content = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "do_sample": True, "max_new_tokens": 5}
-    assert read_sampling_defaults(write(tmp_path, content)) == SamplingDefaults(0.6, 0.95, 20)
+    content |= {"min_p": 0.1, "repetition_penalty": 1.05}
+    assert read_sampling_defaults(write(tmp_path, content)) == SamplingDefaults(0.6, 0.95, 20, 0.1, 1.05)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("repetition_penalty", 1.05),
-        ("min_p", 0.1),
+        ("repetition_penalty", 0),
+        ("min_p", 2),
         ("temperature", 5),
         ("temperature", "hot"),
         ("top_p", 0),
@@ -55,9 +56,7 @@ def test_what_cannot_be_done_is_left_out_and_logged(
 
 
 @pytest.mark.parametrize(("name", "value"), [("repetition_penalty", 1.0), ("min_p", 0)])
-def test_a_neutral_value_of_what_is_not_supported_needs_no_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, value: Any
-) -> None:
+def test_a_neutral_value_needs_no_word(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, value: Any) -> None:
     with caplog.at_level(logging.WARNING):
         assert read_sampling_defaults(write(tmp_path, {name: value})) == SamplingDefaults()
     assert not caplog.records

@@ -11,9 +11,11 @@ from pydantic import ValidationError
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.http.failures import failure_body
+from conveyor_engine.serving.preparing.chat_schemas import ChatMessage, ChatRequest
+from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.fields import ROWS, Place
 from conveyor_engine.serving.preparing.refusals import invalid_request
-from conveyor_engine.serving.preparing.schemas import ChatMessage, ChatRequest, CompletionRequest, EmbeddingRequest
+from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
 
 NULL_OF_MESSAGES = {*ChatMessage.model_fields, *ROWS[Place.MESSAGE], "parsed"} - {"role", "content"}
 
@@ -28,6 +30,15 @@ def refuse(schema: type[CompletionRequest] | type[ChatRequest], **fields: Any) -
 
 def user(content: Any, **fields: Any) -> dict[str, Any]:
     return {"role": "user", "content": content, **fields}
+
+
+def tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def called(arguments: Any) -> dict[str, Any]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 @pytest.mark.parametrize(
@@ -63,15 +74,31 @@ def user(content: Any, **fields: Any) -> dict[str, Any]:
         ("return_weight_versions", True),
         ("truncate_prompt_tokens", -2),
         ("truncation_side", "middle"),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("min_p", 0.1),
-        ("logit_bias", {"5": 1}),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", "much"),
+        ("min_p", 1.1),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"5": True}),
+        ("logit_bias", {"the": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {str(number): 1 for number in range(1025)}),
+        ("logit_bias", [5]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [-1]),
+        ("allowed_token_ids", [1] * 1025),
+        ("bad_words", "a"),
+        ("bad_words", [""]),
+        ("bad_words", ["a" * 257]),
+        ("bad_words", ["a"] * 129),
+        ("use_beam_search", True),
         ("best_of", 2),
-        ("include_stop_str_in_output", True),
-        ("skip_special_tokens", False),
-        ("response_format", {"type": "json_object"}),
+        ("include_stop_str_in_output", "yes"),
+        ("skip_special_tokens", 0),
+        ("return_token_ids", 1),
+        ("logprob_token_ids", []),
+        ("response_format", {"type": "xml"}),
     ],
 )
 @pytest.mark.parametrize("schema", [CompletionRequest, ChatRequest])
@@ -95,7 +122,7 @@ def test_a_bad_value_is_refused_with_its_field(schema: Any, field: str, value: A
         ("prompt", [True]),
         ("logprobs", 21),
         ("logprobs", True),
-        ("echo", True),
+        ("echo", "yes"),
         ("suffix", "x"),
     ],
 )
@@ -108,26 +135,40 @@ def test_completions_refuse(field: str, value: Any) -> None:
     [
         ("messages", []),
         ("messages", "hi"),
-        ("messages[0].role", [{"role": "tool", "content": "a"}]),
+        ("messages[0].role", [{"role": "function", "content": "a"}]),
         ("messages[0].content", [user([{"type": "image_url", "image_url": {"url": "x"}}])]),
         ("messages[0].content", [user(5)]),
         ("messages[0].content", [user([])]),
         ("messages[0].content", [user([{"type": "text", "text": 5}])]),
-        ("messages[0].tool_calls", [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("messages[0].tool_calls[0].function", [{"role": "assistant", "tool_calls": [{"id": "1"}]}]),
+        ("messages[0].tool_calls[0].function.arguments", [called("{")]),
+        ("messages[0].tool_calls[0].function.arguments", [called("[]")]),
+        ("messages[0]", [{"role": "assistant", "tool_calls": []}]),
+        ("messages[0]", [{**called("{}"), "role": "user"}]),
+        ("tools[0].type", [{"type": "web_search"}]),
+        ("tools[0].function", [{"type": "function"}]),
+        ("tools[0].function.name", [tool("a b")]),
+        ("tools[0].function.name", [tool("a" * 65)]),
+        ("tools[0].function.parameters", [tool("f", parameters="x")]),
+        ("tools", [tool("f"), tool("f")]),
+        ("tools", [tool(f"f{n}") for n in range(129)]),
         ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
         ("logprobs", 5),
         ("top_logprobs", 3),
         ("modalities", ["audio"]),
-        ("reasoning_effort", "high"),
+        ("reasoning_effort", "much"),
         ("store", True),
         ("mm_payload", {"image": "x"}),
         ("chat_template_kwargs", "enable_thinking"),
+        ("documents", "a"),
+        ("continue_final_message", "yes"),
     ],
 )
 def test_chat_refuses(field: str, value: Any) -> None:
-    assert refuse(ChatRequest, **{field.split("[")[0]: value}).param == field
+    fields = {field.split("[")[0].split(".")[0]: value}
+    assert refuse(ChatRequest, **fields).param == field
 
 
 def test_what_clients_send_by_default_is_accepted() -> None:
@@ -155,6 +196,49 @@ def test_an_answer_may_be_sent_back_as_it_came() -> None:
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": "any"}, "tool_choice"),
+    ],
+)
+def test_tools_and_their_choice_fit_together(fields: dict[str, Any], param: str) -> None:
+    assert (refuse(ChatRequest, **fields).param or "").startswith(param)
+
+
+def test_calls_and_their_results_are_messages() -> None:
+    history = [user("a"), called('{"x": [1]}'), {"role": "tool", "tool_call_id": "1", "content": "b"}, called("")]
+    fields = ChatRequest.model_validate_json(json.dumps({"messages": history}))
+    shown = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": [1]}}}
+    assert fields.messages_for_template()[1:3] == [
+        {"role": "assistant", "content": "", "tool_calls": [shown]},
+        {"role": "tool", "tool_call_id": "1", "content": "b"},
+    ]
+    assert fields.messages_for_template()[3]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize(
+    ("choice", "shown", "may_call"),
+    [
+        (None, ["f", "g"], ["f", "g"]),
+        ("auto", ["f", "g"], ["f", "g"]),
+        ("required", ["f", "g"], ["f", "g"]),
+        ("none", [], []),
+        ({"type": "function", "function": {"name": "g"}}, ["f", "g"], ["g"]),
+    ],
+)
+def test_a_choice_tells_what_is_shown_and_what_may_be_called(
+    choice: Any, shown: list[str], may_call: list[str]
+) -> None:
+    body = {"messages": [user("a")], "tools": [tool("f", strict=True), tool("g")], "tool_choice": choice}
+    fields = ChatRequest.model_validate_json(json.dumps(body))
+    rendered = fields.rendering().tools or []
+    assert [each["function"] for each in rendered] == [{"name": name} for name in shown]
+    assert [each.function.name for each in fields.tool_use.callable_tools] == may_call
 
 
 def test_text_parts_are_one_text() -> None:

@@ -10,4 +10,5 @@ TASK: Final = About(
     path="/v1/softmax",
     recognises=lambda directory: (directory / "softmax.json").is_file(),
     reads_text=False,
+    cost_unit="numbers",
 )

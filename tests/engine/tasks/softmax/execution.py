@@ -31,6 +31,7 @@ class SoftmaxRunner:
     """One module on one device."""
 
     extra_warmup_tokens = 0
+    graph_sizes = ()
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         content = read_object(Path(config.model) / "softmax.json")

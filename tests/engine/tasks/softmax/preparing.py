@@ -11,10 +11,8 @@ from pydantic import Field
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, parse_body
 from conveyor_engine.serving.preparing.schemas import ModelFields
-from conveyor_engine.wire.frames import encode_frame
-from conveyor_engine.wire.messages import Add
 from conveyor_engine.wire.request import EngineRequest
-from conveyor_engine.wire.worker import Job
+from conveyor_engine.wire.worker import Job, Part
 
 
 class SoftmaxRequest(ModelFields):
@@ -28,12 +26,12 @@ class PreparedSoftmax(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     """An admissible request."""
 
     id: str
-    num_tokens_of: dict[str, int]
     request_ids: list[str]
     nums_prompt_tokens: list[int]  # none: numbers are not tokens
     arrival_time: float
     ignored_fields: int
-    add: bytes
+    param: str
+    parts: list[Part]
 
 
 def _prepare(model: ServedModel, job: Job) -> PreparedSoftmax:
@@ -45,18 +43,21 @@ def _prepare(model: ServedModel, job: Job) -> PreparedSoftmax:
     request_id = f"softmax-{uuid.uuid4().hex}"
     requests = [
         EngineRequest(
-            request_id=f"{request_id}-{number}", payload=array("f", numbers).tobytes(), payload_cost=len(numbers)
+            request_id=f"{request_id}-{number}",
+            party=request_id,
+            payload=array("f", numbers).tobytes(),
+            payload_cost=len(numbers),
         )
         for number, numbers in enumerate(fields.input)
     ]
     return PreparedSoftmax(
         id=request_id,
-        num_tokens_of={request.request_id: request.payload_cost for request in requests},
         request_ids=[request.request_id for request in requests],
         nums_prompt_tokens=[0] * len(requests),
         arrival_time=job.arrival_time,
         ignored_fields=fields.ignored,
-        add=encode_frame(Add.of(requests)),
+        param="input",
+        parts=Part.split(requests, job.facts.max_num_seqs),
     )
 
 

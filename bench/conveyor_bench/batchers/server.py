@@ -1,0 +1,119 @@
+"""One system's server process, from its start to its first right answer to its end. Used by `command`."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import numpy as np
+
+from conveyor_bench.batchers.client import Client
+from conveyor_bench.batchers.systems import OURS, Settings, System
+from conveyor_engine.openmp import SPIN_COUNT
+
+_START_SECONDS: Final = 300.0
+_LOOK_SECONDS: Final = 0.25
+_END_SECONDS: Final = 30.0
+_QUIET = {  # none of them reports to its makers
+    "BENTOML_DO_NOT_TRACK": "True",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "INFINITY_ANONYMOUS_USAGE_STATS": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+class Absent(Exception):
+    """The system cannot be measured here; the message says why."""
+
+
+def install(system: System, log: Path) -> None:
+    """Make the system's environment. Raises Absent."""
+    if not system.script:
+        return
+    done = subprocess.run(system.install(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    log.write_text(done.stderr)
+    if done.returncode:
+        raise Absent(f"its packages cannot be installed, see {log}")
+
+
+@asynccontextmanager
+async def running(
+    system: System, settings: Settings, threads: int, right: Sequence[tuple[str, Sequence[float]]], log: Path
+) -> AsyncIterator[Client]:
+    """A client of the started server, whose vectors of the texts in `right` are as they should be. Raises Absent."""
+    port = find_ports()
+    command = system.command(settings, port) + ([f"--num-threads={threads}"] if system.name == OURS else [])
+    environment = os.environ | _QUIET | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment.pop(SPIN_COUNT, None)  # this program's own
+    process = await asyncio.to_thread(start, command, environment, log)
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            client = Client(session, f"http://127.0.0.1:{port}", system)
+            await wait_ready(client, process, right[0][0], log)
+            for text, vector in right:
+                found = await client.embed(text)
+                if len(found) != len(vector) or np.abs(np.subtract(found, vector)).max() > 1e-3:
+                    raise Absent("its vectors differ from sentence-transformers'")
+            yield client
+    finally:
+        await asyncio.to_thread(end, process)
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    """In a session of its own, so that Ctrl-C is for this program, which ends it."""
+    with log.open("a") as said:
+        return subprocess.Popen(command, stdout=said, stderr=said, env=environment, start_new_session=True)
+
+
+async def wait_ready(client: Client, process: "subprocess.Popen[bytes]", text: str, log: Path) -> None:
+    """Until it answers one text. Raises Absent."""
+    begin, last = time.monotonic(), ""
+    while time.monotonic() - begin < _START_SECONDS:
+        if process.poll() is not None:
+            raise Absent(f"it ended with code {process.returncode} before it answered, see {log}")
+        try:
+            await client.embed(text)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            last = f"{type(error).__name__}: {error}"[:200]
+        else:
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+    raise Absent(f"no answer within {_START_SECONDS:.0f} s ({last}), see {log}")
+
+
+def find_ports() -> int:
+    """The first of three free ones in a row: Triton listens at three."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+        with socket.socket() as second, socket.socket() as third, suppress(OSError, OverflowError):
+            second.bind(("127.0.0.1", port + 1))
+            third.bind(("127.0.0.1", port + 2))
+            return port
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """The process, and what it has started in its session."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, sent)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+    begin = time.monotonic()
+    while time.monotonic() - begin < _END_SECONDS:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        time.sleep(_LOOK_SECONDS)

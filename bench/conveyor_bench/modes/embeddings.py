@@ -1,0 +1,204 @@
+"""`python -m conveyor_bench embed-modes`: the modes with embeddings, by window and batch size, in virtual time.
+
+The product's core and scheduler under the roofline of `cost`, with Poisson arrivals at shares of what each setting can
+do. Writes `embeddings.json`, and the picture of docs/batching.md. Pure Python; a run is the same on every machine.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from conveyor_bench.modes.cost import DEVICES, Roofline, Shape, StepCounts
+from conveyor_bench.modes.figures import Observed, percentile
+from conveyor_bench.modes.running import VirtualClock, run_requests
+from conveyor_engine.config.engine_config import BatchingMode, EngineConfig
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.loop.executor import Sample
+from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.wire.request import EngineRequest, ModelFacts, RequestOutput
+from conveyor_engine.wire.step import StepPlan, StepResult
+from conveyor_insight.svg import Axis, Series, axis_for, lines
+
+DEVICE = "A100-40G"
+BERT_BASE = Shape(
+    layers=12,
+    layer_parameters=12 * 768**2,
+    head_parameters=0,
+    embedding_parameters=31_000 * 768,
+    query_size=768,
+    kv_size=768,
+)
+TOKENS = (8, 512)
+REQUESTS = 4000
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9)  # of a setting's capacity
+_STEP_TOKENS = 8192  # the engine's default on a GPU
+_VOCABULARY = 1000
+_PICTURE = "virtual-embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A line of the picture."""
+
+    mode: BatchingMode
+    batch_size: int
+    window_seconds: float | None
+    colour: int
+
+    @property
+    def name(self) -> str:
+        """In the words of the InferenceService."""
+        if self.window_seconds is None:
+            return "None" if self.mode == "none" else f"{self.mode.capitalize()} {self.batch_size}"
+        window = f"{self.window_seconds:g} s" if self.window_seconds >= 1 else f"{self.window_seconds * 1000:g} ms"
+        return f"{self.mode.capitalize()} {self.batch_size}, {window}"
+
+
+SETTINGS = (
+    Setting("none", 1, None, 0),
+    Setting("static", 32, 1.0, 1),
+    Setting("dynamic", 8, 0.010, 4),
+    Setting("dynamic", 32, 0.002, 2),
+    Setting("dynamic", 32, 0.010, 6),
+    Setting("continuous", 32, None, 3),
+)
+
+
+class Device:
+    """Computes nothing: a step moves the clock by its cost, in which every token of a text attends to all of it."""
+
+    extra_warmup_tokens = 0
+    graph_sizes: Sequence[int] = ()
+
+    def __init__(self, facts: ModelFacts, cost: Roofline, clock: VirtualClock) -> None:
+        self.facts = facts
+        self._cost = cost
+        self._clock = clock
+
+    def begin(self, plan: StepPlan) -> Sample:
+        tokens = sum(plan.num_tokens)
+        counts = StepCounts(tokens, 0, tokens, float(sum(n * n for n in plan.num_tokens)))
+        self._clock.wait_until(self._clock.now() + self._cost.seconds(counts))
+        result = StepResult(plan.number, [], payloads=[b"vector"] * len(plan.rows))
+        return lambda _masks: lambda: result
+
+    def free_memory(self) -> None:
+        """There is none."""
+
+
+class Served(Observed):
+    """The times of requests whose answer is a payload."""
+
+    def after_step(self, core: EngineCore, outputs: Sequence[RequestOutput], began: float, ended: float) -> None:
+        for output in outputs:
+            if output.payload is None:
+                raise RuntimeError(f"request {output.request_id} ended with {output.finish_reason}: {output.message}")
+            self.answers[output.request_id].last = ended
+
+
+def draw_requests(number: int, rate: float | None) -> list[EngineRequest]:
+    """Texts of 8 to 512 tokens; Poisson arrivals, or all at once."""
+    random, now = Random(number), 0.0
+    requests = []
+    for index in range(number):
+        tokens = random.choices(range(_VOCABULARY), k=random.randint(*TOKENS))
+        gap = random.expovariate(1)
+        now += 0.0 if rate is None else gap / rate
+        requests.append(
+            EngineRequest(
+                request_id=str(index),
+                prompt_token_ids=tokens,
+                payload=PoolingParams().encode(),
+                arrival_time=now,
+            )
+        )
+    return requests
+
+
+def run(setting: Setting, number: int, rate: float | None) -> dict[str, float]:
+    """Requests a second (those that arrive, or of all at once those that are answered); P50, P95 and P99 in ms."""
+    facts = ModelFacts(
+        task="embed",
+        max_model_len=TOKENS[1],
+        vocab_size=_VOCABULARY,
+        dtype="bfloat16",
+        device="virtual",
+        attention_backend="virtual",
+        num_kv_blocks=0,
+        block_size=16,
+        max_num_seqs=setting.batch_size,
+        max_num_batched_tokens=_STEP_TOKENS,
+    )
+    config = EngineConfig(
+        model="",
+        batching_mode=setting.mode,
+        batching_window_seconds=setting.window_seconds,
+        max_num_seqs=setting.batch_size,
+        max_num_queued_requests=number,
+        warmup=False,
+    )
+    clock, observed = VirtualClock(), Served()
+    core = EngineCore(config, Device(facts, Roofline(DEVICES[DEVICE], BERT_BASE), clock))
+    for _ in run_requests(core, clock, draw_requests(number, rate), observed):
+        pass
+    times = [answer.last - answer.arrival for answer in observed.answers.values()]
+    return {
+        "requests_per_second": rate or number / observed.seconds,
+        **{f"p{share}": 1000 * percentile(times, share) for share in (50, 95, 99)},
+    }
+
+
+def run_all(number: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Each setting's capacity, and its figures at shares of it."""
+    told: dict[str, Any] = {}
+    for setting in SETTINGS:
+        capacity = run(setting, number, None)["requests_per_second"]
+        loads = {f"{share:.0%}": run(setting, number, share * capacity) for share in SHARES}
+        told[setting.name] = {**asdict(setting), "capacity": capacity, "loads": loads}
+        say(f"event=simulated setting={setting.name.replace(' ', '-')} requests_per_second={capacity:.0f}")
+    return {"settings": told, "device": DEVICE, "requests": number, "tokens": TOKENS}
+
+
+def draw(told: dict[str, Any]) -> str:
+    """P95 of each setting by the requests a second that arrive."""
+    series = [
+        Series(
+            name,
+            each["colour"],
+            [(load["requests_per_second"], load["p95"]) for load in each["loads"].values()],
+            [""] * len(each["loads"]),
+        )
+        for name, each in told["settings"].items()
+    ]
+    points = [point for one in series for point in one.values]
+    return lines(
+        "Embeddings: what window and batch size cost and give",
+        f"{told['device']}, BERT base, in virtual time. Up: P95 of a request, ms. Right: requests a second",
+        series,
+        Axis(0.0, 1.05 * max(x for x, _ in points), "requests/s"),
+        axis_for([y for _, y in points], "ms", is_log=True),
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of the command `embed-modes`."""
+    parser = argparse.ArgumentParser(prog="python -m conveyor_bench embed-modes", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/modes"), help="the folder of the results")
+    parser.add_argument("--pictures", type=Path, help="a folder for the picture, as docs/batching/ has it")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="of each load")
+    arguments = parser.parse_args(argv)
+    if arguments.requests < 1:
+        parser.error("--requests must be at least 1")
+    told = run_all(arguments.requests, partial(print, flush=True))
+    for folder in (arguments.out, arguments.pictures):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "embeddings.json").write_text(json.dumps(told, indent=1) + "\n")
+    if arguments.pictures:
+        (arguments.pictures / f"{_PICTURE}.svg").write_text(draw(told) + "\n")
+    return 0

@@ -1,0 +1,1 @@
+"""Finds the batch limit, window and step budget of an engine on this machine, without a cluster."""

@@ -1,0 +1,81 @@
+"""openai for Python, with /v1/responses."""
+
+import asyncio
+
+from checks import MODEL, QUESTION, URL, run
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from pydantic import BaseModel
+
+client = OpenAI(base_url=URL, api_key="none", max_retries=0)
+CALL = {"model": MODEL, "input": QUESTION, "max_output_tokens": 30}
+PARAMETERS = {
+    "type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"],
+    "additionalProperties": False,
+}  # fmt: skip
+TOOL = {"type": "function", "name": "count", "description": "Counts.", "parameters": PARAMETERS, "strict": True}
+
+
+def response() -> None:
+    answer = client.responses.create(**CALL, instructions="Be brief.", metadata={"a": "b"})
+    assert answer.output_text
+    assert answer.usage.output_tokens <= 30
+    assert (answer.store, answer.metadata) == (False, {"a": "b"})
+    history = [{"role": "user", "content": QUESTION}, *answer.output, {"role": "user", "content": "And then?"}]
+    assert client.responses.create(**{**CALL, "input": history}).usage.input_tokens > answer.usage.input_tokens
+
+
+def stream() -> None:
+    whole = client.responses.create(**CALL, temperature=0)
+    events = list(client.responses.create(**CALL, temperature=0, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == whole.output_text == events[-1].response.output_text
+
+
+class Count(BaseModel):
+    """What is counted."""
+
+    n: int
+
+
+def parse_and_helper() -> None:
+    asked = {**CALL, "max_output_tokens": 300, "text_format": Count}
+    assert isinstance(client.responses.parse(**asked).output_parsed, Count)
+    with client.responses.stream(**asked) as events:
+        assert isinstance(events.until_done().get_final_response().output_parsed, Count)
+
+
+def tools() -> None:
+    asked = {**CALL, "tools": [TOOL], "max_output_tokens": 200}
+    answer = client.responses.create(**asked, tool_choice="required", parallel_tool_calls=False)
+    (call,) = answer.output
+    assert (call.type, call.name) == ("function_call", "count")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "9"}
+    history = [{"role": "user", "content": QUESTION}, call, result]
+    assert client.responses.create(**{**asked, "input": history}, tool_choice="none").output_text
+
+
+def many_at_once() -> None:
+    async def ask() -> list:
+        async with AsyncOpenAI(base_url=URL, api_key="none") as many:
+            return await asyncio.gather(*(many.responses.create(**CALL) for _ in range(8)))
+
+    assert all(answer.output_text for answer in asyncio.run(ask()))
+
+
+def errors() -> None:
+    for wrong, kind in (
+        ({"model": "no-such"}, NotFoundError),
+        ({"store": True}, BadRequestError),
+        ({"previous_response_id": "resp_1"}, BadRequestError),
+    ):
+        try:
+            client.responses.create(**{**CALL, **wrong})
+        except kind as error:
+            named = error.param
+        else:
+            named = "nothing: it was accepted"
+        assert named in wrong, named
+
+
+run(response, stream, parse_and_helper, tools, many_at_once, errors)

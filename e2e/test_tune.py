@@ -1,0 +1,58 @@
+"""`kubectl conveyor advise` and `tune` on a whole cluster: by `kubectl port-forward` and the API server's proxy."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e import kube
+from e2e.gateway import service_url
+from e2e.load import running_load
+from e2e.services import service
+
+BODY = {"model": "tuned", "max_tokens": 20, "min_tokens": 20, "temperature": 0.8}
+LOAD = ("--input-tokens", "32", "--output-tokens", "8", "--rate", "1,2", "--seconds", "10", "--max-batch-size", "2")
+
+
+@pytest.fixture(autouse=True)
+def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kubectl finds it beside the Python that runs this."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.long
+async def test_a_service_is_advised_and_tuned_and_is_afterwards_as_it_was(namespace: str) -> None:
+    kube.apply(service("tuned"), namespace)
+    kube.wait_ready("tuned", namespace)
+    async with running_load(service_url("tuned", namespace), BODY, concurrency=4) as load:
+        await asyncio.to_thread(kube.wait_until, "answers", lambda: len(load.answers) > 110, 240)
+    advice = json.loads(kube.kubectl("conveyor", "advise", "tuned", "-n", namespace, "-o", "json"))
+    assert advice["mode"] == "Continuous"
+    assert advice["traffic"]["requests"] > 100
+    before = spec_of(namespace)
+    for replica in ((), ("--replica",)):
+        told = await asyncio.to_thread(tune, namespace, *replica)
+        assert [each["batching"]["maxBatchSize"] for each in told["candidates"]] == [4, 2]
+        for candidate in told["candidates"]:
+            assert candidate["problem"] is None
+            assert [trial["failed"] for trial in candidate["trials"]] == [0, 0]
+        assert spec_of(namespace) == before
+        assert kube.get("infsvc", "tuned-tune", namespace) is None
+    kube.wait_ready("tuned", namespace)
+
+
+def tune(namespace: str, *flags: str) -> dict[str, Any]:
+    command = ("conveyor", "tune", "tuned", "-n", namespace, "--objective", "latency=60s", *LOAD, *flags, "-o", "json")
+    told: dict[str, Any] = json.loads(kube.kubectl(*command, timeout_seconds=900))
+    return told
+
+
+def spec_of(namespace: str) -> dict[str, Any]:
+    body = kube.get("infsvc", "tuned", namespace)
+    assert body is not None
+    spec: dict[str, Any] = body["spec"]
+    return spec

@@ -1,0 +1,1 @@
+"""Objectives for latency: the limits of a step follow the traffic."""

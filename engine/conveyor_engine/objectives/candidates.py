@@ -1,0 +1,181 @@
+"""The largest limits that hold the objectives, by what steps cost and what the traffic brings. Used by `steering`.
+
+An interval between two tokens is one step. A first token takes the step that runs when its request comes, and one for
+each piece of the prompt. A request of a task of one step takes the step that runs, its window and its own. Pure.
+"""
+
+import math
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.objectives.step_cost import Coefficients
+from conveyor_engine.scheduling.limits import Limits
+from conveyor_engine.wire.request import ModelFacts
+
+_FLOOR: Final = 1 / 8  # of the declared rows
+_TOKENS_FLOOR: Final = 1 / 64  # of the declared prompt tokens
+_SMALLEST_CHUNK: Final = 16  # prompt tokens
+_NUM_PROMPTS: Final = 128
+_LATELY_STEPS: Final = 512
+_BAND: Final = 1.05
+_HEADROOM: Final = 1.25  # of a step's prompt tokens, over their mean
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Seconds that 95 of 100 requests or tokens should not exceed. None: no objective."""
+
+    time_to_first_token: float | None
+    inter_token_latency: float | None
+    latency: float | None
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "Objectives | None":
+        """None if the configuration has none."""
+        told = cls(
+            config.objective_time_to_first_token_seconds,
+            config.objective_inter_token_latency_seconds,
+            config.objective_latency_seconds,
+        )
+        return None if told == cls(None, None, None) else told
+
+
+class Traffic:
+    """What requests bring: prompt tokens for each generated token, for each row, and the lengths of prompts."""
+
+    def __init__(self) -> None:
+        self._rows = self._decodes = self._prompt_tokens = 0.0
+        self._prompts: deque[int] = deque(maxlen=_NUM_PROMPTS)
+
+    def observe(self, num_rows: int, num_decodes: int, prompt_tokens: int) -> None:
+        """One step."""
+        weight = 1 / _LATELY_STEPS
+        self._rows += weight * (num_rows - self._rows)
+        self._decodes += weight * (num_decodes - self._decodes)
+        self._prompt_tokens += weight * (prompt_tokens - self._prompt_tokens)
+
+    def observe_prompt(self, num_tokens: int) -> None:
+        """A prompt is computed; `num_tokens` of it were not cached."""
+        self._prompts.append(num_tokens)
+
+    @property
+    def num_rows(self) -> float:
+        """Of a step, lately."""
+        return self._rows
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Of a step, lately."""
+        return self._prompt_tokens
+
+    @property
+    def prompt_tokens_per_decode(self) -> float:
+        return self._prompt_tokens / self._decodes if self._decodes else 0.0
+
+    @property
+    def tokens_per_row(self) -> float:
+        return self._prompt_tokens / self._rows if self._rows else 0.0
+
+    @property
+    def long_prompt_tokens(self) -> int:
+        """The P95 of prompts; 1 before any."""
+        return sorted(self._prompts)[len(self._prompts) * 95 // 100] if self._prompts else 1
+
+
+def list_sizes(max_num_seqs: int, graph_sizes: Sequence[int]) -> list[int]:
+    """Limits of rows, ascending. With graphs these are their sizes, because a step is padded to one of them.
+
+    Neighbours differ by an eighth at least. None is below an eighth of the declared limit.
+    """
+    least = max(1, math.ceil(max_num_seqs * _FLOOR))
+    sizes = [least]
+    for size in graph_sizes or range(least, max_num_seqs):
+        if size >= sizes[-1] * 9 / 8 and size < max_num_seqs:
+            sizes.append(size)
+    if graph_sizes and least not in graph_sizes:
+        sizes = sizes[1:]
+    return [*sizes, max_num_seqs] if max_num_seqs not in sizes else sizes
+
+
+class Candidates:
+    """Chooses limits. `targets` are the seconds that a prediction should not exceed."""
+
+    def __init__(
+        self, objectives: Objectives, facts: ModelFacts, graph_sizes: Sequence[int], window_seconds: float
+    ) -> None:
+        """`window_seconds`: how long a batch waits to fill, in modes that close batches."""
+        self._declared = Limits.declared(facts)
+        self._window_seconds = window_seconds
+        self.sizes = list_sizes(facts.max_num_seqs, graph_sizes)
+        prompt_tokens = declared = self._declared.prompt_tokens
+        if objectives.latency is None:  # the rows of a one-step batch bring its tokens
+            prompt_tokens = min(declared, max(_SMALLEST_CHUNK, int(declared * _TOKENS_FLOOR)))
+        self.floor = Limits(self.sizes[0], prompt_tokens)  # the lowest
+
+    def choose(self, cost: Coefficients, traffic: Traffic, targets: Objectives) -> Limits | None:
+        """The most rows that hold the targets, and all prompt tokens that they leave room for.
+
+        None if no limits do. The time to the first token takes no rows away, which would only make requests wait.
+        """
+        for num_rows in reversed(self.sizes):
+            if targets.latency is not None:
+                holds = self._predict_latency(num_rows, cost, traffic) <= targets.latency
+                prompt_tokens = self._declared.prompt_tokens if holds else None
+            else:
+                prompt_tokens = self._choose_tokens(num_rows, cost, traffic, targets)
+            if prompt_tokens is not None:
+                return Limits(num_rows, prompt_tokens)
+        return None
+
+    def exceeds(self, limits: Limits, cost: Coefficients, traffic: Traffic, targets: Objectives) -> bool:
+        """Whether steps at these limits take more than a twentieth too long."""
+        if targets.latency is not None:
+            return self._predict_latency(limits.num_rows, cost, traffic) > _BAND * targets.latency
+        step = cost.seconds(limits.num_rows, limits.prompt_tokens)
+        return targets.inter_token_latency is not None and step > _BAND * targets.inter_token_latency
+
+    def clip_rows(self, wanted: int, now: int) -> int:
+        """The size nearest to the wanted one that is between half and double of the present one, or next to it."""
+        index = self.sizes.index(now)
+        near = {size for size in self.sizes if now / 2 <= size <= now * 2} | {
+            *self.sizes[max(0, index - 1) : index + 2]
+        }
+        return min(near, key=lambda size: abs(size - wanted))
+
+    def _predict_latency(self, num_rows: int, cost: Coefficients, traffic: Traffic) -> float:
+        return self._window_seconds + 2 * cost.seconds(num_rows, num_rows * traffic.tokens_per_row)
+
+    def _choose_tokens(self, num_rows: int, cost: Coefficients, traffic: Traffic, targets: Objectives) -> int | None:
+        """As many as the time between tokens leaves room for; fewer if that brings first tokens sooner."""
+        floor, room = self.floor, self._declared.prompt_tokens
+        need = min(room, max(floor.prompt_tokens, num_rows * traffic.prompt_tokens_per_decode))
+        if num_rows == floor.num_rows:
+            need = floor.prompt_tokens  # prompts alone are the bottleneck: rows wait for them at any limit
+        if targets.inter_token_latency is not None:
+            room = min(room, _find_room(num_rows, cost, targets.inter_token_latency))
+        if room < need:
+            return None
+        if targets.time_to_first_token is not None:
+            rows, tokens = min(num_rows, traffic.num_rows), room
+            while tokens >= max(floor.prompt_tokens, _HEADROOM * traffic.prompt_tokens):
+                if _count_steps(traffic, tokens) * cost.seconds(rows, tokens) <= targets.time_to_first_token:
+                    return tokens
+                tokens //= 2
+        return room
+
+
+def _find_room(num_rows: int, cost: Coefficients, seconds: float) -> int:
+    """Prompt tokens of a step that takes so long with these rows."""
+    left = seconds - cost.seconds(num_rows, 0)
+    if cost.per_token <= 0:
+        return sys.maxsize if left >= 0 else 0
+    return max(0, int(left / cost.per_token))
+
+
+def _count_steps(traffic: Traffic, prompt_tokens: int) -> int:
+    """Until a long prompt is computed, with the step that runs when it comes."""
+    return 1 + -(-traffic.long_prompt_tokens // prompt_tokens)

@@ -1,0 +1,222 @@
+"""Moves the limits of rows and of prompt tokens so that latencies stay within their objectives. START HERE.
+
+Each look, after a few steps, fits what a step costs and chooses the largest limits that hold each objective times its
+factor. What requests felt corrects the factor: a P95 above the objective multiplies it down, once for each cohort; one
+far below it, while requests wait, adds to it. Nothing that runs or waits is dropped for a prediction.
+
+Made by `loop.core` where the configuration has objectives. Single-threaded, and reads no clock of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.objectives.candidates import Candidates, Objectives, Traffic
+from conveyor_engine.objectives.readings import ENOUGH_REQUESTS, ENOUGH_STEPS, FIRST_FACTOR, Readings
+from conveyor_engine.objectives.step_cost import Coefficients, StepCost
+from conveyor_engine.scheduling.limits import Limits
+from conveyor_engine.scheduling.policy import DYNAMIC_WINDOW_SECONDS
+from conveyor_engine.scheduling.step import Step
+from conveyor_engine.wire.request import EngineStats, ModelFacts
+from conveyor_protocol.limit_reasons import LimitReason
+
+STEPS_PER_LOOK: Final = 8
+_MISSED, _CLOSE, _SLACK = 1.0, 0.9, 0.8  # of an objective, the P95
+_DECREASE_LEAST, _DECREASE_MOST, _INCREASE = 0.95, 0.7, 0.05
+_FACTOR_LEAST, _FACTOR_MOST = 0.1, 4.0
+_CHEAPER: Final = 0.8  # of the highest P95 since it gave up: steps have become cheaper
+_PATIENCE_MAX: Final = 64
+_LOG_SECONDS: Final = 1.0  # between two lines
+
+Ratios = list[tuple[float, Readings]]  # the P95 as a part of its objective
+
+
+class Steering:
+    """Owns the factors and moves `limits`. `observe` is called after each step."""
+
+    def __init__(
+        self,
+        objectives: Objectives,
+        config: EngineConfig,
+        facts: ModelFacts,
+        graph_sizes: Sequence[int],
+        say: Callable[[str], None],
+    ) -> None:
+        """`say` gets a line for the log when the limits move."""
+        window = DYNAMIC_WINDOW_SECONDS if config.batching_window_seconds is None else config.batching_window_seconds
+        waits = config.batching_mode == "dynamic"
+        self.limits = Limits.declared(facts)
+        self.reason: LimitReason = LimitReason.DECLARED
+        self.num_moves: dict[str, int] = {}
+        self._declared = Limits.declared(facts)
+        self._candidates = Candidates(objectives, facts, graph_sizes, window if waits else 0.0)
+        self._first = _make_readings(objectives.time_to_first_token, ENOUGH_REQUESTS)
+        self._between = _make_readings(objectives.inter_token_latency, ENOUGH_STEPS)
+        self._latency = _make_readings(objectives.latency, ENOUGH_REQUESTS)
+        self._readings = [each for each in (self._first, self._between, self._latency) if each is not None]
+        self._cost, self._traffic = StepCost(), Traffic()
+        self._say, self._said_at = say, 0.0
+        self._patience = 1  # looks from a move to the next increase
+        self._num_looks = 0  # since the last move
+        self._highest = 0.0  # P95 since it gave up, as a part of its objective
+        self._num_steps = 0
+        self._last_end: float | None = None  # None: nothing ran after it
+        self._is_pressed = False  # since the last look, requests waited or the batch was at its limit
+
+    def observe(self, step: Step, ended: float, num_running: int, num_waiting: int) -> None:
+        """A step is over. `num_running` and `num_waiting` are of this moment."""
+        began = step.planned_at if self._last_end is None else max(step.planned_at, self._last_end)
+        num_rows, prompt_tokens = len(step.work), step.num_prompt_tokens
+        self._cost.observe(num_rows, prompt_tokens, ended - began)
+        self._traffic.observe(num_rows, len(step.decodes), prompt_tokens)
+        if num_rows <= self.limits.num_rows:  # those admitted at a higher limit feel that one
+            self._read(step, ended)
+        self._is_pressed |= num_waiting > 0 or num_rows >= self.limits.num_rows
+        self._last_end = ended if num_running else None
+        self._num_steps += 1
+        if self._num_steps % STEPS_PER_LOOK == 0:
+            self._look(ended)
+            self._is_pressed = False
+
+    def report(self, stats: EngineStats) -> EngineStats:
+        """The same with the limits. While nothing has asked for less than the declared ones, they are not known."""
+        is_known = self.reason != LimitReason.DECLARED
+        return msgspec.structs.replace(
+            stats,
+            max_running=self.limits.num_rows if is_known else None,
+            max_prompt_tokens=self.limits.prompt_tokens if is_known else None,
+            limit_reason=self.reason,
+            limit_moves=dict(self.num_moves),
+        )
+
+    def _read(self, step: Step, ended: float) -> None:
+        """What the requests of the step felt."""
+        if self._between is not None and step.decodes and self._last_end is not None:
+            self._between.add(ended - self._last_end, len(step.decodes))
+        if self._first is None and self._latency is None:
+            return
+        for work in step.work:
+            request = work.request
+            if self._latency is not None:
+                self._latency.add(ended - request.place_time)
+            elif self._first is not None and work.num_logits and request.num_output_tokens == 1:
+                self._first.add(ended - request.place_time)
+                self._traffic.observe_prompt(request.num_prompt_tokens - request.num_cached_tokens)
+
+    def _look(self, now: float) -> None:
+        self._cost.fit()
+        self._num_looks += 1
+        if (cost := self._cost.coefficients) is None:
+            return
+        ratios = [(ratio, each) for each in self._readings if (ratio := each.find_ratio()) is not None]
+        worst = max((ratio for ratio, _ in ratios), default=None)
+        if self.reason == LimitReason.UNREACHABLE:
+            self._try_again(cost, worst, now)
+        elif worst is not None and worst > _MISSED:
+            self._miss(cost, ratios, worst, now)
+        elif self._is_pressed:
+            self._follow(cost, ratios, worst, now)
+
+    def _miss(self, cost: Coefficients, ratios: Ratios, worst: float, now: float) -> None:
+        """Lowers the factors of what was missed until the limits go down; at the lowest, gives up for a while."""
+        missed = [(ratio, each) for ratio, each in ratios if ratio > _MISSED]
+        while not self._is_less(chosen := self._choose(cost) or self._candidates.floor):
+            if chosen == self._candidates.floor or min(each.factor for _, each in missed) < _FACTOR_LEAST:
+                self._give_up([each for _, each in missed], worst, now)
+                return
+            for ratio, each in missed:
+                each.factor *= min(_DECREASE_LEAST, max(_DECREASE_MOST, 1 / ratio))
+            missed = [(1.0, each) for _, each in missed]
+        self._move(chosen, LimitReason.MISSED, worst, now)
+
+    def _give_up(self, missed: list[Readings], worst: float, now: float) -> None:
+        """No limits hold what was missed. Then the declared ones do no harm, unless another objective needs less."""
+        for each in missed:
+            each.factor = FIRST_FACTOR
+            each.clear()
+        if missed != [self._first] or self._between is None:
+            self._highest = 0.0
+            self._move(self._declared, LimitReason.UNREACHABLE, worst, now)
+
+    def _follow(self, cost: Coefficients, ratios: Ratios, worst: float | None, now: float) -> None:
+        """Moves to what the fit says now. Increases need patience, and grow the factors where there is slack."""
+        is_patient = self._num_looks >= self._patience
+        if is_patient and worst is not None and worst < _SLACK and self.limits != self._declared:
+            for _, each in ratios:
+                each.factor = min(_FACTOR_MOST, each.factor + _INCREASE)
+            self._num_looks = 0
+        chosen = self._choose(cost)
+        if chosen is None:
+            return
+        if self._is_less(chosen):
+            if self._candidates.exceeds(self.limits, cost, self._traffic, self._targets()):
+                self._move(chosen, LimitReason.PREDICTED, worst, now)
+        elif is_patient and self._is_more(chosen) and (worst is None or worst < _CLOSE):
+            self._move(chosen, LimitReason.SLACK, worst, now)
+
+    def _try_again(self, cost: Coefficients, worst: float | None, now: float) -> None:
+        """The declared limits stay until they hold the objectives, or, after some patience, others may.
+
+        Steps of one size do not tell what smaller ones would cost. So where they have become cheaper, it looks.
+        """
+        self._highest = max(self._highest, worst or 0.0)
+        if worst is not None and worst < _CLOSE:
+            self._patience = 1
+            self._move(self._declared, LimitReason.DECLARED, worst, now)
+        elif self._num_looks >= self._patience:
+            chosen = self._choose(cost)
+            if chosen is None and worst is not None and worst < _CHEAPER * self._highest:
+                self._patience, chosen = 1, self._candidates.floor
+            if chosen is not None and chosen != self._declared:
+                self._move(chosen, LimitReason.PREDICTED, worst, now)
+
+    def _targets(self) -> Objectives:
+        told = (self._first, self._between, self._latency)
+        return Objectives(*(None if each is None else each.target_seconds for each in told))
+
+    def _choose(self, cost: Coefficients) -> Limits | None:
+        return self._candidates.choose(cost, self._traffic, self._targets())
+
+    def _is_less(self, chosen: Limits) -> bool:
+        """By an eighth at least: fewer rows, or as many and fewer prompt tokens."""
+        now = self.limits
+        is_less = chosen.prompt_tokens <= now.prompt_tokens * 7 / 8
+        return chosen.num_rows < now.num_rows or (chosen.num_rows == now.num_rows and is_less)
+
+    def _is_more(self, chosen: Limits) -> bool:
+        now = self.limits
+        is_more = chosen.prompt_tokens >= now.prompt_tokens * 9 / 8
+        return chosen.num_rows > now.num_rows or (chosen.num_rows == now.num_rows and is_more)
+
+    def _move(self, chosen: Limits, reason: LimitReason, worst: float | None, now: float) -> None:
+        """Half of the way down or up at most; a new cohort begins."""
+        old = replace(self.limits)
+        if reason in (LimitReason.UNREACHABLE, LimitReason.DECLARED):
+            self.limits.num_rows, self.limits.prompt_tokens = chosen.num_rows, chosen.prompt_tokens
+        else:
+            self.limits.num_rows = self._candidates.clip_rows(chosen.num_rows, old.num_rows)
+            self.limits.prompt_tokens = min(2 * old.prompt_tokens, max(old.prompt_tokens // 2, chosen.prompt_tokens))
+        self.reason, self._num_looks = reason, 0
+        if reason in (LimitReason.MISSED, LimitReason.UNREACHABLE):
+            self._patience = min(_PATIENCE_MAX, 2 * self._patience)
+        self.num_moves[reason] = self.num_moves.get(reason, 0) + 1
+        for readings in self._readings:
+            readings.clear()
+        if now - self._said_at >= _LOG_SECONDS:
+            self._said_at = now
+            self._say(_describe(reason, old, self.limits, worst))
+
+
+def _make_readings(objective_seconds: float | None, num_enough: int) -> Readings | None:
+    return None if objective_seconds is None else Readings(objective_seconds, num_enough)
+
+
+def _describe(reason: str, old: Limits, new: Limits, worst: float | None) -> str:
+    felt = "" if worst is None else f" p95_of_objective={worst:.2f}"
+    return (
+        f"event=limits_moved reason={reason} rows={old.num_rows}->{new.num_rows} "
+        f"prompt_tokens={old.prompt_tokens}->{new.prompt_tokens}{felt}"
+    )

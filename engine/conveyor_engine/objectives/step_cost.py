@@ -1,0 +1,115 @@
+"""What a step costs on this device now: base + per_row x rows + per_token x prompt tokens. Used by `steering`.
+
+Steps of one shape (rows and prompt tokens between the same powers of two) are one point, at the medians of the newest.
+So neither frequent shapes nor single slow steps decide the fit. Pure.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import median
+from typing import Final, NamedTuple
+
+NUM_KEPT: Final = 16  # steps of one shape
+NUM_STEPS_FRESH: Final = 4096  # a shape that is not seen for so many steps is forgotten
+_RIDGE: Final = 1e-3  # of the sum of squares: keeps terms that the points hardly tell apart from growing
+_SMOOTHING: Final = 1 / 8
+
+
+class Coefficients(NamedTuple):
+    """Seconds, none of them negative."""
+
+    base: float
+    per_row: float
+    per_token: float
+
+    def seconds(self, num_rows: float, prompt_tokens: float) -> float:
+        """Of a step."""
+        return self.base + self.per_row * num_rows + self.per_token * prompt_tokens
+
+
+class _Shape:
+    """The newest steps of one shape, and their medians."""
+
+    __slots__ = ("_point", "last_seen", "steps")
+
+    def __init__(self) -> None:
+        self.steps: deque[tuple[int, int, float]] = deque(maxlen=NUM_KEPT)
+        self.last_seen = 0
+        self._point: tuple[float, float, float] | None = None
+
+    def add(self, step: tuple[int, int, float], number: int) -> None:
+        self.steps.append(step)
+        self.last_seen = number
+        self._point = None
+
+    @property
+    def point(self) -> tuple[float, float, float]:
+        if self._point is None:
+            rows, tokens, seconds = zip(*self.steps, strict=True)
+            self._point = median(rows), median(tokens), median(seconds)
+        return self._point
+
+
+class StepCost:
+    """Fits the coefficients to the steps that were observed."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[int, int], _Shape] = {}
+        self._number = 0
+        self.coefficients: Coefficients | None = None  # None: too few shapes were seen
+
+    def observe(self, num_rows: int, prompt_tokens: int, seconds: float) -> None:
+        """A step took so long."""
+        self._number += 1
+        shape = self._shapes.setdefault((num_rows.bit_length(), prompt_tokens.bit_length()), _Shape())
+        shape.add((num_rows, prompt_tokens, seconds), self._number)
+
+    def fit(self) -> None:
+        """Moves the coefficients towards those that fit best: the first time at once."""
+        oldest = self._number - NUM_STEPS_FRESH
+        self._shapes = {key: shape for key, shape in self._shapes.items() if shape.last_seen > oldest}
+        points = [shape.point for shape in self._shapes.values() if shape.point[2] > 0]
+        if not points:
+            return
+        found = _fit_best(points)
+        if self.coefficients is None:
+            self.coefficients = found
+            return
+        pairs = zip(self.coefficients, found, strict=True)
+        self.coefficients = Coefficients(*(old + _SMOOTHING * (new - old) for old, new in pairs))
+
+
+def _fit_best(points: Sequence[tuple[float, float, float]]) -> Coefficients:
+    """Least squares of the relative errors, over the subsets of the three terms whose coefficients are not negative."""
+    rows = [(1 / seconds, num_rows / seconds, tokens / seconds) for num_rows, tokens, seconds in points]
+    sums = [sum(row[i] for row in rows) for i in range(3)]
+    products = [[sum(row[i] * row[j] for row in rows) for j in range(3)] for i in range(3)]
+    subsets = (terms for size in (3, 2, 1) for terms in combinations(range(3), size))
+    found = [each for terms in subsets if (each := _solve(products, sums, terms)) is not None]
+    return min(found, key=lambda each: _error(products, sums, each))
+
+
+def _error(products: list[list[float]], sums: list[float], found: Coefficients) -> float:
+    """The sum of squares, but for the number of points."""
+    square = sum(found[i] * found[j] * products[i][j] for i in range(3) for j in range(3))
+    return square - 2 * sum(each * total for each, total in zip(found, sums, strict=True))
+
+
+def _solve(products: list[list[float]], sums: list[float], terms: tuple[int, ...]) -> Coefficients | None:
+    """The normal equations with a ridge, by elimination; None if a coefficient is negative."""
+    matrix = [[*(products[i][j] for j in terms), sums[i]] for i in terms]
+    size = len(terms)
+    for i in range(size):
+        matrix[i][i] *= 1 + _RIDGE
+        if matrix[i][i] <= 0:
+            return None
+    for i in range(size):  # positive definite: no pivots are needed
+        for below in matrix[i + 1 :]:
+            share = below[i] / matrix[i][i]
+            below[i:] = [value - share * above for value, above in zip(below[i:], matrix[i][i:], strict=True)]
+    found = [0.0, 0.0, 0.0]
+    for i in reversed(range(size)):
+        known = sum(matrix[i][j] * found[terms[j]] for j in range(i + 1, size))
+        found[terms[i]] = (matrix[i][size] - known) / matrix[i][i]
+    return None if min(found) < 0 else Coefficients(*found)

@@ -1,0 +1,167 @@
+"""POST /v1/responses: the answers of chat in the shape of OpenAI's Responses API. Nothing is stored."""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, cast
+
+import msgspec
+from starlette.requests import Request
+
+from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.serving.http import responses_events as events
+from conveyor_engine.serving.http.app_state import AppState
+from conveyor_engine.serving.http.engine_response import open_request
+from conveyor_engine.serving.http.events import event
+from conveyor_engine.serving.http.formats import Block, BlocksFormat, Usage, WholeChoice, encode
+from conveyor_engine.serving.http.generated import GeneratedResponse
+from conveyor_engine.serving.http.responses_events import (
+    Answered,
+    Failure,
+    FunctionCall,
+    IncompleteDetails,
+    Item,
+    OutputMessage,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Response,
+    ResponseUsage,
+    Status,
+)
+from conveyor_engine.serving.preparing.prepare import PreparedText
+
+_DONE: Final = b"data: [DONE]\n\n"  # the Open Responses specification wants it, and OpenAI's clients stop at it
+_PREFIXES: Final = {"content": "msg", "reasoning": "rs", "tool_call": "fc"}
+
+
+class ResponsesFormat(BlocksFormat):
+    """Answers as responses. A stream keeps the answer: its last event has all of it."""
+
+    def __init__(self, state: AppState, prepared: PreparedText) -> None:
+        super().__init__(state, prepared)
+        self._created = int(time.time())
+        self._repeated = prepared.repeated
+        self._sequence = 0  # of the next event
+        self._output: list[Item] = []  # of a stream: the items that have ended
+        self._item: Item | None = None  # of a stream: the open block's
+
+    def write_whole(self, answers: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes]:
+        """The response."""
+        (answer,) = answers
+        is_cut = answer.finish_reason == "length"
+        items = [
+            _make_item(block, "incomplete" if is_cut and block is answer.blocks[-1] else "completed", self._make_ids())
+            for block in answer.blocks
+        ]
+        yield encode(self._end(items, usage, is_cut=is_cut))
+
+    def write_begin(self, usage: Usage) -> bytes:
+        """The response, twice, without its answer."""
+        begun = self._respond(self._answer("in_progress", []))
+        return self._write(events.Created(begun)) + self._write(events.InProgress(begun))
+
+    def begin_block(self, block: Block) -> bytes:
+        """An item, and its part if it has parts."""
+        self._item = item = _make_item(block, "in_progress", self._make_ids())
+        return self._write(events.ItemAdded(self._index, item)) + self._write_part(item, events.PartAdded)
+
+    def write_text(self, block: Block, text: str) -> bytes:
+        """One event."""
+        assert self._item is not None, "a block is open"
+        block.written.write(text)
+        self.on_held(4 * len(text))
+        at = self._item.id, self._index
+        match block.kind:
+            case "reasoning":
+                return self._write(events.ReasoningDelta(*at, text))
+            case "tool_call":
+                return self._write(events.ArgumentsDelta(*at, text))
+        return self._write(events.OutputTextDelta(*at, text))
+
+    def end_block(self, block: Block) -> bytes:
+        """The whole text, the whole part and the whole item."""
+        assert self._item is not None, "a block is open"
+        is_cut = self._finish_reason == "length"
+        ids = (self._item.id, self._item.call_id if isinstance(self._item, FunctionCall) else "")
+        item = _make_item(block, "incomplete" if is_cut else "completed", ids)
+        at = item.id, self._index
+        match item:
+            case Reasoning():
+                done = self._write(events.ReasoningDone(*at, block.text))
+            case FunctionCall():
+                done = self._write(events.ArgumentsDone(*at, block.text, block.name))
+            case OutputMessage():
+                done = self._write(events.OutputTextDone(*at, block.text))
+        done += self._write_part(item, events.PartDone) + self._write(events.ItemDone(self._index, item))
+        self._output.append(item)
+        self._item = None
+        return done
+
+    def end_answer(self, usage: Usage) -> bytes:
+        """The whole response."""
+        is_cut = self._finish_reason == "length"
+        ended = self._end(self._output, usage, is_cut=is_cut)
+        return self._write(events.Incomplete(ended) if is_cut else events.Completed(ended)) + _DONE
+
+    def write_failure(self, error: ConveyorEngineError) -> bytes:
+        """The response as far as it came, with the error."""
+        answered = self._answer("failed", self._output)
+        answered.error = Failure(str(error))
+        return self._write(events.Failed(self._respond(answered))) + _DONE
+
+    @property
+    def _index(self) -> int:
+        return len(self._output)
+
+    def _make_ids(self) -> tuple[str, str]:
+        return uuid.uuid4().hex, self._make_call_id("call")
+
+    def _end(self, items: list[Item], usage: Usage, *, is_cut: bool) -> Response:
+        status: Status = "incomplete" if is_cut else "completed"
+        answered = self._answer(status, items)
+        answered.usage, answered.completed_at = ResponseUsage.of(usage), int(time.time())
+        answered.incomplete_details = IncompleteDetails() if is_cut else None
+        return self._respond(answered)
+
+    def _answer(self, status: Status, items: list[Item]) -> Answered:
+        return Answered(id=self._id, created_at=self._created, status=status, model=self._model, output=items)
+
+    def _respond(self, answered: Answered) -> Response:
+        """With what it repeats of its request: the JSON of the two, joined."""
+        return cast(Response, msgspec.Raw(encode(answered)[:-1] + b"," + self._repeated[1:]))
+
+    def _write_part(self, item: Item, make: type[events.PartAdded] | type[events.PartDone]) -> bytes:
+        """Calls have no parts."""
+        if isinstance(item, FunctionCall):
+            return b""
+        part = (
+            item.content[0]
+            if item.content
+            else OutputText("")
+            if isinstance(item, OutputMessage)
+            else ReasoningText("")
+        )
+        return self._write(make(item.id, self._index, part))
+
+    def _write(self, told: events.Event) -> bytes:
+        told.sequence_number = self._sequence
+        self._sequence += 1
+        return event(encode(told), str(told.__struct_config__.tag))
+
+
+def _make_item(block: Block, status: Literal["in_progress", "completed", "incomplete"], ids: tuple[str, str]) -> Item:
+    """Without content while it is in progress. `ids`: the item's digits or whole id, and that of a call."""
+    item_id = ids[0] if "_" in ids[0] else f"{_PREFIXES[block.kind]}_{ids[0]}"
+    is_begun = status != "in_progress"
+    match block.kind:
+        case "reasoning":
+            return Reasoning(item_id, status, [ReasoningText(block.text)] if is_begun else [])
+        case "tool_call":
+            return FunctionCall(item_id, status, ids[1], block.name, block.text)
+    return OutputMessage(item_id, status, [OutputText(block.text)] if is_begun else [])
+
+
+async def create_response(request: Request) -> GeneratedResponse:
+    """Answers the input."""
+    return GeneratedResponse(await open_request(request, "responses"), ResponsesFormat)

@@ -1,0 +1,178 @@
+"""The body of /v1/chat/completions, with its messages. Used by `prepare`. Pure."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from conveyor_engine.serving.preparing.fields import Place
+from conveyor_engine.serving.preparing.schemas import Object, SamplingFields
+from conveyor_engine.serving.preparing.structured import Form
+from conveyor_engine.serving.preparing.tools import TOOLS_MAX, EarlierCall, Tool, ToolChoice, ToolUse
+from conveyor_engine.serving.preparing.values import INTEGRAL, Alternatives, list_of
+from conveyor_engine.text.chat_template import Rendering
+
+
+def _parse_content(value: object) -> object:
+    """A string, or text parts -> one string. Other parts (images, audio) are refused, a part's other fields ignored."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("content", "must be a string or a non-empty list of text parts")
+    return "\n".join(_parse_part(number, part) for number, part in enumerate(value))
+
+
+def _parse_part(number: int, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if kind != "text" or not isinstance(part, dict):
+        raise PydanticCustomError("content", f"part {number} is {kind!r}; this engine takes parts of type 'text' only")
+    if not isinstance(part.get("text"), str):
+        raise PydanticCustomError("content", f"part {number} must have a string `text`")
+    text: str = part["text"]
+    return text
+
+
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+Content = Annotated[
+    str | None,
+    BeforeValidator(_parse_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, list_of(_PART), {"type": "null"}]}),
+]
+
+
+class ChatMessage(Object):
+    """One turn. Null fields, which clients send back from answers, are taken as absent."""
+
+    place = Place.MESSAGE
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    """`developer` is given to the chat template as `system`."""
+    content: Content = None
+    """A string, or parts `{"type": "text", "text": ...}`."""
+    name: str | None = None
+    """For chat templates that show it."""
+    tool_calls: list[EarlierCall] | None = None
+    """What the assistant called; such a message needs no content."""
+    reasoning_content: str | None = None
+    """The assistant's thinking, for chat templates that show it."""
+    reasoning: str | None = None
+    """The same by its newer name."""
+    tool_call_id: str | None = None
+    """The call whose result a `tool` message has."""
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "ChatMessage":
+        if self.content is None and not self.calls:
+            raise PydanticCustomError("content", "content is missing")
+        return self
+
+    @property
+    def calls(self) -> Sequence[EarlierCall]:
+        """Only an assistant has some."""
+        return (self.tool_calls or ()) if self.role == "assistant" else ()
+
+    def for_template(self) -> dict[str, Any]:
+        """What a chat template sees; templates of today know `system`, not its new name."""
+        fields = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.content or "",
+            "name": self.name,
+            "reasoning_content": self.reasoning_content or self.reasoning or None,
+            "tool_calls": [call.for_template() for call in self.calls] or None,
+            "tool_call_id": self.tool_call_id,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
+
+
+def check_call_and_form(use: ToolUse, forms: Mapping[str, Form]) -> None:
+    """Raises PydanticCustomError if a request demands both."""
+    if use.choice == "required" and forms:
+        field = next(iter(forms))
+        raise PydanticCustomError("tool_choice", f"tool_choice demands a call and {field} a form; send one of them")
+
+
+class ChatRequest(SamplingFields):
+    """POST /v1/chat/completions."""
+
+    place = Place.CHAT
+    prompt_field = "messages"
+
+    messages: Annotated[
+        list[Annotated[ChatMessage, AfterValidator(ChatMessage.for_template)]], Field(min_length=1, fail_fast=True)
+    ]
+    """The conversation."""
+    logprobs: bool | None = False
+    """Log probabilities of the answer's tokens."""
+    top_logprobs: Alternatives | None = None
+    """So many alternatives of each token."""
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
+    """The newer name of `max_tokens`."""
+    add_generation_prompt: bool | None = None
+    """False: the prompt does not begin the assistant's turn."""
+    continue_final_message: bool | None = False
+    """The answer continues the last message, with no turn in between."""
+    documents: list[dict[str, Any]] | None = None
+    """For chat templates that show documents."""
+    tools: Annotated[list[Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
+    """Up to 128 functions that the model may call."""
+    tool_choice: ToolChoice = None
+    """`auto` (the default where there are tools), `none`, `required`, or the function that it must call."""
+    parallel_tool_calls: bool | None = None
+    """False: one call at most."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """For chat templates that show it; `none` also sets their variable `enable_thinking` to false."""
+    thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
+    """The most tokens of thinking, which then has to end, for a model whose template shows that it thinks; -1: any."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the model's chat template, as `{"enable_thinking": false}`."""
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> "ChatRequest":
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "top_logprobs is only allowed when logprobs is true")
+        if self.add_generation_prompt and self.continue_final_message:
+            raise PydanticCustomError(
+                "add_generation_prompt", "add_generation_prompt and continue_final_message exclude each other; send one"
+            )
+        check_call_and_form(self.tool_use, self.forms())
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise PydanticCustomError(
+                "max_completion_tokens", "max_completion_tokens and max_tokens differ; send max_completion_tokens alone"
+            )
+        return self
+
+    @cached_property
+    def tool_use(self) -> ToolUse:
+        """What it says of tools."""
+        return ToolUse.of(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+
+    def rendering(self) -> Rendering:
+        """How the template is to render the messages."""
+        continues = bool(self.continue_final_message)
+        begins = not continues if self.add_generation_prompt is None else self.add_generation_prompt
+        return Rendering(begins, continues, self.documents, self.tool_use.for_template())
+
+    def variables(self) -> dict[str, Any]:
+        """Of the template. Those of `chat_template_kwargs` win."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        thinking = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        return {**effort, **thinking, **(self.chat_template_kwargs or {})}
+
+    def messages_for_template(self) -> list[dict[str, Any]]:
+        """What each message became as it was checked: a ChatMessage takes four times as much memory."""
+        return cast(list[dict[str, Any]], self.messages)
+
+    def max_tokens_field(self) -> str:
+        """The newer name if the client uses it."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    def top_logprobs_wanted(self) -> int | None:
+        """Alternatives per token; None = no log probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None

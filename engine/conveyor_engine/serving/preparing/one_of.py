@@ -1,0 +1,48 @@
+"""Objects of several types, which one of their fields tells: blocks of a message, items of a response.
+
+Used by the schemas of bodies. pydantic tries nothing: the field chooses the model, whose errors are then the errors.
+"""
+
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, GetCoreSchemaHandler, Tag
+from pydantic_core import CoreSchema, PydanticCustomError
+
+
+class OneOf:
+    """Stands in `Annotated`: an object of one of these models, each of which has the values of `key` that tell it."""
+
+    def __init__(self, key: str, *models: type[BaseModel], default: str = "") -> None:
+        """`default`: what the key is where it is missing."""
+        self._key, self._default = key, default
+        self._tags = {value: f"<{model.__name__}>" for model in models for value in _find_values(model, key)}
+        tagged: list[Any] = [Annotated[model, Tag(f"<{model.__name__}>")] for model in models]
+        self._union: Any = tagged[0] if len(tagged) == 1 else Annotated[reduce(or_, tagged), Discriminator(self._find)]
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(Annotated[self._union, BeforeValidator(self._check)])
+
+    def _find(self, value: Any) -> str:
+        """The tag, which is no identifier, so that errors do not name it as a field."""
+        given = value.get(self._key) if isinstance(value, dict) else getattr(value, self._key)
+        return self._tags[self._default if given is None else given]
+
+    def _check(self, value: object) -> object:
+        if not isinstance(value, dict):
+            raise PydanticCustomError("dict_type", "must be an object")
+        given, known = value.get(self._key), ", ".join(self._tags)
+        if given is None:
+            if self._default:
+                return value
+            raise PydanticCustomError("missing_key", f"must have a {self._key}: one of {known}")
+        if not isinstance(given, str) or given not in self._tags:
+            raise PydanticCustomError("unsupported", f"has the {self._key} {given!r:.100}; this engine takes {known}")
+        return value
+
+
+def _find_values(model: type[BaseModel], key: str) -> list[str]:
+    """The texts of a `Literal`, null aside."""
+    annotation = model.model_fields[key].annotation
+    return [value for each in (annotation, *get_args(annotation)) for value in get_args(each) if isinstance(value, str)]

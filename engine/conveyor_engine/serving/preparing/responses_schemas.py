@@ -1,0 +1,277 @@
+"""The body of /v1/responses, OpenAI's Responses API without what needs a store. Used by `responses`. Pure."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from conveyor_engine.serving.preparing.chat_schemas import check_call_and_form
+from conveyor_engine.serving.preparing.fields import Place
+from conveyor_engine.serving.preparing.one_of import OneOf
+from conveyor_engine.serving.preparing.schemas import ChoosingFields, Object
+from conveyor_engine.serving.preparing.structured import Form
+from conveyor_engine.serving.preparing.tools import (
+    TOOLS_MAX,
+    Arguments,
+    FunctionDefinition,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    ToolName,
+    ToolUse,
+)
+from conveyor_engine.serving.preparing.values import INTEGRAL
+
+Json = dict[str, Any]
+Label = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)]
+
+
+class TextPart(Object):
+    """Text of a message."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class RefusalPart(Object):
+    """What an earlier answer said in place of one."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _wrap_text(value: object) -> object:
+    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+
+
+_Part = Annotated[TextPart | RefusalPart, OneOf("type", TextPart, RefusalPart)]
+_Parts = Annotated[
+    list[_Part], Field(fail_fast=True), BeforeValidator(_wrap_text, json_schema_input_type=str | list[_Part])
+]
+
+
+def join_parts(parts: Sequence[TextPart | RefusalPart]) -> str:
+    """The text of a message."""
+    return "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in parts)
+
+
+class MessageItem(Object):
+    """A message, also one of an earlier answer."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Parts
+
+
+class FunctionCallItem(Object):
+    """A call in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: Arguments
+
+
+class FunctionOutputItem(Object):
+    """What a function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: _Parts
+
+
+class ReasoningPart(Object):
+    """Text of the thinking, or of its summary."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(Object):
+    """Thinking of an earlier answer. What is encrypted is left out."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
+    summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
+
+
+Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
+_Item = Annotated[
+    Item, OneOf("type", MessageItem, FunctionCallItem, FunctionOutputItem, ReasoningItem, default="message")
+]
+
+
+def _wrap_message(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class FunctionTool(Object):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+    def as_function(self) -> Tool:
+        """The same as chat has it."""
+        function = FunctionDefinition.model_construct(
+            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
+        )
+        return Tool.model_construct(type="function", function=function)
+
+
+_Tool = Annotated[FunctionTool, OneOf("type", FunctionTool)]
+
+
+class FunctionChoice(Object):
+    """The function that the model must call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class PlainFormat(Object):
+    """Text, or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(Object):
+    """A JSON schema that the answer follows."""
+
+    type: Literal["json_schema"]
+    name: str
+    schema_: Annotated[Json, Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Object):
+    """How the text is to be."""
+
+    format: Annotated[PlainFormat | SchemaFormat, OneOf("type", PlainFormat, SchemaFormat)] | None = None
+    verbosity: Literal["medium"] | None = None
+
+    def form(self) -> Form | None:
+        """What the answer must be."""
+        if isinstance(self.format, SchemaFormat):
+            return Form("json", self.format.schema_)
+        return Form("json", {"type": "object"}) if self.format and self.format.type == "json_object" else None
+
+
+class ReasoningConfig(Object):
+    """How much the model is to think. Summaries of the thinking are not made: it comes as it is."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseStreamOptions(Object):
+    """Of a stream: nothing that acts."""
+
+    place = Place.STREAM_OPTIONS
+
+
+class ResponsesRequest(ChoosingFields):
+    """POST /v1/responses."""
+
+    place = Place.RESPONSES
+
+    input: Annotated[
+        list[_Item],
+        Field(min_length=1, fail_fast=True),
+        BeforeValidator(
+            _wrap_message, json_schema_input_type=str | Annotated[list[_Item], Field(min_length=1, fail_fast=True)]
+        ),
+    ]
+    """A text, or items: messages of text, `function_call`, `function_call_output` and `reasoning`."""
+    instructions: str | None = None
+    """A system message before the input."""
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
+    """The longest answer, thinking included. Without it, what the context leaves."""
+    tools: Annotated[list[_Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
+    """Up to 128 functions that the model may call."""
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    """`auto` (the default where there are tools), `none`, `required`, or the function that it must call."""
+    parallel_tool_calls: bool | None = None
+    """False: one call at most."""
+    text: TextConfig | None = None
+    """`format`: `text`, `json_object`, or a `json_schema` that the answer follows."""
+    reasoning: ReasoningConfig | None = None
+    """`effort`: for chat templates that show it; `none` also sets their variable `enable_thinking` to false."""
+    thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
+    """The most tokens of thinking, which then has to end, for a model whose template shows that it thinks; -1: any."""
+    chat_template_kwargs: Json | None = None
+    """Variables for the model's chat template, as `{"enable_thinking": false}`."""
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    """Nothing is encrypted: thinking comes as it is."""
+    stream_options: ResponseStreamOptions | None = None
+    """Of a stream only."""
+    metadata: Metadata | None = None
+    """Up to 16 texts of at most 512 characters, by names of at most 64; they come back with the answer."""
+    user: Label | None = None
+    """Comes back with the answer."""
+    safety_identifier: Label | None = None
+    """Comes back with the answer."""
+    prompt_cache_key: Label | None = None
+    """Comes back with the answer; prefixes are cached in any case."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("stream_options", "stream_options is only allowed when stream is true")
+        check_call_and_form(self.tool_use, self.forms())
+        return self
+
+    def forms(self) -> dict[str, Form]:
+        """What the answer must be, by the field that says so: one at most."""
+        own = self.text.form() if self.text else None
+        return ({"text.format": own} if own else {}) | super().forms()
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """What it says of tools."""
+        tools = [tool.as_function() for tool in self.tools or ()]
+        choice: ToolChoice
+        if isinstance(self.tool_choice, FunctionChoice):
+            function = NamedFunction.model_construct(name=self.tool_choice.name)
+            choice = NamedTool.model_construct(type="function", function=function)
+        else:
+            choice = self.tool_choice
+        return ToolUse.of(tools, choice, self.parallel_tool_calls)
+
+    def conversation(self) -> list[Json]:
+        """What the chat template sees: the items of one answer are one message."""
+        messages: list[Json] = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        for item in self.input:
+            if isinstance(item, FunctionOutputItem):
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": join_parts(item.output)})
+            elif isinstance(item, MessageItem) and item.role != "assistant":
+                role = "system" if item.role == "developer" else item.role
+                messages.append({"role": role, "content": join_parts(item.content)})
+            else:
+                _add_to_answer(messages, item)
+        return messages
+
+
+def _add_to_answer(messages: list[Json], item: MessageItem | FunctionCallItem | ReasoningItem) -> None:
+    """Adds what an assistant said to its last message, or begins another: thinking comes first, calls last."""
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    if isinstance(item, FunctionCallItem):
+        if last is None:
+            messages.append(last := {"role": "assistant", "content": ""})
+        call = {"name": item.name, "arguments": item.arguments}
+        last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": call})
+        return
+    if isinstance(item, ReasoningItem):
+        text = "\n".join(part.text for part in item.content or item.summary or ())
+        messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+        return
+    if last is None or last["content"] or "tool_calls" in last:
+        messages.append(last := {"role": "assistant", "content": ""})
+    last["content"] = join_parts(item.content)

@@ -1,0 +1,231 @@
+"""Grammars that limit an answer: made of what a request asks for, compiled once, followed token by token.
+
+llguidance compiles and follows them (docs/adr/0085). The workers of `serving.preparing` check a grammar here; the
+engine process compiles it, beside its steps, and `scheduling` asks for a mask before each token. Torch-free.
+"""
+
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from conveyor_engine.errors import InvalidRequest, one_line
+from conveyor_engine.wire.request import Thinking
+
+Kind = Literal["json", "regex", "choice", "grammar", "calls"]
+
+GRAMMAR_BYTES_MAX = 256 * 1024
+_CACHED = 64  # compiled grammars
+_SILENT = 0
+_LEXER_STATES_MAX = 20_000  # of one answer: each takes about a kilobyte
+_MESSAGE_CHARACTERS_MAX = 300
+# White space where JSON allows it, but not for ever: a model may never leave it.
+JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "coerce_one_of": True, "lenient": False}
+
+
+def build_grammar(kind: Kind, value: Any, param: str) -> str:
+    """The grammar of a JSON schema, a regular expression, a list of texts or a grammar in Lark's or GBNF's syntax.
+
+    `param` is the field that it came in. Raises InvalidRequest if it is none, or too large.
+    """
+    try:
+        grammar = _BUILDERS[kind](value)
+    except Exception as error:  # a program that converts what a client wrote may fail with anything
+        raise _refusal(param, f"{type(error).__name__}: {error}") from error
+    if len(grammar) > GRAMMAR_BYTES_MAX:
+        raise _refusal(param, f"it has {len(grammar)} characters, more than {GRAMMAR_BYTES_MAX}")
+    if problem := LLMatcher.validate_grammar(grammar, limits=_limits()):
+        raise _refusal(param, problem)
+    return grammar
+
+
+def _json(schema: Any) -> str:
+    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+
+
+def _choice(choices: Sequence[str]) -> str:
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+
+
+def _lark(text: str) -> str:
+    return LLMatcher.grammar_from_lark(any_to_lark(text))
+
+
+_BUILDERS: dict[Kind, Callable[[Any], str]] = {
+    "json": _json,
+    "regex": LLMatcher.grammar_from_regex,
+    "choice": _choice,
+    "grammar": _lark,
+    "calls": LLMatcher.grammar_from_lark,
+}
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(max_lexer_states=_LEXER_STATES_MAX)
+
+
+def _refusal(param: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} cannot be followed: {one_line(problem)[:_MESSAGE_CHARACTERS_MAX]}", param=param)
+
+
+class Grammars:
+    """Compiles the grammars of a model's requests. Thread-safe."""
+
+    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """The tokenizer is read when the first grammar comes."""
+        self._file = directory / "tokenizer.json"
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._all = _mask_without((), vocab_size)
+        self._all_but_ends = _mask_without(eos_token_ids, vocab_size)
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # the newest used last
+        self._lock = Lock()
+
+    def compile(self, grammar: str) -> None:
+        """So that `follow` finds it compiled, or its error."""
+        with contextlib.suppress(InvalidRequest):  # `follow` raises it
+            self._find(grammar)
+
+    def follow(self, grammar: str, thinking: Thinking | None = None) -> "Answer | ThinkingFirst":
+        """The state of an answer that has not begun. Raises InvalidRequest if this model cannot follow the grammar.
+
+        `grammar` may be empty where the thinking has a budget.
+        """
+        if thinking and not grammar:
+            return ThinkingFirst(Free(self._all), thinking, self._all)
+        compiled = self._find(grammar)
+        if compiled.is_error():
+            raise _refusal("structured output", compiled.get_error())
+        answer = Answer(compiled, self._vocab_size)
+        return ThinkingFirst(answer, thinking, self._all_but_ends) if thinking else answer
+
+    def _find(self, grammar: str) -> LLMatcher:
+        """Nobody waits for another grammar's compilation."""
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+                return self._compiled[grammar]
+        compiled = LLMatcher(self._read_tokenizer(), grammar, log_level=_SILENT, limits=_limits())
+        with self._lock:
+            self._compiled[grammar] = compiled
+            if len(self._compiled) > _CACHED:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            try:
+                self._tokenizer = LLTokenizer(str(self._file), self._vocab_size, self._eos_token_ids or None)
+            except Exception as error:  # whatever a tokenizer.json may be
+                raise InvalidRequest(f"this model's tokenizer cannot follow structured output: {error}") from error
+        return self._tokenizer
+
+
+def _mask_without(token_ids: Sequence[int], vocab_size: int) -> bytes:
+    mask = bytearray(b"\xff" * -(-vocab_size // 8))
+    for token_id in token_ids:
+        mask[token_id // 8] &= ~(1 << token_id % 8)
+    return bytes(mask)
+
+
+def _mask_of(token_id: int, num_bytes: int) -> bytes:
+    mask = bytearray(num_bytes)
+    mask[token_id // 8] |= 1 << token_id % 8
+    return bytes(mask)
+
+
+class ThinkingFirst:
+    """An answer that follows its grammar behind its thinking, in which it is free but for its end. A `Constraint`.
+
+    Thinking that has used its budget has to end with the next token.
+    """
+
+    def __init__(self, answer: "Answer | Free", thinking: Thinking, free: bytes) -> None:
+        """`free`: the mask of the thinking."""
+        self._answer = answer
+        self._thinking = thinking
+        self._free = free
+        self._end = _mask_of(thinking.end, len(free))
+        self._num_thought = 0  # tokens
+        self._thinks = thinking.has_begun
+        self._may_begin = not thinking.has_begun
+
+    def accept(self, token_id: int) -> None:
+        """The answer has this token, which was allowed."""
+        if self._thinks:
+            self._num_thought += 1
+            self._thinks = token_id != self._thinking.end
+        elif self._may_begin and token_id == self._thinking.begin:
+            self._thinks = True
+        else:
+            self._answer.accept(token_id)
+        self._may_begin = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but its end can come."""
+        return not self._thinks and self._answer.is_complete
+
+    def build_mask(self) -> bytes:
+        """The tokens that may come next, a bit each."""
+        if self._thinks:
+            budget = self._thinking.budget
+            return self._end if budget is not None and self._num_thought >= budget else self._free
+        mask = self._answer.build_mask()
+        if not self._may_begin:
+            return mask
+        both = bytearray(mask)
+        both[self._thinking.begin // 8] |= 1 << self._thinking.begin % 8
+        return bytes(both)
+
+
+class Free:
+    """An answer without a grammar."""
+
+    is_complete = False
+
+    def __init__(self, everything: bytes) -> None:
+        self._everything = everything
+
+    def accept(self, token_id: int) -> None:
+        """Any token goes."""
+
+    def build_mask(self) -> bytes:
+        """All tokens."""
+        return self._everything
+
+
+class Answer:
+    """How far one answer has followed its grammar. A `scheduling.request_state.Constraint`."""
+
+    def __init__(self, compiled: LLMatcher, vocab_size: int) -> None:
+        self._compiled = compiled
+        self._nothing = bytes(-(-vocab_size // 8))
+        self._matcher: LLMatcher | None = None  # its own from the first token on: many answers may wait
+
+    @property
+    def _own(self) -> LLMatcher:
+        if self._matcher is None:
+            self._matcher = self._compiled.deep_copy()
+        return self._matcher
+
+    def accept(self, token_id: int) -> None:
+        """The answer has this token, which was allowed."""
+        self._own.consume_token(token_id)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but its end can come."""
+        return self._own.is_stopped() and not self._own.is_error()
+
+    def build_mask(self) -> bytes:
+        """The tokens that may come next, a bit each. None, if following takes more than its limits."""
+        mask = self._own.compute_bitmask()[: len(self._nothing)]
+        return self._nothing if self._own.is_error() else mask

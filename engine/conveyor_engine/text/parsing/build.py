@@ -1,0 +1,59 @@
+"""The parser of an answer: what its request and its model need, put together."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from conveyor_engine.text.parsing.formats import FORMATS, build_program
+from conveyor_engine.text.parsing.interface import PLAIN_TEXT, OutputParser, Part
+from conveyor_engine.text.parsing.machine import Machine, read_content
+from conveyor_engine.text.parsing.thinking import MARKS, build_thinking
+
+
+class Parsing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How the answer of a request is divided into fields."""
+
+    tool_format: str = ""  # in which calls are read; empty: none are
+    thinking: str = ""  # the marks of thinking before the answer; empty: there is none
+    has_begun_thinking: bool = False  # in the prompt
+    strings: Mapping[str, Sequence[str]] = {}  # by tool, the arguments that are strings, where the format needs it
+    only_one_call: bool = False
+    has_short_ids: bool = False  # of calls: nine letters and digits, which Mistral's templates demand
+
+    @property
+    def has_special_tokens(self) -> bool:
+        """Whether the marks that are read are tokens that are not shown else."""
+        in_calls = bool(self.tool_format) and FORMATS[self.tool_format].has_special_tokens
+        return in_calls or (bool(self.thinking) and MARKS[self.thinking].are_special_tokens)
+
+
+NO_PARSING = Parsing()
+
+
+def build_parser(parsing: Parsing) -> OutputParser:
+    """For one choice."""
+    if not parsing.tool_format and not parsing.thinking:
+        return PLAIN_TEXT
+    program = build_program(parsing.tool_format, parsing.strings) if parsing.tool_format else read_content
+    if parsing.thinking:
+        program = build_thinking(MARKS[parsing.thinking], has_begun=parsing.has_begun_thinking, rest=program)
+    machine = Machine(program)
+    return _FirstCall(machine) if parsing.only_one_call else machine
+
+
+class _FirstCall:
+    """Leaves out all calls but the first one."""
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+        self._num_calls = 0
+
+    def feed(self, text: str) -> Sequence[Part]:
+        return [part for part in self._parser.feed(text) if self._is_wanted(part)]
+
+    def finish(self) -> Sequence[Part]:
+        return [part for part in self._parser.finish() if self._is_wanted(part)]
+
+    def _is_wanted(self, part: Part) -> bool:
+        self._num_calls += part[0] == "tool_call"
+        return self._num_calls <= 1 or part[0] not in ("tool_call", "arguments")

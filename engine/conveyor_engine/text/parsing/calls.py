@@ -1,0 +1,104 @@
+"""Calls of tools whose arguments are JSON: the formats differ in marks, so they are rows of `formats`.
+
+A call within text never loses anything: what a mark announces and is no call becomes content, with its marks.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+
+from conveyor_engine.text.parsing.json_text import read_call, read_calls, read_nested
+from conveyor_engine.text.parsing.machine import END, Program, Reading, Write, read_until, skip_space
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Calls behind a mark, in the midst of text. Behind it comes an object with the name of the tool."""
+
+    begin: str
+    ends: Collection[str] = ()  # behind a call
+    around: str = ""  # before the first call, and never text
+    is_list: bool = False  # objects may stand in a list
+    name_ends: Collection[str] = ()  # what follows a name that stands before the object
+
+    def build(self) -> Program:
+        """The parser."""
+        return self._read
+
+    def _read(self, write: Write, first: str | None) -> Reading[None]:
+        content = partial(write, "content")
+        marks = [mark for mark in (self.begin, *self.ends, self.around) if mark]
+        is_call = False
+        while True:
+            space, mark = yield from read_until(content, marks, first)
+            first = None
+            if mark == END:
+                return
+            if mark == self.begin:
+                is_call, first = yield from self._read_calls(write, space)
+            elif not is_call and mark != self.around:
+                content(space + mark)
+            if is_call:  # the white space behind it is no text
+                first = yield from skip_space(first)
+
+    def _read_calls(self, write: Write, space: str) -> Reading[tuple[bool, str | None]]:
+        before = space + self.begin
+        held: list[str] = []
+        character = yield from skip_space(None, held.append)
+        before += "".join(held)
+        if self.is_list and character == "[":
+            is_call, after = yield from read_calls(write, before + character, (",",))
+            return is_call, None if is_call and after == "]" else after
+        if self.name_ends and character != "{":
+            return (yield from self._read_named(write, before, character))
+        return (yield from read_call(write, before, character))
+
+    def _read_named(self, write: Write, before: str, first: str) -> Reading[tuple[bool, str | None]]:
+        name: list[str] = []
+        space, mark = yield from read_until(name.append, self.name_ends, first)
+        held = [before, *name, space]
+        if mark == "{":  # the object's own
+            character = mark
+        else:
+            held.append(mark)
+            character = yield from skip_space(END if mark == END else None, held.append)
+        if character != "{" or not name:
+            write("content", "".join(held))
+            return False, character
+        write("tool_call", "".join(name).strip())
+        return True, (yield from read_nested(character, partial(write, "arguments")))
+
+
+@dataclass(frozen=True, slots=True)
+class Leading:
+    """An answer that begins with calls, perhaps behind a mark, or has none."""
+
+    mark: str = ""
+    opening: str = ""
+    separators: Collection[str] = (",",)
+
+    def build(self) -> Program:
+        """The parser."""
+        return self._read
+
+    def _read(self, write: Write, first: str | None) -> Reading[None]:
+        content = partial(write, "content")
+        held: list[str] = []
+        character: str | None = yield from skip_space(first, held.append)
+        for expected in self.mark:
+            if character != expected:
+                break
+            held.append(character)
+            character = yield
+        character = yield from skip_space(character, held.append)
+        begins = "".join(held).strip() in ("", self.mark)
+        if self.opening and begins and character == self.opening:
+            held.append(character)
+            character = yield from skip_space(None, held.append)
+        if begins and character == "{":
+            is_call, character = yield from read_calls(write, "".join(held), self.separators, character)
+            held.clear()
+            if is_call:
+                character = yield from skip_space(None if self.opening and character == "]" else character)
+        content("".join(held))
+        yield from read_until(content, (), character)

@@ -1,0 +1,37 @@
+"""How a model writes what is no plain text: found once, from its chat template and the engine's settings."""
+
+from dataclasses import dataclass
+
+from conveyor_engine.config.engine_config import ReasoningParser, ToolParser
+from conveyor_engine.text.parsing.formats import find_foreign_format, find_format
+from conveyor_engine.text.parsing.thinking import find_marks
+
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Of one model."""
+
+    tool_format: str | None = None  # a name of `formats.FORMATS`
+    why_no_tools: str = "the engine has no tool parser"  # where there is none
+    thinking: str | None = None  # a name of `thinking.MARKS`
+
+
+NO_DIALECT = Dialect()
+
+
+def find_dialect(template: str, tools: ToolParser = "auto", reasoning: ReasoningParser = "auto") -> Dialect:
+    """The dialect of a model with this chat template, or what the settings say instead."""
+    found = find_marks(template) if reasoning == AUTO else reasoning
+    thinking = None if found == NONE else found
+    tool_format = find_format(template) if tools == AUTO else tools
+    if tools == NONE:
+        return Dialect(None, "this engine is set to have no tool parser", thinking)
+    return Dialect(tool_format, _why_none(template), thinking)
+
+
+def _why_none(template: str) -> str:
+    foreign = find_foreign_format(template)
+    what = f"its format is {foreign}" if foreign else "its chat template has no format of tool calls that it knows"
+    return f"the engine cannot read this model's own tool calls: {what}"

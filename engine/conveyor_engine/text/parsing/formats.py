@@ -1,0 +1,138 @@
+"""The formats in which models call tools, and how a model's chat template tells which is its own.
+
+A format is a row: how its calls are read, and how they are written where a grammar makes the model call. Used by
+`serving.preparing` (which format, which grammar) and by `build`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from conveyor_engine.text.grammar import JSON_OPTIONS
+from conveyor_engine.text.parsing.calls import Leading, Marked
+from conveyor_engine.text.parsing.machine import Program
+from conveyor_engine.text.parsing.pythonic import read_pythonic
+from conveyor_engine.text.parsing.xml_calls import XmlCalls
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Calls as a grammar writes them, each with the name of its tool and its arguments."""
+
+    begin: str  # before the first call
+    separator: str
+    end: str
+    before_name: str
+    before_arguments: str
+    behind_call: str
+
+    def build_grammar(self, tools: Sequence[tuple[str, Mapping[str, Any]]], *, only_one: bool) -> str:
+        """In Lark's syntax. `tools`: name and schema of each that may be called."""
+        lines = [
+            f"call_{number}: {json.dumps(self.before_name + json.dumps(name) + self.before_arguments)} "
+            f"%json {json.dumps({'x-guidance': JSON_OPTIONS, **schema})} {_quote(self.behind_call)}"
+            for number, (name, schema) in enumerate(tools)
+        ]
+        calls = " | ".join(f"call_{number}" for number in range(len(tools)))
+        more = "" if only_one else f" ({_quote(self.separator)} call)*"
+        start = f"start: {_quote(self.begin)} call{more} {_quote(self.end)}"
+        return "\n".join([start, f"call: {calls}", *lines])
+
+
+def _quote(text: str) -> str:
+    """A literal; Lark has none that is empty."""
+    return json.dumps(text) if text else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One row."""
+
+    reads: Marked | Leading | None  # None: a program of its own
+    shape: Shape | None = None  # None: calls that are required are a list
+    needs_schemas: bool = False  # whether the tools' schemas tell what a text is
+    has_special_tokens: bool = False  # whether its marks are tokens that are not shown else
+    templates: Sequence[Sequence[str]] = ()  # texts that together, in a chat template, tell this format
+
+
+LIST = "list"
+_BESIDE_ARGUMENTS: Final = ('{"name": ', ', "arguments": ', "}")
+FORMATS: Final[Mapping[str, Format]] = {
+    # in the order in which templates are searched: what is more particular comes first
+    "qwen3_coder": Format(None, needs_schemas=True, templates=[["<function=", "<parameter="]]),
+    "deepseek_v3": Format(
+        Marked(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            ("```<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+            "<｜tool▁calls▁begin｜>",
+            name_ends=("\n```json\n",),
+        ),
+        has_special_tokens=True,
+        templates=[["<｜tool▁calls▁begin｜>", "```json"]],
+    ),
+    "deepseek_v31": Format(
+        Marked(
+            "<｜tool▁call▁begin｜>",
+            ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+            "<｜tool▁calls▁begin｜>",
+            name_ends=("<｜tool▁sep｜>",),
+        ),
+        has_special_tokens=True,
+        templates=[["<｜tool▁calls▁begin｜>"]],
+    ),
+    "mistral": Format(
+        Marked("[TOOL_CALLS]", is_list=True, name_ends=("[ARGS]", "{")),
+        has_special_tokens=True,
+        templates=[["[TOOL_CALLS]"]],
+    ),
+    "hermes": Format(
+        Marked("<tool_call>", ("</tool_call>",)),
+        Shape("<tool_call>\n", "\n<tool_call>\n", "", *_BESIDE_ARGUMENTS[:2], "}\n</tool_call>"),
+        templates=[["<tool_call>"]],
+    ),
+    "llama4_pythonic": Format(None, has_special_tokens=True, templates=[["func_name1(params_name1"]]),
+    "llama3_json": Format(
+        Leading("<|python_tag|>", separators=(";", ",")),
+        Shape("", "; ", "", '{"name": ', ', "parameters": ', "}"),
+        has_special_tokens=True,
+        templates=[["<|python_tag|>"], ['"parameters": dictionary']],
+    ),
+    LIST: Format(Leading(opening="["), Shape("[", ", ", "]", *_BESIDE_ARGUMENTS)),
+}
+_OTHERS: Final = {"<|channel|>": "harmony, whose channels this engine does not read"}
+
+
+def find_format(template: str) -> str | None:
+    """The format that a chat template tells its model to call tools in; None: none of these."""
+    if any(mark in template for mark in _OTHERS):
+        return None
+    for name, row in FORMATS.items():
+        if any(all(text in template for text in texts) for texts in row.templates):
+            return name
+    return None
+
+
+def find_foreign_format(template: str) -> str | None:
+    """The known format of a chat template that this engine does not read."""
+    return next((name for mark, name in _OTHERS.items() if mark in template), None)
+
+
+def find_forced(name: str | None) -> tuple[str, Shape]:
+    """The format and its shape in which a model of this format is made to call."""
+    shape = FORMATS[name].shape if name else None
+    if name and shape:
+        return name, shape
+    fallback = FORMATS[LIST].shape
+    assert fallback
+    return LIST, fallback
+
+
+def build_program(name: str, strings: Mapping[str, Sequence[str]]) -> Program:
+    """What reads the calls of a format. `strings`: by tool, the arguments that are strings by its schema."""
+    row = FORMATS[name]
+    if row.reads is not None:
+        return row.reads.build()
+    if name == "qwen3_coder":
+        return XmlCalls({tool: frozenset(keys) for tool, keys in strings.items()}).read
+    return read_pythonic

@@ -1,0 +1,161 @@
+"""Calls in the format of Llama 4: `[name(key=value), ...]`, with values as Python writes them.
+
+Values become JSON as they are read: quotes, `True`, `False` and `None` change, nothing else.
+"""
+
+import json
+from collections.abc import Callable
+from functools import partial
+
+from conveyor_engine.text.parsing.machine import END, Reading, Write, read_until, skip_space
+
+_MARKS = ("<|python_start|>", "<|python_end|>")
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.")
+_PAIRS = {"[": "]", "{": "}"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
+
+
+def read_pythonic(write: Write, first: str | None) -> Reading[None]:
+    """An answer that begins with a list of calls, or has none."""
+    content = partial(write, "content")
+    held: list[str] = []
+    character: str | None = yield from skip_space(first, held.append)
+    for expected in _MARKS[0]:
+        if character != expected:
+            break
+        held.append(character)
+        character = yield
+    character = yield from skip_space(character, held.append)
+    if "".join(held).strip() in ("", _MARKS[0]) and character == "[":
+        held.append(character)
+        is_call = True
+        character = None
+        while is_call:
+            is_call, character = yield from _read_call(write, held, character)
+            held = []
+            if is_call:
+                character = yield from skip_space(character)
+                if character != ",":
+                    break
+                held, character = [","], None
+        if is_call:
+            character = yield from skip_space(None if character == "]" else character)
+    content("".join(held))
+    while True:
+        space, mark = yield from read_until(content, (_MARKS[1],), character)
+        if mark == END:
+            return
+        content(space)
+        character = None
+
+
+def _read_call(write: Write, held: list[str], first: str | None) -> Reading[tuple[bool, str | None]]:
+    """`name(key=value, ...)`. Returns whether it is one, and the next character if it has been read."""
+
+    def refuse(character: str) -> tuple[bool, str]:
+        write("content", "".join(held))
+        return False, character
+
+    character = yield from skip_space(first, held.append)
+    name, character = yield from _read_word(character, held)
+    if not name or character != "(":
+        return refuse(character)
+    held.append(character)
+    character = yield from skip_space(None, held.append)
+    key = ""
+    if character != ")":
+        key, character = yield from _read_word(character, held)
+        character = yield from skip_space(character, held.append)
+        if not key or character != "=":
+            return refuse(character)
+    write("tool_call", name)
+    write("arguments", "{")
+    while key:
+        write("arguments", f"{json.dumps(key)}: ")
+        after = yield from _read_value(partial(write, "arguments"), (yield from skip_space()))
+        character = yield from skip_space(after)
+        if character != ",":
+            break
+        character = yield from skip_space()
+        key, character = yield from _read_word(character, [])
+        character = yield from skip_space(character)
+        if not key:
+            break
+        if character != "=":
+            return True, character
+        write("arguments", ", ")
+    if character == ")":
+        write("arguments", "}")
+        return True, None
+    return True, character
+
+
+def _read_word(first: str, held: list[str]) -> Reading[tuple[str, str]]:
+    """A word, and the character behind it."""
+    word: list[str] = []
+    character = first
+    while character in _WORD_CHARACTERS:
+        word.append(character)
+        held.append(character)
+        character = yield
+    return "".join(word), character
+
+
+def _read_value(write: Callable[[str], None], first: str) -> Reading[str | None]:
+    """A value as JSON. Returns the next character if it has been read, also where the value is none of Python's."""
+    if first in ("'", '"'):
+        return (yield from _read_string(write, first))
+    if first in _PAIRS:
+        return (yield from _read_nested(write, first))
+    word, character = yield from _read_word(first, [])
+    write(_WORDS.get(word, word))
+    return character
+
+
+def _read_string(write: Callable[[str], None], quote: str) -> Reading[str | None]:
+    write('"')
+    while (character := (yield)) != quote:
+        if character == END:
+            return END
+        if character == "\\":
+            escaped = yield
+            if escaped == END:
+                return END
+            if escaped in ("x", "u"):
+                code: list[str] = []
+                for _ in range(2 if escaped == "x" else 4):
+                    code.append((yield))
+                write(f"\\u{''.join(code):>04}")
+                continue
+            character = _ESCAPES.get(escaped, escaped if escaped in "\\'\"" else "\\" + escaped)
+        write(json.dumps(character, ensure_ascii=False)[1:-1])
+    write('"')
+    return None
+
+
+def _read_nested(write: Callable[[str], None], first: str) -> Reading[str | None]:
+    """A list or a dictionary. What may stand within is not checked, but for strings and words."""
+    write(first)
+    closing = [_PAIRS[first]]
+    character: str | None = None
+    while closing:
+        character = yield from skip_space(character)
+        if character in ("'", '"'):
+            character = yield from _read_string(write, character)
+        elif character in _PAIRS:
+            closing.append(_PAIRS[character])
+            write(character)
+            character = None
+        elif character == closing[-1]:
+            closing.pop()
+            write(character)
+            character = None
+        elif character in (",", ":"):
+            write(character + " ")
+            character = None
+        elif character in _WORD_CHARACTERS and character != END:
+            character = yield from _read_value(write, character)
+        else:
+            return character
+    return None

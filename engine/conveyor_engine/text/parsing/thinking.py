@@ -1,0 +1,56 @@
+"""Thinking before the answer, between two marks: it becomes `reasoning`. The marks of each family are a row of a table.
+
+A prompt may end within the thinking: templates of models that always think write the first mark.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final, NamedTuple
+
+from conveyor_engine.text.parsing.machine import Program, Reading, Write, read_until, replay, skip_space
+
+
+class Marks(NamedTuple):
+    """What stands around the thinking."""
+
+    begin: str
+    end: str
+    are_special_tokens: bool = False  # which are not shown else
+
+
+MARKS: Final[Mapping[str, Marks]] = {
+    "think": Marks("<think>", "</think>"),
+    "mistral": Marks("[THINK]", "[/THINK]", are_special_tokens=True),
+    "seed_oss": Marks("<seed:think>", "</seed:think>"),
+}
+
+
+def find_marks(template: str) -> str | None:
+    """The row that a chat template tells."""
+    return next((name for name, marks in MARKS.items() if marks.end in template), None)
+
+
+def build_thinking(marks: Marks, *, has_begun: bool, rest: Program) -> Program:
+    """Reads the thinking, if there is any, then the `rest`. White space around the marks is no text."""
+
+    def read(write: Write, first: str | None) -> Reading[None]:
+        seen: list[str] = []
+        character = yield from skip_space(first, seen.append)
+        thinks = has_begun
+        for expected in marks.begin:
+            if character != expected:
+                break
+            seen.append(character)
+            character = yield
+        else:
+            thinks = True
+            seen.clear()
+        yield from replay((think if thinks else rest)(write, None), [*seen, character])
+
+    def think(write: Write, first: str | None) -> Reading[None]:
+        character = yield from skip_space(first)
+        yield from read_until(partial(write, "reasoning"), (marks.end,), character)
+        character = yield from skip_space()
+        yield from rest(write, character)
+
+    return read

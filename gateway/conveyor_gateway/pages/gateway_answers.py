@@ -1,0 +1,76 @@
+"""The gateway's own responses for OpenAPI documents: schemas, and errors for each kind of path."""
+
+from typing import Any, Final
+
+import msgspec
+
+from conveyor_api.endpoints import Kind
+from conveyor_gateway.errors import Code, ErrorAnswer
+from conveyor_gateway.pages.models import Model, ModelList
+from conveyor_protocol.answer_codes import AnthropicErrorAnswer, speaks_anthropic
+
+Json = dict[str, Any]
+
+JSON_TYPE: Final = "application/json"
+_NAME: Final = "Gateway{name}"
+_REFERENCE: Final = f"#/components/schemas/{_NAME}"
+_ANY_PATH: Final = (
+    Code.MALFORMED_HTTP,
+    Code.SERVICE_NOT_FOUND,
+    Code.HEADERS_TOO_LARGE,
+    Code.INTERNAL_ERROR,
+    Code.NOT_SYNCED,
+    Code.TOO_MANY_CONNECTIONS,
+)
+_ENGINES_ANSWER: Final = (
+    Code.MALFORMED_BODY,
+    Code.INVALID_TIMEOUT,
+    Code.UNKNOWN_CLASS,
+    Code.NO_CLASSES,
+    Code.PRIORITY_NOT_READ,
+    Code.SERVICE_DELETED,
+    Code.BODY_TOO_SLOW,
+    Code.REQUEST_TOO_LARGE,
+    Code.QUEUE_FULL,
+    Code.TOO_MANY_REQUESTS,
+    Code.ENGINE_LOST,
+    Code.ENGINE_BROKE,
+    Code.STOPPING,
+    Code.GATEWAY_MEMORY_FULL,
+    Code.START_FAILED,
+    Code.QUEUE_TIMEOUT,
+    Code.DEADLINE_EXCEEDED,
+)
+_OF_KIND: Final[dict[Kind, tuple[Code, ...]]] = {
+    Kind.LIST_MODELS: (),
+    Kind.GET_MODEL: (Code.MODEL_NOT_FOUND,),
+    Kind.STATUS: (Code.NO_ENGINE, Code.ENGINES_NOT_READY),
+    Kind.DESCRIBE: (Code.NO_ENGINE, Code.ENGINES_NOT_READY, Code.GATEWAY_MEMORY_FULL),
+}
+
+
+def refer(name: str) -> Json:
+    return {"$ref": _REFERENCE.format(name=name)}
+
+
+def build_refusals(kind: Kind, path: str) -> Json:
+    """The gateway's refusals on a path of this kind, by status."""
+    form = refer("AnthropicErrorAnswer" if speaks_anthropic(path) else "ErrorAnswer")
+    codes = (*_ANY_PATH, *_OF_KIND.get(kind, _ENGINES_ANSWER))
+    told = {}
+    for status in sorted({code.status for code in codes}):
+        cases = "; ".join(f"`{code}`: {code.meaning}" for code in codes if code.status == status)
+        told[str(status)] = {
+            "description": f"By the gateway: {cases}.",
+            "content": {JSON_TYPE: {"schema": form}},
+        }
+    return told
+
+
+def _build_schemas() -> bytes:
+    types = (ErrorAnswer, AnthropicErrorAnswer, Model, ModelList)
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    return msgspec.json.encode({_NAME.format(name=name): schema for name, schema in schemas.items()})
+
+
+SCHEMAS: Final = _build_schemas()

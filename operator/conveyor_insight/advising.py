@@ -1,0 +1,184 @@
+"""Which batching mode and which batch limit, by the decision flow of docs/batching.md. Pure; nothing is measured anew.
+
+What the traffic cannot tell is said to be open: `tuning` measures it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from conveyor_api.engine import TASKS_OF_ONE_STEP
+from conveyor_api.resource import InferenceService
+from conveyor_insight.traffic import Traffic
+
+MIN_REQUESTS: Final = 100
+"""Fewer say little about lengths and batches."""
+_FULL: Final = 0.9
+_MOST_PREEMPTED: Final = 0.01
+_MOST_ROWS: Final = 1024
+_ALIKE: Final = 1.25
+_UNLIKE: Final = 1.5
+_SHORT_TOKENS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """`fields` are members of `spec.batching` to change, `workload` a `spec.workload`; None or empty if it is right as
+    it is. `sentences` say why."""
+
+    mode: str
+    max_batch_size: int
+    fields: dict[str, Any]
+    workload: dict[str, Any] | None
+    sentences: tuple[str, ...]
+    tune_flags: tuple[str, ...]
+    """For a `tune` with the traffic that was seen."""
+
+
+def advise(service: InferenceService, traffic: Traffic) -> Advice:
+    """For the service as it is, and what its engines have seen."""
+    mode, mode_reason = _choose_mode(service, traffic)
+    size, size_reason = _choose_size(service, traffic, mode)
+    batching = service.batching
+    fields: dict[str, Any] = {}
+    if mode != batching.mode:
+        fields["mode"] = mode
+    if size != batching.chosen_batch_size:
+        fields["maxBatchSize"] = size
+    workload, told = _choose_workload(service, traffic)
+    sentences = (mode_reason, size_reason, *_tell_window(service, traffic, mode), *told)
+    return Advice(mode, size, fields, workload, sentences, tuple(_build_tune_flags(service, traffic)))
+
+
+def _choose_workload(service: InferenceService, traffic: Traffic) -> tuple[dict[str, Any] | None, list[str]]:
+    """The observed lengths, if they should be declared, and what was observed beside what is declared."""
+    if service.spec.runtime == "VLLM" or traffic.requests < MIN_REQUESTS:
+        return None, []
+    observed = {"inputTokens": _measure(traffic, "prompt_tokens")}
+    if service.task not in TASKS_OF_ONE_STEP and traffic["output_tokens"].number >= MIN_REQUESTS:
+        observed["outputTokens"] = _measure(traffic, "output_tokens")
+    declared = service.spec.workload.to_manifest() if service.spec.workload else {}
+    sentences = [
+        f"workload.{name}: observed {_tell_lengths(lengths)}, declared {_tell_lengths(declared.get(name))}."
+        for name, lengths in observed.items()
+    ]
+    differ = any(_differ(lengths, declared.get(name)) for name, lengths in observed.items())
+    if not differ:
+        return None, sentences
+    return {**declared, **observed}, [*sentences, "Declared lengths size the engines; a change restarts them."]
+
+
+def _measure(traffic: Traffic, name: str) -> dict[str, int]:
+    p50 = max(1, round(traffic[name].percentile(50)))
+    return {"p50": p50, "p95": max(p50, round(traffic[name].percentile(95)))}
+
+
+def _tell_lengths(lengths: dict[str, int] | None) -> str:
+    return "nothing" if lengths is None else f"{lengths['p50']} tokens at P50 and {lengths['p95']} at P95"
+
+
+def _differ(observed: dict[str, int], declared: dict[str, int] | None) -> bool:
+    """By more than a factor that buckets of powers of two can tell from noise."""
+    if declared is None:
+        return True
+    return any(not 1 / _UNLIKE <= observed[name] / declared[name] <= _UNLIKE for name in observed)
+
+
+def _choose_mode(service: InferenceService, traffic: Traffic) -> tuple[str, str]:
+    if service.spec.runtime == "VLLM":
+        return "Continuous", "Continuous: vLLM has no other mode."
+    if service.task is None:
+        told = "the model's task is not known until an engine has read its files; Continuous fits models that generate"
+        return service.batching.mode or "Continuous", f"{service.batching.mode}: {told}, Dynamic all others."
+    if service.task in TASKS_OF_ONE_STEP:
+        return "Dynamic", f"Dynamic: task {service.task} takes one step, so requests share a batch and leave together."
+    told = "Continuous: the model generates text, and in this mode requests join and leave at every step."
+    lengths = traffic["output_tokens"]
+    if lengths.number >= MIN_REQUESTS:
+        p50, p95 = lengths.percentile(50), lengths.percentile(95)
+        told += f" Answers have {p50:.0f} tokens at P50 and {p95:.0f} at P95;"
+        if p95 <= _ALIKE * p50 or p95 <= _SHORT_TOKENS:
+            told += " they are alike or short, so Static would lose little offline."
+        else:
+            told += " the more they differ, the more a closed batch waits for its longest."
+    if service.batching.mode == "None":
+        told += " Keep None only if requests must never share a step."
+    return "Continuous", told
+
+
+def _choose_size(service: InferenceService, traffic: Traffic, mode: str) -> tuple[int, str]:
+    size = service.batching.chosen_batch_size
+    if traffic.requests < MIN_REQUESTS:
+        return size, (
+            f"maxBatchSize {size} stays: the engines have seen {traffic.requests} requests, and fewer than "
+            f"{MIN_REQUESTS} say little."
+        )
+    fits = _find_fitting(service, traffic, mode)
+    preempted = traffic.preemptions / traffic.requests
+    if preempted > _MOST_PREEMPTED and fits is not None and fits < size:
+        return fits, (
+            f"maxBatchSize {fits}: {preempted:.0%} of requests were preempted, and the KV cache of {traffic.kv_tokens} "
+            f"tokens holds {fits} requests of the usual length. More blocks would help too."
+        )
+    return _follow_fill(traffic, size, fits)
+
+
+def _follow_fill(traffic: Traffic, size: int, fits: int | None) -> tuple[int, str]:
+    fill, wait, latency = traffic["batch_size"], traffic["queue"].percentile(95), traffic["latency"].percentile(95)
+    if not fill.number:
+        return size, f"maxBatchSize {size} stays: the engines do not report how full their batches are."
+    usual = fill.percentile(95)
+    if usual < _FULL * size:
+        return size, f"maxBatchSize {size} stays: steps have {usual:.0f} requests at P95, so the limit does not act."
+    larger = min(2 * size, _MOST_ROWS, size if fits is None else max(size, fits))
+    if wait < 0.1 * latency or larger == size:
+        why = "requests hardly wait" if wait < 0.1 * latency else "the KV cache holds no more requests"
+        return size, f"maxBatchSize {size} stays: batches are full, but {why} (engine queue P95 {wait * 1000:.0f} ms)."
+    return larger, (
+        f"maxBatchSize {larger}: batches are full, and requests wait {wait:.2g} s in the engine's queue at P95. "
+        "A larger batch makes each token slower: measure with tune what it costs."
+    )
+
+
+def _find_fitting(service: InferenceService, traffic: Traffic, mode: str) -> int | None:
+    """Requests that the KV cache of an engine holds at once: of mean length where they grow, else of the longest."""
+    if traffic.kv_tokens is None or service.task in TASKS_OF_ONE_STEP:
+        return None
+    prompts, outputs = traffic["prompt_tokens"], traffic["output_tokens"]
+    usual, longest = prompts.mean + outputs.mean, prompts.percentile(95) + outputs.percentile(95)
+    return max(1, int(traffic.kv_tokens / max(1, usual if mode == "Continuous" else longest)))
+
+
+def _tell_window(service: InferenceService, traffic: Traffic, mode: str) -> Iterator[str]:
+    window = service.batching.effective_window
+    if mode not in ("Static", "Dynamic") or window is None:
+        return
+    closes = sum(traffic.closes.values())
+    if not closes:
+        yield f"window {window} stays: no batch has closed yet."
+        return
+    full = traffic.closes["full"] / closes
+    if full > 0.5:
+        yield f"window {window} stays: {full:.0%} of batches close because they are full, so it hardly acts."
+    else:
+        yield (
+            f"window {window}: {1 - full:.0%} of batches close before they are full. The first request of each waits "
+            "for it, so keep it below a tenth of the latency that clients accept."
+        )
+
+
+def _build_tune_flags(service: InferenceService, traffic: Traffic) -> Iterator[str]:
+    """The lengths that were seen, and as objectives the latencies that were."""
+    if traffic.requests < MIN_REQUESTS:
+        return
+    yield f"--input-tokens {_build_lengths(traffic, 'prompt_tokens')}"
+    if traffic["output_tokens"].number and service.task not in TASKS_OF_ONE_STEP:
+        yield f"--output-tokens {_build_lengths(traffic, 'output_tokens')}"
+        ttft, itl = (max(1, round(traffic[name].percentile(95) * 1000)) for name in ("ttft", "itl"))
+        yield f"--objective ttft={ttft}ms,itl={itl}ms"
+    elif traffic["latency"].number:
+        yield f"--objective latency={max(1, round(traffic['latency'].percentile(95) * 1000))}ms"
+
+
+def _build_lengths(traffic: Traffic, name: str) -> str:
+    return ",".join(map(str, _measure(traffic, name).values()))

@@ -1,0 +1,100 @@
+"""What engines say of their traffic at `/metrics`, added up over them. Pure; read by `advising`.
+
+The names are those of vLLM where vLLM has the metric, so that an engine of `runtime: VLLM` is read too.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_HISTOGRAMS: Final = {
+    "vllm:request_prompt_tokens": "prompt_tokens",
+    "vllm:request_generation_tokens": "output_tokens",
+    "vllm:time_to_first_token_seconds": "ttft",
+    "vllm:inter_token_latency_seconds": "itl",
+    "vllm:e2e_request_latency_seconds": "latency",
+    "vllm:request_queue_time_seconds": "queue",
+    "conveyor_engine_batch_size": "batch_size",
+}
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts of values that are not above each bound."""
+
+    counts: Counter[float] = field(default_factory=Counter)
+    total: float = 0.0
+
+    @property
+    def number(self) -> int:
+        """How many values."""
+        return int(self.counts.get(math.inf, 0))
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.number if self.number else 0.0
+
+    def percentile(self, percent: float) -> float:
+        """Interpolate linearly within a bucket, as Prometheus' `histogram_quantile` does. Return 0 without values."""
+        rank, low, below = self.number * percent / 100, 0.0, 0.0
+        for bound, count in sorted(self.counts.items()):
+            if count >= rank and count > below:
+                return low if math.isinf(bound) else low + (bound - low) * (rank - below) / (count - below)
+            low, below = bound, count
+        return 0.0
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Since the engines started. `kv_tokens` is the KV cache of one engine; None if none says it."""
+
+    engines: int = 0
+    histograms: dict[str, Histogram] = field(default_factory=lambda: {n: Histogram() for n in _HISTOGRAMS.values()})
+    preemptions: int = 0
+    closes: Counter[str] = field(default_factory=Counter)
+    kv_tokens: int | None = None
+
+    def __getitem__(self, name: str) -> Histogram:
+        return self.histograms[name]
+
+    @property
+    def requests(self) -> int:
+        """Requests that were admitted."""
+        return self["prompt_tokens"].number
+
+
+def read_traffic(pages: Sequence[str]) -> Traffic:
+    """Read the traffic from one Prometheus page for each engine. Raises ValueError for an invalid page."""
+    traffic = Traffic(len(pages))
+    for page in pages:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                _add(traffic, sample.name, sample.labels, sample.value)
+    return traffic
+
+
+def _add(traffic: Traffic, name: str, labels: dict[str, str], value: float) -> None:
+    base, _, part = name.rpartition("_")
+    if base in _HISTOGRAMS and math.isfinite(value):
+        histogram = traffic[_HISTOGRAMS[base]]
+        if part == "bucket":
+            histogram.counts[float(labels["le"])] += round(value)
+        elif part == "sum":
+            histogram.total += value
+    elif name == "vllm:num_preemptions_total":
+        traffic.preemptions += round(value)
+    elif name == "conveyor_engine_batch_close_total":
+        traffic.closes[labels["reason"]] += round(value)
+    elif name == "vllm:cache_config_info":
+        traffic.kv_tokens = _find_kv_tokens(labels)
+
+
+def _find_kv_tokens(labels: dict[str, str]) -> int | None:
+    try:
+        return int(labels["num_gpu_blocks"]) * int(labels["block_size"]) or None
+    except (LookupError, ValueError):
+        return None

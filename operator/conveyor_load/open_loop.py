@@ -1,0 +1,69 @@
+"""Run a trace against a service: each request is sent when it is due, however slow the answers are.
+
+Requests in flight are bounded: one that is due beyond the bound is not sent, and counts as failed.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from conveyor_load.requests import Target
+from conveyor_load.sending import Answer, send
+from conveyor_load.traces import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many requests may be in flight, and how long a request may take."""
+
+    in_flight: int = 1024
+    request_seconds: float = 120.0
+
+
+@asynccontextmanager
+async def open_session(
+    limits: Limits, tls: ssl.SSLContext | None = None, proxy: str | None = None
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """Connections for the requests in flight; no cookies. `tls` is for https, in place of the system's."""
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=limits.in_flight, ssl=True if tls is None else tls),
+        timeout=aiohttp.ClientTimeout(total=limits.request_seconds),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        proxy=proxy,
+    ) as session:
+        yield session
+
+
+async def run(
+    session: aiohttp.ClientSession,
+    target: Target,
+    trace: Trace,
+    limits: Limits,
+    seed: int = 0,
+    on_sent: Callable[[int], None] = lambda _: None,
+) -> list[Answer]:
+    """The answers in the order of the trace; ends when all have ended. Cancellation ends all requests."""
+    begin, answers = time.monotonic(), list[Answer]()
+    running = set[asyncio.Task[None]]()
+    try:
+        for number, arrival in enumerate(trace.arrivals):
+            await asyncio.sleep(max(0.0, begin + arrival.at - time.monotonic()))
+            answers.append(answer := Answer(begin + arrival.at))
+            on_sent(number + 1)
+            if len(running) >= limits.in_flight:
+                answer.problem = f"not sent: {limits.in_flight} in flight"
+                continue
+            task = asyncio.create_task(send(session, target, arrival, answer, (seed << 32) + number))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return answers

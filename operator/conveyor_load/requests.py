@@ -1,0 +1,69 @@
+"""The HTTP request for each task, of about so many tokens. Pure.
+
+A prompt is made of short words that most vocabularies have as one token each. `Target.tokens_per_word` is measured by
+`sending.calibrate`, so that lengths are right for any tokenizer. Words are drawn anew for each request, so that no
+prefix cache has them.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from conveyor_load.traces import Arrival
+
+_TEXT: Final = (
+    "the of and to in is that it was for on are as with his they be at one have this from or had by hot but some "
+    "what there we can out other were all your when up use word how said each she which do their time if will way "
+    "about many then them would write like so these her long make thing see him two has look more day could go come "
+    "did my sound no most number who over know water than call first people may down side been now find "
+)
+_WORDS: Final = _TEXT.split()
+
+# Paths of OpenAI's API, below the URL of a service.
+PATHS: Final = {
+    "Generate": "/v1/completions",
+    "Embed": "/v1/embeddings",
+    "Rerank": "/v1/rerank",
+    "Classify": "/classify",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A service: the URL before `/v1`, the name in `model`, what the model does, and headers for proxies on the way."""
+
+    url: str
+    model: str
+    task: str = "Generate"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tokens_per_word: float = 1.0
+    extra_tokens: float = 0.0
+
+    @property
+    def endpoint(self) -> str:
+        return self.url + PATHS[self.task]
+
+    @property
+    def streams(self) -> bool:
+        return self.task == "Generate"
+
+
+def build_body(target: Target, arrival: Arrival, random: Random) -> bytes:
+    """JSON of one request. Generated texts have exactly the arrival's output tokens."""
+    words = max(1, round((arrival.input_tokens - target.extra_tokens) / target.tokens_per_word))
+    return json.dumps({"model": target.model, **_build(target.task, words, arrival.output_tokens, random)}).encode()
+
+
+def _build(task: str, words: int, output_tokens: int, random: Random) -> Mapping[str, Any]:
+    text = " ".join(random.choices(_WORDS, k=words))
+    match task:
+        case "Embed" | "Classify":
+            return {"input": text}
+        case "Rerank":
+            query, _, document = text.partition(" ")
+            return {"query": query, "documents": [document or query]}
+        case _:
+            options = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
+            return {"prompt": text, "max_tokens": max(1, output_tokens), "ignore_eos": True, **options}

@@ -1,0 +1,79 @@
+"""The sizes that follow from `spec.workload`, in words for `status.effective.derived`. Pure; used by `status`.
+
+The engine computes the same when it starts (`conveyor_protocol.workload`). What only the engine can measure, the memory
+that is free, is told as such.
+"""
+
+from collections.abc import Iterator
+
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_api.status import DerivedStatus
+from conveyor_protocol.workload import Workload
+
+
+def tell_derived(spec: InferenceServiceSpec, context_length: int | None) -> list[DerivedStatus]:
+    """Each size that no field sets. `context_length`: of the model, None if it is not known yet."""
+    if spec.workload is None:
+        return []
+    lengths = spec.workload.lengths
+    told = [*_tell_context(spec, lengths, context_length), _tell_warm_up(lengths)]
+    if lengths.outputs is not None:
+        told += [*_tell_blocks(spec, lengths, context_length), _tell_graphs(spec, lengths)]
+        told += _tell_target(spec, lengths)
+    return sorted(told, key=lambda each: each.name)
+
+
+def _tell_context(spec: InferenceServiceSpec, lengths: Workload, context_length: int | None) -> Iterator[DerivedStatus]:
+    if spec.engine.max_model_len is not None:
+        return
+    capacity = spec.kv_cache.capacity_tokens
+    tokens = lengths.choose_context(context_length, capacity)
+    reason = "1 of 10,000 requests is longer, if lengths are lognormal; rounded up to a power of two"
+    if tokens < lengths.longest_tokens:
+        reason = "no more fits into kvCache.blockBudget" if tokens == capacity else "the model has no longer context"
+    yield DerivedStatus(name="engine.maxModelLen", value=f"{tokens} tokens", reason=reason)
+
+
+def _tell_blocks(spec: InferenceServiceSpec, lengths: Workload, context_length: int | None) -> Iterator[DerivedStatus]:
+    cache = spec.kv_cache
+    if cache.block_budget is not None or cache.memory_percent is not None:
+        return
+    context = spec.engine.max_model_len or lengths.choose_context(context_length, None)
+    batch_size = spec.batching.effective_batch_size
+    blocks = lengths.count_blocks(batch_size, cache.block_size, context)
+    reason = (
+        f"{batch_size} requests of {lengths.long_tokens} tokens (P95) fill them, or one of the whole context. A CPU "
+        "allocates no more than that; a GPU uses its free memory, and the rest caches prefixes"
+    )
+    yield DerivedStatus(name="kvCache.blockBudget", value=f"{blocks} blocks", reason=reason)
+
+
+def _tell_graphs(spec: InferenceServiceSpec, lengths: Workload) -> DerivedStatus:
+    batch_size, capacity = spec.batching.effective_batch_size, spec.kv_cache.capacity_tokens
+    rows = lengths.find_largest_graph(batch_size, capacity)
+    if not rows:
+        reason = "answers have one token, so no step decodes"
+        return DerivedStatus(name="CUDA graphs", value="none", reason=reason)
+    reason = f"a batch has {batch_size} requests; fewer where the KV cache holds fewer of {lengths.short_tokens} tokens"
+    return DerivedStatus(name="CUDA graphs", value=f"up to {rows} rows", reason=f"{reason} (P50)")
+
+
+def _tell_warm_up(lengths: Workload) -> DerivedStatus:
+    inputs = lengths.inputs
+    reason = "a step of prompts at P50 and a prompt at P95, beside the largest step"
+    return DerivedStatus(name="warm-up", value=f"prompts of {inputs.p50} and {inputs.p95} tokens", reason=reason)
+
+
+def _tell_target(spec: InferenceServiceSpec, lengths: Workload) -> Iterator[DerivedStatus]:
+    if (target := spec.in_flight_target) is None or spec.autoscaling is None:
+        return
+    batch_size, capacity = spec.batching.effective_batch_size, spec.kv_cache.capacity_tokens
+    held = batch_size if capacity is None else min(batch_size, lengths.count_held(capacity))
+    value, percent = target * held / batch_size, spec.autoscaling.target_utilization_percent
+    reason = (
+        f"{percent} % of {held} requests of {lengths.mean_tokens} tokens (mean), which an engine is taken to hold from "
+        "its start"
+    )
+    if capacity is None:
+        reason += "; fewer if its memory holds fewer"
+    yield DerivedStatus(name="requests in flight per replica", value=f"{round(value, 1):g}", reason=reason)

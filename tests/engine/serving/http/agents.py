@@ -1,0 +1,34 @@
+"""A model that agents can use: its template shows tools, calls and thinking, in Hermes's marks."""
+
+from pathlib import Path
+
+from tests.engine.chat_model import write_chat_model
+from tests.engine.processes import EngineServer
+from tokenizers import AddedToken, Tokenizer
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.reasoning_content }}"
+    "{{ message.content.split('</think>')[-1] }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call | tojson }}</tool_call>{% endfor %}"
+    "{{ message.tool_call_id }}<|end|>{% endfor %}{{ reasoning_effort }}"
+    "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+)
+
+
+class AgentServer(EngineServer):
+    """The server, and the tokens of its model's marks."""
+
+    begin = end = 0
+
+
+def start_agent(folder: Path) -> AgentServer:
+    """To be used in `with`; it is not ready yet."""
+    model = write_chat_model(folder / "tiny")
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ("<think>", "</think>")])
+    tokenizer.save(str(model / "tokenizer.json"))
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    server = AgentServer(folder, model, max_num_seqs=2)
+    server.begin, server.end = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+    return server

@@ -1,0 +1,149 @@
+"""Answers that follow a form, on a real server with a random model: only the grammar makes them right."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+from tests.engine.processes import EngineServer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 10}, "size": {"type": "integer", "maximum": 99}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA, "strict": True}}
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("completions", {"prompt": "the fox"}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "the fox"}]}),
+]
+
+
+def text_of(choice: Any) -> str:
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+def ask(server: EngineServer, path: str, body: dict[str, Any]) -> Any:
+    response = server.post(f"/v1/{path}", {"max_tokens": 400, "temperature": 1, **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize(("path", "question"), CALLS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": FORMAT},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"guided_json": SCHEMA},
+        {"json_schema": json.dumps(SCHEMA)},
+    ],
+    ids=lambda form: next(iter(form)),
+)
+def test_an_answer_is_valid_by_its_schema(
+    server: EngineServer, path: str, question: dict[str, Any], form: dict[str, Any]
+) -> None:
+    for seed in range(3):
+        choice = ask(server, path, {**question, **form, "seed": seed, "n": 2})["choices"][seed % 2]
+        assert choice["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(text_of(choice)), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, {"yes", "no"}),
+        ({"guided_choice": ["ja", "nein"]}, {"ja", "nein"}),
+        ({"guided_regex": "(one|two)!"}, {"one!", "two!"}),
+        ({"regex": "(one|two)!"}, {"one!", "two!"}),
+        ({"structured_outputs": {"grammar": 'start: "x" | "y"'}}, {"x", "y"}),
+        ({"ebnf": 'root ::= "x" | "y"'}, {"x", "y"}),
+        ({"guided_grammar": 'root ::= "x" | "y"'}, {"x", "y"}),
+    ],
+)
+def test_an_answer_is_one_of_what_is_allowed(server: EngineServer, form: dict[str, Any], words: set[str]) -> None:
+    seen = set()
+    for seed in range(8):
+        (choice,) = ask(server, "completions", {"prompt": "a", **form, "seed": seed, "temperature": 1.8})["choices"]
+        assert choice["finish_reason"] == "stop"
+        seen.add(choice["text"])
+    assert seen <= words
+
+
+def test_a_stream_says_the_same_as_the_whole(server: EngineServer) -> None:
+    body = {"prompt": "a", "response_format": FORMAT, "seed": 3, "max_tokens": 200}
+    whole = ask(server, "completions", body)["choices"][0]
+    lines = server.post("/v1/completions", {"temperature": 1, **body, "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
+    assert [chunk["finish_reason"] for chunk in chunks][-1] == "stop"
+
+
+def test_any_object_is_one_and_may_be_cut_at_the_limit(server: EngineServer) -> None:
+    body = {"prompt": "a", "response_format": {"type": "json_object"}, "max_tokens": 30}
+    for seed in range(5):
+        choice = ask(server, "completions", {**body, "seed": seed})["choices"][0]
+        assert choice["text"].startswith("{")
+        if choice["finish_reason"] == "stop":
+            assert isinstance(json.loads(choice["text"]), dict)
+
+
+def test_text_is_free(server: EngineServer) -> None:
+    body = {"prompt": "a", "seed": 1, "max_tokens": 20, "ignore_eos": True}
+    free = ask(server, "completions", body)["choices"]
+    assert ask(server, "completions", {**body, "response_format": {"type": "text"}})["choices"] == free
+
+
+class Thing(BaseModel):
+    name: str
+    sizes: list[int]
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_the_client_parses_its_own_model(server: EngineServer, temperature: float) -> None:
+    with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        for seed in range(3):
+            answer = client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "a thing"}], seed=seed, max_tokens=2000,
+                temperature=temperature, extra_body={"guided_json": Thing.model_json_schema()},
+            )  # fmt: skip
+            choice = answer.choices[0]
+            if choice.finish_reason == "stop":
+                Thing.model_validate_json(choice.message.content or "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format", "type is text, json_object or json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema"),
+        ({"guided_json": {"type": "thing"}}, "guided_json", "cannot be followed"),
+        ({"guided_json": "{"}, "guided_json", "not JSON"),
+        ({"guided_regex": "[a"}, "guided_regex", "unclosed"),
+        ({"guided_choice": []}, "guided_choice", "1 to 1024"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs", "does not support"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude each other"),
+        ({"ebnf": ""}, "ebnf", "not empty"),
+    ],
+)
+def test_what_is_no_form_is_refused_with_its_field(
+    server: EngineServer, fields: dict[str, Any], param: str, words: str
+) -> None:
+    for path, question in CALLS:
+        response = server.post(f"/v1/{path}", {**question, **fields})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == param
+        assert words in error["message"]
+
+
+def test_a_form_and_other_limits_that_leave_nothing_end_the_request_with_a_reason(server: EngineServer) -> None:
+    body = {"prompt": "a", "guided_choice": ["yes"], "allowed_token_ids": [5]}
+    error = server.post("/v1/completions", body).json()["error"]
+    assert error["code"] == "generation_failed"
+    assert "structured output" in error["message"]

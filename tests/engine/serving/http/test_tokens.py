@@ -1,0 +1,76 @@
+"""What /tokenize and /detokenize say is what transformers' tokenizer says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.processes import EngineServer
+from transformers import AutoTokenizer
+
+TEXTS = ("Hello world", "", " two  spaces\n", "naïve 😀 数", "a" * 200)
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "text", "text": "Hello?"}]},
+]
+
+
+@pytest.fixture(scope="module")
+def theirs(chat_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(chat_model)
+
+
+def post(server: EngineServer, path: str, **body: Any) -> Any:
+    response = server.post(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("special", [True, False])
+def test_a_text_has_the_tokens_of_transformers_and_they_have_the_text(
+    server: EngineServer, theirs: Any, text: str, special: bool
+) -> None:
+    answer = post(server, "/tokenize", prompt=text, add_special_tokens=special, return_token_strs=True)
+    ids = theirs.encode(text, add_special_tokens=special)
+    assert answer["tokens"] == ids
+    assert answer["token_strs"] == theirs.convert_ids_to_tokens(ids)
+    assert answer["count"] == len(ids)
+    assert post(server, "/detokenize", tokens=ids) == {"prompt": theirs.decode(ids)}
+
+
+def test_a_conversation_has_the_tokens_of_its_prompt(server: EngineServer) -> None:
+    answer = post(server, "/tokenize", messages=MESSAGES)
+    chat = server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, "return_token_ids": True}).json()
+    assert answer["tokens"] == chat["prompt_token_ids"]
+    assert answer["count"] == chat["usage"]["prompt_tokens"] < answer["max_model_len"]
+    assert answer["token_strs"] is None
+    begun = post(server, "/tokenize", messages=MESSAGES, add_generation_prompt=False)["tokens"]
+    assert answer["tokens"][: len(begun)] == begun != answer["tokens"]
+
+
+REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    ("/tokenize", {}, "invalid_value", "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "invalid_value", "prompt"),
+    ("/tokenize", {"prompt": 5}, "invalid_value", "prompt"),
+    ("/tokenize", {"messages": []}, "invalid_value", "messages"),
+    ("/tokenize", {"messages": MESSAGES, "tools": [{"type": "x"}]}, "invalid_value", "tools[0].type"),
+    ("/tokenize", {"prompt": "a b " * 100_000}, "context_length_exceeded", "prompt"),
+    ("/tokenize", {"prompt": "a", "model": "other"}, "model_not_found", "model"),
+    ("/detokenize", {}, "invalid_value", "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "invalid_value", "tokens[0]"),
+    ("/detokenize", {"tokens": [2**30]}, "invalid_value", "tokens"),
+    ("/detokenize", {"tokens": ["a"]}, "invalid_value", "tokens[0]"),
+)
+
+
+@pytest.mark.parametrize(("path", "body", "code", "param"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_has_no_tokens_is_refused_by_name(
+    server: EngineServer, path: str, body: dict[str, Any], code: str, param: str
+) -> None:
+    error = server.post(path, body).json()["error"]
+    assert (error["code"], error["param"]) == (code, param), error
+
+
+def test_no_tokens_have_no_text_and_nothing_is_held(server: EngineServer) -> None:
+    assert post(server, "/detokenize", tokens=[]) == {"prompt": ""}
+    load = server.get("/load").json()
+    assert (load["running"], load["waiting"], load["server_load"]) == (0, 0, 0)

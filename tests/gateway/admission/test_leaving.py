@@ -1,0 +1,108 @@
+"""What a full queue says in Retry-After, held against how long requests that got in do wait. In virtual time."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.gateway.admission.queues import FAR
+from tests.gateway.admission.test_queue_classes import BATCH, CHAT, VirtualTime
+
+from conveyor_gateway.admission.leaving import RETRY_AFTER_SECONDS_MAX
+from conveyor_gateway.admission.ticket import Ticket, TicketState
+from conveyor_gateway.errors import QueueFull
+from conveyor_gateway.watching.classes import QueueClass
+
+PLACES = 8
+
+
+def told(run: VirtualTime, request_class: QueueClass) -> int:
+    """The Retry-After of a request that is refused now."""
+    while True:
+        try:
+            run.queue.admit(FAR, request_class)
+        except QueueFull as error:
+            return int(error.headers["Retry-After"])
+
+
+def overload(run: VirtualTime, request_seconds: float, seconds: int) -> Iterator[float]:
+    """Requests that take so long each. Stops at each whole second; whoever reads admits others."""
+    ends: dict[Ticket, float] = {}
+    for step in range(seconds * 20):
+        run.now = 1000 + step / 20
+        for ticket in [each for each, end in ends.items() if end <= run.now]:
+            del ends[ticket]
+            run.queue.finish(ticket)
+        if step % 20 == 0:
+            yield run.now
+        for ticket in run.running - ends.keys():
+            ends[ticket] = run.now + request_seconds
+
+
+@pytest.mark.parametrize("request_seconds", [0.5, 2.0, 4.0])
+def test_retry_after_is_how_long_the_last_one_that_got_in_waits(request_seconds: float) -> None:
+    with VirtualTime(CHAT, place_limit=PLACES, max_queued_requests=100) as run:
+        promised: dict[Ticket, tuple[float, int]] = {}
+        waits: list[tuple[int, float]] = []
+        for now in overload(run, request_seconds, 200):
+            seconds = told(run, CHAT)
+            last = run.queue._waiting.last()
+            assert last is not None
+            promised.setdefault(last, (now, seconds))
+            for ticket in [each for each in promised if each.state is not TicketState.QUEUED]:
+                begun, promise = promised.pop(ticket)
+                waits.append((promise, now - begun))
+        assert len(waits) > 20
+        expected = 100 * request_seconds / PLACES
+        for promise, wait in waits[len(waits) // 4 :]:
+            assert promise == pytest.approx(wait, rel=0.25, abs=2) == pytest.approx(expected, rel=0.3, abs=2)
+
+
+def test_a_worse_class_is_told_to_wait_longer() -> None:
+    limited = QueueClass("limited", 100, max_queued_requests=50)
+    best = QueueClass("best", 0, max_queued_requests=50)
+    with VirtualTime(best, limited, place_limit=PLACES, max_queued_requests=1000) as run:
+        for _ in overload(run, 1.0, 60):
+            for _best in range(6):  # three quarters of the places
+                run.queue.admit(FAR, best)
+            seconds = told(run, limited)
+        assert seconds == pytest.approx(50 / 2, rel=0.25), "two places a second are left to it"
+        assert told(run, best) == pytest.approx(50 / 6, rel=0.35)
+
+
+def test_a_class_with_a_share_is_told_what_its_share_gives() -> None:
+    shared = QueueClass("shared", 100, max_queued_requests=40, max_share_percent=25)
+    with VirtualTime(CHAT, shared, place_limit=PLACES, max_queued_requests=1000) as run:
+        for _ in overload(run, 1.0, 60):
+            for _best in range(6):
+                run.queue.admit(FAR, CHAT)
+            seconds = told(run, shared)
+        assert seconds == pytest.approx(40 / 2, rel=0.25)
+
+
+def test_where_no_place_came_free_the_wait_is_bounded_and_grows_with_the_time() -> None:
+    with VirtualTime(BATCH, place_limit=1, max_queued_requests=3) as run:
+        seconds = []
+        for _ in range(40):
+            seconds.append(told(run, BATCH))
+            run.now += 1
+        assert seconds[0] <= 5
+        assert seconds == sorted(seconds)
+        assert seconds[-1] == RETRY_AFTER_SECONDS_MAX
+
+
+def test_a_fast_service_says_a_second_at_least() -> None:
+    with VirtualTime(CHAT, place_limit=PLACES, max_queued_requests=4) as run:
+        for _ in overload(run, 0.05, 30):
+            assert told(run, CHAT) >= 1
+        assert told(run, CHAT) == 1
+
+
+def test_the_rates_of_levels_that_are_gone_are_dropped() -> None:
+    with VirtualTime(CHAT, BATCH, place_limit=1, max_queued_requests=10) as run:
+        for _ in overload(run, 0.5, 5):
+            told(run, BATCH)
+        leaving = run.queue._dispatcher.leaving
+        assert set(leaving._left) == {BATCH.level}
+        run.queue.configure(run.queue.limits)
+        assert set(leaving._left) == {BATCH.level}
+        leaving.keep({CHAT.level})
+        assert not leaving._left

@@ -1,0 +1,61 @@
+"""Sizes that follow from the workload, as the status has them."""
+
+from typing import Any
+
+import yaml
+from tests.operator.builders import make_resource
+
+from conveyor_operator.inferenceservice.derived import tell_derived
+from e2e.cluster.paths import REPOSITORY
+
+CHAT = {"inputTokens": {"p50": 256, "p95": 1024}, "outputTokens": {"p50": 128, "p95": 512}}
+
+
+def derive(context_length: int | None = 32_768, **spec: Any) -> dict[str, str]:
+    told = tell_derived(make_resource(**({"workload": CHAT} | spec)).spec, context_length)
+    assert all(each.reason for each in told)
+    return {each.name: each.value for each in told}
+
+
+def test_nothing_follows_from_nothing() -> None:
+    assert tell_derived(make_resource().spec, 1024) == []
+
+
+def test_each_size_that_is_open_is_told() -> None:
+    assert derive(autoscaling={"maxReplicas": 2}) == {
+        "engine.maxModelLen": "16384 tokens",
+        "kvCache.blockBudget": "3072 blocks",
+        "CUDA graphs": "up to 32 rows",
+        "warm-up": "prompts of 256 and 1024 tokens",
+        "requests in flight per replica": "24",
+    }
+
+
+def test_fields_that_set_a_size_win() -> None:
+    told = derive(engine={"maxModelLen": 4096}, kvCache={"blockBudget": 256})
+    assert told == {"CUDA graphs": "up to 10 rows", "warm-up": "prompts of 256 and 1024 tokens"}
+
+
+def test_a_short_cache_lowers_the_target_and_the_context() -> None:
+    told = derive(kvCache={"blockBudget": 240}, autoscaling={"maxReplicas": 2})
+    assert told["engine.maxModelLen"] == "3840 tokens"
+    held = 3840 // 548  # tokens of a request, on average
+    assert told["requests in flight per replica"] == f"{round(24 * held / 32, 1):g}"
+
+
+def test_the_model_s_context_is_the_limit_once_it_is_known() -> None:
+    assert derive(None)["engine.maxModelLen"] == "16384 tokens"
+    assert derive(4096)["engine.maxModelLen"] == "4096 tokens"
+
+
+def test_without_answers_only_context_and_warm_up_follow() -> None:
+    told = derive(task="Embed", workload={"inputTokens": CHAT["inputTokens"]}, autoscaling={"maxReplicas": 2})
+    assert told.keys() == {"engine.maxModelLen", "warm-up"}
+
+
+def test_the_page_shows_what_the_status_has() -> None:
+    spec, told = (
+        block.split("```")[0] for block in (REPOSITORY / "docs/workload.md").read_text().split("```yaml\n")[1:]
+    )
+    service = make_resource(**yaml.safe_load(spec)["spec"], autoscaling={"maxReplicas": 2})
+    assert yaml.safe_load(told) == [each.to_manifest() for each in tell_derived(service.spec, 32_768)]
