@@ -40,7 +40,7 @@ CLIENTS = {
 
 
 def fields_of(**fields: Any) -> dict[str, Any]:
-    known = {"model": "tiny", "messages": USER, "max_tokens": 20, **fields}
+    known = {"model": "tiny", "messages": USER, "max_tokens": 20, "seed": 0, **fields}
     more = {name: value for name, value in known.items() if name not in CLIENTS}
     return {name: value for name, value in known.items() if name in CLIENTS} | {"extra_body": more}
 

@@ -55,7 +55,7 @@ def client(agent: AgentServer) -> Iterator[OpenAI]:
 
 
 def fields_of(**fields: Any) -> dict[str, Any]:
-    known = {"model": "tiny", "input": "the fox", "max_output_tokens": 20, **fields}
+    known = {"model": "tiny", "input": "the fox", "max_output_tokens": 20, "seed": 0, **fields}
     more = {name: value for name, value in known.items() if name not in CLIENTS}
     return {name: value for name, value in known.items() if name in CLIENTS} | {"extra_body": more}
 

@@ -53,7 +53,7 @@ def either(request: pytest.FixtureRequest) -> EngineServer:
 
 
 def ask(server: EngineServer, **fields: Any) -> ChatCompletion:
-    body = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 300, "temperature": 1, **fields}
+    body = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 300, "temperature": 1, "seed": 0, **fields}
     response = server.post("/v1/chat/completions", body)
     assert response.status_code == 200, response.text
     return ChatCompletion.model_validate(response.json())
