@@ -210,10 +210,16 @@ class Situation:
         pods = self.pods
         living = [pod for pod in pods if pod.phase != "Failed"]
         found = find_failures(living if len(living) >= self.deployment.asked_replicas else pods)
-        frees_gpu = any(pod.leaving for pod in self.observed.pods)
+        frees_gpu = self._one_too_many or any(pod.leaving for pod in self.observed.pods)
         extra = self._goes_on_without
         borne: dict[str, bool] = {Reason.INSUFFICIENT_GPU: frees_gpu or extra, Reason.UNSCHEDULABLE: extra}
         return [failure for failure in found if not borne.get(failure.reason, False)]
+
+    @property
+    def _one_too_many(self) -> bool:
+        """More pods are there than a rollout without surge leaves: one is leaving, which its own watch will say."""
+        there = sum(not pod.leaving and pod.phase not in ("Failed", "Succeeded") for pod in self.observed.pods)
+        return self.deployment.max_surge == 0 and there > self.deployment.asked_replicas
 
     @property
     def serving_obstacle(self) -> Obstacle | None:

@@ -143,6 +143,12 @@ def test_a_pod_that_waits_for_the_gpu_of_one_that_leaves_has_not_failed() -> Non
     leaving = replace(READY, name="old", config_hash="00000000", leaving=True)
     assert said(judge(deployment, waiting, leaving)["Ready"]) == ("False", "RollingOut")
     assert said(judge(deployment, waiting)["Ready"]) == ("False", "InsufficientGPU")
+    not_yet_told = replace(leaving, leaving=False)
+    assert said(judge(deployment, waiting, not_yet_told)["Ready"]) == ("False", "RollingOut")
+    stuck = make_deployment(2, ready_replicas=1, available_replicas=1, revision=2, conditions=ROLLING_OUT)
+    assert said(judge(stuck, waiting, not_yet_told, endpoints=1)["Ready"]) == ("True", "InsufficientGPU")
+    surging = replace(deployment, max_surge=1)
+    assert said(judge(surging, waiting, not_yet_told, rollout={"maxSurge": 1})["Ready"]) == ("False", "InsufficientGPU")
 
 
 @pytest.mark.parametrize("rollout", [{}, {"maxSurge": 1, "maxUnavailable": 0}])
