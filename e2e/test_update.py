@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from e2e import kube
@@ -17,6 +18,8 @@ from e2e.services import service
 
 NAME = "update"
 BODY = {"model": NAME, "max_tokens": 200, "min_tokens": 150, "temperature": 0.8}
+
+CONTEXT = 512
 
 
 @pytest.fixture
@@ -32,18 +35,28 @@ async def test_another_engine_image_where_a_volume_might_not_be_mounted_twice(na
     await assert_replaced(service(NAME, replicas=1), edit, namespace)
 
 
-@pytest.mark.parametrize(
-    "gpus",
-    [
-        pytest.param(1, id="a-gpu-is-spare"),
-        pytest.param(COUNT // 2 + 1, id="none-is", marks=pytest.mark.xdist_group("most GPUs")),
-    ],
-)
-async def test_a_lone_replica_is_replaced_as_there_is_room(
-    gpus: int, hub_model: dict[str, Any], namespace: str
+async def test_a_lone_replica_brings_its_successor_beside_itself_where_a_gpu_is_spare(
+    hub_model: dict[str, Any], namespace: str
 ) -> None:
-    """It brings its successor beside itself, or makes room for it, and requests wait in the gateway."""
-    hub_model["spec"]["resources"]["limits"]["nvidia.com/gpu"] = gpus
+    """The successor has the sizes that follow from the declared workload, and the status tells them."""
+    lengths = {"inputTokens": {"p50": 16, "p95": 32}, "outputTokens": {"p50": 150, "p95": 200}}
+    await assert_replaced(hub_model, {"workload": lengths}, namespace)
+    status = (kube.get("infsvc", NAME, namespace) or {})["status"]
+    told = {each["name"]: each["value"] for each in status["effective"]["derived"]}
+    assert told["engine.maxModelLen"] == f"{CONTEXT} tokens"
+    assert "kvCache.blockBudget" not in told, "the spec says it"
+    body = {"model": NAME, "prompt": "a", "max_tokens": CONTEXT}
+    answer = await asyncio.to_thread(httpx.post, f"{service_url(NAME, namespace)}/completions", json=body)
+    assert answer.status_code == 400, "the model alone could have twice as many tokens"
+    assert str(CONTEXT) in answer.json()["error"]["message"]
+
+
+@pytest.mark.xdist_group("most GPUs")
+async def test_a_lone_replica_makes_room_for_its_successor_where_no_gpu_is_spare(
+    hub_model: dict[str, Any], namespace: str
+) -> None:
+    """Requests wait in the gateway meanwhile."""
+    hub_model["spec"]["resources"]["limits"]["nvidia.com/gpu"] = COUNT // 2 + 1
     await assert_replaced(hub_model, {"kvCache": {"blockBudget": 192}}, namespace)
 
 
