@@ -208,6 +208,9 @@ class InferenceServiceStatus(_StatusModel):
     tried_template: Word | None = None
     """Hash of the last pod template of which engines were ready; the annotation `conveyor.dev/template-hash` of the
 Deployment has that of the present one."""
+    children_hash: Word | None = None
+    """Hash of the objects that were applied for this service, as they were sent and as they came to be. An operator that
+    starts applies none of them again while it is the same."""
     model: ModelStatus | None = None
     """The served model."""
     autoscaling: AutoscalingStatus | None = None

@@ -89,7 +89,7 @@ class Operator:
     def _mark_all(self) -> None:
         for resource in self.resources:
             for key in self.store.resources(resource.kind):
-                self.workers.mark(key)
+                self.workers.mark(key, urgent=False)
 
     def _mark_service(self, service: str) -> None:
         """The gateways may serve more namespaces than this operator does."""

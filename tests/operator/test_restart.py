@@ -6,7 +6,7 @@ import pytest
 from tests.operator.api_proxy import Call
 from tests.operator.killer import live_write_by_write
 from tests.operator.kubelet import Kubelet, ready
-from tests.operator.stage import CHILD_KINDS, Json, Stage, wait_until
+from tests.operator.stage import CHILD_KINDS, Json, Space, Stage, wait_until
 
 AUTOSCALING = {"minReplicas": 2, "maxReplicas": 5}
 _SERVER_WRITTEN = (
@@ -71,11 +71,35 @@ def test_a_second_operator_after_a_quiet_first_changes_nothing(stage: Stage) -> 
             stage.space.make_service(autoscaling=AUTOSCALING)
             stage.space.wait_condition("qwen", "Ready", "True", "Ready")
             stage.proxy.wait_quiet()
-        versions, before = all_versions(stage), len(stage.proxy.writes())
+        versions, before = all_versions(stage), len(stage.proxy.calls)
         with stage.operator():
-            wait_until("it looked at all children", lambda: len(stage.proxy.writes()) >= before + 7)
-            stage.proxy.wait_quiet()
+            stage.proxy.wait_quiet(2)
+        assert calls_in(stage.space, stage.proxy.calls[before:]) == []
         assert all_versions(stage) == versions
+
+
+def calls_in(space: Space, calls: list[Call]) -> list[Call]:
+    """Those about services; neither watches nor lists, of which there is one for all."""
+    return [call for call in calls if call.verb not in ("watch", "list") and call.namespace == space.namespace]
+
+
+def test_of_all_services_only_those_that_have_changed_cost_a_restart_calls(stage: Stage) -> None:
+    names = [f"qwen-{number}" for number in range(5)]
+    with stage.operator():
+        for name in names:
+            stage.space.make_service(name)
+            stage.space.wait_children(name)
+        stage.proxy.wait_quiet()
+    stage.space.edit("qwen-1", queue={"maxRequests": 9})
+    stage.space.patch("Service", "qwen-3", {"metadata": {"annotations": {"somebody": "wrote this"}}})
+    before = len(stage.proxy.calls)
+    with stage.operator():
+        stage.space.wait_observed("qwen-1")
+        stage.proxy.wait_quiet(2)
+    calls = calls_in(stage.space, stage.proxy.calls[before:])
+    touched = {name for name in names for call in calls if call.name.startswith(name)}
+    assert touched == {"qwen-1", "qwen-3"}
+    assert not [call for call in calls if call.verb == "get" and call.resource == "inferenceservices"]
 
 
 def test_what_was_changed_while_it_was_away_is_undone(stage: Stage) -> None:

@@ -20,7 +20,7 @@ from conveyor_operator.inferenceservice.situation import Situation, read_former
 from conveyor_operator.inferenceservice.status import Written, build_status
 from conveyor_operator.kinds import DEPLOYMENT, SCALED_OBJECT
 from conveyor_operator.loop.child import Child, ChildId
-from conveyor_operator.loop.differences import id_of
+from conveyor_operator.loop.differences import hash_applied, id_of
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Step
 from conveyor_operator.metrics_api.answer import MetricsApi
@@ -101,5 +101,7 @@ class ServiceCase:
             name=NameOf(self._service.key, self._service.served_model_name, self._told.tell_name()),
         )
         starts = memory.pod_starts
-        written = Written(self._url, self._desired.effective, starts.last if starts else None)
+        wanted = {id_of(body) for body in found.wanted}
+        applied = hash_applied({id: each for id, each in memory.applied.items() if id in wanted})
+        written = Written(self._url, self._desired.effective, applied, starts.last if starts else None)
         return build_status(self._service, situation, written, self._previous, now)

@@ -28,7 +28,7 @@ from conveyor_operator.inferenceservice.replicas import (
     with_replicas,
 )
 from conveyor_operator.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, JOB, SCALED_OBJECT, SERVICE_ACCOUNT
-from conveyor_operator.loop.differences import find_applies, find_obstacle, find_unwanted
+from conveyor_operator.loop.differences import find_applies, find_obstacle, find_unwanted, recall_applied
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Delete, Hold, RequeueAt, Step
 
@@ -41,9 +41,11 @@ _REQUEUE = (timedelta(seconds=0.25), timedelta(minutes=1))
 def plan(desired: Desired, observed: Observed, memory: ServiceMemory, activity: Activity, now: datetime) -> list[Step]:
     """The next steps, in their order. Each stage is planned by what the one before has left."""
     found = find_differences(desired, observed, memory)
+    complete = _complete(found, memory)
+    recall_applied(complete, observed.children, memory)
     if removals := _plan_early_removals(found):
         return removals
-    applies: list[Step] = list(find_applies(desired.owner, _complete(found, memory), observed.children, memory))
+    applies: list[Step] = list(find_applies(desired.owner, complete, observed.children, memory))
     if before := [step for step in applies if _position(step) < 0]:
         return before
     if not any(obstacle.kind in POD_NEEDS for obstacle in found.obstacles) and not found.prewarming:

@@ -76,6 +76,8 @@ class InferenceServices:
         filled, from_profile = self._profiles.fill(body)
         service, previous = InferenceService.parse(filled), body.get("status") or {}
         observed = observe(store, Key(self.kind, service.namespace, service.name))
+        if memory.pod_starts is None:  # its first reconcile
+            memory.former_hash = service.status.children_hash or ""
         if memory.template_generation is None:
             memory.see_template(None, observed.deployment)
         former = previous.get("desiredReplicas")

@@ -37,6 +37,7 @@ class Written:
 
     url: str
     effective: EffectiveStatus
+    children_hash: str = ""
     last_start: Start | None = None
 
 
@@ -58,6 +59,7 @@ def build_status(
         url=written.url,
         effective=written.effective.model_copy(update={"derived": derived}),
         tried_template=situation.ready_template or None,
+        children_hash=written.children_hash or None,
         model=model,
         autoscaling=build_scaling_status(
             situation.spec, situation.observed, previous.get("autoscaling") or {}, situation.activity

@@ -31,6 +31,22 @@ def find_applies(owner: Owner, desired: Iterable[Object], children: Children, me
     return applies
 
 
+def recall_applied(desired: Iterable[Object], children: Children, memory: Memory) -> None:
+    """What a former operator applied counts as applied by this one, if it is desired and there as it was then."""
+    former, memory.former_hash = memory.former_hash, ""
+    if former:
+        found = {
+            id: Applied(hash_of(body), children[id].fingerprint) for body in desired if (id := id_of(body)) in children
+        }
+        if hash_applied(found) == former:
+            memory.applied = found
+
+
+def hash_applied(applied: Mapping[ChildId, Applied]) -> str:
+    """Hash of what was sent and of what came of it; empty if nothing was applied."""
+    return hash_of(sorted((*id, each.sent, each.fingerprint) for id, each in applied.items())) if applied else ""
+
+
 def find_obstacles(owner: Owner, desired: Iterable[Object], children: Children) -> list[Obstacle]:
     """Names that we need and that are taken."""
     there = [children[id_of(body)] for body in desired if id_of(body) in children]

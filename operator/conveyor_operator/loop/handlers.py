@@ -61,7 +61,8 @@ def build_resource_handler(kind: Kind, store: Store, workers: Workers) -> _Handl
             workers.cancel(key)
             return
         # A new object may already have a deleted one's name: Kopf orders the events of one uid only.
-        workers.mark(key, generation=int(event["meta"].get("generation", 0)))
+        urgent = event["type"] is not None  # not: it was there when the watch began
+        workers.mark(key, generation=int(event["meta"].get("generation", 0)), urgent=urgent)
 
     return mark
 
@@ -70,7 +71,8 @@ def _build_owner_handler(owners: Sequence[Resource], workers: Workers) -> _Handl
     async def mark(**event: Any) -> None:
         for owner in owners:
             if owner.label in event["labels"]:
-                workers.mark(Key(owner.kind, event["namespace"], event["labels"][owner.label]))
+                key = Key(owner.kind, event["namespace"], event["labels"][owner.label])
+                workers.mark(key, urgent=event["type"] is not None)
 
     return mark
 

@@ -41,8 +41,8 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> Outcome:
         """Raises ApiError."""
-        # Read anew each time: specs of any number and size need not be kept.
-        body = await self._cluster.get(*key) if self._store.uid(key) else None
+        uid = self._store.uid(key)
+        body = None if uid is None else self._store.bodies.get(uid) or await self._cluster.get(*key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._memories.pop(key, None)  # the children go with their owner
             return Outcome()
@@ -50,18 +50,19 @@ class Reconciler:
         try:
             case = resource.begin(body, self._store, memory)
         except InvalidResource as error:
-            await self._write_status(resource, body, resource.build_invalid_status(body, str(error), datetime.now(UTC)))
+            status = resource.build_invalid_status(body, str(error), datetime.now(UTC))
+            await self._write_status(key, resource, body, status)
             return Outcome()
         try:
             requeue = await self._bring_about(key, case, memory)
         except ApiError as error:
             # A first failure is tried again at once; a second is written to the status, if a call more can help.
             if memory.failing and not error.wants_silence:
-                await self._report(resource, body, case, memory)
+                await self._report(key, resource, body, case, memory)
             memory.failing = True
             raise
         memory.failing = False
-        await self._report(resource, body, case, memory)
+        await self._report(key, resource, body, case, memory)
         return Outcome(bool(memory.refused), requeue)
 
     async def _bring_about(self, key: Key, case: Case, memory: Memory) -> datetime | None:
@@ -132,13 +133,15 @@ class Reconciler:
         memory.applied.pop(step.id, None)
         case.lose(step.id)
 
-    async def _report(self, resource: Resource, body: Object, case: Case, memory: Memory) -> None:
-        await self._write_status(resource, body, case.build_status(datetime.now(UTC)))
+    async def _report(self, key: Key, resource: Resource, body: Object, case: Case, memory: Memory) -> None:
+        await self._write_status(key, resource, body, case.build_status(datetime.now(UTC)))
         for child, deleted in memory.restored.items():
             await self._reporter.record_restored(body, memory, child, resource.restored(child, deleted))
 
-    async def _write_status(self, resource: Resource, body: Object, status: Object) -> None:
-        if await self._reporter.write(resource.kind, body, status):
+    async def _write_status(self, key: Key, resource: Resource, body: Object, status: Object) -> None:
+        written = await self._reporter.write(resource.kind, body, status)
+        if written is not None:
+            self._store.bodies.put(key, written)
             await self._reporter.record_events(body, resource.find_events(body.get("status") or {}, status))
 
     def _recall(self, key: Key, body: Object) -> Memory:

@@ -29,17 +29,16 @@ class Reporter:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    async def write(self, kind: Kind, body: Object, status: Object) -> bool:
-        """The status of the resource `body`, if it says something new; whether it was written."""
+    async def write(self, kind: Kind, body: Object, status: Object) -> Object | None:
+        """The status of the resource `body`, if it says something new; returns the resource that was written."""
         if is_same(status, body.get("status") or {}):
-            return False
+            return None
         try:
-            await self._cluster.replace_status(kind, body, status)
+            return await self._cluster.replace_status(kind, body, status)
         except Refused as error:
             if error.status == 404:
-                return False  # it was deleted meanwhile
+                return None  # it was deleted meanwhile
             raise
-        return True
 
     async def record_restored(self, body: Object, memory: Memory, child: ChildId, event: Event) -> None:
         """Records that a hand edit of a child was undone; once, however often it is edited within a while."""

@@ -1,37 +1,77 @@
 """Slots for reconciles. Namespaces get them in turn, and none gets more than its share.
 
-`workers` takes one for each reconcile. A namespace whose resources are many, or slow to write, delays its own.
+`workers` takes one for each reconcile. A namespace whose resources are many, or slow to write, delays its own. What may
+wait, such as the rest of a restart's pass, gets a slot when nothing that is urgent can take it.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
+
+
+class Turn:
+    """One reconcile that asks for a slot."""
+
+    __slots__ = ("granted", "namespace", "urgent")
+
+    def __init__(self, namespace: str, urgent: bool) -> None:
+        self.namespace = namespace
+        self.urgent = urgent
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class _Line:
+    """Those who wait, urgent ones or others."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, dict[Turn, None]] = {}
+        self.namespaces: dict[str, None] = {}
+        """Those that wait and held less than their share, in the order of their turns."""
+
+    def add(self, turn: Turn) -> None:
+        self.waiting.setdefault(turn.namespace, {})[turn] = None
+
+    def remove(self, turn: Turn) -> None:
+        turns = self.waiting.get(turn.namespace, {})
+        turns.pop(turn, None)
+        if not turns:
+            self.waiting.pop(turn.namespace, None)
+            self.namespaces.pop(turn.namespace, None)
 
 
 class Slots:
-    """`acquire` waits for one of `limit` slots, of which a namespace has `share` at most, and `release` gives it back.
-
-    Within a namespace they come in the order of asking.
+    """`ask` queues for one of `limit` slots, of which a namespace has `share` at most; `take` waits for it, and
+    `release` gives it back. Within a namespace slots come in the order of asking, first to what is urgent.
     """
 
     def __init__(self, limit: int, share: int) -> None:
         self._free = limit
         self._share = share
         self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._turns: dict[str, None] = {}
-        """Namespaces that wait and hold less than their share, in the order of their turns."""
+        self._urgent, self._others = _Line(), _Line()
 
-    async def acquire(self, namespace: str) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(namespace, deque()).append(turn)
-        self._line_up(namespace)
-        self._hand_out()
+    def ask(self, namespace: str, urgent: bool) -> Turn:
+        """A turn to `take` next."""
+        turn = Turn(namespace, urgent)
+        self._enqueue(turn)
+        return turn
+
+    async def take(self, turn: Turn) -> None:
+        """Until there is a slot for it."""
         try:
-            await turn
+            await turn.granted
         except asyncio.CancelledError:
-            if not turn.cancelled():  # the slot came before the cancellation
-                self.release(namespace)
+            if turn.granted.cancelled():
+                self._line_of(turn).remove(turn)
+            else:  # the slot came before the cancellation
+                self.release(turn.namespace)
             raise
+
+    def hurry(self, turn: Turn) -> None:
+        """It has become urgent."""
+        if not turn.urgent and not turn.granted.done():
+            self._others.remove(turn)
+            turn.urgent = True
+            self._enqueue(turn)
 
     def release(self, namespace: str) -> None:
         self._free += 1
@@ -41,24 +81,31 @@ class Slots:
         self._line_up(namespace)
         self._hand_out()
 
+    def _enqueue(self, turn: Turn) -> None:
+        self._line_of(turn).add(turn)
+        self._line_up(turn.namespace)
+        self._hand_out()
+
+    def _line_of(self, turn: Turn) -> _Line:
+        return self._urgent if turn.urgent else self._others
+
     def _line_up(self, namespace: str) -> None:
-        if namespace in self._waiting and self._held[namespace] < self._share:
-            self._turns.setdefault(namespace)
+        if self._held[namespace] < self._share:
+            for line in (self._urgent, self._others):
+                if namespace in line.waiting:
+                    line.namespaces.setdefault(namespace)
 
     def _hand_out(self) -> None:
-        while self._free and self._turns:
-            namespace = next(iter(self._turns))
-            del self._turns[namespace]
-            turn = self._next_of(namespace)
-            if not turn.cancelled():
-                self._free -= 1
-                self._held[namespace] += 1
-                turn.set_result(None)
-            self._line_up(namespace)  # behind all others
-
-    def _next_of(self, namespace: str) -> asyncio.Future[None]:
-        turns = self._waiting[namespace]
-        turn = turns.popleft()
-        if not turns:
-            del self._waiting[namespace]
-        return turn
+        for line in (self._urgent, self._others):
+            while self._free and line.namespaces:
+                namespace = next(iter(line.namespaces))
+                del line.namespaces[namespace]
+                if self._held[namespace] >= self._share:
+                    continue  # urgent ones took it; `release` lines it up again
+                turn = next(iter(line.waiting[namespace]))
+                line.remove(turn)
+                if not turn.granted.cancelled():
+                    self._free -= 1
+                    self._held[namespace] += 1
+                    turn.granted.set_result(None)
+                self._line_up(namespace)  # behind all others

@@ -78,6 +78,8 @@ class Memory:
     applied: dict[ChildId, Applied] = field(default_factory=dict)
     told_restored: dict[ChildId, float] = field(default_factory=dict)
     """When (monotonic) a child was last said to be restored."""
+    former_hash: str = ""
+    """`hash_applied` of what a former operator applied, until the first plan."""
     failing: bool = False
     """The reconcile before ended with an ApiError."""
     waiting_since: datetime | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conveyor_operator.kinds import Key, Kind
+from conveyor_operator.loop.bodies import Bodies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +28,8 @@ class Store:
         self._objects: defaultdict[Kind, dict[str, Entry]] = defaultdict(dict)
         self._by_key: defaultdict[Kind, dict[Key, dict[str, Entry]]] = defaultdict(dict)
         self._followers: dict[Kind, Callable[[Key, Any], None]] = {}
+        self.bodies = Bodies()
+        """Of the resources themselves."""
 
     def follow(self, kind: Kind, tell: Callable[[Key, Any], None]) -> None:
         """`tell(key, value)` is called after each change of an object of this kind; None: there is none any more."""
@@ -53,6 +56,7 @@ class Store:
         del of_key[uid]
         if not of_key:
             del self._by_key[kind][entry.key]
+        self.bodies.drop(uid)
         self._tell(kind, entry.key)
         return entry.key
 

@@ -139,6 +139,8 @@ class Watches:
             left = self._store.drop(kind, uid)
         else:
             left = self._store.put(kind, uid, key, self._resources[key.kind].project(kind, key, body))
+            if kind == key.kind:
+                self._store.bodies.put(key, body)
         if left not in (None, key):  # its label was changed; the event names only the new owner
             self._mark(left)
         return key

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from conveyor_operator.errors import ApiError, Unavailable
 from conveyor_operator.kinds import Key
-from conveyor_operator.loop.slots import Slots
+from conveyor_operator.loop.slots import Slots, Turn
 from conveyor_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -35,11 +35,13 @@ class Outcome:
 
 
 class _Worker:
-    """The work on one key. `dirty`: something has happened since its last reconcile began."""
+    """The work on one key. `dirty`: something has happened since its last reconcile began; `urgent`: to it alone."""
 
-    def __init__(self, generation: int | None) -> None:
+    def __init__(self, generation: int | None, urgent: bool) -> None:
         self.task: asyncio.Task[None] | None = None
         self.dirty = True
+        self.urgent = urgent
+        self.turn: Turn | None = None
         self.marked = asyncio.Event()
         self.generation = generation
         self.respecified = asyncio.Event()
@@ -57,17 +59,24 @@ class Workers:
         self._workers: dict[Key, _Worker] = {}
         self._stopped = False
 
-    def mark(self, key: Key, *, generation: int | None = None) -> None:
-        """Queue a reconcile for this key. A new `generation` means that the spec changed, and ends a backoff early."""
+    def mark(self, key: Key, *, generation: int | None = None, urgent: bool = True) -> None:
+        """Queue a reconcile for this key. A new `generation` means that the spec changed, and ends a backoff early.
+
+        What is not urgent waits for what is: a look at everything, where nothing is known to have happened.
+        """
         if self._stopped:
             return
         worker = self._workers.get(key)
         if worker is None:
-            worker = self._workers[key] = _Worker(generation)
+            worker = self._workers[key] = _Worker(generation, urgent)
             worker.task = asyncio.create_task(self._work(key, worker), name=f"reconcile {key.kind.kind} {key}")
             return
         worker.dirty = True
         worker.marked.set()
+        if urgent:
+            worker.urgent = True
+            if worker.turn is not None:
+                self._slots.hurry(worker.turn)
         if generation is not None and generation != worker.generation:
             worker.generation = generation
             worker.respecified.set()
@@ -95,10 +104,11 @@ class Workers:
     async def _work(self, key: Key, worker: _Worker) -> None:
         try:
             while worker.dirty:
+                worker.turn = self._slots.ask(key.namespace, worker.urgent)
                 with self._metrics.queue_depth.track_inprogress():
-                    await self._slots.acquire(key.namespace)
+                    await self._slots.take(worker.turn)
                 try:
-                    worker.dirty = False
+                    worker.dirty = worker.urgent = False
                     worker.marked.clear()
                     worker.respecified.clear()
                     again = await self._run(key, worker)
