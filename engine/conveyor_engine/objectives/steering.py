@@ -25,6 +25,7 @@ from conveyor_protocol.limit_reasons import LimitReason
 
 STEPS_PER_LOOK: Final = 8
 _MISSED, _CLOSE, _SLACK = 1.0, 0.9, 0.8  # of an objective, the P95
+_NEAR: Final = 2.0  # the same at the lowest limits: they stay, since higher ones miss the objective by more
 _DECREASE_LEAST, _DECREASE_MOST, _INCREASE = 0.95, 0.7, 0.05
 _FACTOR_LEAST, _FACTOR_MOST = 0.1, 4.0
 _CHEAPER: Final = 0.8  # of the highest P95 since it gave up: steps have become cheaper
@@ -121,10 +122,13 @@ class Steering:
             self._follow(cost, ratios, worst, now)
 
     def _miss(self, cost: Coefficients, ratios: Ratios, worst: float, now: float) -> None:
-        """Lowers the factors of what was missed until the limits go down; at the lowest, gives up for a while."""
+        """Lowers the factors of what was missed until the limits go down. Where the lowest miss it by far, gives up for
+        a while."""
         missed = [(ratio, each) for ratio, each in ratios if ratio > _MISSED]
         while not self._is_less(chosen := self._choose(cost) or self._candidates.floor):
             if chosen == self._candidates.floor or min(each.factor for _, each in missed) < _FACTOR_LEAST:
+                if worst <= _NEAR and all(each is not self._first for _, each in missed):
+                    return
                 self._give_up([each for _, each in missed], worst, now)
                 return
             for ratio, each in missed:

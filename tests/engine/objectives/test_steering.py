@@ -137,6 +137,15 @@ def test_an_objective_that_no_limits_hold_leaves_the_declared_ones_and_says_so()
     assert any("reason=unreachable" in line for line in engine.lines)
 
 
+def test_limits_that_nearly_hold_an_objective_stay() -> None:
+    """The declared ones would miss it by more: a step of theirs takes 0.56 s."""
+    engine = Engine(linear, objective_inter_token_latency_seconds=0.015)
+    engine.run(1000)
+    assert engine.core.stats().limit_reason == LimitReason.MISSED
+    assert LimitReason.UNREACHABLE not in engine.core.stats().limit_moves
+    assert sorted(engine.measure(500))[475] <= 2 * 0.015
+
+
 @pytest.mark.slow
 def test_an_objective_that_becomes_reachable_is_held() -> None:
     slow = [0.1]
