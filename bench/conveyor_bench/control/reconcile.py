@@ -1,18 +1,28 @@
-"""What the operator costs: 200 InferenceServices on a real control plane; time, memory, calls when idle.
+"""What the operator costs: many InferenceServices on a real control plane; time, memory, calls.
 
-One real operator process against a real etcd, API server and controller manager (no pods run). First life: the
-services are created as fast as the API server takes them, until each has its children and a status. Second life:
-an operator that starts on them, through a proxy that counts its calls; then a minute of idleness. Half of the
-services are autoscaled. Prints a table and one JSON line; ends with status 1 if an idle operator makes a call.
+One real operator process against a real etcd, API server and controller manager, which makes pods that nobody runs.
+First life: the services are created as fast as the API server takes them, until each has its children and a status.
+Second life: an operator that starts on them, through a proxy that counts its calls; then a minute of idleness. Third
+life: the same start while services are edited one after the other, and then while others are edited all the time. Half
+of the services are autoscaled, one in ten has no replicas. Prints a table and one JSON line; ends with status 1 if an
+idle operator makes a call.
 """
 
 import argparse
 import json
+import re
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count as count_up
 from pathlib import Path
+from statistics import quantiles
+from typing import Any
 
+from tests.metrics.aggregation import free_port
 from tests.operator.api_proxy import ApiProxy
 from tests.operator.stage import Space, make_service, wait_until
 
@@ -21,28 +31,54 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
 
-NAMESPACE = "default"
 CHILDREN_PER_SERVICE = 7.5  # seven, and an HPA for every second one
+SERVICES_PER_NAMESPACE = 50
+REPLICAS = 3
+_EDITS_PER_SECOND = 50
 
 
-def count_done(space: Space) -> int:
-    """Services whose status speaks of their present spec; the status is written after the children."""
-    return sum(
-        (body.get("status") or {}).get("observedGeneration") == body["metadata"]["generation"]
-        for body in space.list("InferenceService")
-    )
+class Fleet:
+    """The services, over namespaces of fifty."""
+
+    def __init__(self, api: Api, count: int) -> None:
+        self.spaces = [Space(api, f"team-{number}") for number in range(-(-count // SERVICES_PER_NAMESPACE))]
+        self.members = [(self.spaces[number // SERVICES_PER_NAMESPACE], f"service-{number}") for number in range(count)]
+        for space in self.spaces:
+            api.create("/api/v1/namespaces", {"metadata": {"name": space.namespace}})
+
+    def create(self, number: int) -> None:
+        space, name = self.members[number]
+        space.create("InferenceService", make_service(name, **_spec(number)))
+
+    @property
+    def autoscaled(self) -> list[tuple[Space, str]]:
+        return [member for number, member in enumerate(self.members) if number % 2]
+
+    def count_done(self) -> int:
+        """Services whose status speaks of their present spec; the status is written after the children."""
+        return sum(
+            (body.get("status") or {}).get("observedGeneration") == body["metadata"]["generation"]
+            for space in self.spaces
+            for body in space.list("InferenceService")
+        )
 
 
-def measure_creation(space: Space, kubeconfig: Path, count: int) -> dict[str, float]:
+def _spec(number: int) -> dict[str, Any]:
+    if number % 2:
+        return {"autoscaling": {"minReplicas": REPLICAS, "maxReplicas": 4 * REPLICAS}}
+    return {"replicas": REPLICAS if number % 10 else 0}
+
+
+def measure_creation(fleet: Fleet, kubeconfig: Path) -> dict[str, float]:
+    count = len(fleet.members)
     with running("conveyor_operator", kubeconfig) as process:
-        space.create("InferenceService", make_service("first"))
-        wait_until("the operator is up", lambda: count_done(space) == 1, 120)
+        fleet.create(0)
+        wait_until("the operator is up", lambda: fleet.count_done() == 1, 120)
         idle_mib, began = resident_mib(process.pid), time.monotonic()
-        for number in range(count - 1):
-            autoscaling = {"autoscaling": {"maxReplicas": 4}} if number % 2 else {}
-            space.create("InferenceService", make_service(f"service-{number}", **autoscaling))
+        for number in range(1, count):
+            fleet.create(number)
         created = time.monotonic()
-        wait_until("all are reconciled", lambda: count_done(space) == count, 600, lambda: count_done(space))
+        wait_until("all are reconciled", lambda: fleet.count_done() == count, 900, fleet.count_done)
         done = time.monotonic()
         return {
             "create_seconds": created - began,
@@ -52,24 +88,109 @@ def measure_creation(space: Space, kubeconfig: Path, count: int) -> dict[str, fl
         }
 
 
-def measure_restart(kubeconfig: Path, folder: Path, idle_seconds: float) -> dict[str, float]:
+def measure_restart(fleet: Fleet, kubeconfig: Path, folder: Path, idle_seconds: float) -> dict[str, float]:
     with ApiProxy(kubeconfig).running() as proxy:
         began = time.monotonic()
-        with running("conveyor_operator", proxy.write_kubeconfig(folder / "kubeconfig")) as process:
-            wait_until("it looks at all children", proxy.writes, 120)
+        with restarted(proxy.write_kubeconfig(folder / "kubeconfig")) as (pid, pages):
+            wait_looked_at(pages, len(fleet.members))
+            looked = time.monotonic()
             proxy.wait_quiet(5, 600)
-            settled = time.monotonic() - 5
             restart_calls = len(proxy.calls)
             time.sleep(idle_seconds)
             idle = proxy.calls[restart_calls:]
             per_minute = 60 / idle_seconds
             return {
-                "restart_seconds": settled - began,
+                "restart_seconds": looked - began,
                 "restart_calls": restart_calls,
                 "idle_calls_per_minute": sum(call.verb != "watch" for call in idle) * per_minute,
                 "idle_watch_renewals_per_minute": sum(call.verb == "watch" for call in idle) * per_minute,
-                "restart_rss_mib": resident_mib(process.pid),
+                "restart_rss_mib": resident_mib(pid),
             }
+
+
+def measure_edits(fleet: Fleet, kubeconfig: Path, seconds: float) -> dict[str, float]:
+    """Seconds from an edit to the child that follows from it."""
+    half = len(fleet.autoscaled) // 2
+    edited, others = fleet.autoscaled[:half], fleet.autoscaled[half:]
+    with restarted(kubeconfig) as (pid, pages):
+        wait_until("it looks at services", lambda: read_metric(pages, "reconciles_total") > 0, 120)
+        beside_restart, beside_edits = [], []
+        turns = count_up()
+        while not is_looked_at(pages, len(fleet.members)):
+            beside_restart.append(time_edit(*edited[next(turns) % half], next(turns)))
+        end = time.monotonic() + seconds
+        with editing(others, _EDITS_PER_SECOND):
+            while time.monotonic() < end:
+                beside_edits.append(time_edit(*edited[next(turns) % half], next(turns)))
+        return {
+            "edit_beside_restart_p99_seconds": p99(beside_restart),
+            "edits_beside_restart": len(beside_restart),
+            "edit_beside_edits_p99_seconds": p99(beside_edits),
+            "edits_beside_edits": len(beside_edits),
+            "rss_after_edits_mib": resident_mib(pid),
+        }
+
+
+def time_edit(space: Space, name: str, number: int) -> float:
+    most = 4 * REPLICAS + number % 100
+    began = time.monotonic()
+    space.edit(name, autoscaling={"maxReplicas": most})
+    while space.need("HorizontalPodAutoscaler", f"{name}-engine")["spec"]["maxReplicas"] != most:
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+@contextmanager
+def editing(members: Sequence[tuple[Space, str]], per_second: float) -> Iterator[None]:
+    """Edits of these services all the time, as many as the API server takes up to that rate."""
+    over = threading.Event()
+
+    def edit() -> None:
+        for number in count_up():
+            space, name = members[number % len(members)]
+            if over.wait(1 / per_second):
+                return
+            space.edit(name, autoscaling={"maxReplicas": 4 * REPLICAS + number % 100})
+
+    thread = threading.Thread(target=edit, name="edits")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def restarted(kubeconfig: Path) -> Iterator[tuple[int, str]]:
+    """An operator that starts: its process, and the address of its pages."""
+    port = free_port()
+    with running("conveyor_operator", kubeconfig, f"--admin-port={port}") as process:
+        yield process.pid, f"http://127.0.0.1:{port}"
+
+
+def p99(seconds: Sequence[float]) -> float:
+    return quantiles(seconds, n=100, method="inclusive")[-1] if len(seconds) > 1 else max(seconds, default=0.0)
+
+
+def wait_looked_at(pages: str, count: int) -> None:
+    wait_until("it has looked at all services", lambda: is_looked_at(pages, count), 600)
+
+
+def is_looked_at(pages: str, count: int) -> bool:
+    waiting = read_metric(pages, "queue_depth") + read_metric(pages, "busy_workers")
+    return read_metric(pages, "reconciles_total") >= count and waiting == 0
+
+
+def read_metric(pages: str, name: str) -> float:
+    """The sum over its labels; 0 while the operator does not answer."""
+    try:
+        with urllib.request.urlopen(f"{pages}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return 0.0
+    values = re.findall(rf"^conveyor_operator_{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+    return sum(map(float, values))
 
 
 def print_table(count: int, found: dict[str, float]) -> None:
@@ -84,23 +205,30 @@ def print_table(count: int, found: dict[str, float]) -> None:
         ("memory after the restart", f"{found['restart_rss_mib']:.0f} MiB"),
         ("calls per minute when idle", f"{found['idle_calls_per_minute']:.0f}"),
         ("watches renewed per minute", f"{found['idle_watch_renewals_per_minute']:.0f}"),
+        ("edit to child beside a restart, P99", f"{found['edit_beside_restart_p99_seconds']:.2f} s"),
+        ("edit to child beside 50 edits a second, P99", f"{found['edit_beside_edits_p99_seconds']:.2f} s"),
+        ("memory after the edits", f"{found['rss_after_edits_mib']:.0f} MiB"),
     ]
     for what, value in rows:
-        print(f"{what:<40} {value:>12}")
+        print(f"{what:<44} {value:>12}")
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m conveyor_bench reconcile", description=__doc__)
     parser.add_argument("--services", type=int, default=200, help="how many InferenceServices (default: 200)")
     parser.add_argument("--idle-seconds", type=float, default=60, help="how long to watch it idle (default: 60)")
+    parser.add_argument("--edit-seconds", type=float, default=30, help="how long to edit it (default: 30)")
     given = parser.parse_args(argv)
+    if given.services < 8:
+        parser.error("--services must be at least 8")
     # The HPA looks every 15 s, as it does by default.
     with ControlPlane(hpa_sync_period_seconds=15) as plane, tempfile.TemporaryDirectory() as folder:
         api = Api(plane.kubeconfig)
         install_definitions(api)
-        space = Space(api, NAMESPACE)
-        found = measure_creation(space, plane.kubeconfig, given.services)
-        found |= measure_restart(plane.kubeconfig, Path(folder), given.idle_seconds)
+        fleet = Fleet(api, given.services)
+        found = measure_creation(fleet, plane.kubeconfig)
+        found |= measure_restart(fleet, plane.kubeconfig, Path(folder), given.idle_seconds)
+        found |= measure_edits(fleet, plane.kubeconfig, given.edit_seconds)
     print_table(given.services, found)
-    print(json.dumps({"services": given.services} | {key: round(value, 1) for key, value in found.items()}))
+    print(json.dumps({"services": given.services} | {key: round(value, 2) for key, value in found.items()}))
     return 1 if found["idle_calls_per_minute"] else 0

@@ -66,7 +66,7 @@ class Slots:
                 self.release(turn.namespace)
             raise
 
-    def hurry(self, turn: Turn) -> None:
+    def make_urgent(self, turn: Turn) -> None:
         """It has become urgent."""
         if not turn.urgent and not turn.granted.done():
             self._others.remove(turn)

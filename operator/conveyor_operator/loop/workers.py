@@ -76,7 +76,7 @@ class Workers:
         if urgent:
             worker.urgent = True
             if worker.turn is not None:
-                self._slots.hurry(worker.turn)
+                self._slots.make_urgent(worker.turn)
         if generation is not None and generation != worker.generation:
             worker.generation = generation
             worker.respecified.set()

@@ -109,30 +109,30 @@ async def test_what_is_urgent_or_has_become_so_goes_before_what_may_wait() -> No
     turns |= {name: slots.ask(name[0], urgent=True) for name in ("c1", "b2")}
     tasks = [asyncio.create_task(work(name, turn)) for name, turn in turns.items()]
     await settle()
-    slots.hurry(turns["a3"])
-    slots.hurry(turns["c1"])
+    slots.make_urgent(turns["a3"])
+    slots.make_urgent(turns["c1"])
     slots.release("before")
     await asyncio.gather(*tasks)
     assert order == ["c1", "b2", "a3", "a1", "b1", "a2"]
-    slots.hurry(turns["a1"])  # too late: it is over
+    slots.make_urgent(turns["a1"])  # too late: it is over
     await acquire(slots, "a")
 
 
-async def test_a_namespace_that_is_always_in_a_hurry_leaves_slots_for_others() -> None:
+async def test_a_namespace_that_is_always_urgent_leaves_slots_for_others() -> None:
     slots = Slots(2, 1)
-    await acquire(slots, "hurried")
-    waiting = asyncio.create_task(acquire(slots, "hurried"))
+    await acquire(slots, "urgent")
+    waiting = asyncio.create_task(acquire(slots, "urgent"))
     async with asyncio.timeout(120):
         await acquire(slots, "patient", urgent=False)
     await settle()
     assert not waiting.done()
-    later = asyncio.create_task(acquire(slots, "hurried", urgent=False))
+    later = asyncio.create_task(acquire(slots, "urgent", urgent=False))
     await settle()
-    slots.release("hurried")
+    slots.release("urgent")
     await waiting
     await settle()
     assert not later.done(), "its share is taken"
-    slots.release("hurried")
+    slots.release("urgent")
     await later
 
 
