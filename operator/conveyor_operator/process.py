@@ -100,12 +100,12 @@ class Operator:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set or a signal comes. Raises if the watching breaks off, for instance with the CRD."""
+        self.health.leads = not self.settings.leader_elect
         server = HealthServer(self.health, self.metrics, self.settings.host, self.settings.admin_port)
         await server.start()
         try:
-            async with self._elected(stop) as leads:
-                if leads and await self._wait_for_crds(stop):
-                    await self._work(stop)
+            if await self._wait_for_crds(stop):
+                await self._watch(stop)
         finally:
             await server.stop()
 
@@ -116,7 +116,6 @@ class Operator:
         if not settings.leader_elect:
             yield True
             return
-        health.leads = False
         election = Election(self.cluster, settings.system_namespace, settings.lease_identity)
         async with election.led(stop, _end_at_once) as health.leads:
             yield health.leads
@@ -133,26 +132,22 @@ class Operator:
         self.health.waiting_for = "the first list of objects"
         return True
 
-    async def _work(self, stop: asyncio.Event) -> None:
+    async def _watch(self, stop: asyncio.Event) -> None:
+        """Kopf follows the cluster from the start, so an operator that stands by knows all when its turn comes."""
         settings, ready = self.settings, asyncio.Event()
         kopf_settings = kopf.OperatorSettings()
         configure(kopf_settings, self.resources)
         session = KopfSession(settings.kubeconfig, self.resources, settings.watch_namespaces, self.watches)
         async with contextlib.aclosing(session), asyncio.TaskGroup() as tasks:
-            running = [self._tell_ready(ready), self.activity.run(), self.warm_ups.run(), self.optional.run()]
-            running.append(self.served_names.run(self._wait_for_services))
-            if settings.metrics_api:
-                running.append(self.keeper.run())
-            beside = [tasks.create_task(each) for each in running]
+            acting = tasks.create_task(self._act(stop), name="act")
+            beside = [tasks.create_task(each) for each in (self._tell_ready(ready), self.optional.run())]
 
             async def end() -> None:
                 stop.set()  # after a signal Kopf's own task still waits for it
                 for task in beside:
                     task.cancel()
-                await asyncio.wait(beside)
-                await self.workers.stop()
+                await asyncio.wait([acting, *beside])
 
-            await _wait_any(self.served_names.synced, stop)  # before, no status could say to whom a name belongs
             await kopf.operator(
                 # Kopf waits five seconds for every task that is left when it ends, so ours end before.
                 registry=build_registry(self.resources, self.store, self.workers, session, end),
@@ -166,6 +161,25 @@ class Operator:
                 identity=cast(Any, "conveyor-operator"),
             )
             await end()  # again, for a Kopf that was stopped before it had begun
+
+    async def _act(self, stop: asyncio.Event) -> None:
+        """From when this operator leads, until `stop`: all that calls the API server but watches."""
+        async with self._elected(stop) as leads:
+            if not leads:
+                return
+            running = [self.activity.run(), self.warm_ups.run(), self.served_names.run(self._wait_for_services)]
+            if self.settings.metrics_api:
+                running.append(self.keeper.run())
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    beside = [tasks.create_task(each) for each in running]
+                    await _wait_any(self.served_names.synced, stop)  # before, no status could say whose a name is
+                    self.workers.start()
+                    await stop.wait()
+                    for task in beside:
+                        task.cancel()
+            finally:
+                await self.workers.stop()
 
     async def _wait_for_services(self) -> None:
         await self.watches.wait_listed(INFERENCE_SERVICE, self.settings.watch_namespaces)

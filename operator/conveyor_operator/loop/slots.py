@@ -40,14 +40,21 @@ class _Line:
 
 class Slots:
     """`ask` queues for one of `limit` slots, of which a namespace has `share` at most; `take` waits for it, and
-    `release` gives it back. Within a namespace slots come in the order of asking, first to what is urgent.
+    `release` gives it back. Within a namespace slots come in the order of asking, first to what is urgent. There are
+    none before `open`.
     """
 
     def __init__(self, limit: int, share: int) -> None:
-        self._free = limit
+        self._limit = limit
+        self._free = 0
         self._share = share
         self._held: Counter[str] = Counter()
         self._urgent, self._others = _Line(), _Line()
+
+    def open(self) -> None:
+        """From now on there are slots."""
+        self._free += self._limit
+        self._hand_out()
 
     def ask(self, namespace: str, urgent: bool) -> Turn:
         """A turn to `take` next."""

@@ -57,7 +57,12 @@ class Workers:
         self._metrics = metrics
         self._slots = Slots(limit, max(1, limit // 2))
         self._workers: dict[Key, _Worker] = {}
-        self._stopped = False
+        self._started = self._stopped = False
+
+    def start(self) -> None:
+        """Before, keys are only marked, as by an operator that stands by."""
+        self._started = True
+        self._slots.open()
 
     def mark(self, key: Key, *, generation: int | None = None, urgent: bool = True) -> None:
         """Queue a reconcile for this key. A new `generation` means that the spec changed, and ends a backoff early.
@@ -66,6 +71,7 @@ class Workers:
         """
         if self._stopped:
             return
+        urgent = urgent and self._started
         worker = self._workers.get(key)
         if worker is None:
             worker = self._workers[key] = _Worker(generation, urgent)

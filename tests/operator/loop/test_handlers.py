@@ -27,6 +27,7 @@ async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
         return Outcome()
 
     workers = Workers(reconcile, Metrics(), limit=1)
+    workers.start()
     mark = build_resource_handler(WIDGET, store, workers)
     for event in events:
         if event["type"] == "DELETED":

@@ -10,6 +10,12 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+def opened(limit: int, share: int) -> Slots:
+    slots = Slots(limit, share)
+    slots.open()
+    return slots
+
+
 async def acquire(slots: Slots, namespace: str, urgent: bool = True) -> None:
     await slots.take(slots.ask(namespace, urgent))
 
@@ -32,12 +38,12 @@ async def take_all(slots: Slots, namespaces: list[str]) -> list[str]:
 
 
 async def test_a_namespace_with_many_waits_for_one_with_few() -> None:
-    order = await take_all(Slots(1, 1), ["many"] * 4 + ["few", "many", "one", "few"])
+    order = await take_all(opened(1, 1), ["many"] * 4 + ["few", "many", "one", "few"])
     assert order == ["many", "few", "one", "many", "few", "many", "many", "many"]
 
 
 async def test_as_many_work_at_once_as_there_are_slots_and_no_namespace_has_more_than_its_share() -> None:
-    slots = Slots(3, 2)
+    slots = opened(3, 2)
     tasks = {name: asyncio.create_task(acquire(slots, name[0])) for name in ("a1", "a2", "a3", "b1", "b2", "c1")}
 
     def waiting() -> set[str]:
@@ -57,7 +63,7 @@ async def test_as_many_work_at_once_as_there_are_slots_and_no_namespace_has_more
 
 
 async def test_slots_that_one_namespace_may_not_have_are_left_for_others() -> None:
-    slots = Slots(2, 1)
+    slots = opened(2, 1)
     await acquire(slots, "a")
     second = asyncio.create_task(acquire(slots, "a"))
     await acquire(slots, "b")
@@ -71,7 +77,7 @@ async def test_slots_that_one_namespace_may_not_have_are_left_for_others() -> No
 
 
 async def test_who_is_cancelled_while_it_waits_takes_no_slot() -> None:
-    slots = Slots(1, 1)
+    slots = opened(1, 1)
     await acquire(slots, "a")
     gone, stays = asyncio.create_task(acquire(slots, "a")), asyncio.create_task(acquire(slots, "a"))
     await settle()
@@ -84,7 +90,7 @@ async def test_who_is_cancelled_while_it_waits_takes_no_slot() -> None:
 
 
 async def test_a_slot_that_comes_with_the_cancellation_is_passed_on() -> None:
-    slots = Slots(1, 1)
+    slots = opened(1, 1)
     await acquire(slots, "a")
     gone = asyncio.create_task(acquire(slots, "a"))
     await settle()
@@ -96,7 +102,7 @@ async def test_a_slot_that_comes_with_the_cancellation_is_passed_on() -> None:
 
 
 async def test_what_is_urgent_or_has_become_so_goes_before_what_may_wait() -> None:
-    slots = Slots(1, 1)
+    slots = opened(1, 1)
     await acquire(slots, "before")
     order: list[str] = []
 
@@ -119,7 +125,7 @@ async def test_what_is_urgent_or_has_become_so_goes_before_what_may_wait() -> No
 
 
 async def test_a_namespace_that_is_always_urgent_leaves_slots_for_others() -> None:
-    slots = Slots(2, 1)
+    slots = opened(2, 1)
     await acquire(slots, "urgent")
     waiting = asyncio.create_task(acquire(slots, "urgent"))
     async with asyncio.timeout(120):
@@ -137,7 +143,7 @@ async def test_a_namespace_that_is_always_urgent_leaves_slots_for_others() -> No
 
 
 async def test_who_may_wait_and_is_cancelled_takes_no_slot() -> None:
-    slots = Slots(1, 1)
+    slots = opened(1, 1)
     await acquire(slots, "a")
     gone = asyncio.create_task(acquire(slots, "b", urgent=False))
     await settle()
@@ -146,3 +152,12 @@ async def test_who_may_wait_and_is_cancelled_takes_no_slot() -> None:
     slots.release("a")
     async with asyncio.timeout(120):
         await acquire(slots, "c", urgent=False)
+
+
+async def test_there_are_no_slots_before_they_are_opened() -> None:
+    slots = Slots(1, 1)
+    waiting = asyncio.create_task(acquire(slots, "a"))
+    await settle()
+    assert not waiting.done()
+    slots.open()
+    await waiting

@@ -22,7 +22,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(reconcile: Callable[[Key], Awaitable[Outcome]], limit: int = 8) -> tuple[Workers, Metrics]:
     metrics = Metrics()
-    return Workers(reconcile, metrics, limit), metrics
+    workers = Workers(reconcile, metrics, limit)
+    workers.start()
+    return workers, metrics
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -290,3 +292,23 @@ def test_the_backoff_doubles_to_a_minute_with_jitter(monkeypatch: pytest.MonkeyP
         found = {backoff_seconds(failures) for _ in range(20)}
         assert len(found) > 1
         assert all(0.75 * full <= delay <= full for delay in found)
+
+
+async def test_what_is_marked_before_the_start_waits_for_it_and_for_what_is_urgent_then() -> None:
+    seen: list[str] = []
+
+    async def reconcile(key: Key) -> Outcome:
+        seen.append(key.name)
+        return Outcome()
+
+    metrics = Metrics()
+    workers = Workers(reconcile, metrics, 1)
+    for name in ("a", "b", "c", "d"):
+        workers.mark(KEY._replace(name=name))
+    await settle()
+    assert not seen
+    workers.start()
+    workers.mark(KEY._replace(name="d"))
+    workers.mark(KEY._replace(name="c"), urgent=False)
+    await until_done(metrics, 4)
+    assert seen == ["a", "d", "b", "c"], "the first slot was free when it started"
