@@ -4,7 +4,8 @@ One real operator process against a real etcd, API server and controller manager
 First life: the services are created as fast as the API server takes them, until each has its children and a status.
 Second life: an operator that starts on them, through a proxy that counts its calls; then a minute of idleness. Third
 life: the same start while services are edited one after the other, and then while others are edited all the time. Half
-of the services are autoscaled, one in ten has no replicas. Prints a table and one JSON line; ends with status 1 if an
+of the services are autoscaled, one in ten has no replicas. Then a gateway starts on them, and a metrics server with
+three gateways is asked as the HPAs' controller asks it. Prints a table and one JSON line; ends with status 1 if an
 idle operator makes a call.
 """
 
@@ -19,14 +20,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count as count_up
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 from tests.metrics.aggregation import free_port
 from tests.operator.api_proxy import ApiProxy
 from tests.operator.stage import Space, make_service, wait_until
 
+from conveyor_bench.control.readers import measure_gateway, measure_metrics
 from conveyor_bench.processes import resident_mib, running
+from conveyor_bench.quantiles import p99
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
@@ -169,10 +171,6 @@ def restarted(kubeconfig: Path) -> Iterator[tuple[int, str]]:
         yield process.pid, f"http://127.0.0.1:{port}"
 
 
-def p99(seconds: Sequence[float]) -> float:
-    return quantiles(seconds, n=100, method="inclusive")[-1] if len(seconds) > 1 else max(seconds, default=0.0)
-
-
 def wait_looked_at(pages: str, count: int) -> None:
     wait_until("it has looked at all services", lambda: is_looked_at(pages, count), 600)
 
@@ -208,6 +206,11 @@ def print_table(count: int, found: dict[str, float]) -> None:
         ("edit to child beside a restart, P99", f"{found['edit_beside_restart_p99_seconds']:.2f} s"),
         ("edit to child beside 50 edits a second, P99", f"{found['edit_beside_edits_p99_seconds']:.2f} s"),
         ("memory after the edits", f"{found['rss_after_edits_mib']:.0f} MiB"),
+        ("a gateway starts until it routes", f"{found['gateway_ready_seconds']:.1f} s"),
+        ("memory of the gateway", f"{found['gateway_rss_mib']:.0f} MiB"),
+        ("the gateway's time for one more endpoint", f"{found['gateway_endpoint_ms']:.1f} ms"),
+        ("two metrics of each service in 15 s, P99", f"{1000 * found['metrics_p99_seconds']:.0f} ms"),
+        ("memory of the metrics server", f"{found['metrics_rss_mib']:.0f} MiB"),
     ]
     for what, value in rows:
         print(f"{what:<44} {value:>12}")
@@ -229,6 +232,8 @@ def main(argv: Sequence[str]) -> int:
         found = measure_creation(fleet, plane.kubeconfig)
         found |= measure_restart(fleet, plane.kubeconfig, Path(folder), given.idle_seconds)
         found |= measure_edits(fleet, plane.kubeconfig, given.edit_seconds)
+        found |= measure_gateway(plane.kubeconfig, fleet.members)
+        found |= measure_metrics(plane, fleet.members)
     print_table(given.services, found)
     print(json.dumps({"services": given.services} | {key: round(value, 2) for key, value in found.items()}))
     return 1 if found["idle_calls_per_minute"] else 0
