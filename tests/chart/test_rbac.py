@@ -47,6 +47,7 @@ UNSEEN: dict[str, dict[Right, str]] = {
         ("conveyor.dev", "inferenceservices/finalizers", "update"): (
             "asked for by OwnerReferencesPermissionEnforcement (on here) when a child names its owner"
         ),
+        ("conveyor.dev", "inferenceservices", "get"): "one that is too large to be kept (docs/adr/0097)",
     }
 }
 # Granted to every account by Kubernetes itself, not by the chart.

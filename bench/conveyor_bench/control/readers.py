@@ -1,6 +1,8 @@
-"""What the gateway and the metrics server cost with many services. Used by `reconcile`, on its control plane."""
+"""What the gateway, the metrics server and kubectl's commands cost with many services. Used by `reconcile`."""
 
 import contextlib
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,6 +21,7 @@ from conveyor_bench.quantiles import p99
 from e2e.cluster.api import Api
 from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.tools import binary
 
 GATEWAYS = 3
 _METRICS = ("inference_in_flight", "inference_queue_depth")
@@ -98,3 +101,21 @@ def processor_seconds(pid: int) -> float:
     """Of the process, in user and system mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def measure_commands(kubeconfig: Path, members: Sequence[tuple[Space, str]]) -> dict[str, float]:
+    """What people wait for."""
+    space, name = members[-1]
+    plugin = (sys.executable, "-m", "conveyor_kubectl")
+    commands = {
+        "get": (str(binary("kubectl")), "get", "inferenceservices", "--all-namespaces"),
+        "explain": (*plugin, "explain", name, "--namespace", space.namespace),
+        "check": (*plugin, "check"),
+    }
+    found = {}
+    for what, command in commands.items():
+        began = time.monotonic()
+        # `check` fails where no chart is installed; it has asked all the same.
+        subprocess.run([*command, "--kubeconfig", str(kubeconfig)], stdout=subprocess.DEVNULL, check=what != "check")
+        found[f"kubectl_{what}_seconds"] = time.monotonic() - began
+    return found

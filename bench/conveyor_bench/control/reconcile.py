@@ -26,7 +26,7 @@ from tests.metrics.aggregation import free_port
 from tests.operator.api_proxy import ApiProxy
 from tests.operator.stage import Space, make_service, wait_until
 
-from conveyor_bench.control.readers import measure_gateway, measure_metrics
+from conveyor_bench.control.readers import measure_commands, measure_gateway, measure_metrics
 from conveyor_bench.processes import resident_mib, running
 from conveyor_bench.quantiles import p99
 from e2e.cluster.api import Api
@@ -36,6 +36,7 @@ from e2e.cluster.definitions import install_definitions
 CHILDREN_PER_SERVICE = 7.5  # seven, and an HPA for every second one
 SERVICES_PER_NAMESPACE = 50
 REPLICAS = 3
+COMMANDS = ("get", "explain", "check")
 _EDITS_PER_SECOND = 50
 
 
@@ -211,6 +212,7 @@ def print_table(count: int, found: dict[str, float]) -> None:
         ("the gateway's time for one more endpoint", f"{found['gateway_endpoint_ms']:.1f} ms"),
         ("two metrics of each service in 15 s, P99", f"{1000 * found['metrics_p99_seconds']:.0f} ms"),
         ("memory of the metrics server", f"{found['metrics_rss_mib']:.0f} MiB"),
+        *((f"kubectl {each}", f"{found[f'kubectl_{each}_seconds']:.1f} s") for each in COMMANDS),
     ]
     for what, value in rows:
         print(f"{what:<44} {value:>12}")
@@ -234,6 +236,7 @@ def main(argv: Sequence[str]) -> int:
         found |= measure_edits(fleet, plane.kubeconfig, given.edit_seconds)
         found |= measure_gateway(plane.kubeconfig, fleet.members)
         found |= measure_metrics(plane, fleet.members)
+        found |= measure_commands(plane.kubeconfig, fleet.members)
     print_table(given.services, found)
     print(json.dumps({"services": given.services} | {key: round(value, 2) for key, value in found.items()}))
     return 1 if found["idle_calls_per_minute"] else 0

@@ -239,8 +239,9 @@ def test_a_second_operator_claims_nothing_twice_and_tells_nothing_new(teams: Tea
     before = teams.a.need("InferenceService", "good")["metadata"]["resourceVersion"], teams.a.list("ServedName")
     count = len(teams.stage.proxy.calls)
     teams.start()
-    wait_until("it looked", lambda: any(call.is_write for call in teams.stage.proxy.calls[count:]), 60)
-    teams.stage.proxy.wait_quiet()
+    watched = ("watch", "inferenceservices")
+    wait_until("it looks", lambda: watched in [(c.verb, c.resource) for c in teams.stage.proxy.calls[count:]], 60)
+    teams.stage.proxy.wait_quiet(2)
     after = teams.a.need("InferenceService", "good")["metadata"]["resourceVersion"], teams.a.list("ServedName")
     assert after == before
 
