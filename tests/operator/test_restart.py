@@ -8,6 +8,8 @@ from tests.operator.killer import live_write_by_write
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import CHILD_KINDS, Json, Space, Stage, wait_until
 
+from conveyor_operator.loop import bodies
+
 AUTOSCALING = {"minReplicas": 2, "maxReplicas": 5}
 _SERVER_WRITTEN = (
     "uid",
@@ -100,6 +102,16 @@ def test_of_all_services_only_those_that_have_changed_cost_a_restart_calls(stage
     touched = {name for name in names for call in calls if call.name.startswith(name)}
     assert touched == {"qwen-1", "qwen-3"}
     assert not [call for call in calls if call.verb == "get" and call.resource == "inferenceservices"]
+
+
+def test_a_service_too_large_to_be_kept_is_read_each_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "OBJECT_BYTES", 10)
+    with stage.operator():
+        stage.space.make_service()
+        stage.space.wait_children("qwen")
+        stage.proxy.wait_quiet()
+    calls = calls_in(stage.space, stage.proxy.calls)
+    assert [call for call in calls if (call.verb, call.resource, call.name) == ("get", "inferenceservices", "qwen")]
 
 
 def test_what_was_changed_while_it_was_away_is_undone(stage: Stage) -> None:
