@@ -209,8 +209,8 @@ class InferenceServiceStatus(_StatusModel):
     """Hash of the last pod template of which engines were ready; the annotation `conveyor.dev/template-hash` of the
 Deployment has that of the present one."""
     children_hash: Word | None = None
-    """Hash of the objects that were applied for this service, as they were sent and as they came to be. An operator that
-    starts applies none of them again while it is the same."""
+    """Hash of the objects that were applied for this service: of what was sent, and of what came of it. An operator
+    that starts applies none of them again while it is the same."""
     model: ModelStatus | None = None
     """The served model."""
     autoscaling: AutoscalingStatus | None = None
