@@ -21,8 +21,11 @@ from conveyor_protocol.answer_codes import (
     AnswerCode,
     AnthropicErrorAnswer,
     ErrorType,
+    InferenceErrorAnswer,
     build_anthropic_error,
+    build_inference_error,
     speaks_anthropic,
+    speaks_open_inference,
 )
 
 RETRY_AFTER_SECONDS = 1
@@ -124,8 +127,10 @@ class GatewayError(Exception):
         """The headers of the error response."""
         return {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status in (429, 503) else {}
 
-    def to_json(self, path: str = "") -> ErrorAnswer | AnthropicErrorAnswer:
+    def to_json(self, path: str = "") -> ErrorAnswer | AnthropicErrorAnswer | InferenceErrorAnswer:
         """The answer's body, as an object."""
+        if speaks_open_inference(path):
+            return build_inference_error(str(self), self.code, self.param)
         if speaks_anthropic(path):
             return build_anthropic_error(str(self), self.code, self.param)
         return {"error": {"message": str(self), "type": self.code.type, "param": self.param, "code": self.code}}

@@ -1,4 +1,4 @@
-"""The form of answers that the gateway makes itself: JSON, and errors in OpenAI's form or, by the path, Anthropic's.
+"""The form of answers that the gateway makes itself: JSON, and errors in the form that the path's clients read.
 
 Used by `listening`, `pages` and `relaying`. Knows no queues and no engines.
 """

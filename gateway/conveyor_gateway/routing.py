@@ -8,6 +8,7 @@ library, no queues.
     /<namespace>/<name>/health                                  the same; also /ping and /version
     <name>.<namespace>[.svc[.<domain>]]  and  /v1/...           the Host names it
     any other Host                       and  /v1/...           the root: `model` in the body names it
+    any other Host                       and  /v2/models/...    the root: the path names the model
 
 A Host of one part (`http://qwen/`, from a pod in the service's namespace) has lost the namespace, and a guess could
 reach another team's service: 421.
@@ -16,7 +17,7 @@ reach another team's service: 421.
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from conveyor_api.endpoints import ENDPOINTS, Kind, find_endpoint
 from conveyor_api.names import GATEWAY_SERVICE
@@ -24,20 +25,27 @@ from conveyor_gateway.errors import Code, InvalidRequest, MethodNotAllowed, NotF
 from conveyor_gateway.watching.catalog import Directory, Service
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_BESIDE_V1: Final = [endpoint.path for endpoint in ENDPOINTS if not endpoint.path.startswith("/v1/")]
-_SERVICE_PATH = re.compile(rf"/({_LABEL})/({_LABEL})(/v1/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")
+_BESIDE_V1: Final = [each.path for each in ENDPOINTS if not each.path.startswith("/v1/") and not each.has_model]
+_SERVICE_PATH = re.compile(rf"/({_LABEL})/({_LABEL})(/v1/.*|/v2/models/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")
+_ROOT_PATHS: Final = ("/v1/models/", "/v2/models/", "/v2/health/")  # whatever the model there is called
 _SERVICE_HOST = re.compile(rf"({_LABEL})\.({_LABEL})(?:\.svc(?:\..+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The kind of a request, its service (`namespace/name`, None at the root), and its path or model id."""
+    """The kind of a request, its service (`namespace/name`, None at the root), its path, and the model in the path."""
 
     kind: Kind
     service: str | None
     path: str = ""
     model: str = ""
+    version: str = ""
     may_stream: bool = False
+
+    def fill_path(self, service: Service) -> str:
+        """The path for an engine of the service. A client at the root may call the model by another name."""
+        model = self.model if self.service is not None else service.model_name
+        return self.path.replace("{version}", quote(self.version, safe="")).replace("{model}", quote(model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +67,10 @@ def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Dir
 
     Raises NotFound, MethodNotAllowed, InvalidRequest. The service of the route is known: it is in `directory`.
     """
-    if match := _SERVICE_PATH.fullmatch(path):
+    if not path.startswith(_ROOT_PATHS) and (match := _SERVICE_PATH.fullmatch(path)):
         namespace, name, rest = match.groups()
         return _parse_rest(method, rest, _known(f"{namespace}/{name}", directory))
-    if not path.startswith("/v1/") and path not in _BESIDE_V1:
+    if not path.startswith(("/v1/", *_ROOT_PATHS)) and path not in _BESIDE_V1:
         raise NotFound(
             f"no such path: {path}; services are at /<namespace>/<name>/v1/..., models at /v1/models",
             Code.PATH_NOT_FOUND,
@@ -73,17 +81,21 @@ def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Dir
 def _parse_rest(method: str, path: str, service: str | None) -> Route:
     endpoint = find_endpoint(path)
     if endpoint is None:
-        known = ", ".join(each.path for each in ENDPOINTS if not each.path.endswith("/"))
+        known = ", ".join(each.path for each in ENDPOINTS)
         raise NotFound(f"no such path: {path}; the paths are {known}", Code.PATH_NOT_FOUND)
     if method != endpoint.method:
         raise MethodNotAllowed(f"{path} supports {endpoint.method}, not {method}", endpoint.method)
+    named = endpoint.match(path) or {}
+    model, version = (unquote(named.get(name, "")) for name in ("model", "version"))
     match endpoint.kind:
         case Kind.ENGINE:
-            return Route(endpoint.kind, service, path, may_stream=endpoint.may_stream)
+            return Route(endpoint.kind, service, endpoint.path, model, version, endpoint.may_stream)
+        case Kind.ENGINE_PAGE:
+            return Route(endpoint.kind, service, endpoint.path, model, version)
         case Kind.STATUS:
             return Route(endpoint.kind, service, path.removeprefix("/v1"))
         case Kind.GET_MODEL:
-            return Route(endpoint.kind, service, model=unquote(path.removeprefix(endpoint.path)))
+            return Route(endpoint.kind, service, model=model)
         case Kind.LIST_MODELS:
             return Route(endpoint.kind, service)
         case Kind.DESCRIBE if service is None:
@@ -117,6 +129,11 @@ def find_model(model: str, directory: Directory) -> Service:
     if (service := directory.find_model(model)) is not None:
         return service
     raise build_no_model(model)
+
+
+def find_route_service(route: Route, directory: Directory) -> Service:
+    """The service of a route that names one, or a model on the root."""
+    return find_model(route.model, directory) if route.service is None else directory.services[route.service]
 
 
 def build_no_model(model: str) -> NotFound:

@@ -4,8 +4,10 @@ The gateway routes by it; tests/contract/test_endpoints.py holds the engine to i
 path of a task in the engine.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 
@@ -16,12 +18,13 @@ class Kind(StrEnum):
     LIST_MODELS = "list_models"
     GET_MODEL = "get_model"
     STATUS = "status"  # whether requests are answered, and by which version
+    ENGINE_PAGE = "engine_page"  # what any engine of the service says of its model
     DESCRIBE = "describe"  # all of this, as an OpenAPI document
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Endpoint:
-    """A path below the base URL of a service; one that ends with `/` has a model's id behind it."""
+    """A path below the base URL of a service. `{model}` in it is any model's id, `{version}` a version of the model."""
 
     method: str
     path: str
@@ -29,10 +32,23 @@ class Endpoint:
     models: str = ""  # what a model does that an engine answers it for; of `ENGINE`
     may_stream: bool = False  # whether a client may ask for the answer as events
 
-    def matches(self, path: str) -> bool:
-        return path.startswith(self.path) if self.path.endswith("/") else path == self.path
+    def match(self, path: str) -> dict[str, str] | None:
+        """The model and the version that the path names, as it is written; None if it is another path."""
+        match = self._pattern.fullmatch(path)
+        return None if match is None else match.groupdict()
+
+    @cached_property
+    def has_model(self) -> bool:
+        return "{model}" in self.path
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        pattern = re.escape(self.path).replace(r"\{model\}", "(?P<model>.+)")
+        return re.compile(pattern.replace(r"\{version\}", "(?P<version>[^/]+)"))
 
 
+# The Open Inference Protocol has a path for a model and one for each version of it. The first one that fits counts.
+MODELS_OF_V2: Final = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
 # Clients ask for the status beside /v1 and below it.
 ENDPOINTS: Final = (
     Endpoint("POST", "/v1/completions", Kind.ENGINE, "generates text", may_stream=True),
@@ -44,13 +60,17 @@ ENDPOINTS: Final = (
     *(Endpoint("POST", path, Kind.ENGINE, "embeds") for path in ("/v1/embeddings", "/embed")),
     *(Endpoint("POST", path, Kind.ENGINE, "ranks") for path in ("/v1/rerank", "/v2/rerank", "/v1/score", "/rerank")),
     *(Endpoint("POST", path, Kind.ENGINE, "classifies") for path in ("/classify", "/predict")),
+    *(Endpoint("POST", f"{model}/infer", Kind.ENGINE, "takes tensors") for model in MODELS_OF_V2),
+    *(Endpoint("GET", f"{model}/ready", Kind.ENGINE_PAGE) for model in MODELS_OF_V2),
+    *(Endpoint("GET", model, Kind.ENGINE_PAGE) for model in MODELS_OF_V2),
     Endpoint("GET", "/v1/models", Kind.LIST_MODELS),
-    Endpoint("GET", "/v1/models/", Kind.GET_MODEL),
+    Endpoint("GET", "/v1/models/{model}", Kind.GET_MODEL),
     *(Endpoint("GET", f"{base}/{page}", Kind.STATUS) for base in ("", "/v1") for page in ("health", "ping", "version")),
+    *(Endpoint("GET", path, Kind.STATUS) for path in ("/v2", "/v2/health/live", "/v2/health/ready")),
     Endpoint("GET", "/openapi.json", Kind.DESCRIBE),
 )
 
 
 def find_endpoint(path: str) -> Endpoint | None:
     """The endpoint of a path; the prefix that names the service is cut off already."""
-    return next((endpoint for endpoint in ENDPOINTS if endpoint.matches(path)), None)
+    return next((endpoint for endpoint in ENDPOINTS if endpoint.match(path) is not None), None)

@@ -1,7 +1,7 @@
 """The base of tables of error responses: an enum of codes, each with its HTTP status and its meaning.
 
 Made by the errors of gateway, metrics server and engine; docs/errors.md is written from theirs. Errors have OpenAI's
-form, and on the paths of Anthropic's API its form.
+form, on the paths of Anthropic's API its form, and on those of the Open Inference Protocol the protocol's.
 """
 
 from enum import StrEnum
@@ -74,3 +74,21 @@ def build_anthropic_error(message: str, code: AnswerCode, param: str | None) -> 
     """The answer's body, as an object."""
     kind = _TYPES.get(code.status, "api_error" if code.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message, "param": param, "code": code}}
+
+
+class InferenceErrorAnswer(TypedDict):
+    """The Open Inference Protocol's form: `error` is a sentence. `code` and `param` are as in OpenAI's form."""
+
+    error: str
+    code: str
+    param: str | None
+
+
+def speaks_open_inference(path: str) -> bool:
+    """Whether clients of this path, below any base URL, read the form of the Open Inference Protocol."""
+    return path.endswith("/v2") or "/v2/models/" in path or "/v2/health/" in path
+
+
+def build_inference_error(message: str, code: AnswerCode, param: str | None) -> InferenceErrorAnswer:
+    """The answer's body, as an object."""
+    return {"error": message, "code": code, "param": param}

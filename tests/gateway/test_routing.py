@@ -5,7 +5,7 @@ from tests.gateway.builders import claim, make_directory, make_known_service
 
 from conveyor_api.endpoints import Kind
 from conveyor_gateway.errors import GatewayError, InvalidRequest, MethodNotAllowed, NotFound
-from conveyor_gateway.routing import OwnHosts, Route, find_model, model_id, parse_route
+from conveyor_gateway.routing import OwnHosts, Route, find_model, find_route_service, model_id, parse_route
 
 OWN = OwnHosts("conveyor-system", ("models.example",))
 DIRECTORY = make_directory(
@@ -16,6 +16,7 @@ DIRECTORY = make_directory(
     **{"qwen": "default", "Meta/Llama": "team-a", "default/qwen": "default"},
 )
 CHAT = "/v1/chat/completions"
+INFER, INFER_VERSION = "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"
 
 
 def route(path: str = CHAT, host: str = "10.1.2.3", method: str = "POST") -> Route:
@@ -69,6 +70,24 @@ def test_the_path_or_else_the_host_names_the_service(path: str, host: str, servi
         ("GET", "/v1/models/meta/llama", Route(Kind.GET_MODEL, None, model="meta/llama")),
         ("GET", "/v1/models/meta%2Fllama", Route(Kind.GET_MODEL, None, model="meta/llama")),
         ("GET", "/default/qwen/v1/models/qwen", Route(Kind.GET_MODEL, "default/qwen", model="qwen")),
+        ("GET", "/v1/models/classify", Route(Kind.GET_MODEL, None, model="classify")),  # no service of namespace v1
+        ("POST", "/v2/models/qwen/infer", Route(Kind.ENGINE, None, INFER, model="qwen")),
+        ("POST", "/v2/models/team-a%2Fllama/infer", Route(Kind.ENGINE, None, INFER, model="team-a/llama")),
+        ("POST", "/v2/models/team-a/llama/infer", Route(Kind.ENGINE, None, INFER, model="team-a/llama")),
+        (
+            "POST",
+            "/default/qwen/v2/models/qwen/versions/1/infer",
+            Route(Kind.ENGINE, "default/qwen", INFER_VERSION, model="qwen", version="1"),
+        ),
+        ("GET", "/v2/models/rerank", Route(Kind.ENGINE_PAGE, None, "/v2/models/{model}", model="rerank")),
+        ("GET", "/v2/models/health", Route(Kind.ENGINE_PAGE, None, "/v2/models/{model}", model="health")),
+        (
+            "GET",
+            "/default/qwen/v2/models/qwen/ready",
+            Route(Kind.ENGINE_PAGE, "default/qwen", "/v2/models/{model}/ready", model="qwen"),
+        ),
+        ("GET", "/v2", Route(Kind.STATUS, None, "/v2")),
+        ("GET", "/default/qwen/v2/health/ready", Route(Kind.STATUS, "default/qwen", "/v2/health/ready")),
     ],
 )
 def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> None:
@@ -93,6 +112,11 @@ def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> Non
         ("GET", "/openapi.json", "", NotFound, "/<namespace>/<name>/openapi.json"),
         ("GET", CHAT, "", MethodNotAllowed, "supports POST"),
         ("POST", "/v1/models", "", MethodNotAllowed, "supports GET"),
+        ("GET", "/v2/models/qwen/infer", "", MethodNotAllowed, "supports POST"),
+        ("POST", "/v2/models/qwen", "", MethodNotAllowed, "supports GET"),
+        ("POST", "/v2/models/", "", NotFound, "no such path"),
+        ("POST", "/v2/other", "", NotFound, "no such path"),
+        ("GET", "/v2/health/other", "", NotFound, "no such path"),
         ("DELETE", "/v1/models/qwen", "", MethodNotAllowed, "supports GET"),
     ],
 )
@@ -202,3 +226,18 @@ def test_the_id_that_a_service_is_listed_with_leads_to_it() -> None:
         "team-b/other": "team-b/other",  # its name is another service's namespace/name
     }
     assert all(find_model(ids[key], DIRECTORY).key == key for key in ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "filled"),
+    [
+        ("/v2/models/team-a%2Fllama/infer", "/v2/models/Meta/Llama/infer"),
+        ("/v2/models/Meta%2FLlama/versions/1/infer", "/v2/models/Meta/Llama/versions/1/infer"),
+        ("/team-a/llama/v2/models/Meta%2FLlama/infer", "/v2/models/Meta/Llama/infer"),
+        ("/team-a/llama/v2/models/other/versions/..%2F1/infer", "/v2/models/other/versions/..%2F1/infer"),
+        ("/team-a/llama/v2/models/%7Bversion%7D%3Fa%23%0D/infer", "/v2/models/%7Bversion%7D%3Fa%23%0D/infer"),
+    ],
+)
+def test_an_engine_is_sent_the_name_that_it_knows(path: str, filled: str) -> None:
+    found = route(path)
+    assert found.fill_path(find_route_service(found, DIRECTORY)) == filled

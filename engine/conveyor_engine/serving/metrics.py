@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from conveyor_engine.serving.metrics_snapshot import Counts, Snapshot
 from conveyor_engine.wire.messages import StepOutputs
 from conveyor_engine.wire.request import FinishReason
+from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH
 from conveyor_protocol.request_headers import USAGE_PATH
 
 _FIRST_TOKEN_SECONDS = (
@@ -27,6 +28,7 @@ _METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # labels: a client may 
 # vLLM's excluded handlers, and those of ours like them: probes and scrapes would hide how few requests fail.
 _NOT_REQUESTS = frozenset(
     [f"{base}/{page}" for base in ("", "/v1") for page in ("health", "ping", "version")]
+    + [LIVE_PATH, READY_PATH, SERVER_PATH]
     + ["/livez", "/load", "/metrics", "/place", "/readyz", USAGE_PATH]
 )
 

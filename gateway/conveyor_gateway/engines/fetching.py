@@ -72,19 +72,27 @@ class SharedPages:
         engines: Sequence[str],
         max_bytes: int = MAX_BYTES,
         timeout_seconds: float = _SHARED_SECONDS,
+        *,
+        takes_refusals: bool = False,
     ) -> EnginePage | None:
-        """The page of the first of the engines (`host:port`) that has it; `service` is their `namespace/name`."""
+        """The page of the first of the engines (`host:port`) that has it; `service` is their `namespace/name`.
+
+        takes_refusals: a 4xx is a page too.
+        """
         asked = service, path
         if asked not in self._asking:
-            self._asking[asked] = asyncio.create_task(_find(path, engines, max_bytes, timeout_seconds))
+            finding = _find(path, engines, max_bytes, timeout_seconds, takes_refusals)
+            self._asking[asked] = asyncio.create_task(finding)
             self._asking[asked].add_done_callback(lambda _: self._asking.pop(asked))
         return await asyncio.shield(self._asking[asked])
 
 
-async def _find(path: str, engines: Sequence[str], max_bytes: int, timeout_seconds: float) -> EnginePage | None:
+async def _find(
+    path: str, engines: Sequence[str], max_bytes: int, timeout_seconds: float, takes_refusals: bool
+) -> EnginePage | None:
     for address in random.sample(engines, min(_NUM_ASKED, len(engines))):
         page = (await fetch([address], path, timeout_seconds, max_bytes))[address]
-        if page is not None and page.status == 200:
+        if page is not None and (page.status == 200 or (takes_refusals and 400 <= page.status < 500)):
             return page
     return None
 

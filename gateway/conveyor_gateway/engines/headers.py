@@ -10,6 +10,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
@@ -25,9 +26,10 @@ _TO_ENGINES: Final = frozenset(
         "traceparent",  # W3C Trace Context, which vLLM continues
         "tracestate",
         "user-agent",
+        JSON_LENGTH_HEADER.lower(),
     ]
 )
-_TO_CLIENTS: Final = frozenset(["content-encoding", "content-length", "retry-after"])
+_TO_CLIENTS: Final = frozenset(["content-encoding", "content-length", "retry-after", JSON_LENGTH_HEADER.lower()])
 _CONTENT_TYPES: Final = {
     "application/json": "application/json",
     "text/event-stream": EVENT_STREAM,

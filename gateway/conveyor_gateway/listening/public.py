@@ -4,7 +4,6 @@ Run by `listener`. What needs a place on an engine goes to `relaying`, the rest 
 """
 
 from dataclasses import dataclass, field
-from http import HTTPStatus
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
@@ -17,11 +16,11 @@ from conveyor_gateway.errors import Code, GatewayError, Unavailable
 from conveyor_gateway.listening.cors import NOBODY, Cors
 from conveyor_gateway.pages.document import send_document
 from conveyor_gateway.pages.models import build_model_list, find_model_page, send_model_list
-from conveyor_gateway.pages.status import build_own_status, build_probe, find_status
+from conveyor_gateway.pages.status import build_own_status, build_probe, find_engine_page, find_status
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.relaying.open_requests import OpenRequests
 from conveyor_gateway.responses import build_error, build_json, find_request_id
-from conveyor_gateway.routing import OwnHosts, Route, parse_route
+from conveyor_gateway.routing import OwnHosts, Route, find_route_service, parse_route
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 
@@ -69,11 +68,13 @@ class PublicApp:
                 answer = build_json(find_model_page(route, self.catalog.directory, self.lists_all), request_id)
             case Kind.STATUS:
                 answer = await self._find_status(route, request_id)
+            case Kind.ENGINE_PAGE:
+                answer = await self._find_engine_page(route, request_id)
             case Kind.DESCRIBE:
                 answer = await self._send_document(request, route)
             case _:
                 return await self.open_requests.handle(request, route, self.clients.find(request))
-        self.metrics.count_request(route.service or "", HTTPStatus.OK)
+        self.metrics.count_request(route.service or "", answer.status)
         return answer
 
     async def _list_models(self, request: BaseRequest, route: Route) -> StreamResponse:
@@ -87,6 +88,10 @@ class PublicApp:
             return build_own_status(route.path, self.readiness, request_id)
         service, engines = self.catalog.directory.services[route.service], self.catalog.engines(route.service)
         return await find_status(self.pages, route.path, service, engines, request_id)
+
+    async def _find_engine_page(self, route: Route, request_id: str) -> Response:
+        service = find_route_service(route, self.catalog.directory)
+        return await find_engine_page(self.pages, route, service, self.catalog.engines(service.key), request_id)
 
     async def _send_document(self, request: BaseRequest, route: Route) -> StreamResponse:
         assert route.service is not None, "only services have a document"

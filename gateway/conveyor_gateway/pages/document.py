@@ -25,6 +25,7 @@ from conveyor_gateway.pages.partial_json import Names, Raws, read_text
 from conveyor_gateway.pages.status import build_no_page
 from conveyor_gateway.responses import find_request_id
 from conveyor_gateway.watching.catalog import Service
+from conveyor_protocol.open_inference import build_path_parameters
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 _TIMEOUT_SECONDS: Final = 10.0  # vLLM makes its when first asked
@@ -101,7 +102,7 @@ def build_document(of_engine: bytes, service: str, base: str) -> bytes:
         raise msgspec.ValidationError("its paths are no object")
     known, paths = _PATHS.read(engine.paths), dict[str, Json]()
     for endpoint in ENDPOINTS:
-        path, method = _template(endpoint), endpoint.method.lower()
+        path, method = endpoint.path, endpoint.method.lower()
         for operation in _describe(endpoint, _OPERATION.find(_METHODS.read(known.get(path)).get(method))):
             paths.setdefault(path, {})[method] = operation
     document = {
@@ -120,10 +121,6 @@ def _add_schemas(of_engine: msgspec.Raw) -> msgspec.Raw:
     return msgspec.Raw(b"{" + inside + (b"," if inside.strip() else b"") + SCHEMAS[1:])
 
 
-def _template(endpoint: Endpoint) -> str:
-    return f"{endpoint.path}{{model}}" if endpoint.kind is Kind.GET_MODEL else endpoint.path
-
-
 def _describe(endpoint: Endpoint, known: Raws | None) -> Iterator[Json]:
     """The operation of a path, if there is one; `known` is the engine's."""
     refusals = build_refusals(endpoint.kind, endpoint.path)
@@ -131,8 +128,8 @@ def _describe(endpoint: Endpoint, known: Raws | None) -> Iterator[Json]:
         case Kind.LIST_MODELS:
             yield _page("The model of this service.", refer("ModelList"), refusals)
         case Kind.GET_MODEL:
-            model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-            yield {"parameters": [model], **_page("The model, if its id is this one.", refer("Model"), refusals)}
+            page = _page("The model, if its id is this one.", refer("Model"), refusals)
+            yield {"parameters": build_path_parameters(endpoint.path), **page}
         case Kind.DESCRIBE:
             yield _page("This document.", {"type": "object"}, refusals)
         case Kind.STATUS:
@@ -170,23 +167,29 @@ def _join_one(engine: Raws, gateway: Json) -> Json:
     }
 
 
-_PATHS: Final = Names(*(_template(endpoint) for endpoint in ENDPOINTS))
+_PATHS: Final = Names(*(endpoint.path for endpoint in ENDPOINTS))
+
+
+def _outline(endpoint: Endpoint) -> Json:
+    """The operation of a path as far as it is known without an engine."""
+    parameters = build_path_parameters(endpoint.path)
+    operation: Json = {"parameters": parameters} if parameters else {}
+    if endpoint.kind is Kind.ENGINE_PAGE:
+        return operation | {"summary": "Of the model.", "responses": {"200": {"description": "An engine's response."}}}
+    return operation | {
+        "summary": f"Only if the model {endpoint.models}.",
+        "description": "No engine runs now. While one runs, this document has the fields of the body.",
+        "requestBody": {"required": True, "content": {JSON_TYPE: {"schema": {"type": "object"}}}},
+        "responses": {"200": {"description": "The response of the engine that this request starts."}},
+    }
 
 
 def _build_outline() -> bytes:
     """An engine's document as far as it is known without one."""
-    body = {"required": True, "content": {JSON_TYPE: {"schema": {"type": "object"}}}}
     paths = {
-        endpoint.path: {
-            endpoint.method.lower(): {
-                "summary": f"Only if the model {endpoint.models}.",
-                "description": "No engine runs now. While one runs, this document has the fields of the body.",
-                "requestBody": body,
-                "responses": {"200": {"description": "The response of the engine that this request starts."}},
-            }
-        }
+        endpoint.path: {endpoint.method.lower(): _outline(endpoint)}
         for endpoint in ENDPOINTS
-        if endpoint.kind is Kind.ENGINE
+        if endpoint.kind in (Kind.ENGINE, Kind.ENGINE_PAGE)
     }
     return msgspec.json.encode({"openapi": "3.1.0", "paths": paths})
 

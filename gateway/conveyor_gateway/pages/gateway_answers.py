@@ -7,7 +7,12 @@ import msgspec
 from conveyor_api.endpoints import Kind
 from conveyor_gateway.errors import Code, ErrorAnswer
 from conveyor_gateway.pages.models import Model, ModelList
-from conveyor_protocol.answer_codes import AnthropicErrorAnswer, speaks_anthropic
+from conveyor_protocol.answer_codes import (
+    AnthropicErrorAnswer,
+    InferenceErrorAnswer,
+    speaks_anthropic,
+    speaks_open_inference,
+)
 
 Json = dict[str, Any]
 
@@ -44,6 +49,7 @@ _ENGINES_ANSWER: Final = (
 _OF_KIND: Final[dict[Kind, tuple[Code, ...]]] = {
     Kind.LIST_MODELS: (),
     Kind.GET_MODEL: (Code.MODEL_NOT_FOUND,),
+    Kind.ENGINE_PAGE: (Code.MODEL_NOT_FOUND, Code.NO_ENGINE, Code.ENGINES_NOT_READY),
     Kind.STATUS: (Code.NO_ENGINE, Code.ENGINES_NOT_READY),
     Kind.DESCRIBE: (Code.NO_ENGINE, Code.ENGINES_NOT_READY, Code.GATEWAY_MEMORY_FULL),
 }
@@ -55,7 +61,8 @@ def refer(name: str) -> Json:
 
 def build_refusals(kind: Kind, path: str) -> Json:
     """The gateway's refusals on a path of this kind, by status."""
-    form = refer("AnthropicErrorAnswer" if speaks_anthropic(path) else "ErrorAnswer")
+    inference = "InferenceErrorAnswer" if speaks_open_inference(path) else "ErrorAnswer"
+    form = refer("AnthropicErrorAnswer" if speaks_anthropic(path) else inference)
     codes = (*_ANY_PATH, *_OF_KIND.get(kind, _ENGINES_ANSWER))
     told = {}
     for status in sorted({code.status for code in codes}):
@@ -68,7 +75,7 @@ def build_refusals(kind: Kind, path: str) -> Json:
 
 
 def _build_schemas() -> bytes:
-    types = (ErrorAnswer, AnthropicErrorAnswer, Model, ModelList)
+    types = (ErrorAnswer, AnthropicErrorAnswer, InferenceErrorAnswer, Model, ModelList)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     return msgspec.json.encode({_NAME.format(name=name): schema for name, schema in schemas.items()})
 

@@ -1,8 +1,8 @@
-"""Health pages: the probes of this gateway, and `/health`, `/ping` and `/version` of a service as in vLLM.
+"""Status pages: the probes of this gateway; `/health`, `/ping` and `/version` of a service as in vLLM; `/v2` and below.
 
 Called by `listening`, for the base of a service and for the root. Of a service one of its engines says it; without a
 ready one, and on the root, the gateway itself. One that sleeps, or starts for a request, answers requests; none is
-woken to say so.
+woken to say so. Pages of the Open Inference Protocol about a model always come from an engine, but whether it is ready.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,14 @@ from conveyor_gateway import __version__
 from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.errors import Code, Unavailable
 from conveyor_gateway.responses import build_json
+from conveyor_gateway.routing import Route
 from conveyor_gateway.watching.catalog import Service
 from conveyor_gateway.watching.readiness import Readiness
+from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH, build_server_metadata
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 VERSION_PATH: Final = "/version"
+_READY_END: Final = "/ready"
 
 
 def build_probe(request: BaseRequest, readiness: Readiness, is_public: bool = False) -> Response:
@@ -39,11 +42,20 @@ def build_probe(request: BaseRequest, readiness: Readiness, is_public: bool = Fa
 
 def build_own_status(path: str, readiness: Readiness, request_id: str) -> Response:
     """The gateway's. Raises Unavailable."""
-    if path == VERSION_PATH:
-        return build_json({"version": __version__}, request_id)
+    if (known := _find_known(path)) is not None:
+        return build_json(known, request_id)
     if readiness.problems():
         raise Unavailable("the gateway is starting or stopping; retry", Code.NOT_READY)
-    return build_json({"status": "ready"}, request_id)
+    return build_json({"ready": True} if path == READY_PATH else {"status": "ready"}, request_id)
+
+
+def _find_known(path: str) -> dict[str, object] | None:
+    """A page that does not depend on engines."""
+    if path == VERSION_PATH:
+        return {"version": __version__}
+    if path == SERVER_PATH:
+        return build_server_metadata(__version__)
+    return {"live": True} if path == LIVE_PATH else None
 
 
 async def find_status(
@@ -54,11 +66,26 @@ async def find_status(
     if page is not None:
         headers = {"Content-Type": page.content_type, REQUEST_ID_HEADER: request_id}
         return Response(body=page.body, headers=headers)
-    if path == VERSION_PATH:
-        return build_json({"version": __version__}, request_id)
+    if (known := _find_known(path)) is not None:
+        return build_json(known, request_id)
     if service.answers_from_zero and not engines:
-        return build_json({"status": "asleep" if service.is_asleep else "starting"}, request_id)
+        asleep = {"status": "asleep" if service.is_asleep else "starting"}
+        return build_json(asleep | ({"ready": True} if path == READY_PATH else {}), request_id)
     raise build_no_page(service, engines)
+
+
+async def find_engine_page(
+    pages: SharedPages, route: Route, service: Service, engines: Sequence[str], request_id: str
+) -> Response:
+    """What an engine says of the model that the route names. Raises Unavailable."""
+    path = route.fill_path(service)
+    if path.endswith(_READY_END) and service.answers_from_zero and not engines:
+        return build_json({"name": service.model_name, "ready": True}, request_id)
+    page = await pages.find(path, service.key, engines, takes_refusals=True)
+    if page is None:
+        raise build_no_page(service, engines)
+    headers = {"Content-Type": page.content_type, REQUEST_ID_HEADER: request_id}
+    return Response(status=page.status, body=page.body, headers=headers)
 
 
 def build_no_page(service: Service, engines: Sequence[str]) -> Unavailable:

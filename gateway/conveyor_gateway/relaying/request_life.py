@@ -84,7 +84,8 @@ class RequestLife:
 
     async def _read(self, reservation: Reservation) -> tuple[Service, EngineRequest, Priority]:
         request, record = self.request, self.record
-        body = await self.parts.bodies.read(request, reservation, is_routed=self.route.service is None)
+        is_routed = self.route.service is None and not self.route.model
+        body = await self.parts.bodies.read(request, reservation, is_routed)
         service, body = self._find_service(body)
         record.service = service.key
         named_class, timeout_seconds = request.headers.get(CLASS_HEADER), _find_timeout_seconds(request, service)
@@ -92,7 +93,7 @@ class RequestLife:
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
         reservation.hold_request(service.key, len(body), self.cancellation.evict, priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
-        return service, EngineRequest(self.route.path, headers, body, reservation), priority
+        return service, EngineRequest(self.route.fill_path(service), headers, body, reservation), priority
 
     def _find_service(self, body: bytes) -> tuple[Service, bytes]:
         """The service, and the body as its engines understand it."""
@@ -102,6 +103,8 @@ class RequestLife:
             if service is not None:
                 return service, body
             raise NotFound("the service was deleted", Code.SERVICE_DELETED)
+        if self.route.model:
+            return find_model(self.route.model, directory), body
         model = read_model(body, self.request.headers.get("Content-Encoding"))
         service = find_model(model, directory)
         if model != service.model_name:

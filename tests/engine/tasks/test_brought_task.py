@@ -1,6 +1,5 @@
 """A task that an installed package brings is served end to end: its folder, `softmax/`, is all that it adds."""
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,31 +8,15 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.processes import IDLE, EngineServer
+from tests.engine.tasks.softmax_model import write_softmax_model
 
 LISTS = [[1.0, 2.0, 3.0], [0.5], [4.0, -4.0, 0.0, 1.0], [7.0, 7.0]]
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed packages, with the metadata that pip writes."""
-    folder = tmp_path_factory.mktemp("packages")
-    metadata = folder / "softmax_task-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: softmax-task\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[conveyor.tasks]\nsoftmax = tests.engine.tasks.softmax\n")
-    return folder
-
-
-def write_model(folder: Path, temperature: float) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "softmax.json").write_text(json.dumps({"temperature": temperature, "numbers_max": 8}))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def served(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     folder = tmp_path_factory.mktemp("softmax")
-    model = write_model(folder / "tiny", 2.0)
+    model = write_softmax_model(folder / "tiny", 2.0)
     with EngineServer(
         folder, model, packages=packages, batching_mode="dynamic", batching_window_seconds=0.2, max_num_seqs=4
     ) as server:
@@ -116,7 +99,7 @@ def test_the_error_of_a_list_names_the_input(served: EngineServer) -> None:
 
 
 def test_a_padded_batch_closes_by_cost_in_the_unit_of_the_task(packages: Path, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "tiny", 2.0)
+    model = write_softmax_model(tmp_path / "tiny", 2.0)
     with EngineServer(
         tmp_path / "server", model, packages=packages, batching_mode="dynamic", batching_window_seconds=3.0,
         max_num_seqs=8, max_num_batched_tokens=24, length_grouping="off",
@@ -138,15 +121,15 @@ def test_the_document_describes_its_path(served: EngineServer) -> None:
 
 
 def test_a_model_whose_results_are_nowhere_finite_does_not_start(packages: Path, tmp_path: Path) -> None:
-    with EngineServer(tmp_path, write_model(tmp_path / "broken", 0.0), packages=packages) as server:
+    with EngineServer(tmp_path, write_softmax_model(tmp_path / "broken", 0.0), packages=packages) as server:
         assert server.wait_exit() == 1
         assert "the model's probabilities are not finite" in server.termination()["message"]
 
 
 def test_a_task_that_is_not_installed_is_refused(tmp_path: Path) -> None:
-    with EngineServer(tmp_path, write_model(tmp_path / "tiny", 1.0), task="softmax") as server:
+    with EngineServer(tmp_path, write_softmax_model(tmp_path / "tiny", 1.0), task="softmax") as server:
         assert server.wait_exit() == 2
         assert (
-            "`task` must be one of auto, generate, embed, classify, rerank, not 'softmax'"
+            "`task` must be one of auto, generate, embed, classify, rerank, custom, not 'softmax'"
             in server.termination()["message"]
         )

@@ -10,19 +10,28 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from conveyor_engine.errors import ConveyorEngineError, ErrorCode, Overloaded, Unavailable
-from conveyor_engine.serving.http import status
+from conveyor_engine.serving.http import open_inference, status
 from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.http.task_paths import build_task_routes
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
+from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, USAGE_PATH, choose_request_id
 
 _log = logging.getLogger(__name__)
+# The first that fits a path counts.
+MODELS_OF_V2 = ("/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}")
 # By method and path. Clients of vLLM and SGLang begin with /health, /ping or /version, some below the OpenAI base URL.
 ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     **build_task_routes(),
+    **{("POST", f"{model}/infer"): open_inference.infer for model in MODELS_OF_V2},
+    **{("GET", f"{model}/ready"): open_inference.get_model_ready for model in MODELS_OF_V2},
+    **{("GET", model): open_inference.get_model for model in MODELS_OF_V2},
+    ("GET", SERVER_PATH): open_inference.get_server,
+    ("GET", LIVE_PATH): open_inference.get_live,
+    ("GET", READY_PATH): open_inference.get_ready,
     ("GET", "/v1/models"): status.list_models,
     ("GET", "/v1/models/{model:path}"): status.get_model,
     **{("GET", f"{base}/{name}"): status.get_readyz for base in ("", "/v1") for name in ("health", "ping")},
@@ -36,6 +45,7 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("GET", "/metrics"): status.get_metrics,
 }
 _REQUEST_ID, _USAGE = REQUEST_ID_HEADER.lower().encode(), USAGE_HEADER.lower().encode()
+_V2_MODELS = "/v2/models/"
 _LABELS = {"/openapi.json", *(path for _, path in ROUTES)}
 
 
@@ -125,4 +135,8 @@ def _request_id(scope: Scope) -> bytes:
 
 def _route(path: str) -> str:
     """A label with few values, whatever clients ask for."""
-    return path if path in _LABELS else "/v1/models" if path.startswith("/v1/models/") else "other"
+    if path in _LABELS:
+        return path
+    if path.startswith(_V2_MODELS):
+        return f"{_V2_MODELS}infer" if path.endswith("/infer") else _V2_MODELS[:-1]
+    return "/v1/models" if path.startswith("/v1/models/") else "other"

@@ -22,7 +22,13 @@ from starlette.types import Receive, Scope, Send
 from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, Overloaded
 from conveyor_engine.serving.generation import Generation
 from conveyor_engine.serving.http.app_state import AppState, app_state, model_facts
-from conveyor_engine.serving.http.reading import body_bytes_max, read_body, request_level, timeout_seconds
+from conveyor_engine.serving.http.reading import (
+    body_bytes_max,
+    json_length,
+    read_body,
+    request_level,
+    timeout_seconds,
+)
 from conveyor_engine.serving.http.usage import Report, UsedTokens, find_report
 from conveyor_engine.serving.preparing.jobs import Prepared
 from conveyor_engine.wire.worker import Job
@@ -60,12 +66,13 @@ async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving
     state = app_state(request)
     facts = model_facts(state)
     timeout = timeout_seconds(request, state.config.request_timeout_seconds)
-    level = request_level(request)
+    level, json_bytes = request_level(request), json_length(request)
     async with state.memory.hold(timeout) as held:
         body = await read_body(request, body_bytes_max(facts), held)
         wish = request.headers.get(PLACE_HEADER)
         with state.engine.hold_place(wish):
-            job = Job(kind, facts, state.engine.num_requests_max, arrival, body, level, arrival + timeout)
+            most = state.engine.num_requests_max
+            job = Job(kind, facts, most, arrival, body, level, arrival + timeout, json_bytes)
             prepared = await state.workers.prepare(job)
             state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
             yield Arriving(state, prepared, arrival + timeout, wish)
@@ -143,8 +150,11 @@ class EngineResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _send_json(self, pieces: Iterator[bytes], send: Send) -> None:
+        await self._send_body(pieces, [(b"content-type", b"application/json")], send)
+
+    async def _send_body(self, pieces: Iterator[bytes], headers: list[tuple[bytes, bytes]], send: Send) -> None:
         """Sends a short body with its length. A long one is made while it is sent, so it is never in memory whole."""
-        body, headers = b"", [(b"content-type", b"application/json")]
+        body = b""
         for piece in pieces:
             body += piece
             if len(body) >= _PIECE_BYTES:

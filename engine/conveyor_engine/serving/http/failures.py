@@ -1,5 +1,7 @@
-"""Errors as answers: status, JSON body in OpenAI's form or Anthropic's, headers. Used by the app's handlers, and by
-formats in streams."""
+"""Errors as answers: status, JSON body in the form that the path's clients read, headers.
+
+Used by the app's handlers, and by formats in streams.
+"""
 
 import msgspec
 from starlette.responses import Response
@@ -20,7 +22,13 @@ from conveyor_engine.errors import (
     UnknownModel,
 )
 from conveyor_engine.wire.request import FinishReason, RequestOutput
-from conveyor_protocol.answer_codes import ErrorType, build_anthropic_error, speaks_anthropic
+from conveyor_protocol.answer_codes import (
+    ErrorType,
+    build_anthropic_error,
+    build_inference_error,
+    speaks_anthropic,
+    speaks_open_inference,
+)
 from conveyor_protocol.request_headers import NO_PLACE, PLACE_HEADER
 
 RETRY_AFTER_SECONDS = 1
@@ -62,6 +70,8 @@ def error_body(message: str, code: ErrorCode, param: str | None = None, path: st
     """{"error": {...}} in the form that the clients of the path read."""
     param = None if param is None else _shorten(param, PARAM_CHARACTERS_MAX)
     message = _shorten(message, MESSAGE_CHARACTERS_MAX)
+    if speaks_open_inference(path):
+        return msgspec.json.encode(build_inference_error(message, code, param))
     if speaks_anthropic(path):
         return msgspec.json.encode(build_anthropic_error(message, code, param))
     return msgspec.json.encode(ErrorAnswer(ErrorDetails(message, code.type, param, code)))

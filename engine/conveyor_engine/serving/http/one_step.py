@@ -1,7 +1,6 @@
 """Answers to requests of one or more inputs that each take one step of the engine: all results, or one error."""
 
 import time
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -58,9 +57,13 @@ class OneStepResponse(EngineResponse):
         num_tokens = sum(self._inputs.nums_prompt_tokens)
         return PromptUsage(num_tokens, num_tokens)
 
-    @abstractmethod
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         """The JSON of the answer, with the payload of each input."""
+        raise NotImplementedError
+
+    async def _send_payloads(self, payloads: Sequence[bytes], send: Send) -> None:
+        """Sends the answer. A subclass whose answers are not always JSON has its own."""
+        await self._send_json(self._pieces(payloads), send)
 
     async def _send_answer(self, send: Send) -> None:
         self._held.grow(_INPUT_BYTES * len(self._inputs.request_ids))
@@ -69,7 +72,7 @@ class OneStepResponse(EngineResponse):
         async for outputs in self._generation.batches():
             for output in outputs:
                 self._add(output)
-        await self._send_json(self._pieces([self._payloads[i] for i in self._inputs.request_ids]), send)
+        await self._send_payloads([self._payloads[i] for i in self._inputs.request_ids], send)
 
     def _add(self, output: RequestOutput) -> None:
         """Adds the payload of one input. Raises DeadlineExceeded or GenerationFailed."""

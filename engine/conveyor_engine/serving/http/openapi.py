@@ -6,6 +6,7 @@ structs and errors that act, and FastAPI serves it. Pure.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,16 +15,43 @@ from pydantic.json_schema import models_json_schema
 from conveyor_engine import __version__
 from conveyor_engine.errors import ErrorCode
 from conveyor_engine.serving.http.failures import ErrorAnswer
+from conveyor_engine.serving.http.open_inference import (
+    InferAnswer,
+    Live,
+    ModelMetadata,
+    ModelReady,
+    Ready,
+    ServerMetadata,
+    infer,
+)
 from conveyor_engine.serving.http.status import Load, Model, ModelList, Status, Version
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths, load_task_paths
 from conveyor_engine.serving.http.usage import UsedTokens
-from conveyor_protocol.answer_codes import AnthropicErrorAnswer, speaks_anthropic
+from conveyor_engine.serving.preparing.open_inference import (
+    InferInput,
+    InferOutput,
+    InferParameters,
+    InferRequest,
+    TensorParameters,
+)
+from conveyor_protocol.answer_codes import (
+    AnthropicErrorAnswer,
+    InferenceErrorAnswer,
+    speaks_anthropic,
+    speaks_open_inference,
+)
+from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH, build_path_parameters
 
 Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
 _TEMPLATE = "#/components/schemas/{model}"  # the same, as pydantic has it
-_ANSWERS = (ErrorAnswer, AnthropicErrorAnswer, ModelList, Model, Status, Version, Load, UsedTokens)
+_ANSWERS = (
+    ErrorAnswer, AnthropicErrorAnswer, InferenceErrorAnswer, ModelList, Model, Status, Version, Load, UsedTokens,
+    ServerMetadata, Live, Ready, ModelReady, ModelMetadata, InferAnswer,
+)  # fmt: skip
+_MODELS_OF_V2 = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
+_INFER = TaskPath("/v2/models/{model}/infer", infer, "Computes a batch of tensors.", InferRequest, InferAnswer)
 _HEADERS = [
     {"name": "X-Request-Id", "in": "header", "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"}},
     {"name": "X-Request-Timeout-Seconds", "in": "header", "schema": {"type": "number", "exclusiveMinimum": 0}},
@@ -50,6 +78,13 @@ def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
     for of_task in tasks:
         for row in of_task.paths:
             yield row.path, "post", _task_path(row)
+    for base in _MODELS_OF_V2:
+        yield f"{base}/infer", "post", _task_path(replace(_INFER, path=f"{base}/infer"))
+        yield f"{base}/ready", "get", _of_model(base, "Whether the model takes requests.", ModelReady)
+        yield base, "get", _of_model(base, "The model and its tensors.", ModelMetadata)
+    yield SERVER_PATH, "get", _page("What this server is.", ServerMetadata)
+    yield LIVE_PATH, "get", _page("Whether the engine lives, also while it loads.", Live)
+    yield READY_PATH, "get", _page("Whether requests are taken.", Ready)
     yield "/v1/models", "get", _page("Lists the model.", ModelList)
     one = _page("Describes the model, if its id is this one; ids may have slashes.", Model, (404,))
     one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
@@ -85,7 +120,7 @@ def _task_path(row: TaskPath) -> Json:
         )
     return {
         "summary": row.summary,
-        "parameters": _HEADERS,
+        "parameters": [*build_path_parameters(row.path), *_HEADERS],
         "requestBody": {"required": True, "content": _content(row.request)},
         "responses": {"200": {"description": description, "content": content}, **_refusals(statuses, row.path)},
     }
@@ -94,6 +129,13 @@ def _task_path(row: TaskPath) -> Json:
 def _events(schema: Json) -> Json:
     """OpenAPI 3.1 has no keyword for the schema of an event."""
     return {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": schema}}
+
+
+def _of_model(path: str, summary: str, answer: type) -> Json:
+    """A page of the Open Inference Protocol about the model."""
+    page = _page(summary, answer)
+    refusals = _refusals({400, 404, 503}, path)
+    return page | {"parameters": build_path_parameters(path), "responses": page["responses"] | refusals}
 
 
 def _page(summary: str, answer: type, refusals: tuple[int, ...] = ()) -> Json:
@@ -114,7 +156,8 @@ def _of_place(summary: str) -> Json:
 
 def _refusals(statuses: set[int], path: str = "") -> Json:
     responses = {}
-    form = AnthropicErrorAnswer if speaks_anthropic(path) else ErrorAnswer
+    form: type = InferenceErrorAnswer if speaks_open_inference(path) else ErrorAnswer
+    form = AnthropicErrorAnswer if speaks_anthropic(path) else form
     for status in sorted(statuses):
         cases = [f"`{code}`: {code.meaning}." for code in ErrorCode if code.status == status]
         responses[str(status)] = {"description": " ".join(cases), "content": _content(form)}
@@ -150,6 +193,7 @@ def _answer_schemas(tasks: Sequence[TaskPaths]) -> Json:
 def _request_schemas(tasks: Sequence[TaskPaths]) -> Json:
     """The schemas of the request models, with the fields of `fields` beside their own. Others are ignored."""
     models = [model for of_task in tasks for model in (*(row.request for row in of_task.paths), *of_task.objects)]
+    models += [InferRequest, InferInput, InferOutput, InferParameters, TensorParameters]
     schemas: Json = models_json_schema([(model, "validation") for model in models], ref_template=_TEMPLATE)[1]["$defs"]
     for model in models:
         schemas[model.__name__]["properties"] |= {name: row.schema() for name, row in model.rows().items()}

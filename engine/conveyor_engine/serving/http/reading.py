@@ -1,6 +1,7 @@
 """How a request's headers and body are read: within bounds of time and bytes."""
 
 import asyncio
+import re
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -10,6 +11,7 @@ from conveyor_engine.serving.http.memory import Held
 from conveyor_engine.serving.http.task_paths import TaskPaths
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.worker import INPUTS_MAX
+from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
 from conveyor_protocol.request_headers import (
     LEVEL_HEADER,
     REQUEST_TIMEOUT_HEADER,
@@ -65,6 +67,16 @@ def timeout_seconds(request: Request, longest: float) -> float:
         return min(parse_timeout_seconds(value), longest)
     except ValueError as error:
         raise InvalidRequest(str(error), param=REQUEST_TIMEOUT_HEADER) from None
+
+
+def json_length(request: Request) -> int | None:
+    """How many bytes of the body are JSON, where binary data follow it; None: all. Raises InvalidRequest."""
+    value = request.headers.get(JSON_LENGTH_HEADER)
+    if value is None:
+        return None
+    if not re.fullmatch("[0-9]{1,12}", value):
+        raise InvalidRequest(f"{JSON_LENGTH_HEADER} must be a number of bytes", param=JSON_LENGTH_HEADER)
+    return int(value)
 
 
 def request_level(request: Request) -> int | None:

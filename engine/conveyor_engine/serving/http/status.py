@@ -91,18 +91,22 @@ def _model(state: AppState) -> Model:
 async def get_livez(request: Request) -> Response:
     """200 while engine process and workers live and none is stuck, also while it loads; else 503: restart me."""
     state = app_state(request)
-    return _json(Status(state.engine.state.value), 200 if _is_alive(state) else 503)
+    return _json(Status(state.engine.state.value), 200 if is_alive(state) else 503)
 
 
 async def get_readyz(request: Request) -> Response:
     """200 while requests are accepted: warm, alive and not draining."""
     state = app_state(request)
-    alive = _is_alive(state)
-    ready = state.engine.state is State.READY and alive
-    return _json(Status(state.engine.state.value if alive else "stuck"), 200 if ready else 503)
+    return _json(Status(state.engine.state.value if is_alive(state) else "stuck"), 200 if is_ready(state) else 503)
 
 
-def _is_alive(state: AppState) -> bool:
+def is_ready(state: AppState) -> bool:
+    """Whether requests are accepted."""
+    return state.engine.state is State.READY and is_alive(state)
+
+
+def is_alive(state: AppState) -> bool:
+    """Whether engine process and workers live and none is stuck."""
     return state.engine.is_alive and state.workers.is_alive
 
 

@@ -17,6 +17,7 @@ from conveyor_engine.errors import ErrorCode, InvalidRequest
 from conveyor_engine.serving.http.app_state import app_state, model_facts
 from conveyor_engine.serving.preparing.schemas import Object
 from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.tensors import Signature, Tensors
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -35,6 +36,15 @@ class TaskPath:
 
 
 @dataclass(frozen=True, slots=True)
+class Inference:
+    """How a task answers the Open Inference Protocol: see `open_inference`."""
+
+    kind: str  # of its bodies, in its `preparing` module: they become `PreparedInference`
+    read_signature: Callable[[ModelFacts], Signature]
+    read_outputs: Callable[[ModelFacts, bytes], Tensors]  # of an item, of its payload
+
+
+@dataclass(frozen=True, slots=True)
 class TaskPaths:
     """All paths of a task: the `serving` of its package."""
 
@@ -42,6 +52,7 @@ class TaskPaths:
     objects: tuple[type[Object], ...] = ()  # within their bodies
     refine: Callable[[dict[str, Any]], None] = lambda _: None  # adds to the schemas what pydantic cannot derive
     inputs_bytes_max: int = 0  # of a body with many inputs; 0: a body has one
+    inference: Inference | None = None  # None: its models take no tensors
 
 
 def load_task_paths() -> dict[str, TaskPaths]:

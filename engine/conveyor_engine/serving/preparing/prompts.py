@@ -22,6 +22,7 @@ class Prompt(NamedTuple):
 
     token_ids: list[int]
     payload: bytes = b""
+    payload_cost: int = 0
 
 
 class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -45,6 +46,7 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
                 party=request_id,
                 prompt_token_ids=prompt.token_ids,
                 payload=prompt.payload,
+                payload_cost=prompt.payload_cost,
                 level=job.find_level(fields.priority),
                 deadline=job.deadline,
                 arrival_time=job.arrival_time,

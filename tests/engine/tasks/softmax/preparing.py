@@ -10,8 +10,11 @@ from pydantic import Field
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, parse_body
+from conveyor_engine.serving.preparing.open_inference import PreparedInference, prepare_inference
+from conveyor_engine.serving.preparing.prompts import Prompt
 from conveyor_engine.serving.preparing.schemas import ModelFields
-from conveyor_engine.wire.request import EngineRequest
+from conveyor_engine.wire.request import EngineRequest, ModelFacts
+from conveyor_engine.wire.tensors import Signature, Tensor, TensorSpec
 from conveyor_engine.wire.worker import Job, Part
 
 
@@ -61,4 +64,21 @@ def _prepare(model: ServedModel, job: Job) -> PreparedSoftmax:
     )
 
 
-TASK: Final[Mapping[str, Kind]] = {"softmax": Kind(_prepare, PreparedSoftmax)}
+def _prepare_tensors(model: ServedModel, job: Job) -> PreparedInference:
+    def make_prompt(tensors: dict[str, Tensor], _: str) -> Prompt:
+        numbers = tensors["numbers"]
+        return Prompt([], numbers.data, numbers.num_elements)
+
+    return prepare_inference(model, job, read_signature(job.facts), make_prompt)
+
+
+def read_signature(facts: ModelFacts) -> Signature:
+    """One tensor of any length in, one out."""
+    taken, given = (TensorSpec(name, "FP32", ("n",)) for name in ("numbers", "probabilities"))
+    return Signature((taken,), (given,), {"n": (1, facts.max_model_len)})
+
+
+TASK: Final[Mapping[str, Kind]] = {
+    "softmax": Kind(_prepare, PreparedSoftmax),
+    "tensors": Kind(_prepare_tensors, PreparedInference),
+}

@@ -6,12 +6,14 @@ from typing import Final
 
 import msgspec
 from starlette.requests import Request
-from tests.engine.tasks.softmax.preparing import PreparedSoftmax, SoftmaxRequest
+from tests.engine.tasks.softmax.preparing import PreparedSoftmax, SoftmaxRequest, read_signature
 
 from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.formats import encode
 from conveyor_engine.serving.http.one_step import OneStepResponse
-from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
+from conveyor_engine.serving.http.task_paths import Inference, TaskPath, TaskPaths
+from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.tensors import Tensor
 
 
 class Probabilities(msgspec.Struct):
@@ -34,6 +36,11 @@ async def create_softmax(request: Request) -> SoftmaxResponse:
     return SoftmaxResponse(opened, opened.prepared)
 
 
+def _read_outputs(_: ModelFacts, payload: bytes) -> dict[str, Tensor]:
+    return {"probabilities": Tensor("FP32", (len(payload) // 4,), payload)}
+
+
 TASK: Final = TaskPaths(
-    (TaskPath("/v1/softmax", create_softmax, "Makes probabilities of numbers.", SoftmaxRequest, Probabilities),)
+    (TaskPath("/v1/softmax", create_softmax, "Makes probabilities of numbers.", SoftmaxRequest, Probabilities),),
+    inference=Inference("tensors", read_signature, _read_outputs),
 )

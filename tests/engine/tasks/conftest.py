@@ -1,0 +1,12 @@
+"""The task of `softmax/`."""
+
+from pathlib import Path
+
+import pytest
+from tests.engine.tasks.softmax_model import install_softmax
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of installed packages."""
+    return install_softmax(tmp_path_factory.mktemp("packages"))
