@@ -74,7 +74,7 @@ class ErrorCode(AnswerCode):
     REQUEST_TOO_LARGE = (
         "request_too_large",
         413,
-        "the body is longer than 1 MiB and 32 bytes per token of the context; of many inputs, than 4 MiB at most",
+        "the body is longer than 1 MiB and 32 bytes per token of the context; of many inputs 4 MiB, of tensors 8 MiB",
     )
     ENCODED_BODY = "encoded_body", 415, "the body is compressed"
     QUEUE_FULL = "queue_full", 429, "the engine has no room for the request; the gateway asks another"

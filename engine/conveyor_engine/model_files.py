@@ -16,6 +16,9 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 WEIGHTS_INDEX = "model.safetensors.index.json"
 FILES_CPU_SECONDS: Final = 60.0  # headers of weights have some MiB in all
+EXPORTED_PROGRAM: Final = "model.pt2"  # of torch.export.save
+PROGRAM_SETTINGS: Final = "model.json"  # of models that their owner brings
+MODEL_FILES: Final = ("config.json", EXPORTED_PROGRAM, PROGRAM_SETTINGS)  # a model has one of them
 SENTENCE_MODULES = "modules.json"  # of models that embed
 SENTENCE_SETTINGS: Final = "config_sentence_transformers.json"  # of models that embed or rank
 _LABELS_DEFAULT = 2  # transformers', where config.json does not tell

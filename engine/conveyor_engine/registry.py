@@ -24,7 +24,7 @@ from conveyor_engine.errors import ConfigError
 from conveyor_engine.model_files import read_architectures
 
 GROUP: Final = "conveyor.tasks"
-_OURS: Final = {name: f"conveyor_engine.tasks.{name}" for name in ("rerank", "classify", "embed", "generate")}
+_OURS: Final = {name: f"conveyor_engine.tasks.{name}" for name in ("custom", "rerank", "classify", "embed", "generate")}
 
 
 @dataclass(frozen=True, slots=True)

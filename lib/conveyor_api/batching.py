@@ -40,7 +40,7 @@ class Objectives(ApiModel):
         ),
         Rule(
             "!has(self.latency) || (!has(self.timeToFirstToken) && !has(self.interTokenLatency))",
-            "latency is for models that take one step (Embed, Rerank, Classify), timeToFirstToken and "
+            "latency is for models that take one step (Embed, Rerank, Classify, Custom), timeToFirstToken and "
             "interTokenLatency are for models that generate; keep what fits the model",
             lambda told: told.latency is None or not told.of_tokens,
             field="latency",
@@ -104,7 +104,7 @@ class Batching(ApiModel):
     """None: one request at a time. Static: a batch starts when it is full, or `window` after its first request. It is
     padded to its longest prompt, and all its responses are sent together. Dynamic: a batch starts as in Static, without
     padding, and each response is sent when it is done. Continuous: requests join and leave the batch at every step.
-    Default: Dynamic for tasks that take one step (Embed, Rerank, Classify), otherwise Continuous."""
+    Default: Dynamic for tasks that take one step (Embed, Rerank, Classify, Custom), otherwise Continuous."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Requests that run together on one engine; default: see `status.effective`. Mode None always runs one."""
     window: Window | None = None

@@ -8,7 +8,7 @@ from pydantic import Field
 from conveyor_api.base import ApiModel, Rule
 
 Runtime = Literal["Conveyor", "VLLM"]
-Task = Literal["Generate", "Embed", "Rerank", "Classify"]
+Task = Literal["Generate", "Embed", "Rerank", "Classify", "Custom"]
 Device = Literal["CUDA", "Auto"]
 Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
 ToolParser = Literal[
@@ -16,7 +16,7 @@ ToolParser = Literal[
 ]
 ReasoningParser = Literal["Auto", "None", "Think", "Mistral", "SeedOSS"]
 
-TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify")
+TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify", "Custom")
 DEFAULT_QUEUED_REQUESTS: Final = 256
 # Flags of vLLM that are made from other fields: given twice, the last one would win without a word.
 VLLM_FLAGS: Final = (
@@ -25,6 +25,7 @@ VLLM_FLAGS: Final = (
     "--generation-config",
 )  # fmt: skip
 _NAMES_A_FLAG: Final = f"argument.split('=')[0].replace('_', '-') in {list(VLLM_FLAGS)}"
+_CLASS_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 _IMAGE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
 
 
@@ -64,6 +65,20 @@ class Engine(ApiModel):
     reasoning_parser: ReasoningParser = "Auto"
     """The marks of the model's thinking, which becomes `reasoning` in answers. Auto: by its chat template. None:
     thinking is content."""
+    model_class: (
+        Annotated[
+            str,
+            Field(min_length=3, max_length=253),
+            Rule(
+                f"self.matches('{_CLASS_PATTERN}')",
+                "must be a class of the engine's image as package.module:Class",
+                lambda name: re.fullmatch(_CLASS_PATTERN, name) is not None,
+            ),
+        ]
+        | None
+    ) = None
+    """The Python class that is the model, as package.module:Class, for task Custom. engine.image has it: an image that
+    is built on Conveyor's engine. Default: the exported program `model.pt2` among the model's files."""
     args: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=1024)]],
         Field(max_length=64),

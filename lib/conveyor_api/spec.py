@@ -129,7 +129,7 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             "!has(self.task) || !has(self.batching) || !has(self.batching.objectives)"
             f" || has(self.batching.objectives.latency) == (self.task in {list(TASKS_OF_ONE_STEP)})",
-            "batching.objectives has latency for tasks that take one step (Embed, Rerank, Classify), and "
+            "batching.objectives has latency for tasks that take one step (Embed, Rerank, Classify, Custom), and "
             "timeToFirstToken and interTokenLatency for Generate",
             lambda spec: (
                 spec.task is None
@@ -147,7 +147,8 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             "!has(self.task) || !has(self.workload)"
             f" || has(self.workload.outputTokens) != (self.task in {list(TASKS_OF_ONE_STEP)})",
-            "workload.outputTokens is required for task Generate, and must not be set for Embed, Rerank and Classify",
+            "workload.outputTokens is required for task Generate, and must not be set for Embed, Rerank, Classify and "
+            "Custom",
             lambda spec: (
                 spec.task is None
                 or spec.workload is None
@@ -185,6 +186,20 @@ class InferenceServiceSpec(ApiModel):
             field="task",
         ),
         Rule(
+            "!has(self.task) || self.task != 'Custom' || !has(self.batching) || !has(self.batching.mode)"
+            " || self.batching.mode != 'Continuous'",
+            "a request of task Custom takes one step, so none can join it later; set batching.mode to Dynamic, Static "
+            "or None, or remove it",
+            lambda spec: spec.task != "Custom" or spec.batching.mode != "Continuous",
+            field="batching",
+        ),
+        Rule(
+            "!has(self.engine) || !has(self.engine.modelClass) || has(self.task) && self.task == 'Custom'",
+            "engine.modelClass is for task Custom; set task: Custom, or remove it",
+            lambda spec: spec.engine.model_class is None or spec.task == "Custom",
+            field="engine",
+        ),
+        Rule(
             f"self.runtime != 'VLLM' || self.engine.maxQueuedRequests == {DEFAULT_QUEUED_REQUESTS}",
             "vLLM has no limit for the requests that wait inside it; remove engine.maxQueuedRequests",
             lambda spec: spec.runtime != "VLLM" or spec.engine.max_queued_requests == DEFAULT_QUEUED_REQUESTS,
@@ -209,8 +224,8 @@ class InferenceServiceSpec(ApiModel):
     """The model to serve, its source, and its cache."""
     task: Task | None = None
     """Task of the model; default: detected from its files (`status.model.task`). Generate continues text, Embed turns
-    texts into vectors, Rerank orders documents by a query, Classify labels texts. The engine rejects a task that
-    contradicts the files."""
+    texts into vectors, Rerank orders documents by a query, Classify labels texts, Custom computes tensors by a
+    program or a class of your own. The engine rejects a task that contradicts the files."""
     listed: bool = False
     """Whether `GET /v1/models` at the gateway's root lists this service. An unlisted service answers requests too."""
     runtime: Runtime = "Conveyor"

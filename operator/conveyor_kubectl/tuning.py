@@ -19,6 +19,7 @@ from conveyor_insight.tuning.sweep import Result
 from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.tuned import Body, Gateway, TunedCopy, TunedService, copy_name, read_service, restore
 from conveyor_load.open_loop import Limits, open_session
+from conveyor_load.requests import PATHS
 from conveyor_load.traces import Trace
 
 DESCRIPTION = """Measure an InferenceService under load with other batch limits, windows and step budgets, and print the
@@ -127,6 +128,8 @@ def _prepare(cluster: Cluster, namespace: str, flags: argparse.Namespace) -> _Jo
 
 def _check_tunable(service: InferenceService, flags: argparse.Namespace) -> None:
     autoscaling, name = service.spec.autoscaling, service.name
+    if service.task is not None and service.task not in PATHS:
+        raise Unanswered(f"{name} has task {service.task}: there is no load for the tensors of its model")
     if flags.replica:
         return
     if autoscaling is not None and autoscaling.min_replicas != autoscaling.max_replicas:

@@ -115,7 +115,21 @@ BAD_SERVICES: tuple[Bad, ...] = (
     engine("one token", ".maxModelLen", "should be greater than or equal to 2", maxModelLen=1),
     engine("queue of none", ".maxQueuedRequests", "should be greater than or equal to 1", maxQueuedRequests=0),
     bad("unknown runtime", "spec.runtime", 'supported values: "Conveyor", "VLLM"', runtime="SGLang"),
-    bad("unknown task", "spec.task", 'supported values: "Generate", "Embed", "Rerank", "Classify"', task="Translate"),
+    bad(
+        "unknown task",
+        "spec.task",
+        'supported values: "Generate", "Embed", "Rerank", "Classify", "Custom"',
+        task="Translate",
+    ),
+    bad(
+        "a custom model that is continuous",
+        "spec.batching",
+        "takes one step, so none can join it later",
+        task="Custom",
+        batching={"mode": "Continuous"},
+    ),
+    bad("a class of no custom model", "spec.engine", "is for task Custom", engine={"modelClass": "a.b:C"}),
+    engine("a class without a module", ".modelClass", "must be a class of the engine's image", modelClass="Class"),
     bad(
         "a task for vLLM",
         "spec.task",

@@ -64,6 +64,13 @@ def _parse_lengths(text: str) -> Lengths:
     return lengths
 
 
+def _parse_class(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", text, re.ASCII):
+        raise ValueError(text)
+    return text
+
+
+_CLASS = Kind("a class as package.module:Class", _parse_class)
 _LENGTHS = Kind(f"tokens at P50 and P95, from 1 to {MAX_TOKENS} and in this order, as 256,1024", _parse_lengths)
 
 
@@ -77,10 +84,17 @@ class EngineConfig:
     )
     task: str = setting(
         "auto",
-        "what the model does; auto = by the class that config.json names: rerank for ...ForSequenceClassification "
-        "with one label, classify for others and for ...ForTokenClassification, embed for an encoder (BertModel, "
-        "BertForMaskedLM) or a directory with modules.json, else generate",
+        "what the model does; auto = custom for model.pt2 without config.json, else by the class that config.json "
+        "names: rerank for ...ForSequenceClassification with one label, classify for others and for "
+        "...ForTokenClassification, embed for an encoder (BertModel, BertForMaskedLM) or a directory with "
+        "modules.json, else generate",
         among("auto", *reversed(find_packages())),
+    )
+    model_class: str | None = setting(
+        None,
+        "the Python class that is the model, as package.module:Class, for `task: custom`; default: the program in "
+        "model.pt2",
+        optional(_CLASS),
     )
     device: Device = setting("cuda", "where to run; auto = cuda if there is a GPU, else cpu", literal(Device))
     dtype: Dtype = setting(
@@ -253,6 +267,8 @@ def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
             named or "objective_inter_token_latency_seconds",
             "is for `batching_mode: continuous` and `batching_mode: dynamic` alone: leave it out",
         )
+    if config.model_class is not None and config.task != "custom":
+        yield "model_class", "is for `task: custom` alone: set it, or leave this out"
     yield from _find_conflicts_of_workload(config)
     if config.padding is not None and config.batching_mode != "static":
         yield "padding", "is for `batching_mode: static` alone: leave it out"

@@ -23,12 +23,12 @@ from conveyor_engine.fetching.bounds import MIN_BYTES, TooSlow
 from conveyor_engine.fetching.mounted import check_model_directory
 from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
 from conveyor_engine.fetching.uris import DEFAULT_REVISION, HubUri, parse_uri
-from conveyor_engine.model_files import WEIGHTS_INDEX, read_object
+from conveyor_engine.model_files import EXPORTED_PROGRAM, MODEL_FILES, PROGRAM_SETTINGS, WEIGHTS_INDEX, read_object
 from conveyor_protocol.failure_reasons import FailureReason
 
 MARKER = ".conveyor-complete.json"
 _WANTED = re.compile(
-    r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|tokenizer\.model|vocab\.json"
+    r"config\.json|model\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|tokenizer\.model|vocab\.json"
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(?:jinja|json)"
     rf"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|{re.escape(POOLING_FILE)}"
 )
@@ -149,8 +149,8 @@ def _lock(path: Path) -> Iterator[None]:
 def _fetch_files(source: Source, model: RemoteModel, partial: Path) -> list[RemoteFile]:
     """The index, if there is one, comes first: it says which weights belong to the model."""
     by_name = {file.name: file for file in model.files}
-    if "config.json" not in by_name:
-        raise ModelError(f"{model} has no config.json: it is not a transformers model")
+    if not by_name.keys() & MODEL_FILES:
+        raise ModelError(f"{model} has none of {', '.join(MODEL_FILES)}: it is no model")
     good = {file for file in model.files if _is_good(file, partial / file.name)}
     _remove_other_files(partial, model.files, good)
     index = [by_name[WEIGHTS_INDEX]] if WEIGHTS_INDEX in by_name else []
@@ -185,12 +185,14 @@ def _fetch_missing(source: Source, model: RemoteModel, files: list[RemoteFile], 
 def choose_files(model: RemoteModel, weights: Iterable[str] | None) -> list[RemoteFile]:
     """What the engine loads. `weights`: the files of the index; None = the repository has none."""
     by_name = {file.name: file for file in model.files}
+    if EXPORTED_PROGRAM in by_name and "config.json" not in by_name:
+        return [by_name[name] for name in (EXPORTED_PROGRAM, PROGRAM_SETTINGS) if name in by_name]
     if weights is None:
         weights = [_WEIGHTS] if _WEIGHTS in by_name else [name for name in by_name if name.endswith(".safetensors")]
     weights = sorted(set(weights))
     if absent := [name for name in weights if name not in by_name]:
         raise ModelError(f"{model}: the index names {', '.join(absent)}, which is not there")
-    if not weights:
+    if not weights and PROGRAM_SETTINGS not in by_name:
         pickles = sorted(name for name in by_name if name.endswith((".bin", ".pt", ".pth")))
         found = f"only {', '.join(pickles)}, and pickles can run code when they are loaded" if pickles else "none"
         raise ModelError(f"{model} has no safetensors weights ({found}); use a revision that has them")

@@ -7,10 +7,10 @@ from typing import Final
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching.source import POOLING_FILE
 from conveyor_engine.fetching.uris import find_mounted_path
-from conveyor_engine.model_files import check_files, unreadable
+from conveyor_engine.model_files import MODEL_FILES, check_files, unreadable
 from conveyor_protocol.failure_reasons import FailureReason
 
-_LOADED: Final = (".json", ".jinja", ".model", ".safetensors", ".txt")
+_LOADED: Final = (".json", ".jinja", ".model", ".pt2", ".safetensors", ".txt")
 _log = logging.getLogger(__name__)
 
 
@@ -19,7 +19,7 @@ def check_model_directory(uri: str, directory: Path) -> None:
     try:
         names = sorted(entry.name for entry in directory.iterdir())
         _check_links(directory, names, _find_volume(uri, directory))
-        is_model = (directory / "config.json").is_file()
+        is_model = any((directory / name).is_file() for name in MODEL_FILES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ModelError(f"{uri}: there is no directory {directory}", reason=FailureReason.MODEL_NOT_FOUND) from error
     except OSError as error:
@@ -27,7 +27,8 @@ def check_model_directory(uri: str, directory: Path) -> None:
     if not is_model:
         found = f"it holds {', '.join(names[:10])}" if names else "it is empty"
         raise ModelError(
-            f"{uri}: {directory} has no config.json, so it is no model; {found}", reason=FailureReason.MODEL_NOT_FOUND
+            f"{uri}: {directory} has none of {', '.join(MODEL_FILES)}, so it is no model; {found}",
+            reason=FailureReason.MODEL_NOT_FOUND,
         )
     check_files(directory)
     _log.info("event=model_found uri=%s directory=%s", uri, directory)

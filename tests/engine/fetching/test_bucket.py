@@ -136,6 +136,17 @@ def test_what_an_older_engine_did_not_want_is_added_if_nothing_changed(
     assert "is not what it was" in caplog.text
 
 
+@pytest.mark.parametrize("names", [("model.pt2", "model.json"), ("model.pt2",), ("model.json",)], ids=str)
+def test_a_program_comes_with_its_settings_and_nothing_else(
+    server: Server, target: Path, names: tuple[str, ...]
+) -> None:
+    for name in (*names, "weights.pth", "README.md"):
+        server.client().put_object(Bucket=BUCKET, Key=f"teams/b/program/{name}", Body=name.encode())
+    fetch(f"s3://{BUCKET}/teams/b/program", str(target))
+    assert {path.name for path in target.iterdir()} - {MARKER} == set(names)
+    assert (target / names[0]).read_bytes() == names[0].encode()
+
+
 def test_an_index_names_no_file_outside(server: Server, target: Path) -> None:
     index = {"weight_map": {"a": "../../secrets.safetensors"}}
     server.client().put_object(Bucket=BUCKET, Key=f"teams/a/tiny/{INDEX}", Body=json.dumps(index).encode())
@@ -149,7 +160,7 @@ def test_an_index_names_no_file_outside(server: Server, target: Path) -> None:
     [
         ("s3://none/tiny", "ModelNotFound", "there is no bucket none at http://127.0.0.1"),
         (f"s3://{BUCKET}/teams/a", "ModelNotFound", "has no files there"),
-        (f"s3://{BUCKET}/teams/a/tiny/onnx", "UnsupportedModel", "has no config.json"),
+        (f"s3://{BUCKET}/teams/a/tiny/onnx", "UnsupportedModel", "has none of config.json, model.pt2, model.json"),
     ],
 )
 def test_what_cannot_be_found_is_said(server: Server, target: Path, uri: str, reason: str, words: str) -> None:

@@ -41,6 +41,22 @@ def test_a_file_of_the_container_is_no_file_of_a_model(model: Path, secret: Path
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.parametrize("file", ["config.json", "model.pt2", "model.json"])
+def test_a_folder_with_a_file_of_a_model_is_one(model: Path, file: str) -> None:
+    (model / "config.json").unlink()
+    (model / "other.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"none of config.json, model.pt2, model.json, so it is no model; it holds"):
+        fetch("pvc://models/team/tiny", str(model))
+    (model / file).write_text("{}")
+    fetch("pvc://models/team/tiny", str(model))
+
+
+def test_a_program_is_no_file_of_the_container(model: Path, secret: Path) -> None:
+    (model / "model.pt2").symlink_to(secret)
+    with pytest.raises(ModelError, match="outside of its volume"):
+        fetch("pvc://models/team/tiny", str(model))
+
+
 def test_a_folder_of_the_container_is_no_model(model: Path, secret: Path) -> None:
     (secret.parent / "config.json").write_text("{}")
     (model.parent / "other").symlink_to(secret.parent)

@@ -21,7 +21,7 @@ ROWS = np.array([[1, 2, 3], [0.5, 0.25, -4], [7, 7, 7]], dtype=np.float32)
 def served(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     folder = tmp_path_factory.mktemp("served")
     model = write_softmax_model(folder / "tiny", 2.0)
-    how = {"batching_mode": "dynamic", "batching_window_seconds": 0.05, "max_num_seqs": 4}
+    how = {"batching_mode": "dynamic", "batching_window_seconds": 0.2, "max_num_seqs": 4}
     with EngineServer(folder, model, packages=packages, **how) as server:
         yield server.wait_ready()
 

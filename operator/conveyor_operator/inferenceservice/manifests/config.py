@@ -28,6 +28,7 @@ RESOURCE_FIELDS: Final = {
     "served_model_name": "model.name",
     "device": "engine.device",
     "dtype": "engine.dtype",
+    "model_class": "engine.modelClass",
     "max_model_len": "engine.maxModelLen",
     "batching_mode": "batching.mode",
     "max_num_seqs": "batching.maxBatchSize",
@@ -96,6 +97,7 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "task": spec.task.lower() if spec.task else None,
         "device": spec.engine.device.lower(),
         "dtype": spec.engine.dtype.lower(),
+        "model_class": spec.engine.model_class,
         "max_model_len": spec.engine.max_model_len,
         "sampling_defaults": "openai" if spec.engine.sampling_defaults == "OpenAI" else None,  # else the engine's own
         "tool_parser": _TOOL_PARSERS.get(spec.engine.tool_parser),

@@ -1,0 +1,1 @@
+"""Runs models that their owner brings, in one step: a program of torch.export, or a Python class."""

@@ -1,0 +1,181 @@
+"""Runs plans of a custom model: the items of a step become batches, and each gets its outputs or its own failure."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+
+from conveyor_engine.config.engine_config import MAX_TOKENS, EngineConfig
+from conveyor_engine.errors import ConfigError, ModelError, StartError, is_out_of_memory, one_line
+from conveyor_engine.execution.build import Build
+from conveyor_engine.execution.limits import dtype_name
+from conveyor_engine.execution.models.checks import raise_if_of_device
+from conveyor_engine.execution.placement import Placement, free_cached_memory
+from conveyor_engine.execution.start import Progress
+from conveyor_engine.loop.executor import Executor
+from conveyor_engine.tasks.custom.batches import Batches, Item
+from conveyor_engine.tasks.custom.exported import ExportedProgram
+from conveyor_engine.tasks.custom.facts import CustomFacts, encode_failure, encode_outputs
+from conveyor_engine.tasks.custom.model import Batch, Batching
+from conveyor_engine.tasks.custom.python import PythonProgram
+from conveyor_engine.tasks.custom.scheduling import build_item, count_elements
+from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.step import StepPlan, StepResult
+from conveyor_engine.wire.tensors import Signature, decode_tensors
+
+_SENTENCE_CHARACTERS: Final = 300
+_log = logging.getLogger(__name__)
+
+
+class Program(Protocol):
+    """A model that is loaded."""
+
+    signature: Signature
+    batching: Batching
+    made_types: dict[str, torch.dtype]  # of the inputs that the engine makes
+    max_batch: int  # items, or in a packed batch the sum of their lengths
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def run(self, batch: Batch) -> Batch:
+        """All outputs of a batch. Raises whatever the model raises."""
+        ...
+
+
+class CustomRunner:
+    """One model on one device, ready to run after construction."""
+
+    graph_sizes: Sequence[int] = ()
+    extra_warmup_tokens = 0  # its warm-up is the largest batch
+
+    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
+        """Loads the model, and runs its largest batch. Raises ConfigError or ModelError."""
+        _check_settings(config)
+        self.device = placement.device
+        progress(f"event=model_loading path={config.model} device={self.device} task=custom")
+        self._program = _load(config, self.device)
+        dtype = dtype_name(self._program.dtype)
+        if config.dtype not in ("auto", dtype):
+            raise ConfigError(f"`dtype: {config.dtype}` is set, and the model computes in {dtype}; use `dtype: auto`")
+        signature, batching = self._program.signature, self._program.batching
+        self._batches = Batches(signature, batching, self._program.made_types, self.device)
+        self.facts = _describe(config, self._program, self.device)
+        for spec in (*signature.inputs, *signature.outputs):
+            kind = "input" if spec in signature.inputs else "output"
+            shape = "x".join(map(str, ("batch", *spec.shape)))
+            progress(f"event=tensor_found kind={kind} name={spec.name} datatype={spec.datatype} shape={shape}")
+        self._try_largest()
+        progress(f"event=model_loaded ragged={batching.ragged} item_elements={self.facts.max_model_len}")
+
+    def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
+        """Computes the items that the plan brings. Raises what the device raises."""
+        brought = {row.row: row.payload for row in plan.admitted}
+        items = [decode_tensors(brought[row]) for row in plan.rows]
+        payloads = [b""] * len(items)
+        with torch.inference_mode():
+            for group in self._batches.group(items):
+                for index, payload in zip(group, self._compute([items[index] for index in group]), strict=True):
+                    payloads[index] = payload
+        return lambda _: lambda: StepResult(plan.number, [], payloads=payloads)
+
+    def free_memory(self) -> None:
+        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
+        free_cached_memory(self.device)
+
+    def _compute(self, items: list[Item]) -> list[bytes]:
+        """The payload of each item. Items that the model refuses are found by halving, and fail alone."""
+        try:
+            return self._run(items)
+        except Exception as error:  # whatever a model raises: the other items go on
+            raise_if_of_device(error)
+            if len(items) == 1:
+                _log.exception("event=item_failed")
+                return [encode_failure(f"the model cannot compute this item: {describe(error)}")]
+        middle = len(items) // 2
+        return self._compute(items[:middle]) + self._compute(items[middle:])
+
+    def _run(self, items: list[Item]) -> list[bytes]:
+        computed = self._program.run(self._batches.join(items))
+        return list(map(encode_outputs, self._batches.split(computed, items)))
+
+    def _try_largest(self) -> None:
+        """Raises ModelError if the model cannot compute its largest batch."""
+        facts, signature = self.facts, self._program.signature
+        item = build_item(signature, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
+        try:
+            with torch.inference_mode():
+                self._run([item] * facts.max_num_seqs)
+        except Exception as error:
+            raise_if_of_device(error)
+            raise ModelError(
+                f"the model cannot compute its largest batch, {facts.max_num_seqs} items of zeros: {describe(error)}"
+            ) from error
+
+
+def _check_settings(config: EngineConfig) -> None:
+    """Refuses settings of models with tokens. Raises ConfigError."""
+    if config.batching_mode == "continuous":
+        raise ConfigError(
+            "`batching_mode: continuous` joins requests between the tokens of an answer, and this model takes one "
+            "step; use `batching_mode: dynamic`, `batching_mode: static` or `batching_mode: none`"
+        )
+    if config.padding == "real":
+        raise ConfigError("`padding: real` is set, and this model's own settings say what is padded; leave it out")
+    if config.workload is not None:
+        raise ConfigError("`workload_input_tokens` is set, and this model has no tokens; leave it out")
+
+
+def describe(error: Exception) -> str:
+    """The error on one line, as long as clients read it."""
+    return one_line(f"{type(error).__name__}: {error}")[:_SENTENCE_CHARACTERS]
+
+
+def _load(config: EngineConfig, device: torch.device) -> Program:
+    directory, longest = Path(config.model), config.max_model_len
+    try:
+        if config.model_class is not None:
+            return PythonProgram(config.model_class, directory, device, longest)
+        return ExportedProgram(directory, device, longest)
+    except StartError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(f"the model in {config.model} cannot be loaded: {describe(error)}") from error
+
+
+def _describe(config: EngineConfig, program: Program, device: torch.device) -> ModelFacts:
+    signature, packs = program.signature, program.batching.ragged == "pack"
+    longest = max((most for _, most in signature.lengths.values()), default=1)
+    largest = max(1, count_elements(signature, longest))
+    if largest > MAX_TOKENS:
+        raise ConfigError(
+            f"the largest item has {largest} elements, more than {MAX_TOKENS}; lower `max_model_len`, the limit of "
+            "lengths that vary"
+        )
+    max_num_seqs = 1 if config.batching_mode == "none" else config.max_num_seqs
+    needed = max_num_seqs * longest if packs else max_num_seqs
+    if needed > program.max_batch:
+        what = f"{max_num_seqs} items of length {longest}" if packs else f"{max_num_seqs} items"
+        raise ConfigError(
+            f"the model takes batches of at most {program.max_batch}, and `max_num_seqs` allows {what}; lower it, or "
+            "export the program with a larger torch.export.Dim(..., max=...)"
+        )
+    return ModelFacts(
+        task="custom",
+        max_model_len=largest,
+        dtype=dtype_name(program.dtype),
+        device=str(device),
+        attention_backend="none",
+        num_kv_blocks=0,
+        block_size=config.block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or min(MAX_TOKENS, max_num_seqs * largest),
+        of_task=CustomFacts(signature, packs=program.batching.ragged != "pad").encode(),
+    )
+
+
+TASK: Final[Build[Executor]] = CustomRunner

@@ -1,0 +1,253 @@
+"""Runs the graph of an exported program, operator by operator. Used by `exported`.
+
+The graph is data: each node names an operator of ATen and its arguments. An operator is looked up by its name among
+ATen's alone, and has to take and give nothing but tensors, numbers and the strings of known arguments. So a file
+chooses what is computed, and nothing else: it reads and writes no file, and calls no Python.
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.tasks.custom.archive import DTYPES
+
+_ATEN: Final = re.compile(r"torch\.ops\.aten\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
+_NAME: Final = re.compile(r"\w{1,1000}", re.ASCII)
+# What sizes are computed by.
+_NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
+    **{f"_operator.{name}": getattr(operator, name) for name in (
+        "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pos", "eq", "ne", "lt", "le", "gt", "ge", "and_",
+        "or_", "not_", "xor", "lshift", "rshift", "getitem",
+    )},
+    "torch.sym_max": max, "torch.sym_min": min, "torch.sym_int": int, "torch.sym_float": float,
+    "torch.sym_not": operator.not_, "torch.sym_sum": sum,
+    "torch.sym_ite": lambda which, this, other: this if which else other,
+    "math.trunc": math.trunc, "math.ceil": math.ceil, "math.floor": math.floor,
+    **{f"torch._sym_{name}": getattr(math, name) for name in ("sqrt", "log2")},
+}  # fmt: skip
+_STRINGS: Final = frozenset(
+    ["norm", "reduce", "rounding_mode", "interpolation", "UPLO", "approximate", "ord", "padding", "side", "mode",
+     "pad_mode", "equation", "padding_side", "indexing", "activation", "assert_msg"]
+)  # fmt: skip
+_TAKEN: Final = frozenset(
+    ["Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]", "number",
+     "Optional[number]", "List[number]", "int", "Optional[int]", "List[int]", "Optional[List[int]]", "float",
+     "Optional[float]", "List[float]", "Optional[List[float]]", "bool", "Optional[bool]", "List[bool]", "str",
+     "Optional[str]", "Device", "Optional[Device]", "Layout", "MemoryFormat", "Optional[Generator]"]
+)  # fmt: skip
+_GIVEN: Final = frozenset(["Tensor", "List[Tensor]", "int", "float", "bool", "number", "List[int]"])
+_MEMORY_FORMATS: Final = {
+    1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format,
+}  # fmt: skip
+# Checks of shapes and devices as they were when the program was exported; sizes are checked before it runs.
+_SKIPPED: Final = frozenset(
+    [
+        "_assert_tensor_metadata",
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+        "_assert_scalar",
+        "_assert_async",
+    ]
+)
+_KEYWORD: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Ref:
+    """A value by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: tuple[str | None, ...]  # of what it gives
+    gives_list: bool
+    last: tuple[str, ...]  # values that nothing needs after it
+
+
+class Graph:
+    """All steps of a program, checked."""
+
+    def __init__(self, graph: Mapping[str, Any], outputs: Sequence[str], device: torch.device, kept: set[str]) -> None:
+        """`kept`: names of weights, constants and inputs, which no step may change. Raises ModelError, or what Python
+        raises for JSON of another form."""
+        self._device, self._outputs = device, tuple(outputs)
+        self._kept = kept
+        steps = [self._read(node) for node in graph["nodes"]]
+        self._steps = _release(list(filter(None, steps)), set(outputs) | kept)
+
+    def run(self, values: dict[str, Any]) -> list[Any]:
+        """The outputs of these weights, constants and inputs."""
+        values = dict(values)
+        for step in self._steps:
+            found = step.call(*(_find(values, arg) for arg in step.args),
+                              **{name: _find(values, arg) for name, arg in step.kwargs.items()})  # fmt: skip
+            if len(step.names) == 1 and not step.gives_list:
+                values[step.names[0]] = found  # type: ignore[index]
+            else:
+                values.update((name, each) for name, each in zip(step.names, found, strict=True) if name is not None)
+            for name in step.last:
+                del values[name]
+        return [values[name] for name in self._outputs]
+
+    def _read(self, node: Mapping[str, Any]) -> _Step | None:
+        call = _find_operator(node["target"])
+        if call is None:
+            return None
+        args, kwargs = [], {}
+        for given in node["inputs"]:
+            value = self._read_argument(given["arg"])
+            if given["kind"] == _KEYWORD:
+                kwargs[_check_name(given["name"])] = value
+            else:
+                args.append(value)
+        if isinstance(call, torch._ops.OpOverload) and call._schema.is_mutable:
+            self._check_change(node["target"], args)
+        names, gives_list = _read_outputs(node["outputs"])
+        return _Step(call, tuple(args), kwargs, names, gives_list, ())
+
+    def _check_change(self, target: str, args: list[Any]) -> None:
+        if args and isinstance(args[0], _Ref) and args[0].name in self._kept:
+            raise ModelError(
+                f"{target} of the program changes {args[0].name[:200]!r}, and a model keeps nothing between requests: "
+                "export it in evaluation mode (model.eval())"
+            )
+
+    def _read_argument(self, arg: Mapping[str, Any]) -> Any:
+        ((kind, value),) = arg.items()
+        match kind:
+            case "as_none":
+                return None
+            case "as_tensor":
+                return _Ref(_check_name(value["name"]))
+            case "as_tensors":
+                return [_Ref(_check_name(each["name"])) for each in value]
+            case "as_optional_tensors":
+                return [self._read_argument(each) for each in value]
+            case "as_optional_tensor":
+                return self._read_argument(value)
+            case "as_sym_int" | "as_sym_float" | "as_sym_bool":
+                return _read_number(value)
+            case "as_sym_ints" | "as_sym_floats" | "as_sym_bools":
+                return [_read_number(each) for each in value]
+            case "as_int" | "as_bool" | "as_string":
+                return _check_type(value)
+            case "as_float":
+                return _read_float(value)
+            case "as_ints" | "as_bools" | "as_strings":
+                return [_check_type(each) for each in value]
+            case "as_floats":
+                return list(map(_read_float, value))
+            case "as_scalar_type":
+                return DTYPES[value]
+            case "as_memory_format":
+                return _MEMORY_FORMATS[value]
+            case "as_layout":
+                return torch.strided
+            case "as_device":
+                return self._device
+        raise ModelError(f"the program has an argument of the kind {kind!r}, which this engine does not run")
+
+
+def _find_operator(target: str) -> Callable[..., Any] | None:
+    """The operator; None for a check that is left out. Raises ModelError for all that is not known to be harmless."""
+    if (number := _NUMBERS.get(target)) is not None:
+        return number
+    refusal = ModelError(
+        f"the program calls {target[:200]!r}, which this engine does not run: it runs operators of ATen that compute "
+        "tensors. Programs with control flow or operators of other libraries are run as a class of your own"
+    )
+    match = _ATEN.fullmatch(target)
+    if match is None:
+        raise refusal
+    if match[1] in _SKIPPED:
+        return None
+    found = getattr(getattr(torch.ops.aten, match[1], None), match[2], None)
+    if not isinstance(found, torch._ops.OpOverload):
+        raise refusal
+    schema = found._schema
+    strings = {arg.name for arg in schema.arguments if "str" in str(arg.type)}
+    if not {str(arg.type) for arg in schema.arguments} <= _TAKEN or strings - _STRINGS:
+        raise refusal
+    if not schema.returns or not {str(given.type) for given in schema.returns} <= _GIVEN:
+        raise refusal
+    return found
+
+
+def _read_outputs(outputs: Sequence[Mapping[str, Any]]) -> tuple[tuple[str | None, ...], bool]:
+    """Names, and whether the operator gives a list of them."""
+    names: list[str | None] = []
+    for given in outputs:
+        ((kind, value),) = given.items()
+        if kind == "as_tensors":
+            return tuple(_check_name(each["name"]) for each in value), True
+        if kind == "as_tensor":
+            names.append(_check_name(value["name"]))
+        elif kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
+            names.append(_check_name(value["as_name"]))
+        elif kind == "as_none":
+            names.append(None)
+        else:
+            raise ModelError(f"the program has an output of the kind {kind!r}, which this engine does not run")
+    return tuple(names), len(names) > 1
+
+
+def _read_number(value: Mapping[str, Any]) -> Any:
+    ((kind, own),) = value.items()
+    return _Ref(_check_name(own)) if kind == "as_name" else _check_type(own)
+
+
+def _read_float(value: Any) -> float:
+    """JSON has no infinity: it stands there as a string."""
+    return float(value)
+
+
+def _check_name(name: Any) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ModelError(f"the program has a name that is none: {str(name)[:100]!r}")
+    return name
+
+
+def _check_type(value: Any) -> Any:
+    if type(value) not in (int, float, bool, str):
+        raise ModelError(f"the program has an argument of the type {type(value).__name__}")
+    return value
+
+
+def _find(values: Mapping[str, Any], arg: Any) -> Any:
+    if type(arg) is _Ref:
+        return values[arg.name]
+    if type(arg) is list:
+        return [_find(values, each) for each in arg]
+    return arg
+
+
+def _list_refs(step: _Step) -> set[str]:
+    found = set()
+    for arg in (*step.args, *step.kwargs.values()):
+        for each in arg if isinstance(arg, list) else [arg]:
+            if isinstance(each, _Ref):
+                found.add(each.name)
+    return found
+
+
+def _release(steps: list[_Step], kept: set[str]) -> list[_Step]:
+    """Each value is dropped after the last step that needs it, as Python drops a local variable."""
+    needed = set(kept)
+    done = []
+    for step in reversed(steps):
+        names = {name for name in step.names if name is not None}
+        last = (_list_refs(step) | names) - needed
+        needed |= last
+        done.append(_Step(step.call, step.args, step.kwargs, step.names, step.gives_list, tuple(sorted(last))))
+    return done[::-1]

@@ -1,0 +1,28 @@
+"""Makes engine requests of the items of a body. Runs in worker processes."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.jobs import Kind, ServedModel
+from conveyor_engine.serving.preparing.open_inference import PreparedInference, prepare_inference
+from conveyor_engine.serving.preparing.prompts import Prompt
+from conveyor_engine.tasks.custom.facts import read_facts
+from conveyor_engine.wire.tensors import Tensor, encode_tensors
+from conveyor_engine.wire.worker import Job
+
+
+def prepare_tensors(model: ServedModel, job: Job) -> PreparedInference:
+    """Raises InvalidRequest or UnknownModel."""
+
+    def make_prompt(tensors: dict[str, Tensor], name: str) -> Prompt:
+        cost = sum(tensor.num_elements for tensor in tensors.values())
+        if cost > job.facts.max_model_len:
+            message = f"{name} has {cost} elements, more than the {job.facts.max_model_len} of the largest item"
+            raise InvalidRequest(message, param="inputs")
+        return Prompt([], encode_tensors(tensors), max(1, cost))
+
+    return prepare_inference(model, job, read_facts(job.facts).signature, make_prompt)
+
+
+TASK: Final[Mapping[str, Kind]] = {"tensors": Kind(prepare_tensors, PreparedInference)}
