@@ -44,7 +44,8 @@ class Engine(ApiModel):
         ]
         | None
     ) = None
-    """Engine image; default: the image that the operator was installed with. Runtime VLLM requires a vLLM image."""
+    """Engine image; default: the engine image set in the chart. A running service keeps its image until its pods are
+    replaced for another reason. Runtime VLLM requires a vLLM image."""
     device: Device = "CUDA"
     """CUDA: requires a GPU. Auto: a GPU if there is one, otherwise the CPU. A GPU that cannot be used is an error in
     both cases."""
@@ -60,8 +61,8 @@ class Engine(ApiModel):
     """Sampling parameters of requests that do not set them. Model: temperature, top_p and top_k of the model's
     generation_config.json. OpenAI: temperature 1, without top_p and top_k."""
     tool_parser: ToolParser = "Auto"
-    """The format in which the model calls tools, as text in its answers. Auto: by its chat template; the engine's log
-    says which. None: requests with tools need tool_choice required or a tool's name."""
+    """The format in which the model calls tools, as text in its answers. Auto: by its chat template; the engine logs
+    its choice. None: requests with tools must set tool_choice to `required` or to a named tool."""
     reasoning_parser: ReasoningParser = "Auto"
     """The marks of the model's thinking, which becomes `reasoning` in answers. Auto: by its chat template. None:
     thinking is content."""

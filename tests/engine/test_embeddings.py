@@ -145,10 +145,10 @@ def test_an_engine_takes_the_requests_of_its_task_only(encoder: GetEncoder) -> N
     with pytest.raises(InvalidRequest, match="makes embeddings only") as caught:
         core.add_request(EngineRequest(request_id="a", prompt_token_ids=[1], params=SamplingParams()))
     assert caught.value.code is ErrorCode.WRONG_TASK
-    with pytest.raises(InvalidRequest, match="65 tokens are more than the context of 64") as caught:
+    with pytest.raises(InvalidRequest, match="65 tokens exceed the model's context of 64") as caught:
         add(core, "b", [5] * 65)
     assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
-    with pytest.raises(InvalidRequest, match="a token of prompt"):
+    with pytest.raises(InvalidRequest, match="at least one prompt token"):
         add(core, "c", [])
     assert not core.has_unfinished()
 

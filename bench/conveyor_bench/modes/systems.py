@@ -1,4 +1,4 @@
-"""The four modes as users would set them on a device with so much KV memory. Used by `virtual` and `measured`."""
+"""The four modes as users would set them on a device with a given KV memory. Used by `virtual` and `measured`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ class Mode:
 
     batching: BatchingMode
     padding: Padding | None = None
-    reserves: bool = False  # the batch limit is what the KV memory holds if every request were the longest
+    reserves: bool = False  # the batch limit is the number of longest requests that the KV memory holds
 
 
 MODES = {
@@ -24,18 +24,18 @@ MODES = {
     "dynamic": Mode("dynamic", reserves=True),
     "continuous": Mode("continuous"),
 }
-CONTINUOUS_RESERVED = Mode("continuous", reserves=True)  # the policy alone: as many requests as Static has
+CONTINUOUS_RESERVED = Mode("continuous", reserves=True)  # to compare only the policy: the same batch limit as Static
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a device holds: tokens in its KV cache, and requests at most."""
+    """The limits of a device: tokens in its KV cache, and requests in a batch."""
 
     kv_tokens: int
     batch_limit: int
 
     def limit(self, mode: Mode, longest_total_tokens: int) -> int:
-        """Requests that take part in a step."""
+        """The most requests that take part in a step."""
         if mode.batching == "none":
             return 1
         reserved = max(1, self.kv_tokens // longest_total_tokens)
@@ -47,7 +47,7 @@ def build_config(mode: Mode, facts: ModelFacts, num_requests: int, **settings: A
     return EngineConfig(
         batching_mode=mode.batching,
         padding=mode.padding,
-        length_grouping="off" if mode.padding == "real" else "auto",  # the naive batches that others measure against
+        length_grouping="off" if mode.padding == "real" else "auto",  # off: the naive batches of published comparisons
         max_num_seqs=facts.max_num_seqs,
         max_num_queued_requests=num_requests,
         block_size=facts.block_size,
@@ -58,5 +58,5 @@ def build_config(mode: Mode, facts: ModelFacts, num_requests: int, **settings: A
 
 
 def limit_facts(facts: ModelFacts, max_num_seqs: int, max_model_len: int) -> ModelFacts:
-    """The same model with fewer places and shorter requests."""
+    """The same model with a smaller batch limit and shorter requests."""
     return replace(facts, max_num_seqs=max_num_seqs, max_model_len=max_model_len)

@@ -217,8 +217,8 @@ def _fetch_file(source: Source, model: RemoteModel, file: RemoteFile, partial: P
     if size != file.size or digest != file.digest:
         unfinished.unlink()
         raise ModelError(
-            f"{file.name} of {model} has {size} bytes and digest {digest}, but {file.size} bytes and "
-            f"{file.digest} were promised; the file is deleted",
+            f"{file.name} of {model} has {size} bytes and digest {digest}, but the source announced {file.size} bytes "
+            f"and digest {file.digest}; the local copy was deleted",
             reason=FailureReason.CHECKSUM_MISMATCH,
         )
     (partial / file.name).parent.mkdir(exist_ok=True)

@@ -66,7 +66,7 @@ class Hub:
         return RemoteModel(f"{repository}@{info.sha[:12]}", info.sha, files)
 
     def download(self, model: RemoteModel, file: RemoteFile, path: Path) -> None:
-        """Appends to `path` the bytes that it lacks, or as many as the hub has. Raises ModelError."""
+        """Appends the missing bytes to `path`, or fewer if the hub ends early. Raises ModelError."""
         present = find_present(path, file)
         if present == file.size > 0:
             return
@@ -75,7 +75,7 @@ class Hub:
         with _errors_explained(self._repository, model.commit), ProgressFile(path, file) as content:
             location = get_hf_file_metadata(url, token=_token()).location
             headers = build_hf_headers(token=_token() if has_one_origin(url, location) else False)
-            self._max_bytes = None  # `content` takes as many as were promised
+            self._max_bytes = None  # `content` accepts no more than the announced size
             http_get(location, content, resume_size=present, headers=headers)
 
     def _build_client(self) -> Client:

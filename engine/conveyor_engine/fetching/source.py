@@ -1,4 +1,4 @@
-"""What a hub and a bucket have in common: files as they are promised, and how what arrived is compared. Pure."""
+"""Shared by hubs and buckets: the list of files with expected sizes and digests, and how local files are checked."""
 
 import hashlib
 import io
@@ -12,9 +12,9 @@ from typing import Any, Literal, Protocol
 from conveyor_engine.errors import ModelError
 from conveyor_protocol.failure_reasons import FailureReason
 
-POOLING_FILE = "1_Pooling/config.json"  # of models that embed; nothing else in a folder is wanted
+POOLING_FILE = "1_Pooling/config.json"  # of models that embed; no other file in a subfolder is downloaded
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[\w.+-]+")  # names are not trusted
-_MAX_NAME_BYTES = 200  # file systems allow 255, and a file that is not complete has a longer name
+_MAX_NAME_BYTES = 200  # file systems allow 255, and an incomplete file has a longer name
 _HASH_BLOCK_BYTES = 1 << 20
 _PROGRESS_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -22,18 +22,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file as its source promises it."""
+    """One file as its source announces it."""
 
     name: str
     size: int  # bytes
-    digest: str  # as the source names content; letters, digits and dashes
-    hashing: Literal["sha256", "git", "md5", "none"]  # git: its blob id; none: the digest cannot be computed from bytes
-    part_bytes: int | None = None  # md5: the digest is one of the digests of parts of this size, and their number
+    digest: str  # in the source's format: letters, digits and dashes
+    hashing: Literal["sha256", "git", "md5", "none"]  # git: the blob id; none: the digest cannot be computed from bytes
+    part_bytes: int | None = None  # md5 in parts of this size: the MD5 of the parts' MD5s, "-" and their number
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """What a source holds: the files at its root, and the one below that may be wanted."""
+    """The files to download: those at the source's root, and one file in a subfolder (POOLING_FILE) if it is there."""
 
     title: str  # for people
     commit: str  # equal commits have equal files
@@ -50,11 +50,11 @@ class Source(Protocol):
         """Describe the model as it is now, or at `commit`. Raises ModelError."""
 
     def download(self, model: RemoteModel, file: RemoteFile, path: Path) -> None:
-        """Appends to `path` the bytes that it lacks, or as many as the source has. Raises ModelError."""
+        """Appends the missing bytes to `path`, or fewer if the source ends early. Raises ModelError."""
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether it may name a file here: no folder, and nothing that a log could be deceived with."""
+    """Whether it may be a file's name here: without a folder, and without characters that could forge a log line."""
     return _PLAIN_NAME.fullmatch(name) is not None and len(name.encode()) <= _MAX_NAME_BYTES
 
 
@@ -63,7 +63,7 @@ def is_known_form(name: str) -> bool:
 
 
 def find_present(path: Path, file: RemoteFile) -> int:
-    """How many bytes of `file` are there. What has more is none of it, and removed."""
+    """How many bytes of `file` are at `path`. A local file that is larger than `file` is wrong, and is deleted."""
     present = path.stat().st_size if path.exists() else 0
     if present > file.size:
         path.unlink()
@@ -74,9 +74,9 @@ def find_present(path: Path, file: RemoteFile) -> int:
 
 
 class ProgressFile(io.FileIO):
-    """A file that takes all or raises OSError, and says from time to time how much of it has come.
+    """A file whose `write` writes all bytes or raises OSError. It logs the progress every few seconds.
 
-    More than was promised is refused (ModelError, ChecksumMismatch): it could fill the volume.
+    Bytes beyond the announced size raise ModelError (ChecksumMismatch), because they could fill the volume.
     """
 
     def __init__(self, path: Path, file: RemoteFile) -> None:
@@ -87,10 +87,11 @@ class ProgressFile(io.FileIO):
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > self._file.size:
             self.truncate(0)
-            message = f"{self._file.name} has more than the {self._file.size} bytes that were promised; it is deleted"
+            message = f"the source sent more than the announced {self._file.size} bytes of {self._file.name}; "
+            message += "the local copy was deleted"
             raise ModelError(message, reason=FailureReason.CHECKSUM_MISMATCH)
         written = 0
-        while written < len(data):  # a disk that becomes full takes a part first, and refuses the rest
+        while written < len(data):  # a disk that becomes full writes a part first, and fails for the rest
             written += super().write(data[written:])
         if time.monotonic() - self._spoke > _PROGRESS_SECONDS:
             self._spoke = time.monotonic()

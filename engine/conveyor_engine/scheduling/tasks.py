@@ -1,8 +1,8 @@
 """What the scheduler knows of a task: which requests can run, what they cost, and what their outputs are.
 
-Made by `scheduler`, which is the same for all tasks. `registry` finds the one of the engine's model, whose `scheduling`
-module has it. Two kinds are known here: a task that steps by tokens (`tasks.generate`) computes a prompt in pieces and
-keeps its keys and values in blocks; one that takes one step (`OneStep`) keeps nothing but the payload that comes out.
+The scheduler is the same for all tasks, and builds the `Task` of its model. `registry` finds the class in the task's
+`scheduling` module. There are two kinds of tasks. A task that steps by tokens (`tasks.generate`) computes a prompt in
+pieces and stores its keys and values in blocks. A task of one step (`OneStep`) stores nothing; its result is a payload.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,15 @@ class Task(Protocol):
 
     @property
     def whole_prompts(self) -> bool:
-        """Whether a request is computed in one step, and so is never padded."""
+        """Whether a request is computed in one step. If so, mode Static adds no dummy tokens."""
         ...
 
     @property
     def packs(self) -> bool:
-        """Whether a batch costs the sum of its requests, however their lengths differ. So it gains nothing by grouping.
+        """Whether a batch costs the sum of its requests, however their lengths differ.
 
-        A batch of one-step requests that does not pack is padded: it costs its number times its largest request.
+        If so, grouping by length gains nothing. Otherwise the model itself pads a batch of one-step requests, which is
+        counted: the batch costs its number of requests times the largest one.
         """
         ...
 
@@ -44,23 +45,26 @@ class Task(Protocol):
         ...
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """A request that every model of this task can compute, for warm-up and after a failed step; its id is free.
+        """A request that every model of this task can compute, for warm-up and after a failed step.
 
-        `cost` is what all it brings takes of a step's budget; `number` makes it differ from others.
+        `cost`: tokens (or the task's unit) that it takes of a step's budget. Content and id differ for each `number`.
         """
         ...
 
     def check(self, request: EngineRequest) -> None:
-        """Raises InvalidRequest if it could never be run. The API process checks too, and it alone reads all of it."""
+        """Raises InvalidRequest if the request could never run.
+
+        The API process checks requests too, and only there is every token checked.
+        """
         ...
 
     def update(self, outputs: Outputs, step: Step, result: StepResult) -> None:
-        """Adds the results of the step to its requests. Those of requests that left meanwhile are discarded."""
+        """Adds the results of the step to its requests. Results of requests that have left are discarded."""
         ...
 
 
 class OneStep:
-    """The part that all tasks share whose requests take one step: what comes out is a payload."""
+    """Shared by all tasks whose requests take one step. The result of a request is a payload."""
 
     whole_prompts = True
     packs = False
@@ -72,7 +76,7 @@ class OneStep:
         self._task = facts.task
 
     def check(self, request: EngineRequest) -> None:
-        """Refuses what asks for tokens."""
+        """Rejects requests that ask for generated tokens."""
         if request.params is not None:
             raise wrong_task(self._task)
 
@@ -84,7 +88,7 @@ class OneStep:
 
 
 class OneStepPrompt(OneStep):
-    """A request is one whole prompt of tokens, and what its payload says of them. A batch has no padding."""
+    """A request is one prompt, plus a payload with details of its tokens. A batch has no padding."""
 
     packs = True
     dummy_payload = b""
@@ -103,10 +107,10 @@ class OneStepPrompt(OneStep):
         super().check(request)
         num_tokens = len(request.prompt_token_ids)
         if num_tokens < 1:
-            raise InvalidRequest("a request needs a token of prompt, at least", param="input")
+            raise InvalidRequest("a request needs at least one prompt token", param="input")
         if num_tokens > self._max_model_len:
             raise InvalidRequest(
-                f"{num_tokens} tokens are more than the context of {self._max_model_len}",
+                f"{num_tokens} tokens exceed the model's context of {self._max_model_len} tokens",
                 param="input",
                 code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             )

@@ -1,7 +1,7 @@
-"""The metrics of requests and steps, observed by `http` as they pass; all of the engine's, rendered at /metrics.
+"""Metrics of requests and steps, which `http` updates. Renders all metrics of the engine at /metrics.
 
-Metrics that vLLM has too keep its names (vllm:*), for dashboards, gateways and load generators; the others are
-conveyor_engine_*. What is read at a scrape is in `metrics_snapshot`.
+Metrics that vLLM has too keep its names (vllm:*), for dashboards, gateways and load generators. The others are
+conveyor_engine_*. Metrics that are computed at a scrape are in `metrics_snapshot`.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -24,8 +24,8 @@ _BATCH_WAIT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1
 _COSTS = tuple(4**power for power in range(13))
 _SHARES = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 _PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
-_METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # labels: a client may send any word
-# vLLM's excluded handlers, and those of ours like them: probes and scrapes would hide how few requests fail.
+_METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # allowed as labels: a client may send any word as a method
+# Not counted, as in vLLM: probes and scrapes nearly always succeed, and would hide the share of requests that fail.
 _NOT_REQUESTS = frozenset(
     [f"{base}/{page}" for base in ("", "/v1") for page in ("health", "ping", "version")]
     + [LIVE_PATH, READY_PATH, SERVER_PATH]
@@ -37,7 +37,7 @@ class EngineMetrics:
     """The engine's metrics in a registry of their own, each name once."""
 
     def __init__(self, model_name: str, cost_unit: str = "tokens") -> None:
-        """`cost_unit`: as the engine's task has it."""
+        """`cost_unit`: the unit of the task's costs."""
         self._registry = CollectorRegistry()
         self._label = {"model_name": model_name}
         self._between_tokens = Counts(_BETWEEN_TOKENS_SECONDS)
@@ -48,7 +48,7 @@ class EngineMetrics:
         )
         self._per_output_token = self._histogram(
             "vllm:request_time_per_output_token_seconds",
-            "Mean time per token after the first of one answer.",
+            "Mean time per token of one answer, without its first token.",
             _BETWEEN_TOKENS_SECONDS,
         )
         self._request = self._histogram(
@@ -66,17 +66,25 @@ class EngineMetrics:
         self._inference = self._histogram(
             "vllm:request_inference_time_seconds", "From the first step to the last token.", _REQUEST_SECONDS
         )
-        self._preemptions = self._histogram("vllm:request_num_preemptions", "Of one answer.", _PREEMPTIONS)
-        self._prompt_tokens = self._histogram("vllm:request_prompt_tokens", "Of one request.", _POWERS_OF_TWO)
-        self._output_tokens = self._histogram("vllm:request_generation_tokens", "Of one answer.", _POWERS_OF_TWO)
-        self._max_tokens = self._histogram("vllm:request_params_max_tokens", "As asked for.", _POWERS_OF_TWO)
-        self._longest_tokens = self._histogram(
-            "vllm:request_max_num_generation_tokens", "Of the longest of a prompt's answers.", _POWERS_OF_TWO
+        self._preemptions = self._histogram("vllm:request_num_preemptions", "Preemptions of one answer.", _PREEMPTIONS)
+        self._prompt_tokens = self._histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of one request.", _POWERS_OF_TWO
         )
-        self._choices = self._histogram("vllm:request_params_n", "As asked for.", _POWERS_OF_TWO[:8])
+        self._output_tokens = self._histogram(
+            "vllm:request_generation_tokens", "Generated tokens of one answer.", _POWERS_OF_TWO
+        )
+        self._max_tokens = self._histogram(
+            "vllm:request_params_max_tokens", "max_tokens of the request.", _POWERS_OF_TWO
+        )
+        self._longest_tokens = self._histogram(
+            "vllm:request_max_num_generation_tokens",
+            "Generated tokens of the longest of a prompt's answers.",
+            _POWERS_OF_TWO,
+        )
+        self._choices = self._histogram("vllm:request_params_n", "n of the request.", _POWERS_OF_TWO[:8])
         self._step_tokens = self._histogram(
             "vllm:iteration_tokens_total",
-            "Of one step: generated tokens, and the prompts that it completed.",
+            "Tokens of one step: generated tokens, and all tokens of prompts that it completed.",
             _POWERS_OF_TWO,
         )
         self._step_seqs = self._histogram(
@@ -84,28 +92,31 @@ class EngineMetrics:
         )
         self._batch_wait = self._histogram(
             "conveyor_engine_batch_wait_seconds",
-            "From the arrival of a batch's first request until the batch closed: window, and the batches before.",
+            "From the arrival of a batch's first request until the batch closed; includes the window and the wait for "
+            "earlier batches.",
             _BATCH_WAIT_SECONDS,
         )
         self._batch_padding = self._histogram(
-            "conveyor_engine_batch_padding_ratio", "Padding's part in the cost of a batch, 0 to 1.", _SHARES
+            "conveyor_engine_batch_padding_ratio", "Share of padding in the cost of a batch, 0 to 1.", _SHARES
         )
         self._batch_cost = self._histogram(
             "conveyor_engine_batch_cost",
-            "Of a batch when it closed: the sum of its prompts, or padded their number times the longest.",
+            "Cost of a batch when it closed: the sum of its prompts or, if padded, their number times the longest one.",
             _COSTS,
             unit=cost_unit,
         )
-        self._success = self._counter("vllm:request_success", "Answers, by how they ended.", "finished_reason")
+        self._success = self._counter("vllm:request_success", "Answers, by the reason of their end.", "finished_reason")
         for reason in set(FinishReason) - {FinishReason.STOP_STRING}:  # reported as STOP
             self._success.labels(finished_reason=reason.value)  # present at 0 from the start
-        self._rejections = self._counter("vllm:admission_rejections", "Requests refused, by why.", "reason")
+        self._rejections = self._counter("vllm:admission_rejections", "Rejected requests, by reason.", "reason")
         self._ignored_fields = self._counter(
-            "conveyor_engine_ignored_fields", "Fields of requests that nobody defines: ignored.", "kind"
+            "conveyor_engine_ignored_fields", "Ignored fields of requests: fields that no API defines.", "kind"
         )
-        self._responses = self._counter("conveyor_engine_http_responses", "By route and status.", "route", "status")
+        self._responses = self._counter(
+            "conveyor_engine_http_responses", "HTTP responses by route and status.", "route", "status"
+        )
         self._requests = self._counter(
-            "http_requests", "As vLLM counts them: no probes.", "handler", "method", "status"
+            "http_requests", "HTTP requests without probes, as vLLM counts them.", "handler", "method", "status"
         )
 
     def render(self) -> bytes:
@@ -113,7 +124,7 @@ class EngineMetrics:
         return generate_latest(self._registry)
 
     def observe_step(self, step: StepOutputs) -> None:
-        """After each engine step, also one that only reported aborts."""
+        """Call after each engine step, also after one that only reported aborts."""
         before, now = self.snapshot.stats, step.stats
         self.snapshot.stats = now
         if now.num_steps > before.num_steps:
@@ -126,13 +137,13 @@ class EngineMetrics:
             self._batch_wait.observe(now.batch_wait_seconds)
 
     def observe_prompt(self, num_tokens: int, max_tokens: int | None = None) -> None:
-        """When a request was admitted; an embedding has no `max_tokens`."""
+        """Call when a request was admitted. An embedding has no `max_tokens`."""
         self._prompt_tokens.observe(num_tokens)
         if max_tokens is not None:
             self._max_tokens.observe(max_tokens)
 
     def observe_first_token(self, seconds: float) -> None:
-        """Since the request's arrival."""
+        """`seconds` have passed since the request's arrival."""
         self._first_token.observe(seconds)
 
     def observe_next_tokens(self, seconds: float, num_tokens: int) -> None:
@@ -140,7 +151,7 @@ class EngineMetrics:
         self._between_tokens.add(seconds / num_tokens, num_tokens)
 
     def observe_end(self, reason: str, num_tokens: int, seconds: float, seconds_after_first: float) -> None:
-        """When one answer ended."""
+        """Call when an answer has ended."""
         self._success.labels(finished_reason=reason).inc()
         self._output_tokens.observe(num_tokens)
         self._request.observe(seconds)
@@ -148,7 +159,7 @@ class EngineMetrics:
             self._per_output_token.observe(seconds_after_first / (num_tokens - 1))
 
     def observe_stages(self, queued: float, prefill: float, decode: float, num_preemptions: int) -> None:
-        """When one answer ended that had begun: the seconds of its stages."""
+        """Call when an answer that had begun has ended, with the seconds of its stages."""
         self._queued.observe(queued)
         self._prefill.observe(prefill)
         self._decode.observe(decode)
@@ -156,20 +167,23 @@ class EngineMetrics:
         self._preemptions.observe(num_preemptions)
 
     def observe_choices(self, number: int, longest_tokens: int) -> None:
-        """When all answers to one prompt ended."""
+        """Call when all answers to one prompt have ended."""
         self._choices.observe(number)
         self._longest_tokens.observe(longest_tokens)
 
     def count_rejection(self, reason: str) -> None:
-        """One request was refused before it ran."""
+        """Count a request that was rejected before it ran."""
         self._rejections.labels(reason=reason).inc()
 
     def count_ignored_fields(self, kind: str, number: int) -> None:
-        """A request of this kind had so many fields that nobody defines. Their names would be labels without end."""
+        """Count the fields of a request of this kind that no API defines.
+
+        Their names are not a label: clients could send any number of different names.
+        """
         self._ignored_fields.labels(kind=kind).inc(number)
 
     def count_response(self, route: str, method: str, status: int) -> None:
-        """One HTTP answer began. `route` is one of few."""
+        """Count an HTTP answer that has begun. `route` is one of a fixed set."""
         self._responses.labels(route=route, status=str(status)).inc()
         if route in _NOT_REQUESTS:
             return

@@ -1,6 +1,7 @@
-"""One answer's text as it may be shown: decoded token by token, cut at stop strings, which are held back in time.
+"""The text of one answer: decoded token by token, cut at stop strings. Text that may begin a stop string is held back.
 
-Used by `serving.http`, one per choice. Pure but for the tokenizer's decode stream. Keeps only what is not shown yet.
+Used by `serving.http`, one for each choice. Pure except for the tokenizer's decode stream. Stores only text that is not
+shown yet.
 """
 
 from collections import deque
@@ -14,12 +15,12 @@ _NO_STOP_STRINGS = StopStrings(())
 
 
 class Piece(NamedTuple):
-    """What may be shown after a push: new text, and where each token begins (in characters of the answer) that now
-    lies wholly within the text shown so far."""
+    """What may be shown after a push: new text, and the start (in characters of the answer) of each token that is now
+    completely shown."""
 
     text: str
     token_starts: list[int]
-    stopped: bool = False  # a stop string was found; nothing more will come
+    stopped: bool = False  # a stop string was found, and the answer ends here
 
 
 class Detokenizer:
@@ -37,17 +38,17 @@ class Detokenizer:
     ) -> None:
         """Stop strings count only in text that begins after the first `min_tokens` tokens.
 
-        `shows_stop`: the text ends behind the stop string, and nothing is held back.
+        `shows_stop`: the text includes the stop string, and nothing is held back.
         """
         self._stream = tokenizer.decode_stream(prompt_token_ids, skip_special_tokens=skip_special_tokens)
         self._shows_stop = shows_stop
         self._matcher = StopMatcher(stop)
         self._min_tokens = min_tokens
-        self.num_tokens = 0  # taken, up to the one that completed a stop string
-        self._hidden = ""  # text that is not shown yet ...
-        self._shown = 0  # ... and the number of characters that are
-        self._last_start = 0  # of the first token that is not shown
-        self._ends: deque[int] = deque()  # of the tokens that are not shown, in characters of the answer
+        self.num_tokens = 0  # decoded so far, including the one that completed a stop string
+        self._hidden = ""  # text that is not shown yet
+        self._shown = 0  # number of characters that are shown
+        self._last_start = 0  # start of the first token that is not completely shown
+        self._ends: deque[int] = deque()  # ends of the tokens that are not completely shown, in characters
 
     @property
     def num_characters(self) -> int:
@@ -70,12 +71,12 @@ class Detokenizer:
         return self._show(len(self._hidden) - (0 if self._shows_stop else self._matcher.num_held))
 
     def finish(self) -> Piece:
-        """The rest of the text, once no more tokens come. An unfinished character becomes a replacement character."""
+        """The rest of the text, after the last token. An incomplete character becomes a replacement character."""
         cut = self._append(self._stream.finish(), counts=True)
         return self._show(len(self._hidden)) if cut is None else self._show(cut, stopped=True)
 
     def _append(self, text: str, *, counts: bool) -> int | None:
-        """Hides the text. Returns where all that is hidden is cut, if it completes a stop string."""
+        """Adds to the hidden text. Returns the length of it to show if a stop string is complete, else None."""
         before = len(self._hidden)
         self._hidden += text
         found = self._matcher.feed(text) if counts else None

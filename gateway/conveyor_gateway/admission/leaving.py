@@ -1,6 +1,6 @@
-"""How soon a request that finds the queue full would have had its turn: what `Retry-After` says. Used by `dispatcher`.
+"""Estimates how long a request that found the queue full would have waited, for `Retry-After`. Used by `dispatcher`.
 
-Pure bookkeeping: the clock is an argument. An event costs the same however many requests wait.
+Pure bookkeeping: the clock is an argument. The cost of an event does not depend on how many requests wait.
 """
 
 import math
@@ -10,42 +10,43 @@ from typing import Final
 from conveyor_gateway.admission.waiting import Waiting
 
 RETRY_AFTER_SECONDS_MAX: Final = 60  # OpenAI's clients wait no longer
-_LATELY_SECONDS: Final = 30.0  # of a backlog; what is older counts for about a third
-_ASSUMED: Final = 0.1  # places, in as many seconds: what is known before any came free
+_LATELY_SECONDS: Final = 30.0  # time constant of the decay: an event that is this old counts 0.37
+_ASSUMED: Final = 0.1  # prior: 0.1 places in 0.1 seconds, so one place a second before any is counted
 
 
 class Leaving:
     """The rates at which requests of each level get places, counted while others wait.
 
-    Time without a backlog does not count, and neither does a request that gets its place at once: both say nothing of
-    how fast a backlog goes.
+    Time without a backlog does not count, nor does a request that gets its place at once: neither shows how fast a
+    backlog shrinks.
     """
 
     def __init__(self, now: float) -> None:
         self.has_backlog = False
         self._at = now
-        self._seconds = 0.0  # with a backlog
+        self._seconds = 0.0  # the time with a backlog
         self._left: dict[int, tuple[float, float]] = {}  # by level: a decaying count, and `_seconds` at its last event
 
     def tick(self, now: float) -> None:
-        """Time has passed, with a backlog if `has_backlog` was set last."""
+        """Advances the clock. The time since the last call counts as backlog time if `has_backlog` is set."""
         self._seconds += (now - self._at) * self.has_backlog
         self._at = now
 
     def count(self, level: int) -> None:
-        """A request of this level has got a place."""
+        """Counts a request of this level that has got a place."""
         if self.has_backlog:
             self._left[level] = (self._count(level) + 1, self._seconds)
 
     def keep(self, levels: set[int]) -> None:
-        """The service has these levels now."""
+        """Forgets all levels except these."""
         self._left = {level: left for level, left in self._left.items() if level in levels}
 
     def find_wait_seconds(self, level: int, waiting: Waiting) -> int:
-        """How long a request of this level waits for all that is ahead of it, in whole seconds, from 1 to the most.
+        """How long a request of this level would wait, in whole seconds between 1 and RETRY_AFTER_SECONDS_MAX.
 
-        Ahead are its own level and all better ones. A level that gets fewer places than those together, because of its
-        share or because it yields, waits for its own.
+        The first estimate divides all requests of this level and of lower numbers by their common rate. A level may get
+        fewer places than that, because it has a share or yields. So there is a second estimate for this level alone,
+        and the longer one counts.
         """
         levels = [each for each in waiting.levels if each <= level]
         waits = [sum(map(waiting.count, levels)) / self._per_second(levels)]

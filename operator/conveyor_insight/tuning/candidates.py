@@ -15,7 +15,7 @@ _NAMES: Final = {"max_batch_size": "maxBatchSize", "window": "window", "max_batc
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Values of `spec.batching`; None leaves a field open."""
+    """Values of `spec.batching`; None: the field is not set."""
 
     max_batch_size: int
     window: str | None = None
@@ -41,7 +41,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One field, and the values that are tried with the others at their best."""
+    """One field, and the values to try for it. The fields before it keep their best values."""
 
     field: str
     values: tuple[Any, ...]
@@ -50,15 +50,18 @@ class Axis:
         return f"{_NAMES[self.field]} {', '.join(map(str, self.values))}"
 
     def vary(self, base: Candidate) -> list[Candidate]:
-        """The base with each other value of the field."""
+        """Copies of the base, one for each different value of the field."""
         found = (replace(base, **{self.field: value}) for value in self.values)
         return [candidate for candidate in found if candidate != base and candidate.is_valid()]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`current` is what the service has, which is measured first. `implied_mode`: the mode that the spec leaves open
-    and that has a window, so that a patch with a window must name it."""
+    """`current` is the service's present setting, which is measured first.
+
+    `implied_mode`: the mode in effect if the spec names none and the mode has a window. A patch that sets a window must
+    then name the mode.
+    """
 
     current: Candidate
     axes: tuple[Axis, ...]
@@ -81,10 +84,10 @@ class Plan:
 def make_plan(
     given: Batching, task: str | None, sizes: Sequence[int], windows: Sequence[str], step_tokens: Sequence[int]
 ) -> Plan:
-    """Batch limits first, then windows, then step budgets; empty for values around the current ones.
+    """Plan to try batch limits first, then windows, then step budgets. `given` is `spec.batching`.
 
-    A step budget that neither the spec nor the caller names stays the engine's choice. `given` is `spec.batching`.
-    Raises ValueError for what a mode does not have, and for too many candidates.
+    An empty argument means: try values around the current one. A step budget that neither the spec nor the caller sets
+    stays the engine's choice. Raises ValueError for a setting that the mode does not have, and for too many candidates.
     """
     batching = given.settle(task)
     if batching.mode == "None":

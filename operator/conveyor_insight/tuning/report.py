@@ -32,7 +32,7 @@ def _build_row(mark: str, candidate: Candidate, trial: Trial) -> tuple[str, ...]
     figures = trial.figures
     spreads = (_build_spread(spread) for spread in (figures.ttft, figures.itl, figures.latency))
     rates = (f"{rate:.3g}" for rate in (figures.offered, figures.goodput, figures.output_tokens))
-    return mark, str(candidate), *rates, *spreads, "held" if not trial.misses else "; ".join(trial.misses)
+    return mark, str(candidate), *rates, *spreads, "met" if not trial.misses else "; ".join(trial.misses)
 
 
 def _build_spread(spread: Spread) -> str:
@@ -45,9 +45,9 @@ def build_recommendation(results: Sequence[Result], plan: Plan, objectives: Obje
     chosen, before = choose(results, current), next(result for result in results if result.candidate == current)
     if chosen.best is None:
         return _tell_none(results, objectives)
-    told = [f"{chosen.candidate} holds {objectives} at P95 up to {chosen.best.rate:.3g} requests/s"]
+    told = [f"{chosen.candidate} meets {objectives} at P95 up to {chosen.best.rate:.3g} requests/s"]
     if chosen.candidate == current:
-        told.append("No other setting serves 5 % more: keep it.")
+        told.append("No other setting serves 5 % more: keep the present one.")
         return ", as the spec has it now. ".join(told)
     if before.best is None:
         told.append(f"; {current}, which the spec has now, does not at any rate that was tried.")
@@ -61,8 +61,9 @@ def _tell_none(results: Sequence[Result], objectives: Objectives) -> str:
     if not lowest:
         return "No setting runs, so there is nothing to recommend."
     nearest = min(lowest, key=lambda trial: trial.rate)
-    told = f"No setting holds {objectives} at P95. At {nearest.rate:.3g} requests/s: {'; '.join(nearest.misses)}. "
-    return told + "Raise the objective, or shorten prompts and answers; a lower --rate shows what one request takes."
+    told = f"No setting meets {objectives} at P95. At {nearest.rate:.3g} requests/s: {'; '.join(nearest.misses)}. "
+    told += "Allow a longer time in --objective, or shorten prompts and answers; "
+    return told + "a lower --rate shows how long one request takes."
 
 
 def build_patch(plan: Plan, chosen: Candidate) -> str:
@@ -72,7 +73,7 @@ def build_patch(plan: Plan, chosen: Candidate) -> str:
 
 
 def build_json(results: Sequence[Result], current: Candidate, *, is_whole: bool = True) -> dict[str, Any]:
-    """All trials, and what is chosen; null if no setting holds the objectives, or the sweep is not whole."""
+    """All trials, and the chosen setting: null if no setting meets the objectives, or the sweep was interrupted."""
     chosen = choose(results, current)
     return {
         "current": current.fields(),

@@ -54,7 +54,7 @@ class Result:
 
     @property
     def best(self) -> Trial | None:
-        """The one of the highest rate that held the objectives."""
+        """The trial with the highest rate that met the objectives."""
         return max((trial for trial in self.trials if not trial.misses), key=lambda trial: trial.rate, default=None)
 
     @property
@@ -97,7 +97,7 @@ class Sweep:
             await self._find_rate(target, result, start)
 
     async def _find_rate(self, target: Target, result: Result, start: float) -> None:
-        """Doubles or halves until the objectives are missed at one rate and held at another; then in between."""
+        """Doubles or halves the rate until one rate meets the objectives and one misses them. Then tries in between."""
         rate, factor = start, 0.0
         while len(result.trials) < MAX_TRIALS and self.least_rate <= rate <= _MAX_RATE:
             holds = not (await self._run(target, result, rate)).misses
@@ -118,8 +118,8 @@ class Sweep:
 
 
 def choose(results: Sequence[Result], current: Candidate) -> Result:
-    """The result with the most goodput. Within 5 % of it the current one, else the smallest batch limit, is better:
-    it changes less, and leaves more of the KV cache to each request."""
+    """The result with the most goodput. Of the results within 5 % of it, the current one, otherwise the one with the
+    smallest batch limit: it changes less, and leaves more of the KV cache to each request."""
     most = max(result.goodput for result in results)
     near = [result for result in results if result.goodput >= most * (1 - _TOLERANCE)]
     return min(near, key=lambda result: (result.candidate != current, result.candidate.max_batch_size))

@@ -146,7 +146,7 @@ def test_warm_up_does_not_disturb_the_first_answers(reference: GetReference) -> 
 
 def test_a_request_that_cannot_fit_is_refused_and_the_queue_is_bounded(reference: GetReference) -> None:
     core = reference("llama").make_core(max_num_queued_requests=1, max_num_seqs=2)
-    with pytest.raises(InvalidRequest, match="more than the context of 96"):
+    with pytest.raises(InvalidRequest, match="exceed the model's context of 96"):
         add(core, "long", [5] * 90, max_tokens=7)
     for name in ("two", "places", "one waits"):
         add(core, name, [5])

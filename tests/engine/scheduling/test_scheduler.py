@@ -43,9 +43,9 @@ def test_a_full_queue_refuses() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (make_request("a", []), "a token of prompt"),
-        (make_request("a", max_tokens=0), "one of output"),
-        (make_request("a", 60, max_tokens=5), "60 tokens of prompt and 5 of output are more than the context of 64"),
+        (make_request("a", []), "at least one prompt token"),
+        (make_request("a", max_tokens=0), "one output token"),
+        (make_request("a", 60, max_tokens=5), "60 prompt tokens and 5 output tokens exceed the model's context of 64"),
     ],
 )
 def test_what_could_never_run_is_refused(request_: EngineRequest, message: str) -> None:

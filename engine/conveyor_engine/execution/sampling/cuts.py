@@ -1,7 +1,7 @@
-"""top_k and top_p: they cut a row's distribution to the best part, from which it draws.
+"""top_k and top_p: cut a row's distribution to its best tokens, from which the row draws.
 
-Not a logit processor, which would have to bring the part back into the vocabulary's order. The draw takes it best
-first, as it is found.
+This is no logit processor: a processor would have to restore the vocabulary's order. Here the kept tokens stay sorted,
+best first, and the draw uses them in this order.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.wire.request import SamplingParams
 
-FEW = 32  # best tokens: of rows whose top_k is not above it no others are weighed
-CANDIDATES = 256  # best tokens, looked at first; the vocabulary is sorted only for rows that need more of them
-SORTED_AT_ONCE = 32  # rows; sorting takes several times the memory of what is sorted
-_LEAST_TOP_P = 1e-6  # keeps the best token alone, as any smaller value does, and is not 0 in float32
+FEW = 32  # rows with top_k up to this number use only this many best tokens
+CANDIDATES = 256  # best tokens that are searched first; the vocabulary is sorted only for rows that need more of them
+SORTED_AT_ONCE = 32  # rows; sorting needs several times the memory of its input
+_LEAST_TOP_P = 1e-6  # keeps only the best token, as any smaller value does, and is not 0 in float32
 
 
 class Cuts:
-    """Keeps each row's top_k, the vocabulary's size where off, and top_p, 1 where off."""
+    """Stores each row's top_k (the vocabulary's size if off) and top_p (1 if off)."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -29,7 +29,7 @@ class Cuts:
         self._top_p = RowValues.full(max_num_seqs, 1, np.float32, device)
 
     def set_row(self, row: int, params: SamplingParams) -> Way:
-        """Keeps the row's cuts. Returns what they leave to draw from."""
+        """Stores the row's cuts. Returns what the row then draws from."""
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
         self._top_k[row] = top_k
         self._top_p[row] = max(params.top_p, _LEAST_TOP_P)
@@ -38,17 +38,17 @@ class Cuts:
         return Way.FROM_PART if params.top_p < 1 else Way.FROM_ALL
 
     def keep(self, weights: torch.Tensor, token_ids: torch.Tensor, samples: Samples) -> Choices:
-        """What entries with a small top_k draw from, of the weights (entries, FEW) of their best tokens, best first."""
+        """Cuts the weights (entries, FEW) of the best tokens, best first, for entries with top_k <= FEW."""
         top_k, top_p = self._top_k[samples.device_rows], self._top_p[samples.device_rows]
         weights.masked_fill_(torch.arange(weights.shape[1], device=weights.device) >= top_k, 0.0)
         cumulative = weights.cumsum(-1)
         return Choices(slice(None), _cut(weights, cumulative, top_p * cumulative[:, -1:]), token_ids)
 
     def narrow(self, weights: torch.Tensor, samples: Samples) -> Iterator[Choices]:
-        """The parts of weights (entries, vocabulary), float32, that the entries draw from.
+        """Yields the tokens that the entries draw from, for weights (entries, vocabulary), float32.
 
-        Of an entry that comes twice, the later part counts. A row's part depends on its own parameters and weights,
-        never on the rest of the batch. The device is waited for if some row has no small top_k.
+        If an entry comes twice, the later one counts. The tokens of a row depend on its own parameters and weights,
+        never on the rest of the batch. Waits for the device if some row's top_k is off or above CANDIDATES.
         """
         top_k, top_p = self._top_k[samples.device_rows], self._top_p[samples.device_rows]
         best, enough = _among_the_best(weights, top_k, top_p)
@@ -61,7 +61,7 @@ class Cuts:
 def find_few(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and indices of the FEW largest of each row of logits (rows, vocabulary), largest first: (rows, FEW) both.
 
-    They lie in the FEW blocks whose largest ones are the largest, so the rest of the row is looked at once.
+    They are all in the FEW blocks with the largest maxima, so the other blocks are read only once, for their maxima.
     """
     rows, vocab_size = logits.shape
     if vocab_size % BLOCK or vocab_size <= FEW * BLOCK or not logits.is_contiguous():
@@ -74,10 +74,10 @@ def find_few(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _among_the_best(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> tuple[Choices, torch.Tensor]:
-    """The parts of all rows, and whether each row's cuts lie within the best tokens looked at: bool (rows,).
+    """Returns the cut best tokens of all rows, and whether each row's cuts need no other tokens: bool (rows,).
 
-    top_p is a share of what top_k leaves. The number looked at is the same for all rows, because it decides which of
-    several equal tokens `topk` finds.
+    top_p is a share of the weight that top_k leaves. All rows use the same number of best tokens, because this number
+    decides which of several equal tokens `topk` finds.
     """
     vocab_size = weights.shape[1]
     num_candidates = min(CANDIDATES, vocab_size)
@@ -91,12 +91,12 @@ def _among_the_best(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 
 
 def _cut(weights: torch.Tensor, cumulative: torch.Tensor, enough: torch.Tensor) -> torch.Tensor:
-    """The weights, best first, and 0 behind those that have `enough` (rows, 1) together."""
+    """The weights, best first, set to 0 after the first ones whose sum reaches `enough` (rows, 1)."""
     return weights.masked_fill(cumulative - weights >= enough, 0.0)
 
 
 def _sum(weights: torch.Tensor) -> torch.Tensor:
-    """Each row's sum, (rows, 1), block by block: torch rounds a long row differently when it is alone."""
+    """Each row's sum, (rows, 1), block by block: torch rounds a long row differently if it is the only one."""
     num_blocks = weights.shape[1] // BLOCK
     whole = num_blocks * BLOCK
     sums = weights[:, :whole].view(len(weights), num_blocks, BLOCK).sum(-1)
@@ -104,7 +104,7 @@ def _sum(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _among_all(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The weights, 0 where cut. Tokens that tie with the last one that the cuts keep are kept too."""
+    """The weights, 0 where cut. Tokens with the same weight as the last kept one are kept too."""
     descending = _sort_descending(weights)
     descending.masked_fill_(torch.arange(weights.shape[1], device=weights.device) >= top_k, 0.0)
     cumulative = descending.cumsum(-1)

@@ -41,11 +41,11 @@ class Generate:
             raise wrong_task(self._task)
         num_tokens, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
         if num_tokens < 1 or max_tokens < 1:
-            raise InvalidRequest("a request needs a token of prompt and one of output, at least", param="prompt")
+            raise InvalidRequest("a request needs at least one prompt token and one output token", param="prompt")
         if num_tokens + max_tokens > self._max_model_len:
-            message = f"{num_tokens} tokens of prompt and {max_tokens} of output are more than the context of"
+            message = f"{num_tokens} prompt tokens and {max_tokens} output tokens exceed the model's context of"
             raise InvalidRequest(
-                f"{message} {self._max_model_len}", param="max_tokens", code=ErrorCode.CONTEXT_LENGTH_EXCEEDED
+                f"{message} {self._max_model_len} tokens", param="max_tokens", code=ErrorCode.CONTEXT_LENGTH_EXCEEDED
             )
 
     def update(self, outputs: Outputs, step: Step, result: StepResult) -> None:
