@@ -18,14 +18,15 @@ _HEAD = """\
 
 Written by `make generate`; do not edit.
 
-Requests of {tokens:,} tokens (prompt and answer) that one GPU holds together in BFloat16, counted by the function with
-which an engine plans its KV cache, at its default of 85 % of what is free. **–**: not one. Of requests half as long it
-holds twice as many.
+The number of requests that one GPU can run at the same time in BFloat16, for requests of {tokens:,} tokens (prompt and
+answer). **–** means that not even one fits. For requests of half the length, the number is twice as large.
 
-This is arithmetic; no row was run on that GPU. Memory is what `nvidia-smi` tells, weights are two bytes for each
-parameter, and 2 GiB are assumed for CUDA and the largest step, which an engine measures at its start. An engine runs
-{batch} requests together unless `batching.maxBatchSize` says otherwise. It uses one GPU; larger models want several,
-which [vLLM under the same resource](vllm.md) can use.
+The table is computed with the engine's own function for the size of the KV cache, at its default of 85 % of the free
+memory. No row was run on that GPU. Memory is the value that `nvidia-smi` shows, weights take two bytes for each
+parameter, and 2 GiB are assumed for CUDA and the largest step. A running engine measures its largest step instead.
+
+An engine runs {batch} requests at the same time unless `batching.maxBatchSize` sets another number. It uses one GPU.
+Larger models need several GPUs, which [vLLM under the same resource](vllm.md) can use.
 """
 
 
