@@ -16,7 +16,7 @@ _HEAD = """\
 
 Written by `make generate` from the chart's `alerts.yaml`; do not edit.
 `prometheusRules.create` installs them as a PrometheusRule; `make alerts` tests them with promtool.
-`critical` needs somebody now, `warning` in working hours.
+An alert with severity `critical` needs action now; `warning` can wait for working hours.
 """
 
 

@@ -13,16 +13,16 @@ from conveyor_protocol.answer_codes import AnswerCode
 _HEAD = """\
 # Errors
 
-Written by `make generate` from the tables that the programs answer by; do not edit. What to do about them:
-[troubleshooting](troubleshooting.md#a-client-gets-an-error).
+Written by `make generate` from the programs' own tables; do not edit.
+[Troubleshooting](troubleshooting.md#a-client-gets-an-error) says what to do about an error.
 
-A client of a service reads the gateway's errors, and the engine's where an engine has judged the request. Both have
-OpenAI's form, `{"error": {"message", "type", "param", "code"}}`. [Anthropic's paths](other-apis.md) have Anthropic's
-form, with the same code. 429 and 503 carry `Retry-After`.
+A client of a service can get errors of the gateway, and errors of the engine that handled its request. Both have
+OpenAI's format, `{"error": {"message", "type", "param", "code"}}`. On [Anthropic's paths](other-apis.md) errors have
+Anthropic's format, with the same code. 429 and 503 have the header `Retry-After`.
 """
 _METRICS_HEAD = """
 ## Metrics server
-A refusal is a `metav1.Status`; the HorizontalPodAutoscaler shows its message.
+Errors are `metav1.Status` objects. The HorizontalPodAutoscaler shows their message.
 
 | status | reason | meaning |
 | --- | --- | --- |

@@ -50,11 +50,11 @@ class ErrorCode(AnswerCode):
         "too many requests wait on the connection for their answers",
     )
     INVALID_JSON = "invalid_json", 400, "the body is not JSON"
-    INVALID_VALUE = "invalid_value", 400, "a field, which `param` names, has a value that it must not have"
+    INVALID_VALUE = "invalid_value", 400, "a field has an invalid value; `param` names the field"
     UNSUPPORTED_VALUE = (
         "unsupported_value",
         400,
-        "a field this engine does not act on, with a value that would act",
+        "a field that this engine does not support has a value that would change the answer",
     )
     CONTEXT_LENGTH_EXCEEDED = (
         "context_length_exceeded",
@@ -77,12 +77,12 @@ class ErrorCode(AnswerCode):
         "the body is longer than 1 MiB and 32 bytes per token of the context; of many inputs 4 MiB, of tensors 8 MiB",
     )
     ENCODED_BODY = "encoded_body", 415, "the body is compressed"
-    QUEUE_FULL = "queue_full", 429, "the engine has no room for the request; the gateway asks another"
+    QUEUE_FULL = "queue_full", 429, "the engine has no room for the request; the gateway tries another engine"
     HEADERS_TOO_LARGE = "headers_too_large", 431, "request line and headers are too long"
-    INTERNAL_ERROR = "internal_error", 500, "a bug of the engine's server; its log has the traceback"
-    GENERATION_FAILED = "generation_failed", 500, "the engine could not go on with this request"
-    ENGINE_DEAD = "engine_dead", 502, "the engine died while it worked on the request; the gateway asks one more"
-    UNAVAILABLE = "unavailable", 503, "the engine starts, drains or goes away; the gateway asks another"
+    INTERNAL_ERROR = "internal_error", 500, "a bug in the engine's server; its log has the traceback"
+    GENERATION_FAILED = "generation_failed", 500, "the engine could not continue this request"
+    ENGINE_DEAD = "engine_dead", 502, "the engine died during the request; the gateway tries one more engine"
+    UNAVAILABLE = "unavailable", 503, "the engine is starting, draining or stopping; the gateway tries another engine"
     TOO_MANY_CONNECTIONS = "too_many_connections", 503, "the engine is at its limit of connections"
     DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's deadline, set by the service or the client, has passed"
 
@@ -102,14 +102,14 @@ class StartError(ConveyorEngineError):
 
 
 class ConfigError(StartError):
-    """The configuration asks for what cannot be."""
+    """The configuration is not possible."""
 
     def __init__(self, message: str, *, reason: FailureReason = FailureReason.INVALID_CONFIG) -> None:
         super().__init__(message, reason=reason)
 
 
 class ModelError(StartError):
-    """The model cannot be had, or cannot be run by this engine."""
+    """The model cannot be downloaded or read, or this engine cannot run it."""
 
     def __init__(self, message: str, *, reason: FailureReason = FailureReason.UNSUPPORTED_MODEL) -> None:
         super().__init__(message, reason=reason)

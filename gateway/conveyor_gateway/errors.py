@@ -52,7 +52,7 @@ class Code(AnswerCode):
     MODEL_NOT_FOUND = (
         "model_not_found",
         404,
-        "no service has that model, or the service in the path has another, or the root does not list it",
+        "no service has that model, or the service in the path has another one, or the root does not list it",
     )
     METHOD_NOT_ALLOWED = (
         "method_not_allowed",
@@ -66,12 +66,12 @@ class Code(AnswerCode):
     QUEUE_FULL = (
         "queue_full",
         429,
-        "the queue is full: this gateway's share of `queue.maxRequests`, or of the class's `maxRequests`, waits",
+        "the queue is full: this gateway's share of `queue.maxRequests`, or of the class's `maxRequests`, is used up",
     )
     TOO_MANY_REQUESTS = (
         "too_many_requests",
         429,
-        "the gateway is at its limit of requests, and most of them are this service's or this client's",
+        "the gateway is at its limit of requests, and this service or this client uses most of them",
     )
     HEADERS_TOO_LARGE = "headers_too_large", 431, "request line or headers are too long"
     INTERNAL_ERROR = "internal_error", 500, "a bug in the gateway; its log has the request's id"
@@ -93,7 +93,7 @@ class Code(AnswerCode):
     STOPPING = "stopping", 503, "the gateway is stopping"
     GATEWAY_MEMORY_FULL = "gateway_memory_full", 503, "the gateway's memory for requests is full (`--max-held-bytes`)"
     TOO_MANY_CONNECTIONS = "too_many_connections", 503, "the gateway is at its limit of requests (`--max-connections`)"
-    QUEUE_TIMEOUT = "queue_timeout", 504, "no engine had a free place within `queue.timeout`"
+    QUEUE_TIMEOUT = "queue_timeout", 504, "no engine could take the request within `queue.timeout`"
     DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's deadline, set by the service or the client, has passed"
 
 

@@ -189,7 +189,7 @@ class ServiceQueue:
             if ticket.deadline <= queue_until:  # not by the clock: uvloop rounds timers to milliseconds, also down
                 message = f"the request's deadline passed while it waited for an engine; {engines}"
                 raise TimedOut(message, Code.DEADLINE_EXCEEDED) from None
-            message = f"no engine had a free place for the request within {limit_seconds:g} s; {engines}"
+            message = f"no engine could take the request within {limit_seconds:g} s; {engines}"
             raise TimedOut(message, Code.QUEUE_TIMEOUT) from None
         finally:
             if delay is not None:
