@@ -16,13 +16,14 @@ _HEAD = """\
 
 Written by `make generate`; do not edit.
 
-Each program takes each setting from, strongest first, its flag (`--port=80`), its environment variable and the default.
-An unknown one, and a value that it must not have, end the process with code 2 and one sentence. The chart sets some of
-them; `operator.extraArgs`, `gateway.extraArgs` and `metrics.extraArgs` set the others, as `[--workers=16]`.
+A setting can be a flag (`--port=80`) or an environment variable. The flag takes precedence over the variable, and the
+variable over the default. An unknown setting or an invalid value ends the process with exit code 2 and one sentence.
+The chart sets some settings. Use `operator.extraArgs`, `gateway.extraArgs` and `metrics.extraArgs` for the others, for
+example `[--workers=16]`.
 
-The engine also reads a YAML file (`--config FILE`), which is weaker than the variables; its keys are the settings
-in snake_case (`max_num_seqs: 8`). The operator writes that file from the InferenceService, where `pod.env` may set a
-few of the variables.
+The engine also reads a YAML file (`--config FILE`). Variables take precedence over the file. Its keys are the settings
+in snake_case (`max_num_seqs: 8`). The operator writes this file from the InferenceService. `pod.env` may set a few of
+the variables.
 """
 
 

@@ -23,9 +23,9 @@ Written by `make generate` from the table that the engine validates by; do not e
 
 Null is the same as leaving a field out.
 
-A field that is in none of these tables is ignored, as vLLM ignores it. A misspelt name is such a field too.
+The engine ignores fields that are in none of these tables, as vLLM does. This includes misspelt names.
 `conveyor_engine_ignored_fields_total` counts the ignored fields of requests, by kind of request.
-Fields of messages, content parts and `stream_options` are ignored without being counted.
+Ignored fields of messages, content parts and `stream_options` are not counted.
 """
 _ACTING = {
     Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
@@ -39,7 +39,7 @@ _HIGHEST = 2**31  # a bound from here on is that of a machine word
 
 def acting() -> Iterator[str]:
     """The fields that do something, each once, with all the places it stands in."""
-    yield "## Fields that act"
+    yield "## Fields with an effect"
     yield "| field | of | values | meaning |"
     yield "| --- | --- | --- | --- |"
     seen: dict[tuple[str, str, str], list[Place]] = {}
@@ -87,8 +87,8 @@ def ignored() -> Iterator[str]:
 
 
 def neutral() -> Iterator[str]:
-    yield "## Fields that are not supported: accepted with the value that changes nothing"
-    yield "Any other value is refused with the field's name (400, `unsupported_value`)."
+    yield "## Fields that are not supported: accepted only with a value that has no effect"
+    yield "Any other value gets 400 `unsupported_value` with the field's name."
     yield ""
     yield "| field | of | defined by | only |"
     yield "| --- | --- | --- | --- |"

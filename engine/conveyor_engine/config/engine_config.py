@@ -84,10 +84,10 @@ class EngineConfig:
     )
     task: str = setting(
         "auto",
-        "what the model does; auto = custom for model.pt2 without config.json, else by the class that config.json "
-        "names: rerank for ...ForSequenceClassification with one label, classify for others and for "
+        "task of the model; auto = custom for model.pt2 without config.json, otherwise by the class that config.json "
+        "names: rerank for ...ForSequenceClassification with one label, classify with several labels and for "
         "...ForTokenClassification, embed for an encoder (BertModel, BertForMaskedLM) or a directory with "
-        "modules.json, else generate",
+        "modules.json, otherwise generate",
         among("auto", *reversed(find_packages())),
     )
     model_class: str | None = setting(
@@ -96,11 +96,11 @@ class EngineConfig:
         "model.pt2",
         optional(_CLASS),
     )
-    device: Device = setting("cuda", "where to run; auto = cuda if there is a GPU, else cpu", literal(Device))
+    device: Device = setting("cuda", "where to run; auto = cuda if there is a GPU, otherwise cpu", literal(Device))
     dtype: Dtype = setting(
         "auto",
         "type of weights, activations and KV cache; auto = on CUDA bfloat16, or float16 for a model saved in it; "
-        "on a CPU bfloat16 if it computes in it, else float32; float16 is not for CPUs",
+        "on a CPU bfloat16 if the CPU computes in it, otherwise float32; float16 is not for CPUs",
         literal(Dtype),
     )
     max_model_len: int | None = setting(
@@ -110,7 +110,7 @@ class EngineConfig:
     )
     sampling_defaults: SamplingDefaultsSource = setting(
         "model",
-        "how a request is sampled that does not say it: model = temperature, top_p and top_k of the model's "
+        "sampling parameters of requests that do not set them: model = temperature, top_p and top_k of the model's "
         "generation_config.json; openai = temperature 1 and no cut",
         literal(SamplingDefaultsSource),
     )
@@ -127,10 +127,10 @@ class EngineConfig:
     )
     batching_mode: BatchingMode = setting(
         "auto",
-        "the policy that forms batches; auto = continuous for a model that generates, else dynamic",
+        "the policy that forms batches; auto = continuous for a model that generates text, otherwise dynamic",
         literal(BatchingMode),
     )
-    max_num_seqs: int = setting(32, "requests that take part in one step", whole_number(1, 1024))
+    max_num_seqs: int = setting(32, "the most requests that take part in one step", whole_number(1, 1024))
     batching_window_seconds: float | None = setting(
         None,
         "how long a batch waits to fill up; static and dynamic only; default: the policy's own",
@@ -138,50 +138,50 @@ class EngineConfig:
     )
     batching_eager: bool = setting(
         False,
-        "true = an idle engine starts a batch of what waits at once, without waiting for the window; static and "
-        "dynamic only",
+        "true = an idle engine starts a batch with the waiting requests at once, without waiting for the window; "
+        "static and dynamic only",
         TRUE_OR_FALSE,
     )
     length_grouping: LengthGrouping = setting(
         "auto",
-        "static and dynamic only; auto = where unequal lengths cost something, requests of like length go together, as "
-        "long as none waits longer than its window for that; off = in order of the queue alone",
+        "static and dynamic only; auto = if differing lengths have a cost, requests of similar length share a batch, "
+        "but no request waits longer than its window for that; off = only the order of the queue counts",
         literal(LengthGrouping),
     )
     max_num_batched_tokens: int | None = setting(
         None,
-        "tokens of one step; a longer prompt takes several, or, to be embedded, one to itself; a batch of static or "
-        "dynamic is full when its prompts cost as much: packed, their sum, padded, their number times the longest; "
-        "default: by device, and for batches that generate no limit",
+        "tokens of one step; a longer prompt takes several steps or, if the task takes one step, a step of its own; a "
+        "batch of static or dynamic is full when its cost reaches this number: the sum of its prompts if packed, their "
+        "number times the longest if padded; default: by device; batches that generate text then have no limit by cost",
         optional(whole_number(1, MAX_TOKENS)),
     )
     max_num_queued_requests: int = setting(
         256,
-        f"requests that may wait for a place; one more is refused with 429, and so is one whose prompt would bring "
-        f"those that wait or run beyond {MAX_TOKENS} tokens",
+        f"requests that may wait for a place in the batch; further requests get 429, and so does a request with which "
+        f"the prompts of all waiting and running requests would exceed {MAX_TOKENS} tokens",
         whole_number(1, 100_000),
     )
     objective_time_to_first_token_seconds: float | None = setting(
         None,
-        "P95 of the time to the first token, for a model that generates: the prompt tokens of a step follow the "
-        "traffic so that it holds; the time that a request waits for a row does not count",
+        "objective for the P95 of the time to the first token, for a model that generates text: the engine adapts the "
+        "prompt tokens of a step; the time that a request waits for a row does not count",
         optional(seconds(3600, least=0.001)),
     )
     objective_inter_token_latency_seconds: float | None = setting(
         None,
-        "P95 of the time between two tokens of an answer: the rows and the prompt tokens of a step follow the traffic, "
-        "below the declared ones, so that it holds",
+        "objective for the P95 of the time between two tokens of an answer: the engine adapts the rows and the prompt "
+        "tokens of a step, up to the declared limits",
         optional(seconds(3600, least=0.001)),
     )
     objective_latency_seconds: float | None = setting(
         None,
-        "P95 of the time of a request, for a model that takes one step: the rows of a step follow the traffic",
+        "objective for the P95 of a request's time, for a task of one step: the engine adapts the rows of a step",
         optional(seconds(3600, least=0.001)),
     )
     class_shares: tuple[tuple[int, int], ...] = setting(
         (),
-        "per cent of the batch's rows and of the KV blocks that requests of a level and of all higher ones may hold "
-        "together, as LEVEL:PERCENT; in the file a mapping; one request of them may always run",
+        "percentage of the batch's rows and of the KV blocks that all requests of a level and of higher levels "
+        "together may use, as LEVEL:PERCENT; in the file a mapping; one such request may always run",
         Kind("levels from 0 to 1000 with whole percentages from 1 to 100, as 50:40,100:20", _parse_shares),
     )
     num_kv_blocks: int | None = setting(
@@ -196,33 +196,33 @@ class EngineConfig:
     block_size: int = setting(16, "tokens of one KV block", whole_number(1, 256))
     workload_input_tokens: Lengths | None = setting(
         None,
-        "tokens of a prompt at P50 and P95, as 256,1024; what is left open of context and KV blocks follows, and so do "
-        "the sizes of CUDA graphs and the warm-up",
+        "tokens of a prompt at P50 and P95, as 256,1024; context and KV blocks, if they are not set, CUDA graphs and "
+        "the warm-up follow from it",
         optional(_LENGTHS),
     )
     workload_output_tokens: Lengths | None = setting(
-        None, "the same of an answer, for a model that generates", optional(_LENGTHS)
+        None, "tokens of an answer at P50 and P95, for a model that generates text", optional(_LENGTHS)
     )
     prefix_caching: bool = setting(True, "share the KV blocks of identical prompt prefixes", TRUE_OR_FALSE)
     attention_backend: AttentionBackendName = setting(
-        "auto", "auto = the fastest that works here", literal(AttentionBackendName)
+        "auto", "attention kernels; auto = the fastest that work here", literal(AttentionBackendName)
     )
     enforce_eager: bool = setting(
         False,
-        "true = without CUDA graphs: the host launches each kernel of a step of decodes, which takes longer and saves "
-        "their memory",
+        "true = without CUDA graphs: the host launches each kernel of a decode step, which is slower but saves the "
+        "memory of the graphs",
         TRUE_OR_FALSE,
     )
     request_timeout_seconds: float = setting(
-        600.0, "longest time of one request; a client may ask for less", seconds(DAY_SECONDS, least=0.001)
+        600.0, "longest time of one request; a client may set a shorter time", seconds(DAY_SECONDS, least=0.001)
     )
-    drain_timeout_seconds: float = setting(120.0, "how long running requests may go on after SIGTERM", seconds(3600))
+    drain_timeout_seconds: float = setting(120.0, "how long running requests may continue after SIGTERM", seconds(3600))
     host: str = setting("0.0.0.0", "address to listen on", WORDS)
-    port: int = setting(8000, "port to listen on; 0 = any free one, said in the log", PORT)
+    port: int = setting(8000, "port to listen on; 0 = any free port, which is logged", PORT)
     padding: Padding | None = setting(
         None,
-        "static only; real (the default) = every row is computed as long as the longest prompt, and on until the "
-        "slowest is done, as in a padded tensor; none = packed: rows of their own lengths",
+        "static only; real (the default) = every row is padded to the longest prompt and computed until the slowest "
+        "row is done, as in a padded tensor; none = packed: rows keep their own lengths",
         optional(literal(Padding)),
     )
     num_threads: int | None = setting(

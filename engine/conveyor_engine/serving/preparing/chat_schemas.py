@@ -52,19 +52,19 @@ class ChatMessage(Object):
     place = Place.MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    """`developer` is given to the chat template as `system`."""
+    """The chat template gets `developer` as `system`."""
     content: Content = None
     """A string, or parts `{"type": "text", "text": ...}`."""
     name: str | None = None
     """For chat templates that show it."""
     tool_calls: list[EarlierCall] | None = None
-    """What the assistant called; such a message needs no content."""
+    """The assistant's calls; a message with calls needs no content."""
     reasoning_content: str | None = None
     """The assistant's thinking, for chat templates that show it."""
     reasoning: str | None = None
-    """The same by its newer name."""
+    """The newer name of `reasoning_content`."""
     tool_call_id: str | None = None
-    """The call whose result a `tool` message has."""
+    """For a `tool` message: the call whose result it has."""
 
     @model_validator(mode="after")
     def _check_content(self) -> "ChatMessage":
@@ -108,23 +108,23 @@ class ChatRequest(SamplingFields):
     ]
     """The conversation."""
     logprobs: bool | None = False
-    """Log probabilities of the answer's tokens."""
+    """True: return log probabilities of the answer's tokens."""
     top_logprobs: Alternatives | None = None
-    """So many alternatives of each token."""
+    """Number of alternatives for each token."""
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
     """The newer name of `max_tokens`."""
     add_generation_prompt: bool | None = None
     """False: the prompt does not begin the assistant's turn."""
     continue_final_message: bool | None = False
-    """The answer continues the last message, with no turn in between."""
+    """True: the answer continues the last message, without a new turn."""
     documents: list[dict[str, Any]] | None = None
     """For chat templates that show documents."""
     tools: Annotated[list[Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
     """Up to 128 functions that the model may call."""
     tool_choice: ToolChoice = None
-    """`auto` (the default where there are tools), `none`, `required`, or the function that it must call."""
+    """`auto` (the default if there are tools), `none`, `required`, or the function that the model must call."""
     parallel_tool_calls: bool | None = None
-    """False: one call at most."""
+    """False: at most one call."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """For chat templates that show it; `none` also sets their variable `enable_thinking` to false."""
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None

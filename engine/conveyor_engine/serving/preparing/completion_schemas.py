@@ -14,10 +14,10 @@ class CompletionRequest(SamplingFields):
     prompt: Prompts
     """A text, token ids, or a list of either."""
     logprobs: Alternatives | None = None
-    """Log probabilities of the tokens and of so many alternatives."""
+    """Log probabilities of the tokens and of this many alternatives."""
 
     echo: bool | None = False
-    """The text begins with the prompt, and the log probabilities with its tokens'."""
+    """True: the text begins with the prompt, and the log probabilities with those of its tokens."""
 
     def top_logprobs_wanted(self) -> int | None:
         """Alternatives per token; None = no log probabilities at all."""

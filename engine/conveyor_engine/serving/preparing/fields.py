@@ -70,13 +70,13 @@ def _as_json(value: object) -> str:
 
 
 _LABEL = "labels the request or its user"
-_PLACE = "says where, when or with which help it is computed"
-_CACHE = "advises a prompt cache, and prefixes are cached in any case"
-_NO_BEAMS = "it is of beam search, which would run all beams in step and copy their caches; send `n` and a `seed`"
-_WITHOUT = "is about media, of which there are none, or about how reasoning is told, which is always apart"
+_PLACE = "selects where, when or with which help the request is computed"
+_CACHE = "advises a prompt cache; prefixes are cached in any case"
+_NO_BEAMS = "beam search is not supported; send `n` and a `seed`"
+_WITHOUT = "is about media, which are not supported, or about the format of reasoning, which is always a separate field"
 _HOSTED = "is about tools that OpenAI runs"
-_STORES = "this server keeps nothing; send the whole conversation as `input`"
-_SPACES = "is about tokenizers that are not fast ones"
+_STORES = "this server stores nothing; send the whole conversation as `input`"
+_SPACES = "is about slow tokenizers, which are not used"
 
 
 def _ignored(why: str, by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH) -> Iterator[Row]:

@@ -214,17 +214,17 @@ class CountTokensRequest(ModelFields):
     messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
     """The conversation, of `user`, `assistant` and `system`: text, thinking, and calls of tools with their results."""
     system: Texts | None = None
-    """What holds from the beginning."""
+    """The system message."""
     tools: Annotated[list[_Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
     """Up to 128 functions that the model may call."""
     tool_choice: _ToolChoice | None = None
-    """`auto` (the default where there are tools), `any`, `tool` or `none`; and whether it may call several at once."""
+    """`auto` (the default if there are tools), `any`, `tool` or `none`; and whether several calls are allowed."""
     thinking: _Thinking | None = None
-    """`enabled` with `budget_tokens`, `disabled` (the default), or `adaptive`: as the model's chat template has it."""
+    """`enabled` with `budget_tokens`, `disabled` (the default), or `adaptive`: the chat template's own default."""
     output_config: OutputConfig | None = None
     """`format`: a JSON schema that the answer follows; `effort`: for chat templates that show it."""
     chat_template_kwargs: Json | None = None
-    """Variables for the model's chat template; they win over those of `thinking`."""
+    """Variables for the model's chat template; they take precedence over those of `thinking`."""
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
@@ -271,7 +271,7 @@ class MessagesRequest(CountTokensRequest, ChoosingFields):
     max_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL]
     """The longest answer."""
     stop_sequences: Stops = ()
-    """Up to 16 texts, of at most 1,024 characters each, that end the answer, which does not have them."""
+    """Up to 16 texts, of at most 1,024 characters each, that end the answer and are not part of it."""
 
     def own_forms(self) -> dict[str, Form]:
         """Those of extensions too."""

@@ -193,13 +193,13 @@ class ResponsesRequest(ChoosingFields):
     instructions: str | None = None
     """A system message before the input."""
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """The longest answer, thinking included. Without it, what the context leaves."""
+    """The longest answer in tokens, thinking included; default: all that the context leaves."""
     tools: Annotated[list[_Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
     """Up to 128 functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
-    """`auto` (the default where there are tools), `none`, `required`, or the function that it must call."""
+    """`auto` (the default if there are tools), `none`, `required`, or the function that the model must call."""
     parallel_tool_calls: bool | None = None
-    """False: one call at most."""
+    """False: at most one call."""
     text: TextConfig | None = None
     """`format`: `text`, `json_object`, or a `json_schema` that the answer follows."""
     reasoning: ReasoningConfig | None = None
@@ -209,17 +209,17 @@ class ResponsesRequest(ChoosingFields):
     chat_template_kwargs: Json | None = None
     """Variables for the model's chat template, as `{"enable_thinking": false}`."""
     include: list[Literal["reasoning.encrypted_content"]] | None = None
-    """Nothing is encrypted: thinking comes as it is."""
+    """Has no effect: thinking is returned without encryption."""
     stream_options: ResponseStreamOptions | None = None
-    """Of a stream only."""
+    """Only for streams."""
     metadata: Metadata | None = None
-    """Up to 16 texts of at most 512 characters, by names of at most 64; they come back with the answer."""
+    """Up to 16 texts of at most 512 characters, by names of at most 64; the answer repeats them."""
     user: Label | None = None
-    """Comes back with the answer."""
+    """The answer repeats it."""
     safety_identifier: Label | None = None
-    """Comes back with the answer."""
+    """The answer repeats it."""
     prompt_cache_key: Label | None = None
-    """Comes back with the answer; prefixes are cached in any case."""
+    """The answer repeats it. Prefixes are cached in any case."""
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -68,9 +68,9 @@ class StreamOptions(Object):
     place = Place.STREAM_OPTIONS
 
     include_usage: bool | None = None
-    """A last chunk with the token counts of the whole answer."""
+    """True: a last chunk has the token counts of the whole answer."""
     continuous_usage_stats: bool | None = None
-    """In each chunk the token counts of its choice so far, and the last chunk, unless `include_usage` is false."""
+    """True: each chunk has the token counts of its choice so far; the last one too, unless `include_usage` is false."""
 
     def usage_wanted(self) -> tuple[bool, bool]:
         """At the end; in each chunk too. As vLLM has it: not in each chunk if not at the end."""
@@ -99,9 +99,9 @@ class PromptFields(ModelFields):
     truncates: ClassVar[Side]  # the side, unless the request says another
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
-    """Cut each prompt to so many tokens; -1 to as many as the model's context leaves."""
+    """Cut each prompt to this number of tokens; -1: to the tokens that the model's context leaves."""
     truncation_side: Side | None = None
-    """Where it is cut. Unless this says otherwise, the end of an input to embed and the beginning of a prompt go."""
+    """Where prompts are cut; default: inputs to embed, rank or classify at their end, others at their beginning."""
 
     def truncation(self, room: int) -> Truncation | None:
         """How prompts are cut if `room` tokens are free for each; without room they are too long, cut or not.
@@ -128,7 +128,7 @@ class EmbeddingRequest(PromptFields):
     encoding_format: Literal["float", "base64"] | None = "float"
     """Numbers, or the bytes of float32, little-endian, in base64."""
     dimensions: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """Only so many dimensions, the first ones, of a model that was trained for it."""
+    """Return only the first dimensions, this many; for models that were trained for it."""
     prompt_name: str | None = None
     """Which of the model's instructions begins each text, such as `query`; default: the model's own default."""
 
@@ -145,29 +145,29 @@ class ChoosingFields(PromptFields):
     truncates = "left"
 
     stream: bool | None = False
-    """The answer as server-sent events."""
+    """Whether to send the answer as server-sent events."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """0 takes the likeliest token."""
+    """Higher values make the answer more random; 0 always takes the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Only the likeliest tokens that together have this probability."""
+    """Choose only among the likeliest tokens that together have this probability."""
     top_k: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
-    """Only this many of the likeliest tokens; 0 and -1 are all."""
+    """Choose only among this number of likeliest tokens; 0 and -1: among all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Only tokens at least this much as likely as the likeliest."""
+    """Choose only tokens with at least this share of the likeliest token's probability."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0
-    """Subtracted from the logit of each token that the answer has already."""
+    """Subtracted from the logit of each token that the answer already has."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0
-    """The same, for each time that the answer has it."""
+    """Subtracted from the logit of a token once for each time that the answer has it."""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    """Divides the logit of each token of prompt and answer; multiplies it if it is negative."""
+    """Divides the positive logits, and multiplies the negative logits, of all tokens of prompt and answer."""
     logit_bias: LogitBias = ()
     """Up to 1,024 token ids, each with a number from -100 to 100 that is added to its logit."""
     allowed_token_ids: ListedTokens | None = None
-    """Up to 1,024 tokens: no others are chosen."""
+    """Up to 1,024 tokens; the answer has only these."""
     bad_words: Annotated[list[BadWord], Field(max_length=BAD_WORDS_MAX, fail_fast=True)] | None = None
     """Up to 128 texts, of at most 16 tokens each, that the answer never has."""
     structured_outputs: StructuredOutputs = None
-    """The form: one of `json` (a schema), `regex`, `choice`, `grammar` (Lark or GBNF) and `json_object`."""
+    """The answer's format: one of `json` (a schema), `regex`, `choice`, `grammar` (Lark or GBNF) and `json_object`."""
     guided_json: Schema = None
     """As `structured_outputs.json`."""
     guided_regex: Regex = None
@@ -183,19 +183,19 @@ class ChoosingFields(PromptFields):
     ebnf: Grammar = None
     """As `structured_outputs.grammar`."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), INTEGRAL] | None = None
-    """Makes the choice of tokens repeatable."""
+    """Makes random answers repeatable."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128, fail_fast=True)] | None = None
     """Up to 128 tokens that end the answer."""
     include_stop_str_in_output: bool | None = False
-    """The answer ends behind the stop string or token that ended it."""
+    """True: the answer includes the stop string or token that ended it."""
     skip_special_tokens: bool | None = None
-    """False: the text has special tokens too."""
+    """False: the text includes special tokens."""
     min_tokens: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = 0
-    """No end before so many tokens."""
+    """The answer has at least this number of tokens."""
     ignore_eos: bool | None = False
-    """Go on past the model's end-of-sequence token."""
+    """True: the answer does not end at the model's end-of-sequence token."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=CACHE_SALT_CHARACTERS_MAX)] | None = None
-    """Share cached prefixes only with requests of the same salt; `usage` then tells how many tokens were cached."""
+    """Share cached prefixes only with requests of the same salt; `usage` then has the number of cached tokens."""
 
     @model_validator(mode="after")
     def _check_forms(self) -> Self:
@@ -215,23 +215,23 @@ class SamplingFields(ChoosingFields):
     prompt_field: ClassVar[str]  # the field that holds the prompt, whatever its form
 
     stream_options: StreamOptions | None = None
-    """Of a stream only."""
+    """Only for streams."""
     n: Annotated[int, Field(ge=1, le=CHOICES_MAX), INTEGRAL] | None = 1
-    """Choices for each prompt."""
+    """Number of choices for each prompt."""
     response_format: ResponseFormat = None
     """`{"type": "json_object"}`, or `json_schema` with a `json_schema.schema` that the answer follows."""
     max_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """The longest answer. Without it a completion has 16 tokens, a chat what the context leaves."""
+    """The longest answer, in tokens; default: 16 for a completion, all that the context leaves for a chat."""
     stop: Stops = ()
-    """A string or a list of up to 16, of at most 1,024 characters each; what ends the answer is no part of it."""
+    """Up to 16 strings, of at most 1,024 characters each, that end the answer and are not part of it."""
     logprob_token_ids: NamedTokens | None = None
-    """Up to 128 tokens whose log probabilities are told, in place of those of the likeliest ones."""
+    """Up to 128 tokens whose log probabilities are returned, instead of those of the likeliest tokens."""
     prompt_logprobs: Alternatives | None = None
-    """Log probabilities of the prompt's tokens, from the second on, and of so many alternatives. Not in a stream."""
+    """Log probabilities of the prompt's tokens, from the second on, and of this many alternatives. Not in streams."""
     return_tokens_as_token_ids: bool | None = False
-    """Log probabilities name tokens as `token_id:5`."""
+    """True: log probabilities write tokens as `token_id:5`."""
     return_token_ids: bool | None = False
-    """The ids of all tokens of prompt and answer, as `prompt_token_ids` and `token_ids`."""
+    """True: return the ids of all tokens, as `prompt_token_ids` and `token_ids`."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "SamplingFields":

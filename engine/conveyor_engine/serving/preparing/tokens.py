@@ -35,19 +35,19 @@ class TokenizeRequest(ModelFields):
         ]
         | None
     ) = None
-    """A conversation, which the model's chat template makes a text of."""
+    """A conversation, which the model's chat template turns into a text."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its own; default: to a prompt, not to messages."""
     return_token_strs: bool | None = False
-    """Beside the ids, the tokens as the vocabulary has them."""
+    """True: return the tokens' texts in the vocabulary too."""
     add_generation_prompt: bool | None = None
-    """Of messages. False: the prompt does not begin the assistant's turn."""
+    """For messages. False: the prompt does not begin the assistant's turn."""
     continue_final_message: bool | None = False
-    """Of messages: the answer would continue the last one, with no turn in between."""
+    """For messages. True: an answer would continue the last message, without a new turn."""
     tools: Annotated[list[Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
-    """Of messages: functions that the model may call."""
+    """For messages: functions that the model may call."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Of messages: variables for the chat template."""
+    """For messages: variables for the chat template."""
 
     @model_validator(mode="after")
     def _check_tokenize(self) -> Self:

@@ -67,15 +67,15 @@ class RerankRequest(PairFields):
     place = Place.RERANK
 
     query: Query
-    """What is looked for."""
+    """The query."""
     documents: Documents
     """Texts, or objects with a `text`. A text may be empty."""
     top_n: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = None
-    """Only so many results, the best; 0 is all."""
+    """Return only this many results, the best ones; 0: all."""
     return_documents: bool | None = False
-    """The document's text in each result."""
+    """True: each result has the document's text."""
     max_tokens_per_doc: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """Read only so many tokens of each document, the first ones."""
+    """Use only the first tokens of each document, this many."""
 
 
 class ScoreRequest(PairFields):
@@ -87,7 +87,7 @@ class ScoreRequest(PairFields):
     text_1: Texts = None
     """A text, or several."""
     text_2: Texts = None
-    """What is compared with it: as many texts, each with its own, or if `text_1` is one any number."""
+    """The texts to compare with: the same number as `text_1`, in pairs, or any number if `text_1` is one text."""
     queries: Texts = None
     """Another name of `text_1`."""
     documents: Texts = None
@@ -117,8 +117,8 @@ class TeiRerankRequest(TeiScoreFields):
     """POST /rerank."""
 
     query: Query
-    """What is looked for."""
+    """The query."""
     texts: Annotated[list[str], Field(min_length=1, fail_fast=True)]
-    """What is ranked. A text may be empty."""
+    """The texts to rank. A text may be empty."""
     return_text: bool | None = False
-    """The text in each result."""
+    """True: each result has the text."""
