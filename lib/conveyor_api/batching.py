@@ -48,8 +48,8 @@ class Objectives(ApiModel):
     )
 
     time_to_first_token: Objective | None = None
-    """From a request's arrival at an engine to its first token, 1ms to 1h. The time in which all rows were taken does
-    not count: the autoscaler shortens it."""
+    """From a request's arrival at an engine to its first token, 1ms to 1h. Time during which the batch is full
+    does not count; the autoscaler shortens it."""
     inter_token_latency: Objective | None = None
     """Between two tokens of an answer, 1ms to 1h."""
     latency: Objective | None = None
@@ -123,7 +123,7 @@ class Batching(ApiModel):
     Static and Dynamic."""
 
     objectives: Objectives | None = None
-    """Latencies that the batch limits are to hold; default: the limits are fixed."""
+    """Latencies that the engine meets by adapting its batch limits; default: the limits are fixed."""
 
     def settle(self, task: str | None) -> "Batching":
         """The same with a mode: its own, or the one that services of this task have; None: the task is not known."""

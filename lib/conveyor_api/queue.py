@@ -41,12 +41,12 @@ class RequestClass(ApiModel):
     max_requests: MaxRequests | None = None
     """Limit of waiting requests of this class over all gateways. Requests beyond it get 429."""
     timeout: WaitTimeout | None = None
-    """Longest wait of this class for a place on an engine; default: `queue.timeout`."""
+    """Longest wait of this class until an engine can take the request; default: `queue.timeout`."""
     on_timeout: OnTimeout = "Reject"
-    """Action after `timeout`. Reject: 504. Delay: the request keeps waiting, at the worst level of all classes,
+    """Action after `timeout`. Reject: 504. Delay: the request keeps waiting, at the highest level of all classes,
     until `queue.timeout`."""
     max_share: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Share of the places on engines, in percent, that this class and all worse ones may hold together, at least one
+    """Share of the places on engines, in percent, that this class and all worse classes together may use, at least one
     place. Each engine also applies it to the rows and KV blocks of its batch."""
 
     @property
@@ -95,7 +95,7 @@ class Queue(ApiModel):
     included, unless its setting `--max-connections` is raised. For a larger share it logs
     `event=queue_limit_unreachable`."""
     timeout: WaitTimeout = "60s"
-    """Longest wait for a place on an engine; then 504."""
+    """Longest wait until an engine can take the request; then 504."""
     order: QueueOrder = "FIFO"
     """Order within a class. FIFO: by arrival; with `classes`, requests with a shorter time-out from the client go
     earlier. ShortestFirst: by expected tokens, the prompt's plus `max_tokens`. In both orders a request overtakes only

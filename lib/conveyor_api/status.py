@@ -39,7 +39,7 @@ class Condition(_StatusModel):
     message: Message = ""
     """Why, as a sentence."""
     observed_generation: Count | None = None
-    """`metadata.generation` of the spec that it was judged by."""
+    """`metadata.generation` of the spec that the condition is about."""
     last_transition_time: Time
     """When `status` last changed."""
 
@@ -50,33 +50,33 @@ class ModelStatus(_StatusModel):
     name: Annotated[str, Field(max_length=128)] | None = None
     """Name that clients put in `model`."""
     uri: Annotated[str, Field(max_length=512)] | None = None
-    """Source of the model that `contextLength` and `task` are about."""
+    """Source of the model that `contextLength` and `task` describe."""
     context_length: Annotated[int, Field(ge=2, le=MAX_CONTEXT_LENGTH)] | None = None
-    """Longest context that the model was made for, in tokens, as its files say; an edit that asks for more is
-    refused, and the pods run on."""
+    """Longest context of the model in tokens, from its files. The API server rejects an edit that sets more, and the
+    pods keep running."""
     task: Annotated[str, Field(max_length=63)] | None = None
     """Task of the model: `spec.task`, or the one detected from its files."""
 
 
 class MetricStatus(_StatusModel):
-    """One metric that the autoscaler looks at."""
+    """One metric that the autoscaler uses."""
 
     name: Word
     """Name of the metric."""
     current: Annotated[str, Field(max_length=32)] | None = None
-    """Value per replica at the decision, as a quantity; `kubectl get hpa` has the present one."""
+    """Value per replica at the time of the decision, as a quantity. `kubectl get hpa` has the present value."""
     target: Annotated[str, Field(max_length=32)] | None = None
-    """Value per replica that is aimed at, as a quantity."""
+    """Target value per replica, as a quantity."""
 
 
 class AutoscalingStatus(_StatusModel):
     """The autoscaler's last decision, with the metric values behind it. It changes only with the decision."""
 
     desired_replicas: Count | None = None
-    """Replicas that it wants."""
+    """Replicas that the autoscaler wants."""
     reason: Word | None = None
-    """Why that number, in one word: Decided; AtMaximum, more are wished for; Stabilized or Limited, held by `behavior`;
-    Pending, not acted on yet; NoMetrics; ScaledToZero; Woken, from zero by a request."""
+    """Reason for the number, in one word: Decided; AtMaximum (the metrics ask for more); Stabilized or Limited (by
+    `behavior`); Pending (not applied yet); NoMetrics; ScaledToZero; Woken (from zero, by a request)."""
     metrics: Annotated[list[MetricStatus], Field(max_length=8), KeyedBy("name")] = Field(default_factory=list)
     """The metric values behind the decision."""
     message: Message | None = None
@@ -96,22 +96,22 @@ class QueueClassStatus(_StatusModel):
     """One class of the queue."""
 
     name: Word
-    """Its name."""
+    """Name of the class."""
     level: Count
     """Lower levels go first."""
     max_requests: Count | None = None
-    """Requests of it that may wait."""
+    """Limit of waiting requests of this class."""
     timeout: Word | None = None
-    """Longest wait for a place on an engine."""
+    """Longest wait for an engine."""
     overtaken_for: Word | None = None
-    """A waiting request of this class is overtaken only by requests that arrive so long after it, at most."""
+    """A waiting request of this class is overtaken only by requests that arrive within this time after it."""
 
 
 class DerivedStatus(_StatusModel):
     """One size that follows from `spec.workload`."""
 
     name: Word
-    """The field that would set it, or what else has the size."""
+    """The field that can set this size, or a description if there is no field."""
     value: Annotated[str, Field(max_length=64)]
     """The size."""
     reason: Message
@@ -119,69 +119,70 @@ class DerivedStatus(_StatusModel):
 
 
 class EffectiveStatus(_StatusModel):
-    """What holds where the spec leaves something open."""
+    """Values in use, in particular of fields that the spec does not set."""
 
     image: Annotated[str, Field(max_length=512)] | None = None
-    """Image that the pods run; kept until the spec changes, so that an upgrade of Conveyor restarts no engine."""
+    """Image that the pods run. A service keeps it until its pods change for another reason, so that an upgrade of
+    Conveyor restarts no engine."""
     mode: Word | None = None
-    """How requests become batches: `batching.mode`, or the default of the model's task."""
+    """The batching mode: `batching.mode`, or the default for the model's task."""
     max_batch_size: Count | None = None
-    """Requests that run together on one engine; the autoscaler aims by it."""
+    """Requests that run together on one engine. The autoscaler's targets follow from it."""
     window: Word | None = None
-    """How long a batch waits for company since its first request, in modes that have a window."""
+    """How long a batch waits for more requests after its first one, in modes that have a window."""
     max_surge: IntOrPercent | None = None
-    """Pods above the wanted number while pods are replaced; at present, where `rollout` leaves it open."""
+    """Pods above the desired number during a rollout: from `rollout`, or the present default."""
     max_unavailable: IntOrPercent | None = None
-    """Pods that may be missing while pods are replaced, likewise."""
+    """Pods that may be unavailable during a rollout: from `rollout`, or the present default."""
     pod_starts: Annotated[list[Duration], Field(max_length=NUM_POD_STARTS)] | None = None
-    """How long the pods that started last took from their creation until they were ready, the newest last."""
+    """How long the latest pods took from their creation until they were ready, the newest last."""
     scale_up_period: Duration | None = None
-    """Period of the policies of scaling up, where `behavior` does not name them: the slowest of `podStarts` (5 minutes
-    until there are any) and two queue time-outs, of a minute at most each."""
+    """Period of the default policies for scaling up: the slowest of `podStarts` (5 minutes before the first start) plus
+    two queue time-outs, each counted as a minute at most."""
     resources: ResourcesStatus | None = None
     """Resources of the engine's container, with the requests that Conveyor adds."""
     queue_classes: Annotated[list[QueueClassStatus], Field(max_length=MAX_CLASSES), KeyedBy("name")] | None = None
-    """Classes of the queue with their limits, the best first."""
+    """Classes of the queue with their limits, the lowest level first."""
     from_profile: Annotated[list[Word], Field(max_length=64)] | None = None
-    """Fields of the spec that its profile has filled."""
+    """Fields of the spec that the profile set."""
     derived: Annotated[list[DerivedStatus], Field(max_length=8), KeyedBy("name")] | None = None
-    """Sizes that follow from `spec.workload`, without those that a field sets."""
+    """Sizes that follow from `spec.workload`, except sizes that a field sets."""
     cache_access_mode: Word | None = None
-    """Access mode of the claim that Conveyor made for `model.cache`; it never changes."""
+    """Access mode of the claim that Conveyor created for `model.cache`. It never changes."""
 
 
 class LastStart(_StatusModel):
-    """The latest start of an engine pod, from its creation until it was ready; its parts follow each other."""
+    """The latest start of an engine pod, from its creation until it was ready. The parts follow each other."""
 
     pod_name: Word | None = None
-    """Which pod."""
+    """Name of the pod."""
     total: Duration | None = None
-    """All of it."""
+    """Total time."""
     schedule: Duration | None = None
-    """Until a node was found."""
+    """Time until a node was found."""
     image: Duration | None = None
-    """Until its first container ran: the image was pulled, the volumes were mounted."""
+    """Then, time until the first container ran: pulling the image and mounting the volumes."""
     model: Duration | None = None
-    """The model was fetched, or found in the volume."""
+    """Then, time to download the model, or to find it on the volume."""
     load: Duration | None = None
-    """The engine read the weights and was found ready; with its warm-up, where `warmUp` does not tell that."""
+    """Then, time until the engine had loaded the weights and was ready; includes the warm-up if `warmUp` is not set."""
     warm_up: Duration | None = None
-    """The engine warmed up, as it says itself a moment after it is ready. With `runtime: VLLM` it does not say."""
+    """Time of the engine's warm-up, which the engine reports shortly after it is ready; not with `runtime: VLLM`."""
 
 
 class LastFailure(_StatusModel):
     """The latest failure of an engine pod; stays when the pod is gone."""
 
     reason: Word | None = None
-    """Why, as one CamelCase word."""
+    """Reason of the failure, as one CamelCase word."""
     message: Message | None = None
     """Why, as a sentence."""
     pod_name: Word | None = None
-    """Which pod."""
+    """Name of the pod."""
     exit_code: int | None = None
-    """How the process ended."""
+    """Exit code of the process."""
     time: Time | None = None
-    """When."""
+    """Time of the failure."""
 
 
 class InferenceServiceStatus(_StatusModel):
@@ -190,27 +191,27 @@ class InferenceServiceStatus(_StatusModel):
     observed_generation: Count | None = None
     """`metadata.generation` that this status is about."""
     conditions: Annotated[list[Condition], Field(max_length=16), KeyedBy("type")] = Field(default_factory=list)
-    """The state, aspect by aspect."""
+    """Conditions of the service."""
     replicas: Count | None = None
     """Pods that exist."""
     ready_replicas: Count | None = None
     """Pods that answer requests."""
     updated_replicas: Count | None = None
-    """Pods of the present spec."""
+    """Pods of the current spec."""
     desired_replicas: Count | None = None
-    """Pods that are wanted now."""
+    """Pods that are desired now."""
     selector: Annotated[str, Field(max_length=512)] | None = None
     """Selects the pods; for `/scale`."""
     url: Annotated[str, Field(max_length=1024)] | None = None
-    """Base URL for OpenAI clients: at the chart's `gateway.url` if that is set, else at the gateway's Service."""
+    """Base URL for OpenAI clients: at the chart's `gateway.url` if it is set, otherwise at the gateway's Service."""
     effective: EffectiveStatus | None = None
-    """What holds where the spec leaves something open."""
+    """Values in use, in particular of fields that the spec does not set."""
     tried_template: Word | None = None
-    """Hash of the last pod template of which engines were ready; the annotation `conveyor.dev/template-hash` of the
-Deployment has that of the present one."""
+    """Hash of the last pod template with which engines were ready. The Deployment's annotation
+    `conveyor.dev/template-hash` has the hash of the present template."""
     children_hash: Word | None = None
-    """Hash of the objects that were applied for this service: of what was sent, and of what came of it. An operator
-    that starts applies none of them again while it is the same."""
+    """Hash of the applied child objects, as sent and as stored by the API server. A starting operator applies none of
+    them again while this hash is the same."""
     model: ModelStatus | None = None
     """The served model."""
     autoscaling: AutoscalingStatus | None = None
