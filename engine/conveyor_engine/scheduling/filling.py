@@ -1,4 +1,5 @@
-"""A batch that fills: full by rows or by cost. Used by the policies whose batches close, and by `scheduler`. Pure.
+"""Fills a batch until its rows or its cost reach the limit. Used by policies whose batches close, and by `scheduler`.
+Pure.
 
 A packed batch costs the sum of its requests. A padded one costs its number of requests times the largest of them.
 Costs are in the unit of the engine's task (`registry.About.cost_unit`).
@@ -13,7 +14,7 @@ from conveyor_engine.scheduling.request_state import RequestState
 
 
 class BatchLimits(NamedTuple):
-    """What one batch may have. A request that costs more than `cost` is a batch by itself."""
+    """The limits of one batch. A request that costs more than `cost` is a batch of its own."""
 
     limits: Limits
     cost: float = math.inf
@@ -25,13 +26,13 @@ class BatchLimits(NamedTuple):
 
 
 class Filling:
-    """The requests of a batch, in order, and what they cost together."""
+    """The requests of a batch, in order, and their cost together."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._sum = self._largest = 0
         self.requests: list[RequestState] = []
-        self.full: str | None = None  # why it takes no more: "full" or "cost"
+        self.full: str | None = None  # which limit is reached: "full" (rows) or "cost"
 
     @property
     def cost(self) -> int:

@@ -1,10 +1,11 @@
-"""The four batching systems as policies of one scheduler.
+"""The four batching modes as policies of one scheduler.
 
-A policy answers six questions: when is a batch full (`limits`), who goes together first (`bucket`), when may it start
-and with whom (`candidates`, `due_at`), may others join it (`joins`), do its rows keep together (`keeps_together`), are
-they padded to one length (`pads`). Whose turn it is, is not among them: `waiting_queue`.
-Everything else (token budget, chunked prefill, blocks) is the scheduler's and shared, so that
-the modes differ in nothing but these answers. After TensorRT-LLM's capacity policies and Triton's queue policies.
+A policy answers six questions: when a batch is full (`limits`), which requests share a batch first (`bucket`), when a
+batch may start and with which requests (`candidates`, `due_at`), whether requests may join a running batch (`joins`),
+whether its answers leave together (`keeps_together`), and whether its rows are padded to one length (`pads`).
+The order of the requests is the same in all modes (`waiting_queue`), and so is everything else in the scheduler (token
+budget, chunked prefill, blocks). So the modes differ only in these answers. After TensorRT-LLM's capacity policies and
+Triton's queue policies.
 """
 
 import math
@@ -23,7 +24,7 @@ DYNAMIC_WINDOW_SECONDS = 0.010  # for interactive clients; the default of Ray Se
 
 
 class Candidates(NamedTuple):
-    """Who may be admitted now, in this order, and why the batch closed (None: batches never close)."""
+    """The requests that may be admitted now, in this order, and why the batch closed (None: batches never close)."""
 
     requests: Iterable[RequestState]
     close_reason: str | None
@@ -37,19 +38,22 @@ class Policy(Protocol):
 
     limits: BatchLimits
     joins: bool  # requests may join while others run
-    keeps_together: bool  # all prompts before any decode; a finished row keeps place and answer until all are done
-    pads: bool  # computes every row as long as the longest prompt, and finished ones on, as a padded tensor does
+    keeps_together: bool  # all prompts before any decode; finished rows keep their place and answer until all are done
+    pads: bool  # pads every row to the longest prompt, and goes on computing finished rows, as for a padded tensor
 
     def bucket(self, request: RequestState) -> int:
-        """Requests of one bucket are of like length, and go together first."""
+        """Requests of one bucket have similar lengths, and share a batch first."""
         ...
 
     def candidates(self, waiting: WaitingQueue, now: float, draining: bool) -> Candidates:
-        """Who may be admitted now. Unless `joins`, asked only when nothing runs and nobody is to come back."""
+        """The requests that may be admitted now.
+
+        Without `joins`, called only while no request runs and no preempted one has to resume.
+        """
         ...
 
     def due_at(self, waiting: WaitingQueue) -> float:
-        """When `candidates` will return a request, if none arrives before. `waiting` is not empty."""
+        """When `candidates` will return a request if no other request arrives. `waiting` is not empty."""
         ...
 
 
@@ -88,13 +92,13 @@ class NoBatching(_Immediate):
 
 
 class _Closed:
-    """Starts when a batch is full, or when the window since the first that could run ends.
+    """Starts a batch when it is full, or when the window that began with its first request ends.
 
-    Where it groups, requests of like length go together: those whose expected lengths lie between the same powers of
-    two fill a batch first. A request whose window is over beats grouping: the bucket of the first such request, in the
-    order of the queue, is next, and what room is left goes to others as far as the last whose window is over.
-    So a batch leaves a due request behind only if it is full; and of full batches, at most those go first that hold
-    requests ahead of it. An eager policy closes a batch as soon as anybody waits: it is asked only while nothing runs.
+    With grouping, a batch is filled first with requests whose expected lengths lie between the same powers of two. The
+    window limits grouping: the bucket of the first request whose window is over is next, in the order of the queue, and
+    free rows go to other requests, up to the last one whose window is over. So a request whose window is over misses a
+    batch only if the batch is full, and only batches with requests ahead of it go first. An eager policy closes a batch
+    as soon as a request waits, since it is called only while nothing runs.
     """
 
     joins = False
@@ -124,7 +128,7 @@ class _Closed:
         return NOBODY
 
     def _why_now(self, bucket: Bucket, now: float, draining: bool) -> str | None:
-        """Why a batch of the bucket starts though it is not full. None if it does not."""
+        """Why a batch of the bucket starts although it is not full. None if it does not start."""
         if draining:
             return "drain"
         if now >= self._window_end(bucket):
@@ -132,7 +136,7 @@ class _Closed:
         return "eager" if self._eager else None
 
     def _until_last_due(self, others: list[RequestState], now: float, draining: bool) -> list[RequestState]:
-        """Those of the first `others` up to the last that must wait no longer."""
+        """The `others` up to the last one that must not wait any longer."""
         end = len(others)
         while end and not draining and now < others[end - 1].arrival_time + self._window_seconds:
             end -= 1
@@ -173,10 +177,10 @@ class Dynamic(_Closed):
 def build_policy(
     config: EngineConfig, limits: Limits, *, packs: bool = False, one_step_cost: int | None = None
 ) -> Policy:
-    """The policy of `config.batching_mode`; `__main__` puts the task's own in the place of `auto`.
+    """The policy of `config.batching_mode`, in which `__main__` has replaced `auto` by the task's own mode.
 
     packs: whether a batch costs the sum of its requests, however their lengths differ. one_step_cost: the largest cost
-    of a step, for tasks whose requests take one step each; a batch of theirs that costs more would take several.
+    of a step, for tasks whose requests take one step each; a batch with a larger cost would take several steps.
     """
     pads = config.batching_mode == "static" and config.padding != "none" and one_step_cost is None
     cost = one_step_cost or config.max_num_batched_tokens or math.inf

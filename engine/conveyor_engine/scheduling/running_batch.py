@@ -1,7 +1,7 @@
-"""The requests that are admitted, their rows and KV blocks, and the steps that are not over.
+"""The admitted requests, their rows and KV blocks, and the steps that are not over.
 
-Used by `scheduler`, which decides who is admitted, and by `outputs`, which frees who is done. Nobody else changes any
-of these. Pure: no torch, no clock.
+Used by `scheduler`, which decides which requests are admitted, and by `outputs`, which frees finished ones. No other
+module changes this state. Pure: no torch, no clock.
 """
 
 from collections import Counter
@@ -21,14 +21,14 @@ from conveyor_engine.scheduling.token_budget import TokenBudget
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import StepPlan
 
-WATERMARK = 0.01  # of all blocks stay free when a request joins a running batch, so that it is not preempted at once
+WATERMARK = 0.01  # share of blocks that stay free when a request joins a running batch, so that it can grow
 
 _LEVEL = attrgetter("level")
 
 
 class RunningBatch:
-    """Invariants: `requests` is in order of admission; only those in it hold a row and blocks, and only finished ones
-    of a batch that keeps together may be in it without.
+    """Invariants: `requests` is in order of admission. Only these requests have a row and blocks; only finished ones of
+    a batch that keeps together may have none.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RunningBatch:
         packs: bool,
         on_preempt: Callable[[RequestState], None],
     ) -> None:
-        """`whole_prompts`, `packs`: as the task says. `on_preempt` is called with each request that is preempted."""
+        """`whole_prompts`, `packs`: see `tasks.Task`. `on_preempt` is called with each request that is preempted."""
         self._policy = policy
         self._on_preempt = on_preempt
         self._max_model_len = facts.max_model_len
@@ -56,10 +56,10 @@ class RunningBatch:
             self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching, shares=shares
         )
         self._requests: dict[str, RequestState] = {}
-        self._levels: Counter[int] = Counter()  # how many of these requests have each level
+        self._levels: Counter[int] = Counter()  # number of these requests at each level
         self._serials = count()
-        self._steps: dict[int, Step] = {}  # by number: planned, and not over
-        self._num_planned = 0  # steps
+        self._steps: dict[int, Step] = {}  # planned steps that are not over, by number
+        self._num_planned = 0  # number of planned steps so far
 
     @property
     def requests(self) -> Collection[RequestState]:
@@ -68,7 +68,7 @@ class RunningBatch:
 
     @property
     def num_free_rows(self) -> int:
-        """Rows that requests may get at the present limit."""
+        """Number of rows that requests may still get at the present limit."""
         return max(0, len(self._tables.free_rows) - (self._max_num_seqs - self._limits.num_rows))
 
     # --- steps ---
@@ -97,10 +97,10 @@ class RunningBatch:
         return self._steps.pop(number)
 
     def undo_step(self, number: int) -> tuple[list[RequestState], set[int]]:
-        """Ends a step that is not computed. Returns the requests that still want it, and the blocks that nobody writes.
+        """Ends a step that is not computed. Returns its requests that have not ended, and the blocks left unwritten.
 
-        Those blocks are unfindable from here on, but requests may have them: the caller passes them to
-        `preempt_readers`.
+        From now on these blocks are not found as cached prefixes, but requests may already use them. So the caller
+        passes them to `preempt_readers`.
         """
         step = self._steps.pop(number)
         requests = [work.request for work in step.undo()]
@@ -108,9 +108,9 @@ class RunningBatch:
         return requests, unwritten
 
     def halve_step(self, number: int) -> Iterator[StepPlan]:
-        """Ends the only step, which is not computed. Plans its older requests in its place, and then the newer ones.
+        """Ends the only step, which is not computed. Plans a step for its older requests, then one for the newer ones.
 
-        A request that has left the batch meanwhile is in neither half.
+        A request that has left the batch is in neither half.
         """
         step = self._steps.pop(number)
         wanted = step.undo()
@@ -125,7 +125,7 @@ class RunningBatch:
 
     @contextmanager
     def plan_alone(self, request: RequestState) -> Iterator[StepPlan]:
-        """A plan of one token for a request that is in no queue. After a failed step, so a row and a block are free."""
+        """A plan of one token for a request outside the queues. Used after a failed step: a row and a block are free."""
         allocated = self._tables.allocate(request, len(request.token_ids), 0)
         assert allocated
         try:
@@ -143,7 +143,7 @@ class RunningBatch:
         self._budget.start_step(self.requests, islice(waiting, self.num_free_rows))
         self.schedule_all(step)
         preempted = len(self._requests) < num_requests
-        if preempted and not step.num_tokens:  # requests that go first have lost their places
+        if preempted and not step.num_tokens:  # the requests that were scheduled first have been preempted
             self.schedule_all(step)
         return preempted
 
@@ -159,16 +159,16 @@ class RunningBatch:
     def schedule(self, step: Step, request: RequestState) -> None:
         """Adds the request's tokens that the budget, the share of long prompts and the free blocks allow."""
         if request.row < 0:
-            return  # preempted for one that goes first
+            return  # preempted for an earlier request of this step
         num_tokens = min(self._budget.chunk(step, request), self._logits_room(step, request))
         if num_tokens and self._allocate(request, num_tokens):
             step.add(request, num_tokens)
             self._tables.register(request, request.num_scheduled_tokens + num_tokens)
 
     def _logits_room(self, step: Step, request: RequestState) -> int:
-        """The most tokens that the request may compute: a step has logits for `max_num_seqs` tokens, one of each row.
+        """The most tokens that the request may compute: a step has logits for `max_num_seqs` tokens, one for each row.
 
-        A prompt that is scored has one for each of its tokens: it takes what the other rows leave.
+        A prompt that is scored needs logits for each of its tokens. It gets those that the other rows leave.
         """
         free = self._max_num_seqs - step.num_logits
         if request.is_scored:
@@ -177,9 +177,9 @@ class RunningBatch:
         return max(free - others, min(free, 1))
 
     def _rows_to_step(self) -> list[RequestState]:
-        """Lowest level first, oldest first. The request that is preempted next is the last of those not finished.
+        """Lowest level first, then oldest first. The last unfinished request in this order is preempted next.
 
-        Where a batch keeps together: prompts and their padding before decodes, finished rows last.
+        In a batch that keeps together, prompts and their padding come before decodes, and finished rows last.
         """
         rows = [r for r in self.requests if r.finished is None]
         if len(self._levels) > 1:
@@ -195,11 +195,11 @@ class RunningBatch:
     # --- rows and blocks ---
 
     def _allocate(self, request: RequestState, num_tokens: int) -> bool:
-        """Allocates blocks for its next tokens. If too few are free, retires finished rows, then preempts requests: of
-        the highest level, the newest first.
+        """Allocates blocks for the request's next tokens. If too few are free, frees finished rows, then preempts
+        requests: the newest of the highest level first.
 
-        False if the request itself had to be preempted. A padded row gets room for its padding too, up to the longest
-        row that there may be.
+        False if the request itself had to be preempted. A padded row also gets blocks for its padding, up to
+        `max_model_len`.
         """
         padding = request.num_padding_tokens if request.padded_from is None else 0
         num_tokens = min(request.num_scheduled_tokens + num_tokens + padding, self._max_model_len)
@@ -222,12 +222,12 @@ class RunningBatch:
         return False
 
     def retire(self, request: RequestState) -> None:
-        """Frees row, blocks and padding of a finished request. It stays in the batch, for its output is held."""
+        """Frees row, blocks and padding of a finished request. It stays in the batch, since its answer is held back."""
         request.unpad()
         self._free_row(request)
 
     def free(self, request: RequestState) -> None:
-        """Takes the request out of the batch and frees its row and blocks, as far as it is there and has them."""
+        """Removes the request from the batch and frees its row and blocks, if it has any."""
         if self._requests.pop(request.request_id, None) is not None:
             self._levels[request.level] -= 1
             if not self._levels[request.level]:
@@ -236,18 +236,18 @@ class RunningBatch:
             self._free_row(request)
 
     def _free_row(self, request: RequestState) -> None:
-        """Steps that are not over may still write the blocks, before their next holder does."""
+        """Open steps may still write these blocks, but always before the next request that gets them."""
         unwritten = self._tables.unschedule(request, request.num_computed_tokens)
         for step in self._steps.values():
             step.orphaned |= unwritten
         self._tables.free(request)
 
     def evict(self, request: RequestState) -> None:
-        """Takes the request's blocks out of the prefix cache: they may hold NaN."""
+        """Removes the request's blocks from the prefix cache: they may contain NaN."""
         self._tables.evict(request)
 
     def _preempt(self, request: RequestState) -> None:
-        """Takes the request out of the batch; its tokens are computed again, or found in the prefix cache."""
+        """Removes the request from the batch. Its tokens are computed again later, or found in the prefix cache."""
         request.unpad()
         request.num_padding_tokens = 0
         self.free(request)
@@ -255,10 +255,10 @@ class RunningBatch:
         self._on_preempt(request)
 
     def admit(self, request: RequestState, step: Step) -> bool:
-        """Allocates a row, and blocks for its tokens so far; in a closed batch for those that are expected too.
+        """Allocates a row, and blocks for the request's tokens so far; in a closed batch also for its expected tokens.
 
-        False if there are too few free ones. When no other request of its batch takes part in the step, finished rows
-        are retired for one that was preempted.
+        False if too few are free. If no other request takes part in the step, finished rows are freed first, so that a
+        preempted request can resume.
         """
         num_tokens = self._count_reserved_tokens(request)
         while not (self.num_free_rows and self._tables.allocate(request, num_tokens, self._spare_blocks())):
@@ -270,7 +270,7 @@ class RunningBatch:
         return True
 
     def count_reserved_blocks(self, request: RequestState) -> int:
-        """The blocks that `admit` allocates for the request, those that it may share included."""
+        """The number of blocks that `admit` allocates for the request, including blocks that it may share."""
         return self._tables.count_blocks(self._count_reserved_tokens(request))
 
     def _count_reserved_tokens(self, request: RequestState) -> int:
@@ -281,9 +281,9 @@ class RunningBatch:
         return self._watermark_blocks if any(request.row >= 0 for request in self.requests) else 0
 
     def preempt_readers(self, unwritten: set[int]) -> None:
-        """Preempts the requests that read one of these blocks. A request that shares what a step was to write was
-        admitted in that step or later, so all that were admitted after the first reader go too. Finished ones keep
-        their answers.
+        """Preempts the requests that use one of these unwritten blocks, and all requests admitted after the first one:
+        a request that shares a block of a step was admitted in that step or later. Finished requests keep their
+        answers.
         """
         requests = list(self.requests)
         for index, request in enumerate(requests):

@@ -1,9 +1,9 @@
 """Decides, before each step, how many tokens of which request the model computes, and handles the result.
 
-A step is {request: n_tokens} under a token budget; there are no prefill and decode phases (vLLM V1's
-scheduler) but in a batch that keeps together. `core` calls `schedule`, has the plan run and calls `update`, or `fail`;
-`policy` makes the batching mode. Pure Python: knows neither torch nor threads nor the clock (`now` is an argument).
-Whoever runs a plan sees its numbers only (`wire.step`), never a request.
+A step is {request: n_tokens} under a token budget, as in vLLM V1's scheduler. There are no separate phases for prefill
+and decode, except in a batch that keeps together. `core` calls `schedule`, runs the plan, and calls `update` or `fail`.
+`policy` defines the batching modes. Pure Python, without torch, threads and a clock (`now` is an argument). The device
+gets only the numbers of a plan (`wire.step`), never a request.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 class Scheduler:
     """Waiting queue, running batch, KV blocks.
 
-    Invariants, after every call: a request is in exactly one of waiting, running or gone; only running ones hold
-    blocks and a row; running is in order of admission, and preempted ones wait where they did before they ran; every
+    Invariants after every call: a request is either waiting, running or finished. Only running requests have blocks and
+    a row. Running requests are in order of admission, and a preempted request waits at its earlier position. Every
     request that was added gets exactly one output with a finish reason.
     """
 
@@ -49,8 +49,8 @@ class Scheduler:
     ) -> None:
         """The tokenizer finds stop strings in the answers of batches that keep together.
 
-        `constrain` returns what limits a request's tokens, or None. Without it, no request is limited.
-        `limits` may change between two steps. Without them, the declared ones hold.
+        `constrain` returns the constraint on a request's tokens, or None. Without it, no request has a constraint.
+        `limits` may change between two steps. The default is the declared limits.
         """
         self._facts = facts
         self._tokenizer = tokenizer
@@ -61,7 +61,7 @@ class Scheduler:
         self._limits = limits or Limits.declared(facts)
         self._policy = build_policy(config, self._limits, packs=self._task.packs, one_step_cost=one_step_cost)
         self._max_num_queued = config.max_num_queued_requests
-        # A padded tensor shares nothing, and without a cache there is nothing to share.
+        # Padded rows cannot share prefixes, and a task without a KV cache has none.
         self._prefix_caching = config.prefix_caching and not self._policy.pads and facts.num_kv_blocks > 0
         self._counters = Counters()
         self._carried = Carried(facts.max_num_seqs, facts.num_held)
@@ -80,17 +80,17 @@ class Scheduler:
         self.waiting = WaitingQueue(self._policy.bucket, shares, self._batch.count_reserved_blocks)
         self._deadlines = Deadlines()
         self._draining = False
-        self._batch_time = 0.0  # when the newest batch started that nobody joins
-        self.on_step: Callable[[Step, int, int], None] | None = None  # a step is over; requests that run, and that wait
+        self._batch_time = 0.0  # start of the newest closed batch
+        self.on_step: Callable[[Step, int, int], None] | None = None  # after a step: numbers of running and waiting
 
     @property
     def requests(self) -> Mapping[str, RequestState]:
-        """Those that have not had their last output, by request id."""
+        """The requests whose last output has not been taken, by request id."""
         return self._outputs.requests
 
     @property
     def running(self) -> Sequence[RequestState]:
-        """The admitted requests; where a batch keeps together, its finished ones too."""
+        """The admitted requests, including finished ones of a batch that keeps together."""
         return list(self._batch.requests)
 
     @property
@@ -99,9 +99,10 @@ class Scheduler:
         return self._batch.blocks
 
     def add_request(self, request: EngineRequest) -> None:
-        """Adds to the waiting queue. Raises Overloaded or InvalidRequest.
+        """Adds the request to the waiting queue. Raises Overloaded or InvalidRequest.
 
-        Free places of the batch add room: an idle engine takes as long a burst as a busy one holds.
+        Free rows of the batch count as free space in the queue, so an idle engine accepts a burst of the same size as a
+        busy engine can hold.
         """
         self._check(request)
         if len(self.waiting) >= self._max_num_queued + self._batch.num_free_rows:
@@ -127,7 +128,7 @@ class Scheduler:
         self._deadlines.add(state)
 
     def abort(self, request_id: str) -> None:
-        """Ends the request wherever it is and frees what it holds. Unknown ids are ignored."""
+        """Ends the request, waiting or running, and frees its row and blocks. Unknown ids are ignored."""
         request = self.requests.get(request_id)
         if request is None:
             return
@@ -136,15 +137,15 @@ class Scheduler:
         self._outputs.finish(request, FinishReason.ABORT)
 
     def drain(self) -> None:
-        """Batches no longer wait to fill."""
+        """From now on batches start without waiting to fill."""
         self._draining = True
 
     def has_unfinished(self) -> bool:
-        """Whether some request has not had its last output taken, or some step is not over."""
+        """Whether the last output of a request has not been taken, or a step is not over."""
         return bool(self.requests or self._outputs.pending or self._batch.has_steps)
 
     def next_wakeup(self, now: float) -> float | None:
-        """When there is something to do next, in `schedule` or with a step that is not over: now, later, or None."""
+        """When `schedule` or an open step has work next: now, a later time, or None."""
         if self._batch.requests or self._outputs.pending or self._batch.has_steps or self.waiting.preempted:
             return now
         if not self.waiting:
@@ -170,10 +171,10 @@ class Scheduler:
         return 1 - self.blocks.num_free / self.blocks.num_blocks if self.blocks.num_blocks else 0.0
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute. Called again before the result, it plans ahead.
+        """The next step, or None if there is nothing to compute. If called again before the result, it plans ahead.
 
-        Running requests go first, by level and oldest first; then waiting ones, as the policy lets them in. A batch
-        that keeps together is not planned ahead: what its rows do next depends on which of them have finished.
+        Running requests go first, by level and then by age. Then follow waiting requests that the policy admits. A
+        batch that keeps together is not planned ahead, because its next step depends on which rows have finished.
         """
         if self._policy.keeps_together and self._batch.has_steps:
             return None
@@ -189,7 +190,7 @@ class Scheduler:
         return self._batch.start_step(step) if step.num_tokens else None
 
     def _drop_late(self, now: float) -> None:
-        """Ends waiting requests that cannot meet their deadlines any more, before they cost a step."""
+        """Ends waiting requests that can no longer meet their deadlines, before they take part in a step."""
         self._deadlines.pace.observe(now)
         for request, why in self._deadlines.pop_late(now):
             self.waiting.remove(request)
@@ -202,7 +203,7 @@ class Scheduler:
         self._counters.count_preemption()
 
     def _candidates(self, now: float) -> Candidates:
-        """Who may be admitted. Those preempted from a closed batch come back before it is over; no other joins it."""
+        """The requests that may be admitted. Into a running closed batch only its own preempted requests return."""
         if not self._policy.joins:
             if self.waiting.preempted:
                 return Candidates(self.waiting.preempted, None)
@@ -211,10 +212,11 @@ class Scheduler:
         return self._policy.candidates(self.waiting, now, self._draining)
 
     def _schedule_waiting(self, step: Step, now: float) -> bool:
-        """Admits waiting requests in the policy's order, until rows, blocks or budget run out. Returns if blocks did.
+        """Admits waiting requests in the policy's order until rows, blocks or budget run out.
 
-        A closed batch (a policy without `joins`) is admitted whole, even if the budget feeds only some of it in
-        this step; what does not fit into the KV cache waits for the next batch.
+        Returns whether blocks ran out. A closed batch (a policy without `joins`) is admitted as a whole, even if the
+        budget of this step is enough only for a part of it. Requests that do not fit into the KV cache wait for the
+        next batch.
         """
         candidates, close_reason = self._candidates(now)
         waits = self._policy.pads or (self._policy.keeps_together and close_reason is None)  # for its turn in the batch
@@ -259,14 +261,14 @@ class Scheduler:
             request.num_cached_tokens = request.num_computed_tokens
 
     def _pad_prompts(self, batch: list[RequestState]) -> None:
-        """Every prompt is as long as the longest of its batch, as in a padded tensor."""
+        """Pads every prompt to the longest of its batch, as in a padded tensor."""
         if self._policy.pads:
             longest = max(request.num_prompt_tokens for request in batch)
             for request in batch:
                 request.num_padding_tokens = longest - request.num_prompt_tokens
 
     def is_constrained(self, plan: StepPlan) -> bool:
-        """Whether the step has to wait for `build_masks` before it samples."""
+        """Whether the step must wait for `build_masks` before it samples."""
         if not self._has_constraints:
             return False
         step = self._batch.step(plan.number)
@@ -283,7 +285,7 @@ class Scheduler:
         ]
 
     def update(self, result: StepResult) -> None:
-        """Adds the result of the oldest step to its requests. Those that left meanwhile get nothing."""
+        """Adds the result of the oldest step to its requests, except to requests that have ended."""
         step = self._batch.end_step(result.number)
         self._counters.count_step(step)
         self._task.update(self._outputs, step, result)
@@ -298,18 +300,18 @@ class Scheduler:
             self._outputs.release_batch()
 
     def withdraw(self, plan: StepPlan) -> None:
-        """The newest step will not be computed. Requests that read keys which it was to write are preempted."""
+        """Withdraws the newest step before it is computed. Preempts requests that would read keys from that step."""
         _, unwritten = self._batch.undo_step(plan.number)
         self._batch.preempt_readers(unwritten)
 
     def halve(self, plan: StepPlan) -> Iterator[StepPlan]:
-        """Plans the only step, which could not be computed, again: the older half of its requests, then the newer."""
+        """Plans the only step again after it failed: first the older half of its requests, then the newer half."""
         return self._batch.halve_step(plan.number)
 
     def fail(self, plan: StepPlan, message: str) -> None:
-        """The only step could not be computed. Its requests end with an error; finished rows keep their outputs.
+        """Ends the requests of the only step, which failed, with an error. Finished rows keep their outputs.
 
-        Requests that read keys which were not written are preempted.
+        Preempts requests that would read keys which the step has not written.
         """
         requests, unwritten = self._batch.undo_step(plan.number)
         for request in requests:
@@ -320,11 +322,11 @@ class Scheduler:
         self._batch.preempt_readers(unwritten)
 
     def dummy_plan(self) -> AbstractContextManager[StepPlan]:
-        """A plan of one token, on a free row and a free block. After `fail`, so there are some."""
+        """A plan of one token, on a free row and a free block, which exist after `fail`."""
         return self._batch.plan_alone(RequestState(self._task.build_dummy(0, 1), ()))
 
     def _check(self, request: EngineRequest) -> None:
-        """Refuses what could never be run. The API process checks too, and it alone looks at every token."""
+        """Rejects a request that could never run. The API process checks requests too, and only there every token."""
         if request.request_id in self.requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
         self._task.check(request)

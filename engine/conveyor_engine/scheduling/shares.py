@@ -1,6 +1,7 @@
-"""How much of the batch high levels may hold: rows and KV blocks, by the setting `class_shares`.
+"""How many rows and KV blocks of the batch high levels may use, by the setting `class_shares`.
 
-Made by `scheduler`. `block_tables` reports what requests hold; `waiting_queue` lists only requests that fit. Pure.
+Built by `scheduler`. `block_tables` reports the rows and blocks of requests; `waiting_queue` lists only requests that
+fit. Pure.
 """
 
 from bisect import bisect_right
@@ -11,7 +12,7 @@ from conveyor_engine.scheduling.request_state import RequestState
 
 
 class Limit(NamedTuple):
-    """What requests of this level and of higher ones may hold together."""
+    """What all requests of this level and of higher levels together may use."""
 
     level: int
     num_rows: int
@@ -19,10 +20,10 @@ class Limit(NamedTuple):
 
 
 class Shares:
-    """The limits, lowest level first, and what is held of each. A request has all limits up to its level."""
+    """The limits, lowest level first, and how much of each is used. All limits up to its level apply to a request."""
 
     def __init__(self, percents: Iterable[tuple[int, int]], num_rows: int, num_blocks: int) -> None:
-        """`percents` are (level, per cent). Of rows, each limit has at least one."""
+        """`percents` are (level, per cent). Each limit has at least one row."""
         self.limits = [
             Limit(level, max(1, num_rows * percent // 100), num_blocks * percent // 100)
             for level, percent in sorted(percents)
@@ -32,11 +33,12 @@ class Shares:
         self.num_blocks = [0] * len(self.limits)
 
     def count_limits(self, level: int) -> int:
-        """How many limits a request of this level has: the first ones."""
+        """How many limits apply to a request of this level: the first ones."""
         return bisect_right(self._levels, level)
 
     def hold(self, level: int, num_rows: int, num_blocks: int) -> None:
-        """A request of this level holds so much more, or less. A block counts for each request that shares it."""
+        """Add what a request of this level newly uses; negative numbers for what it frees. A shared block counts for
+        each request that shares it."""
         for index in range(self.count_limits(level)):
             self.num_rows[index] += num_rows
             self.num_blocks[index] += num_blocks
@@ -46,9 +48,10 @@ NO_SHARES: Final = Shares((), 0, 0)
 
 
 class Listing:
-    """Which requests fit beside those that run, while candidates are listed in their order.
+    """Finds the requests that fit beside the running ones, while candidates are listed in their order.
 
-    The first request that does not fit closes its limit for the listing, so no later one overtakes it.
+    The first request that does not fit closes its limit for this listing. So no later request with the same limit
+    overtakes it, but requests of levels below that limit may.
     """
 
     def __init__(self, shares: Shares, num_blocks_of: Callable[[RequestState], int]) -> None:
@@ -56,14 +59,14 @@ class Listing:
         self._num_blocks_of = num_blocks_of
         self._num_rows = list(shares.num_rows)
         self._num_blocks = list(shares.num_blocks)
-        self._num_open = len(shares.limits)  # limits: the first ones
+        self._num_open = len(shares.limits)  # number of open limits: the first ones
 
     def is_open(self, num_limits: int) -> bool:
-        """Whether a request that has so many limits may still fit."""
+        """Whether a request to which this number of limits applies may still fit."""
         return num_limits <= self._num_open
 
     def fits(self, request: RequestState) -> bool:
-        """Counts the request if it fits. Where nothing is held of a limit, any request does, so that each can run."""
+        """Counts the request if it fits. If nothing of a limit is used, any request fits: each level can run."""
         num_limits = self._shares.count_limits(request.level)
         if not self.is_open(num_limits):
             return False

@@ -11,13 +11,13 @@ from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import ModelFacts
 
-LONG_PROMPT_SHARE = 0.25  # of a step's tokens: a longer prompt is long, and may take no more while others decode
+LONG_PROMPT_SHARE = 0.25  # of a step's tokens. Longer prompts are "long"; together they get no more while others decode
 
 
 class TokenBudget:
-    """`max_num_batched_tokens` a step; a share of them for long prompts, so that these delay no decodes.
+    """A step has `max_num_batched_tokens`. Long prompts get a share of them, so that they do not delay decodes.
 
-    Prompts together have `limits.prompt_tokens` of a step. Decodes have their tokens beside them.
+    All prompts together get `limits.prompt_tokens` of a step. Tokens of decodes do not count against that.
     """
 
     def __init__(self, facts: ModelFacts, limits: Limits, *, joins: bool, whole_prompts: bool, packs: bool) -> None:
@@ -31,9 +31,10 @@ class TokenBudget:
         self._long_prompt_budget = 0  # what is left of this step for long prompts
 
     def start_step(self, running: Collection[RequestState], joining: Iterable[RequestState]) -> None:
-        """Limits long prompts to a share of the step beside decodes, else to what the short prompts leave.
+        """Limits long prompts to a share of the step if it has decodes, otherwise to what the short prompts leave.
 
-        Prompts that are limited together delay no decodes: then long ones always have what the short ones leave.
+        If `limits.prompt_tokens` already limits all prompts, they do not delay decodes. Then long prompts always get
+        what the short ones leave.
         """
         self._long_prompt_budget = limit = min(self._max_tokens, self._limits.prompt_tokens)
         if not self._limits_long_prompts:
@@ -53,7 +54,7 @@ class TokenBudget:
         return self._room(step) > 0
 
     def _room(self, step: Step) -> int:
-        """Tokens of prompts that the step has room for."""
+        """How many more prompt tokens the step has room for."""
         return min(self._max_tokens - step.num_tokens, self._limits.prompt_tokens - step.num_prompt_tokens)
 
     def chunk(self, step: Step, request: RequestState) -> int:
@@ -72,7 +73,7 @@ class TokenBudget:
         return num_tokens
 
     def _whole_chunk(self, step: Step, request: RequestState) -> int:
-        """All of the prompt, or nothing yet. A prompt that is longer than the budget has a step to itself."""
+        """The whole prompt, or 0 if it has to wait. A prompt that is longer than the budget gets a step of its own."""
         num_tokens = request.num_pending_tokens
         padded_cost = (len(step.prefills) + len(step.decodes) + 1) * max(step.largest_tokens, num_tokens)
         fits = num_tokens <= self._room(step) if self._packs else padded_cost <= self._max_tokens

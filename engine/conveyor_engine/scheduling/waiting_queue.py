@@ -1,12 +1,12 @@
-"""The requests that wait, in the order of `sort_key`. Kept by `scheduler`; `policy` and `running_batch` read it.
+"""The waiting requests, in the order of `sort_key`. Changed by `scheduler`; read by `policy` and `running_batch`.
 
-Lower levels go first. A request yields to those of better levels that come within `LEVEL_AGEING_SECONDS` for each level
-between them, and to no later ones: so nobody starves. Within a level, a deadline that is near goes first.
+Lower levels go first. A request yields only to requests of lower levels that arrive within `LEVEL_AGEING_SECONDS` for
+each level between them, so no request waits forever. Within a level, a request with a near deadline goes first.
 
-Engine requests of one HTTP request (many inputs, many choices) are one party. Parties take turns, and each sends its
-requests in order of arrival. So one choice never waits for all choices of another client. Each call costs by what is
-taken, and by the logarithm of what waits. Requests that do not fit into their share of the batch are passed over, a
-whole line at a time: those that have the same limits.
+All engine requests of one HTTP request (many inputs, many choices) are one party. Parties take turns, and the requests
+of a party go in order of arrival. So a request with one choice never waits for all choices of another client. The cost
+of a call depends on the number of requests that it takes, and on the logarithm of the number that wait. If a request
+does not fit into its share of the batch, its whole line is skipped: all requests with the same limits.
 """
 
 from collections import OrderedDict, defaultdict
@@ -23,7 +23,7 @@ from conveyor_engine.scheduling.shares import NO_SHARES, Listing, Shares
 
 
 class Turn(NamedTuple):
-    """When a party had a turn, or else came. `time`: arrival time of the newest request of its level at that moment."""
+    """The last turn of a party, or its arrival. `time`: the latest arrival of a request of its level at that moment."""
 
     number: int
     time: float
@@ -32,14 +32,14 @@ class Turn(NamedTuple):
 def sort_key(request: RequestState, last_turn: Turn) -> Key:
     """The order of the queue: the lowest key is next. Keys of two parties always differ, and no key ever changes.
 
-    `last_turn` is that of the request's party. Parties whose requests yield alike go round robin. A request that is
-    preempted keeps the key with which it was admitted.
+    `last_turn` is the last turn of the request's party. Parties whose requests have the same `yields_seconds` go round
+    robin. A preempted request keeps the key with which it was admitted.
     """
     return (last_turn.time + request.yields_seconds, last_turn.number)
 
 
 class Turns:
-    """Numbers that grow with each turn. `last`: by party that waits, its last turn."""
+    """Counts the turns. `last` maps each waiting party to its last turn."""
 
     def __init__(self) -> None:
         self.last: dict[str, Turn] = {}
@@ -47,7 +47,7 @@ class Turns:
         self._newest: dict[int, float] = {}  # by level, the latest arrival; there are few levels
 
     def arrive(self, request: RequestState) -> None:
-        """A request comes. If none of its party waits, the party is behind all others that yield alike."""
+        """A request arrives. If no other of its party waits, the party goes after all others that yield alike."""
         self._newest[request.level] = max(request.arrival_time, self._newest.get(request.level, 0.0))
         if request.party not in self.last:
             self.take(request)
@@ -58,7 +58,7 @@ class Turns:
         self.last[request.party] = self.imagine(request, self._number)
 
     def imagine(self, request: RequestState, number: int) -> Turn:
-        """The turn of the request's party if it had the one with this number, and nobody came before."""
+        """The turn that the request's party would have with this number, if no request arrived before it."""
         return Turn(number, self._newest[request.level])
 
     def next_numbers(self) -> Iterator[int]:
@@ -80,9 +80,9 @@ class Line:
         return len(self._arrivals)
 
     def entries(self, listing: Listing) -> Iterator[tuple[Key, RequestState]]:
-        """Keys and requests. After its first request, a party goes on as if it had its turn now.
+        """Keys and requests. The order assumes that each party has a turn whenever one of its requests is listed.
 
-        Ends when the listing is closed for these requests. It may be closed while one waits to be taken.
+        Ends when the listing is closed for these requests, which may happen between two requests.
         """
         parties, numbers = self._next.entries(), self._turns.next_numbers()
         party = next(parties, None)
@@ -101,26 +101,26 @@ class Line:
 
     @property
     def first_arrival_time(self) -> float:
-        """Since when somebody waits here; not empty."""
+        """Arrival time of the request that has waited longest. The line is not empty."""
         return next(iter(self._arrivals.values())).arrival_time
 
     @property
     def first_key(self) -> Key:
-        """Of the request that is next; not empty."""
+        """Key of the request that is next. The line is not empty."""
         return self._next.first_key
 
     def has(self, party: str) -> bool:
-        """Whether some request of it waits here."""
+        """Whether a request of this party waits here."""
         return party in self._parties
 
     def add(self, request: RequestState) -> None:
-        """Behind all others of its party."""
+        """Adds the request after all others of its party."""
         self._arrivals[request.request_id] = request
         self._parties.setdefault(request.party, OrderedDict())[request.request_id] = request
         self.sort(request.party)
 
     def remove(self, request: RequestState) -> bool:
-        """False if it is not here."""
+        """Removes the request. False if it is not here."""
         if self._arrivals.pop(request.request_id, None) is None:
             return False
         del self._parties[request.party][request.request_id]
@@ -128,7 +128,7 @@ class Line:
         return True
 
     def sort(self, party: str) -> None:
-        """Gives the party the place of its first request, if one waits here."""
+        """Moves the party to the position of its first request, if one waits here."""
         if requests := self._parties.get(party):
             self._next.put(party, sort_key(next(iter(requests.values())), self._turns.last[party]))
         elif requests is not None:
@@ -137,9 +137,9 @@ class Line:
 
 
 class Bucket:
-    """Waiting requests of like length, where a policy groups by length; otherwise all of them.
+    """The waiting requests of similar length, if the policy groups by length; otherwise all of them.
 
-    Iterates over those that fit, in the order of the queue: as if every party took its turns.
+    Iterates over the requests that fit, in the order of the queue, assuming that every party takes its turns.
     """
 
     def __init__(self, turns: Turns, shares: Shares, list_fitting: Callable[[], Listing]) -> None:
@@ -154,7 +154,7 @@ class Bucket:
         return self.fitting(self._list_fitting())
 
     def fitting(self, listing: Listing) -> Iterator[RequestState]:
-        """Those that fit beside what the listing has already."""
+        """The requests that fit beside those that the listing already has."""
         return _fitting(self.entries(listing), listing)
 
     def entries(self, listing: Listing) -> list[Iterator[tuple[Key, RequestState]]]:
@@ -163,16 +163,16 @@ class Bucket:
 
     @property
     def first_arrival_time(self) -> float:
-        """Since when somebody waits here; not empty."""
+        """Arrival time of the request that has waited longest. The bucket is not empty."""
         return min(line.first_arrival_time for line in self._lines if len(line))
 
     @property
     def first_key(self) -> Key:
-        """Of the request that is next; not empty."""
+        """Key of the request that is next. The bucket is not empty."""
         return min(line.first_key for line in self._lines if len(line))
 
     def line_of(self, request: RequestState) -> Line:
-        """Where it waits, if it waits here."""
+        """The line of the request, if it waits here."""
         return self._lines[self._shares.count_limits(request.level)]
 
 
@@ -190,7 +190,7 @@ class WaitingQueue:
         shares: Shares = NO_SHARES,
         num_blocks_of: Callable[[RequestState], int] = lambda request: 0,
     ) -> None:
-        """`bucket_of`: requests of one bucket go together first; there are few buckets.
+        """`bucket_of`: requests of one bucket share a batch first; there are few buckets.
 
         `num_blocks_of`: the KV blocks that a request gets when it is admitted.
         """
@@ -210,26 +210,26 @@ class WaitingQueue:
 
     @property
     def buckets(self) -> list[Bucket]:
-        """Those that are not empty, in the order of their first requests."""
+        """The buckets that are not empty, in the order of their first requests."""
         return sorted(filter(len, self._buckets.values()), key=lambda bucket: bucket.first_key)
 
     def fitting_others(self, bucket: Bucket, listing: Listing) -> Iterator[RequestState]:
-        """The requests of all other buckets that fit beside what the listing has already, in the order of the queue."""
+        """The requests of all other buckets that fit beside those of the listing, in the order of the queue."""
         others = (other for other in self._buckets.values() if other is not bucket)
         return _fitting([line for other in others for line in other.entries(listing)], listing)
 
     def add(self, request: RequestState) -> None:
-        """Behind all others of its party."""
+        """Adds the request after all others of its party."""
         self._turns.arrive(request)
         self._line_of(request).add(request)
 
     def add_preempted(self, request: RequestState) -> None:
-        """Ahead of all that came or had a turn after it was admitted, and yield no less."""
+        """Adds the request at the position that it had when it was admitted."""
         assert request.key is not None, "it has been admitted"
         self.preempted.put(request, request.key)
 
     def remove(self, request: RequestState) -> bool:
-        """False if it does not wait."""
+        """Removes the request. False if it does not wait."""
         if request in self.preempted:
             self.preempted.remove(request)
             return True
@@ -240,7 +240,7 @@ class WaitingQueue:
         return True
 
     def pop(self, request: RequestState) -> None:
-        """Removes a request that is admitted. If it has not run before, this is its party's turn, in every bucket."""
+        """Removes a request that is admitted. If it has not run before, this is its party's turn in all buckets."""
         if request.key is not None:
             self.preempted.remove(request)
             return
@@ -255,5 +255,5 @@ class WaitingQueue:
         return self._buckets[self._bucket_of(request)].line_of(request)
 
     def _lines_of_party(self, request: RequestState) -> Iterator[Line]:
-        """The requests of a party have one level, and may be in several buckets."""
+        """The lines of the request's party: its requests have one level, but may be in several buckets."""
         return (bucket.line_of(request) for bucket in self._buckets.values())

@@ -1,12 +1,13 @@
-"""The places of this engine, which gateways ask for, so that a request waits where it may still go to another engine.
+"""The places of this engine. A gateway needs a place to send a request, so that requests wait in the gateway, where they
+can still go to another engine.
 
-Owned by `engine_client`. A place is one in the batch, or one of a few beyond it: what has those is here already when a
-place in the batch becomes free. Who finds none free asks, and stands in line, in the order of the scheduler: by level,
-and a level yields to a better one for `LEVEL_AGEING_SECONDS` only. What was granted and is not taken is granted again.
-Requests without a word of places come from others than gateways, and are not counted here.
+Owned by `engine_client`. A place is a slot in the batch. There are also a few places beyond the batch, so that the next
+request is already here when a slot becomes free. If no place is free, the gateway queues for one, in the scheduler's
+order: by level, and a level yields to a lower one only for `LEVEL_AGEING_SECONDS`. A place that is granted but not used
+is granted again. Requests without the header for places do not come from gateways, and are not counted here.
 
-Where nobody joins a batch that runs (Static, Dynamic), there are places in the one that fills, and none beyond it: what
-came early would begin the next batch alone.
+In the modes without joins (Static, Dynamic), only the batch that fills has places, and there are none beyond it:
+requests that came early would form the next batch alone.
 """
 
 import asyncio
@@ -21,25 +22,25 @@ from conveyor_engine.errors import NoPlace, Overloaded
 from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS, PLACE_GRANTED
 
 ASKERS_MAX: Final = 256
-GRANT_SECONDS: Final = 1.0  # in which the request has to come; far more than a round trip
-BEYOND_SECONDS: Final = 0.02  # until who asks may have a place beyond the batch: another engine's may have one in it
+GRANT_SECONDS: Final = 1.0  # in which the request must arrive; far more than a round trip
+BEYOND_SECONDS: Final = 0.02  # wait before a place beyond the batch: another engine may have a slot in its batch
 
 
 class Places:
-    """Each HTTP request has one place, however many engine requests it is: those take turns in the batch."""
+    """Each HTTP request has one place, even if it has many engine requests, which take turns in the batch."""
 
     def __init__(self, batch_size: int, fills: bool = False) -> None:
-        """`fills`: nobody joins a batch that runs."""
+        """`fills`: no request joins a running batch."""
         self.batch_size = batch_size
         self._fills = fills
         self._is_running = False
-        self._open: dict[str, set[str]] = {}  # by the id of an engine request, those of its HTTP request that are open
+        self._open: dict[str, set[str]] = {}  # by engine request id: the open engine requests of its HTTP request
         self._num_held = 0
         self._num_arriving = 0
-        self._granted: deque[asyncio.TimerHandle] = deque()  # not taken yet, oldest first
-        self._line: list[tuple[float, int, asyncio.Future[None]]] = []  # in order; the number makes keys differ
+        self._granted: deque[asyncio.TimerHandle] = deque()  # granted places that are not used yet, oldest first
+        self._line: list[tuple[float, int, asyncio.Future[None]]] = []  # the queue; the number makes keys differ
         self._numbers = count()
-        self._patient: set[asyncio.Future[None]] = set()  # of those in line; they may have places beyond the batch
+        self._patient: set[asyncio.Future[None]] = set()  # those in the queue that may have a place beyond the batch
 
     @property
     def _num_taken(self) -> int:
@@ -51,13 +52,13 @@ class Places:
         return 0 if self._fills and self._is_running and self._num_held else self.batch_size
 
     def observe_step(self, num_running: int) -> None:
-        """So many engine requests run."""
+        """Call after each step, with the number of running engine requests."""
         self._is_running = num_running > 0
         self._grant()
 
     @contextmanager
     def reserve(self, wish: str | None) -> Iterator[None]:
-        """A place for a request that arrives, with its header; None is not counted. Raises NoPlace."""
+        """A place for an arriving request. `wish`: its header; None is not counted. Raises NoPlace."""
         if wish is None:
             yield
             return
@@ -73,13 +74,13 @@ class Places:
             self._grant()
 
     def hold(self, request_ids: Iterable[str]) -> None:
-        """The request that these are has arrived."""
+        """Gives a place to an HTTP request that has arrived, with these engine requests."""
         party = set(request_ids)
         self._open.update(dict.fromkeys(party, party))
         self._num_held += 1
 
     def release(self, request_id: str) -> None:
-        """One has ended; it may be of a request without a place."""
+        """Call when an engine request has ended; its HTTP request may have no place."""
         party = self._open.pop(request_id, None)
         if party is None:
             return
@@ -89,9 +90,9 @@ class Places:
             self._grant()
 
     async def ask(self, level: int = 0) -> None:
-        """Returns when a place is granted to a request of this level. Raises Overloaded, or what closed the line."""
+        """Returns when a place is granted to a request of this level. Raises Overloaded, or the error of `close`."""
         if len(self._line) >= ASKERS_MAX:
-            raise Overloaded(f"{ASKERS_MAX} gateways ask for a place already")
+            raise Overloaded(f"{ASKERS_MAX} requests for a place are waiting already")
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         entry = (loop.time() + level * LEVEL_AGEING_SECONDS, next(self._numbers), turn)
@@ -121,7 +122,7 @@ class Places:
             self._grant()
 
     def close(self, error: Exception) -> None:
-        """No place will be granted: those in line hear why."""
+        """Ends all waits for a place with this error."""
         while self._line:
             _, _, turn = self._line.pop(0)
             if not turn.done():
