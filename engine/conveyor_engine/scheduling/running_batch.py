@@ -125,7 +125,7 @@ class RunningBatch:
 
     @contextmanager
     def plan_alone(self, request: RequestState) -> Iterator[StepPlan]:
-        """A plan of one token for a request outside the queues. Used after a failed step: a row and a block are free."""
+        """A plan of one token for a request outside the queues. Used after a failed step: a row and block are free."""
         allocated = self._tables.allocate(request, len(request.token_ids), 0)
         assert allocated
         try:

@@ -1,4 +1,4 @@
-"""The places of this engine. A gateway needs a place to send a request, so that requests wait in the gateway, where they
+"""The places of this engine. A gateway needs a place to send a request, so requests wait in the gateway, where they
 can still go to another engine.
 
 Owned by `engine_client`. A place is a slot in the batch. There are also a few places beyond the batch, so that the next

@@ -18,7 +18,7 @@ from conveyor_gateway.admission.waiting import Waiting
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.watching.classes import WITHOUT_CLASSES
 
-# Requests that one turn of the event loop wakes, at most. Each then costs about half a millisecond.
+# The most requests that one turn of the event loop wakes. Each then costs about half a millisecond.
 MAX_WAKES_A_TURN: Final = 8
 _ANY_ENGINE: Final = -1  # all bits
 
@@ -32,19 +32,19 @@ class Dispatcher:
         self.leaving = Leaving(loop.time())
         self.dispatched: set[Ticket] = set()
         self.classes = WITHOUT_CLASSES
-        self.num_gateways = 1  # that share the places of a class
-        self._num_of_level = Counter[int]()  # of the dispatched tickets
+        self.num_gateways = 1  # which share the places of a class
+        self._num_of_level = Counter[int]()  # number of dispatched tickets by level
         self.retries = RetryBudget(loop.time())
         self._loop = loop
         self._asking = Asking(engines, self._use_answer)
         self._exclusions = Exclusions()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
-        self._continues = False  # in the next turn of the loop
+        self._continues = False  # whether the next turn of the loop continues a match
         self._stopped = False
 
     def enqueue(self, ticket: Ticket) -> None:
-        """Puts a ticket to its place in the order, a requeued one too."""
+        """Adds a new or requeued ticket at its position in the order."""
         if ticket.full_until > self._loop.time():
             self._exclusions.add(ticket)
         else:
@@ -54,21 +54,21 @@ class Dispatcher:
         self.match()
 
     def release(self, ticket: Ticket) -> None:
-        """Frees the place of a dispatched ticket, which other requests get with the next match."""
+        """Frees the place of a dispatched ticket. The next match gives it to another request."""
         self.pool.release(ticket.bound_engine)
         ticket.engine = None
         self._num_of_level[ticket.level] -= 1
         self.dispatched.remove(ticket)
 
     def stop(self) -> None:
-        """Waiting tickets get no places any more."""
+        """Stops giving places to waiting tickets."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         self._asking.stop()
 
     def match(self) -> None:
-        """Gives places to the head of the queue, as long as there are any, and asks engines for more."""
+        """Gives free places to the first tickets of the queue, then asks engines for more places."""
         now = self._loop.time()
         self.leaving.tick(now)
         if not self._stopped:
@@ -83,7 +83,8 @@ class Dispatcher:
         self._set_timer(now)
 
     def _ask_for_places(self, now: float) -> None:
-        """Asks for the first request that may have a place. Where none waits, the answer says what is free again."""
+        """Asks engines for a place for the first request that may have one. If no request waits, asks only to learn
+        when a place is free again."""
         first = self.waiting.first(_ANY_ENGINE, self._find_full_level())
         if first is not None or not self.waiting:
             self._asking.ask(self.pool.find_occupied(now), first.level if first else self.classes.worst_level)
@@ -109,7 +110,7 @@ class Dispatcher:
         return False
 
     def _give_places(self, now: float) -> bool:
-        """Give free places to waiting tickets. Return False if the next turn of the event loop must go on."""
+        """Give free places to waiting tickets. Return False if the next turn of the event loop has to continue."""
         for _ in range(MAX_WAKES_A_TURN):
             if (ticket := self._find_match(now)) is None:
                 return True
@@ -121,14 +122,14 @@ class Dispatcher:
         return False
 
     def _find_match(self, now: float) -> Ticket | None:
-        """The first request for which an engine has a place. Only requests that engines refused are overtaken."""
+        """The first request for which an engine has a place. Only requests that engines rejected are overtaken."""
         places = self.pool.find_places(now)
         if places and not self.retries.has_one(now):
             places = FIRST_TRY
         return self.waiting.first(places, self._find_full_level())
 
     def _find_full_level(self) -> int | None:
-        """The best level whose class has all its share of the places, so that it and all worse ones wait."""
+        """The lowest level whose class uses its whole share of the places, so that it and all higher levels wait."""
         for each in self.classes.ordered:
             if each.max_share_percent is not None and self._is_full(each.level, each.max_share_percent):
                 return each.level
@@ -148,7 +149,8 @@ class Dispatcher:
         ticket.bind(engine, is_granted)
 
     def _use_answer(self, engine: Engine, granted: bool) -> bool:
-        """Whether a request uses the place that `engine` has kept; if it kept none, it is left out for a while."""
+        """Returns whether a request uses the place that `engine` has granted. An engine that granted none is left out
+        for a while."""
         now = self._loop.time()
         if not granted:
             self.pool.leave_out(engine, now)
@@ -158,7 +160,7 @@ class Dispatcher:
         return is_used
 
     def _use_granted(self, engine: Engine, now: float) -> bool:
-        """Spends a retry only on a request that was refused for another reason than want of a place."""
+        """Spends a retry only on a request that was rejected for another reason than a missing place."""
         if self._stopped:
             return False
         wanted = engine.bit if self.retries.has_one(now) else UNREFUSED
@@ -171,7 +173,7 @@ class Dispatcher:
         return True
 
     def _set_timer(self, now: float) -> None:
-        """Sets one timer for all that no event announces: pauses of engines and requests, and the retry budget."""
+        """Sets one timer for changes without an event: ends of pauses of engines and requests, and the retry budget."""
         times = [self._exclusions.next_at(), self.pool.next_return_seconds(now)]
         if not self.retries.has_one(now):
             times.append(self.retries.next_at(now))

@@ -1,7 +1,7 @@
-"""The queues of all services, kept in step with the catalog.
+"""The queues of all services, one for each service in the catalog.
 
-Made by `server` and notified of changes by the catalog. `relaying` looks up the queue of a service; `pages` and
-`recording` read what every queue holds.
+Built by `server`. The catalog notifies it of changes. `relaying` looks up the queue of a service; `pages` and
+`recording` read the state of every queue.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 class Queues:
-    """One queue per known service. Everything runs on `loop`.
+    """One queue for each known service. Everything runs on `loop`.
 
-    `on_gone` is called with services that were deleted, `on_class_gone` also with classes that they have no longer.
+    `on_gone` is called with each deleted service, `on_class_gone` with each class that was removed from a service.
 
-    The gateways share what may wait for a service equally; this one counts itself alone until it knows others.
-    `max_held` is how many requests of one service `capacity` allows, at engines and in the queue.
+    Each gateway allows an equal share of the requests that may wait for a service. Until this gateway knows others, it
+    counts only itself. `max_held`: how many requests of one service `capacity` allows, queued and at engines together.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Queues:
         return [(services[key], self._queues[key]) for key in keys]
 
     def set_num_gateways(self, count: int) -> None:
-        """`count` gateways share what may wait. Those who wait already stay."""
+        """Sets the number of gateways that share the limit. Requests that already wait stay."""
         before, self._num_gateways = self._num_gateways, max(1, count)
         if self._num_gateways != before:
             for key in self._queues:
@@ -83,7 +83,7 @@ class Queues:
         self._queues[key].set_start_failure(service.start_failure)
 
     def _log_unreachable(self, key: str, share: int) -> None:
-        """Once for each limit that the owner of the service sets."""
+        """Warns once for each limit that the owner of the service sets."""
         known = self._queues.get(key)
         if share > self._max_held and (known is None or known.limits.max_queued_requests != share):
             logger.warning(

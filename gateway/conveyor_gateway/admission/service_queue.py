@@ -1,12 +1,12 @@
-"""The bounded queue of one service, and what becomes of each ticket in it.
+"""The bounded queue of one service, and the states of its tickets.
 
     admit -> QUEUED --wait_for_engine--> DISPATCHED --finish--> CLOSED
                 ^                            |
-                +--------- requeue ----------+          (the engine refused it: to its old place in the queue)
+                +--------- requeue ----------+          (the engine rejected it: back to its old position)
 
 Called by `queues` (one queue per service, configured from the catalog) and by `relaying` (one ticket per request).
-Binding is late: a request gets its engine when an engine has a place, not when it arrives. Everything runs on one
-event loop, so nothing here locks.
+Binding is late: a request gets its engine when an engine has a free place, not when it arrives. Everything runs on one
+event loop, so no locks are needed.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ class QueueLimits:
     place_limit: int
     fills_batches: bool = False
     classes: QueueClasses = WITHOUT_CLASSES
-    num_gateways: int = 1  # which share what a class may hold
+    num_gateways: int = 1  # which share the places of a class
 
 
 class ServiceQueue:
-    """Requests of one service that wait for an engine, in order, and those at its engines."""
+    """The requests of one service that wait for an engine, in order, and those at its engines."""
 
     def __init__(self, limits: QueueLimits, loop: asyncio.AbstractEventLoop, engines: EngineSession) -> None:
         self.loop = loop
@@ -65,11 +65,11 @@ class ServiceQueue:
 
     @property
     def idle_seconds(self) -> float:
-        """Since the last request ended, or since the first engine came after none, whichever is later."""
+        """Seconds since the last request ended, or since the first engine after zero was ready, whichever is later."""
         return 0.0 if self.queued or self.dispatched else self.loop.time() - self._idle_since
 
     def count_waiting_of(self, level: int) -> int:
-        """Queued requests of this level, with those that were delayed to it."""
+        """Number of queued requests of this level, including those that were delayed to it."""
         return self._waiting.count(level)
 
     def find_wait_seconds(self, level: int) -> float:
@@ -78,21 +78,21 @@ class ServiceQueue:
         return 0.0 if first is None else self.loop.time() - first.admitted_at
 
     def count_waiting_beyond(self, window_seconds: float) -> int:
-        """Queued requests that were admitted more than `window_seconds` ago; a window of 0 counts all."""
+        """Number of queued requests that were admitted more than `window_seconds` ago; a window of 0 counts all."""
         before = self.loop.time() - window_seconds
         return sum(ticket.admitted_at <= before for ticket in self._waiting)
 
     def count_dispatched_beyond(self, window_seconds: float) -> dict[str, int]:
         """Counts the requests at each engine, by address, that were admitted more than `window_seconds` ago.
 
-        A younger one may only wait for others to join its batch.
+        A younger request may only wait for its batch to fill.
         """
         before = self.loop.time() - window_seconds
         tickets = self._dispatcher.dispatched
         return dict(Counter(ticket.bound_engine.address for ticket in tickets if ticket.admitted_at <= before))
 
     def configure(self, limits: QueueLimits) -> None:
-        """Sets changed limits. Requests that wait already stay, even above a lowered limit."""
+        """Sets changed limits. Requests that already wait stay, even above a lowered limit."""
         self.limits = limits
         self.pool.configure(limits.place_limit, limits.fills_batches)
         self._dispatcher.classes, self._dispatcher.num_gateways = limits.classes, limits.num_gateways
@@ -100,7 +100,7 @@ class ServiceQueue:
         self._dispatcher.match()
 
     def set_engines(self, addresses: Iterable[str]) -> None:
-        """Sends new requests to `addresses` (`host:port`) from now on; requests already at others go on there."""
+        """Sends new requests to `addresses` (`host:port`) from now on. Requests at other engines continue there."""
         had_engines = bool(self.num_engines)
         self.pool.set_ready(addresses)
         if not had_engines:
@@ -109,7 +109,7 @@ class ServiceQueue:
         self._dispatcher.match()
 
     def set_start_failure(self, reason: str) -> None:
-        """While no engine is ready, refuses waiting and new requests with `reason`; if it is empty, they wait."""
+        """While no engine is ready, rejects waiting and new requests with `reason`. If it is empty, they wait."""
         if reason != self._start_failure:
             self._start_failure = reason
             self._refuse_if_failed()
@@ -123,10 +123,10 @@ class ServiceQueue:
         return Unavailable(message, Code.START_FAILED)
 
     def admit(self, deadline: float, request_class: QueueClass = UNCLASSED, offset_seconds: float = 0.0) -> Ticket:
-        """Queues a new request; with a free place, it is dispatched already. Whoever admits it finishes it.
+        """Queues a new request, or dispatches it at once if a place is free. The caller must finish the ticket.
 
-        `deadline` is on the loop's clock. It counts as having arrived `offset_seconds` later than now, or earlier.
-        In a full queue it takes the place of a request of a worse level.
+        `deadline` is on the loop's clock. The request counts as if it had arrived `offset_seconds` later (earlier if
+        negative). In a full queue it replaces a request of a higher level.
         Raises QueueFull, or the error that the queue was closed with.
         """
         self._check_open()

@@ -1,10 +1,10 @@
-"""The life of one request for an engine: body, service, queue, engine, answer. `RequestLife.run` conducts.
+"""The life of one request for an engine: body, service, queue, engine, answer. `RequestLife.run` calls each part.
 
-Called by `open_requests`. A service that may go to zero may have to start first: `heartbeat` keeps the connection of a
-stream meanwhile.
+Called by `open_requests`. A service that scales to zero may have to start first. Meanwhile `heartbeat` keeps the
+connection of a stream open.
 
-Time: the service's requestTimeout (or what the client sets, if that is less) bounds everything. The engine, which gets
-the time that is left, ends what takes too long; the gateway, after a short grace, what goes on then.
+Time: the service's requestTimeout, or a shorter time from the client, limits the whole request. The engine gets the
+remaining time and ends the request after it. If it does not, the gateway ends the request after a short grace period.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class RequestLife:
         return service, EngineRequest(self.route.fill_path(service), headers, body, reservation), priority
 
     def _find_service(self, body: bytes) -> tuple[Service, bytes]:
-        """The service, and the body as its engines understand it."""
+        """Returns the service, and the body with the model name that its engines expect."""
         directory = self.parts.directory
         if self.route.service is not None:
             service = directory.services.get(self.route.service)
@@ -126,7 +126,7 @@ class RequestLife:
     async def _run_alive(
         self, attempts: Attempts, engine_request: EngineRequest, queue: ServiceQueue, ticket: Ticket
     ) -> StreamResponse:
-        """For a service that may have to start first: keeps a stream's connection meanwhile."""
+        """For a service that may have to start first: keeps a stream's connection open until the answer begins."""
         heartbeat = Heartbeat(self.request, self.record, self.parts.heartbeat_seconds, self.parts.readiness)
         try:
             async with heartbeat.beating(engine_request.body):
@@ -157,7 +157,7 @@ class RequestLife:
         relay = Relay(self.request, answer, record, ticket.deadline, self.cancellation, keep_alive)
         try:
             if answer.is_whole:
-                queue.finish(ticket)  # the engine's place is free, however slowly the client reads
+                queue.finish(ticket)  # frees the engine's place, however slowly the client reads
                 record.leave_engine(answer.usage)
                 return await relay.send_whole()
             return await relay.send_stream(begun)
@@ -167,7 +167,7 @@ class RequestLife:
 
 
 def _find_timeout_seconds(request: BaseRequest, service: Service) -> float:
-    """The service's limit, or what the client sets if that is less."""
+    """The service's time limit, or the client's if it is shorter."""
     text = request.headers.get(REQUEST_TIMEOUT_HEADER)
     if text is None:
         return service.request_timeout_seconds
