@@ -1,7 +1,7 @@
-"""What has to be done next to the children of one InferenceService. Pure.
+"""Plans the next steps for the children of one InferenceService. Pure.
 
-`loop.reconcile` asks `plan` with what is desired, observed and remembered, executes, and asks again, until only a
-`RequeueAt` is left, or nothing.
+`loop.reconcile` calls `plan` with the desired and the observed state and the memory, and executes the steps. It repeats
+this until only a `RequeueAt` or nothing is left.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ _REQUEUE = (timedelta(seconds=0.25), timedelta(minutes=1))
 
 
 def plan(desired: Desired, observed: Observed, memory: ServiceMemory, activity: Activity, now: datetime) -> list[Step]:
-    """The next steps, in their order. Each stage is planned by what the one before has left."""
+    """The next steps, in order. Each stage is planned from the state that the stage before has left."""
     found = find_differences(desired, observed, memory)
     complete = _complete(found, memory)
     recall_applied(complete, observed.children, memory)
@@ -72,8 +72,10 @@ def _plan_early_removals(found: Differences) -> list[Step]:
 
 
 def _plan_kedas_removal(desired: Desired, observed: Observed) -> Iterator[Delete]:
-    """What KEDA has made of a ScaledObject of ours that is not wanted any more: it would go with that, once KEDA has
-    finished with it, or never where KEDA is gone."""
+    """Deletes the HPA that KEDA created from a ScaledObject that is no longer wanted.
+
+    Otherwise the HPA would stay until KEDA has finalized the ScaledObject, or forever if KEDA was removed.
+    """
     spec, child = desired.spec, find_kedas_autoscaler(desired, observed)
     if child is None or (spec.autoscaling and spec.autoscaling.uses_keda):
         return
@@ -83,8 +85,8 @@ def _plan_kedas_removal(desired: Desired, observed: Observed) -> Iterator[Delete
 
 
 def _plan_hold(found: Differences, memory: ServiceMemory, applied_next: bool) -> Hold | None:
-    """Keeps the number of replicas while the field changes hands: before the apply that lets go of it, and after the
-    one that has created the Deployment."""
+    """Keeps the number of replicas while another field manager takes over the field: before the apply that gives up the
+    field, and after the apply that has created the Deployment."""
     live = found.observed.deployment
     if live is None or not (applied_next or not live.replicas_managers):
         return None
@@ -92,7 +94,7 @@ def _plan_hold(found: Differences, memory: ServiceMemory, applied_next: bool) ->
 
 
 def _build_hold(found: Differences, memory: ServiceMemory, handover: Handover | None) -> Hold | None:
-    """Return the step that keeps the replicas. None if it is done or was refused, or the Deployment is not ours."""
+    """Return the step that keeps the replicas. None if it is done or rejected, or the Deployment has another owner."""
     if handover is None:
         return None
     owner = found.desired.owner
@@ -111,9 +113,9 @@ def _plan_scaling(found: Differences, memory: ServiceMemory, activity: Activity)
 
 
 def _plan_removals(found: Differences) -> list[Step]:
-    """Children of ours that are not wanted any more and that no pod needs.
+    """Deletes the service's children that are no longer wanted and that no pod needs.
 
-    Configurations and claims of former pods stay until the new pods have proven to be available.
+    Configurations and claims of former pods stay until the new pods are available.
     """
     desired, observed = found.desired, found.observed
     deployment = observed.deployment
@@ -141,7 +143,7 @@ def _plan_requeue(found: Differences, memory: ServiceMemory, now: datetime) -> l
 
 
 def _complete(found: Differences, memory: ServiceMemory) -> list[Object]:
-    """What is wanted in the order in which it is applied, the Deployment with the replicas that are ours to set."""
+    """The wanted children in the order of their apply. The Deployment has replicas if the operator owns them."""
     replicas = plan_replicas(found.desired.spec, found.observed.deployment, memory.had_autoscaler)
 
     def complete(child: Object) -> Object:
@@ -151,6 +153,6 @@ def _complete(found: Differences, memory: ServiceMemory) -> list[Object]:
 
 
 def _position(step: Step) -> int:
-    """Before the Deployment: below 0."""
+    """Position of the step's kind relative to the Deployment; below 0: before it."""
     assert not isinstance(step, RequeueAt), "it has no child"
     return _ORDER[step.id[0]] - _ORDER[DEPLOYMENT.kind]

@@ -1,15 +1,15 @@
-"""The owner of the Deployment's replicas, and how ownership moves without losing a pod. Pure; used by `plan`.
+"""Who owns the Deployment's replicas, and how ownership changes without stopping a pod. Pure; used by `plan`.
 
-Fixed (no `autoscaling`): the operator owns the field and sends a number. Autoscaled: the HPA owns
-it, and the operator never sends it; but to zero and from it no HPA goes, so the operator does (docs/adr/0031).
+Fixed (no `autoscaling`): the operator owns the field and sends a number. Autoscaled: the HPA owns the field, and the
+operator does not send it. An HPA cannot scale to zero or from zero, so the operator does that itself (docs/adr/0031).
 
-Handing over (tried on a real 1.37.1, docs/adr/0002): leaving out a field that only we own removes it, and the
-Deployment falls to its default of 1. So a second field manager, `conveyor-replicas`, applies the live number first;
-then the Deployment goes without. The live object's managedFields say how far that got, so an operator that is killed in
-between resumes where it stopped.
+Handing over to the HPA (tested on Kubernetes 1.37.1, docs/adr/0002): if a field's only owner leaves it out, the API
+server removes the field, and the Deployment falls to its default of 1. So a second field manager, `conveyor-replicas`,
+first applies the live number. Then the operator applies the Deployment without the field. The live object's
+managedFields show how far this got, so an operator that is killed in between resumes where it stopped.
 
-Handing back: the HPA goes first, then the number is ours again. Without `spec.replicas` the live number is held until
-somebody sets it; an annotation of the Deployment remembers it.
+Handing back: first the HPA is deleted, then the operator owns the number again. Without `spec.replicas` the live number
+stays until somebody sets one; an annotation of the Deployment keeps it.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.observed import HELD_REPLICAS_ANNOTATION, DeploymentState
 from conveyor_operator.loop.owner import Object
 
-# Who may have set the number while an HPA was there: we for it, or the HPA's own controller.
+# Who may have set the number while an HPA existed: the operator on its behalf, or the HPA's controller.
 _SCALERS = frozenset({names.REPLICAS_FIELD_MANAGER, "kube-controller-manager"})
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """What the Deployment's apply carries: a number, or None; and the note that explains a held one."""
+    """The replicas in the Deployment's apply: a number or None, and the annotation for a number that is kept."""
 
     count: int | None
     held: str = ""
@@ -34,14 +34,14 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Apply the number as `conveyor-replicas`, so that it stays when `conveyor` lets go of it."""
+    """Apply the number as `conveyor-replicas`, so that it stays when `conveyor` gives up the field."""
 
     count: int
     force: bool = False
 
 
 def plan_replicas(spec: InferenceServiceSpec, live: DeploymentState | None, autoscaled: bool) -> Replicas:
-    """The number to send with the Deployment. `autoscaled`: our HPA still exists, or did a moment ago."""
+    """The number to send with the Deployment. `autoscaled`: the operator's HPA exists, or existed a moment ago."""
     if spec.autoscaling is not None:
         return Replicas(None)
     if live is None or spec.replicas is not None:
@@ -55,7 +55,7 @@ def plan_replicas(spec: InferenceServiceSpec, live: DeploymentState | None, auto
 
 
 def with_replicas(deployment: Object, replicas: Replicas) -> Object:
-    """The Deployment with a number of replicas of ours; no count leaves the field to whoever owns it."""
+    """The Deployment with this number of replicas. Without a count, the field stays with its owner."""
     if replicas.count is None:
         return deployment
     metadata = dict(deployment["metadata"])
@@ -65,16 +65,16 @@ def with_replicas(deployment: Object, replicas: Replicas) -> Object:
 
 
 def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: int = 0) -> Handover | None:
-    """What `conveyor-replicas` has to apply now; None if nothing, or nothing yet.
+    """The number that `conveyor-replicas` has to apply now; None if there is nothing to apply, or not yet.
 
-    Asked before the Deployment is applied (the number is ours: keep what lives) and after it (the Deployment was
-    just created: nobody owns the default, so the first number is set, or the `former` one of a Deployment that somebody
-    deleted: what the autoscaler had decided).
+    Called before the Deployment is applied: if the operator owns the number, the live number is kept. Also called after
+    it: nobody owns the default of a new Deployment, so the first number is set. If somebody deleted a Deployment, this
+    is the `former` number, which the autoscaler had chosen.
     """
     if spec.autoscaling is None or live is None:
         return None
     if names.FIELD_MANAGER in live.replicas_managers:
-        # An HPA ignores a Deployment at 0, so it starts from 1. That is not the live number, so it needs force.
+        # An HPA ignores a Deployment with 0 replicas, so it starts from 1, which needs force: the live number is 0.
         return Handover(max(1, live.asked_replicas), force=live.asked_replicas < 1)
     if not live.replicas_managers:
         return Handover(first_count(spec, former))
@@ -82,18 +82,18 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: 
 
 
 def plan_fixed(replicas: Replicas, live: DeploymentState | None) -> Handover | None:
-    """What `conveyor-replicas` has to apply where the Deployment itself has to stay as it is."""
+    """The number that `conveyor-replicas` has to apply if the Deployment itself must not change."""
     if live is None or replicas.count is None or replicas.count == live.asked_replicas:
         return None
     return Handover(replicas.count, force=True)
 
 
 def plan_zero(spec: InferenceServiceSpec, live: DeploymentState | None, activity: Activity) -> Handover | None:
-    """What `conveyor-replicas` has to apply to send the engines away, or to have the first one back.
+    """The number that `conveyor-replicas` has to apply to scale to zero, or to start the first engine.
 
-    They go only from a state in which all that is asked for is available: an engine that is on its way starts for
-    somebody, and one that fails must be seen to. From a zero that `minReplicas` does not allow any more it starts at
-    once, unless somebody else has set it.
+    Scales to zero only if all desired engines are available: an engine that is starting is meant for a request, and a
+    failing engine must stay visible. If `minReplicas` no longer allows zero, the first engine starts at once, unless
+    somebody else has set the zero.
     """
     if spec.autoscaling is None or live is None:
         return None
@@ -107,7 +107,7 @@ def plan_zero(spec: InferenceServiceSpec, live: DeploymentState | None, activity
 
 
 def is_asleep(spec: InferenceServiceSpec, live: DeploymentState | None) -> bool:
-    """Whether no engine is wanted because none was asked for, and the next request starts one."""
+    """Whether the service is scaled to zero, and the next request starts an engine."""
     return may_sleep(spec) and live is not None and live.asked_replicas == 0
 
 
@@ -116,5 +116,5 @@ def may_sleep(spec: InferenceServiceSpec) -> bool:
 
 
 def first_count(spec: InferenceServiceSpec, former: int) -> int:
-    """Replicas at creation: those to begin with or, under an autoscaler, the former number within its bounds."""
+    """Replicas at creation: the initial number or, with an autoscaler, the former number within its limits."""
     return max(min(former, spec.most_replicas), spec.first_replicas)

@@ -1,7 +1,7 @@
-"""Children of kinds that not every cluster serves: watched while it does, from when it does.
+"""Watches kinds of children that only some clusters have, as long as the cluster serves them.
 
-Run by `process`. Kopf would have to scan for them, or be told of them before it starts; so they have a watch of their
-own, which tells `watches` as Kopf's do.
+Run by `process`. Kopf would have to scan for these kinds, or know them before it starts. So they have a separate watch,
+which passes its lines to `watches` as Kopf's watches do.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _LOOK_SECONDS = 20.0
 
 
 class OptionalKinds:
-    """`on_change` is called when a kind comes or goes."""
+    """`on_change` is called when the cluster begins or stops to serve a kind."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""What the loop asks of one kind of resource: a room of its own answers it, and `process` registers it.
+"""The protocol between the loop and one kind of resource. A package implements it, and `process` registers it.
 
-`reconcile` drives a `Case`; `watches`, `handlers` and `store` need the kinds, the label and the projection. Neither
-knows what the resource is.
+`reconcile` runs a `Case`. `watches`, `handlers` and `store` use the kinds, the label and the projection. All of them
+work for any kind of resource.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,26 +17,26 @@ from conveyor_operator.loop.store import Store
 
 
 class Case(Protocol):
-    """One resource in one reconcile: what is desired, and what is there by now."""
+    """One resource in one reconcile: its desired and its observed state."""
 
     @property
     def stale(self) -> set[ChildId]:
-        """Children to look up before the next plan: no watch has told of them, or not yet of their last change."""
+        """Children to look up before the next plan: no watch has reported them, or not yet their last change."""
         ...
 
     @property
     def children(self) -> Mapping[ChildId, Child]: ...
 
     def plan(self, now: datetime) -> Sequence[Step]:
-        """The next steps, pure; asked again after they were executed, until there are none but a `RequeueAt`."""
+        """The next steps, without I/O. Called again after their execution, until at most a `RequeueAt` is left."""
         ...
 
     def see(self, child: Object) -> None:
-        """A call of ours has brought this child."""
+        """Notes a child that an API call of the operator has returned."""
         ...
 
     def lose(self, id: ChildId) -> None:
-        """A call of ours has deleted this child."""
+        """Notes that an API call of the operator has deleted this child."""
         ...
 
     def build_status(self, now: datetime) -> Object: ...
@@ -49,15 +49,17 @@ class Resource(Protocol):
     label: str
     """The label of everything that belongs to a resource of this kind. Its value is the resource's name."""
     children: Sequence[Kind]
-    """What is applied for it; watched."""
+    """Kinds that the operator applies for the resource. They are watched."""
     optional: Sequence[Kind]
     """Kinds of children that not every cluster serves."""
     grandchildren: Sequence[Kind]
-    """What controllers make of the children; watched for the status."""
+    """Kinds that controllers create from the children. They are watched for the status."""
 
     def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
-        """What the store keeps of the resource `key` itself, of a child or of a grandchild. What it raises makes the
-        object unreadable."""
+        """The value that the store keeps for the resource `key` itself, for a child or for a grandchild.
+
+        If this raises, the object counts as unreadable.
+        """
         ...
 
     def new_memory(self, uid: str) -> Memory: ...

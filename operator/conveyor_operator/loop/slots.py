@@ -1,7 +1,7 @@
-"""Slots for reconciles. Namespaces get them in turn, and none gets more than its share.
+"""Slots for reconciles. Namespaces get them in turn, and no namespace gets more than its share.
 
-`workers` takes one for each reconcile. A namespace whose resources are many, or slow to write, delays its own. What may
-wait, such as the rest of a restart's pass, gets a slot when nothing that is urgent can take it.
+`workers` takes one slot for each reconcile. A namespace with many resources, or with slow writes, delays only itself.
+Reconciles that may wait, such as the rest of a restart's pass, get a slot when no urgent one can take it.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ class _Line:
 
 
 class Slots:
-    """`ask` queues for one of `limit` slots, of which a namespace has `share` at most; `take` waits for it, and
-    `release` gives it back. Within a namespace slots come in the order of asking, first to what is urgent. There are
-    none before `open`.
+    """`ask` queues for one of `limit` slots, of which a namespace has at most `share`. `take` waits for the slot, and
+    `release` gives it back. Within a namespace, urgent reconciles get slots first, and otherwise the order of `ask`
+    counts. No slots are granted before `open`.
     """
 
     def __init__(self, limit: int, share: int) -> None:

@@ -1,6 +1,6 @@
-"""What a plan may ask for, and what is remembered of what was done. Plain data.
+"""The steps of a plan, and the memory of executed steps. Plain data.
 
-Made by a resource's plan (pure), executed by `reconcile`, which also keeps the memory.
+A resource's plan returns the steps, without I/O. `reconcile` executes them, and also keeps the memory.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,8 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Apply a child's number of replicas as `conveyor-replicas`, so that it stays when `conveyor` lets go of it."""
+    """Apply a child's number of replicas as the field manager `conveyor-replicas`, so that the number stays when
+    `conveyor` gives up the field."""
 
     id: ChildId
     count: int
@@ -35,7 +36,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete exactly this object, not one that came in its place."""
+    """Delete exactly this object, not a later one of the same name."""
 
     id: ChildId
     uid: str
@@ -43,7 +44,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class RequeueAt:
-    """Reconcile again at this time, if nothing happens before."""
+    """Reconcile again at this time, unless an event causes it earlier."""
 
     at: datetime
 
@@ -53,7 +54,7 @@ Step = Apply | Hold | Delete | RequeueAt
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A child that cannot be applied; `temporary` if waiting is all it takes."""
+    """A child that cannot be applied. `temporary`: waiting is enough."""
 
     kind: str
     name: str
@@ -64,7 +65,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Hashes of what we applied last, and of what the API server stored."""
+    """Hashes of the last applied body, and of what the API server stored."""
 
     sent: str
     fingerprint: str
@@ -72,20 +73,20 @@ class Applied:
 
 @dataclass(slots=True)
 class Memory:
-    """What is remembered of one resource, as long as it has this uid. It only saves calls."""
+    """The memory of one resource, as long as it has this uid. It only saves API calls."""
 
     uid: str
     applied: dict[ChildId, Applied] = field(default_factory=dict)
     told_restored: dict[ChildId, float] = field(default_factory=dict)
-    """When (monotonic) a child was last said to be restored."""
+    """When (monotonic) an Event last reported that a child was restored."""
     former_hash: str = ""
     """`hash_applied` of what a former operator applied, until the first plan."""
     failing: bool = False
     """The reconcile before ended with an ApiError."""
     waiting_since: datetime | None = None
-    """When a plan first asked for a `RequeueAt`, if every one since has."""
+    """When a plan first returned a `RequeueAt`, if all later plans did so too."""
 
-    # Of this reconcile alone
+    # Only of the present reconcile
     done: list[Step] = field(default_factory=list)
     refused: dict[ChildId, Obstacle] = field(default_factory=dict)
     """Calls that failed."""
@@ -93,5 +94,5 @@ class Memory:
     """Children that were edited by hand; True: deleted."""
 
     def begin(self) -> None:
-        """Another reconcile."""
+        """Starts another reconcile."""
         self.done, self.refused, self.restored = [], {}, {}

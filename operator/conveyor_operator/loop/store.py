@@ -1,7 +1,7 @@
-"""What is known of the cluster, read by key, and told on change to those who follow a kind.
+"""The known state of the cluster, read by key. Followers of a kind are called after each change.
 
-`watches` puts in what the API server tells, as a resource projects it; a resource reads it when it observes. Objects
-are kept by uid: for a moment there may be two of one name, of which the later one counts.
+`watches` stores the projection of each object that the API server sends; a resource reads it when it observes. Objects
+are stored by uid, because for a moment there may be two objects of one name. Then the later one counts.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from conveyor_operator.loop.bodies import Bodies
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """One object as it was told last, and the resource that it belongs to, or is."""
+    """The last value of one object, and the key of the resource that it is or belongs to."""
 
     key: Key
     value: Any
@@ -32,11 +32,11 @@ class Store:
         """Of the resources themselves."""
 
     def follow(self, kind: Kind, tell: Callable[[Key, Any], None]) -> None:
-        """`tell(key, value)` is called after each change of an object of this kind; None: there is none any more."""
+        """Calls `tell(key, value)` after each change of an object of this kind. None: the object no longer exists."""
         self._followers[kind] = tell
 
     def put(self, kind: Kind, uid: str, key: Key, value: Any) -> Key | None:
-        """The object is there, with this value; a former one is replaced. Returns that one's key if it was another."""
+        """Stores the value of an object, in place of the former one. Returns the former key if it was another one."""
         former = self._objects[kind].get(uid)
         left = former.key if former is not None and former.key != key else None
         if left is not None:
