@@ -1,6 +1,6 @@
-"""Asks engines for a place while requests wait, each engine once at a time.
+"""Requests places from engines while requests wait. Each engine has at most one open query.
 
-Used by `dispatcher` only. The engine answers when it has kept a place for this gateway.
+Used by `dispatcher` only. The engine answers when it has reserved a place for this gateway.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from conveyor_gateway.engines.session import EngineSession
 
 
 class Asking:
-    """Calls `on_answer` with an engine and whether it has kept a place; `on_answer` returns whether a request uses it.
+    """Calls `on_answer` with an engine and whether it granted a place. `on_answer` returns whether a request uses it.
 
-    A question stays open until the engine answers. A place that no request uses is given back.
+    A query stays open until the engine answers. A place that no request uses is given back.
     """
 
     def __init__(self, engines: EngineSession, on_answer: Callable[[Engine, bool], bool]) -> None:
@@ -23,7 +23,7 @@ class Asking:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, engines: Iterable[Engine], level: int) -> None:
-        """Asks each engine for a request of this level, unless a question to it is open."""
+        """Queries each engine for a place for a request of this level, unless a query to it is open."""
         for engine in engines:
             if engine not in self._asked:
                 self._asked.add(engine)
@@ -37,6 +37,6 @@ class Asking:
 
     async def _ask(self, engine: Engine, level: int) -> None:
         granted = await self._engines.ask_for_place(engine.address, level)
-        self._asked.discard(engine)  # the answer may lead to the next question
+        self._asked.discard(engine)  # the answer may lead to the next query
         if not self._on_answer(engine, granted) and granted:
             await self._engines.give_place_back(engine.address)

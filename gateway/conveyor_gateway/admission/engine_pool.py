@@ -1,6 +1,6 @@
-"""Which engine gets the next request: the one with the fewest requests of this gateway, below its place limit.
+"""Chooses the engine for the next request: the one with the fewest requests of this gateway, below its place limit.
 
-Where batches are filled, it is the one with the most: an engine that runs a batch refuses what cannot join it.
+In the modes that fill batches it is the one with the most: an engine that runs a batch rejects requests for the next.
 
 Used by `dispatcher` and `service_queue`, which change an `Engine` through the pool alone. Pure bookkeeping on a clock
 that the caller reads: no I/O, no waiting.
@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-# An engine that refused or broke a connection is left out this long, doubled for each time in a row.
+# An engine that refused or broke a connection is left out for this time, doubled for each time in a row.
 LEFT_OUT_SECONDS: Final = 0.1
 MAX_LEFT_OUT_SECONDS: Final = 2.0
-# An engine that accepted no connection in time is probed with one request; the next follows its answer, or this time.
+# An engine that did not accept a connection in time gets one request. The next follows its answer, or this time.
 PROBE_SECONDS: Final = 4.0
 # In a mask of engines the lowest bits stand for no engine: `ticket` gives them a meaning.
 NUM_RESERVED_BITS: Final = 2
@@ -35,18 +35,18 @@ class Engine:
     ready: bool = True
     failures: int = 0  # in a row
     left_out_until: float = 0.0
-    refusals: int = 0  # in a row, of requests that it had no room for
+    refusals: int = 0  # rejected requests in a row, for which it had no room
     full_until: float = 0.0
     last_chosen: int = 0
-    unreachable: bool = False  # the last request that it refused could not connect in time
-    is_occupied: bool = False  # all its places are, as it reported: requests wait for it to grant one
+    unreachable: bool = False  # the last failed request could not connect in time
+    is_occupied: bool = False  # it reported that all its places are taken: requests wait until it grants one
 
     def rank(self, now_seconds: float) -> tuple[bool, int, int]:
-        """The lowest is chosen."""
+        """Key for the choice of an engine: the lowest is chosen."""
         return self.full_until > now_seconds, self.load, self.last_chosen
 
     def rank_to_fill(self, now_seconds: float) -> tuple[bool, int, str]:
-        """The same where batches are filled: the engine that has most, and the same one for all gateways."""
+        """The key in modes that fill batches: the engine with most requests, and the same one for all gateways."""
         return self.full_until > now_seconds, -self.load, self.address
 
 
@@ -57,7 +57,7 @@ class EnginePool:
         self.place_limit = 1
         self.fills_batches = False
         self._engines: dict[str, Engine] = {}
-        self._free_bits: list[int] = []  # a heap: those of engines that are gone
+        self._free_bits: list[int] = []  # a heap: bits of engines that are gone
         self._choices = 0
 
     def configure(self, place_limit: int, fills_batches: bool) -> None:
@@ -87,10 +87,9 @@ class EnginePool:
         return places
 
     def choose(self, now_seconds: float, excluded: int = 0) -> Engine | None:
-        """A place on the least loaded engine (of several: the one chosen longest ago), or None if there is no place.
+        """Occupies a place on the least loaded engine (of several, the one chosen longest ago). None if none is free.
 
-        One that had no room lately comes after all others. The request does not go to the engines of the mask
-        `excluded`.
+        An engine that recently had no room comes after all others. Engines in the mask `excluded` are not chosen.
         """
         places = [
             engine
@@ -104,7 +103,7 @@ class EnginePool:
         return best
 
     def occupy_granted(self, engine: Engine, now_seconds: float) -> bool:
-        """Occupies the place that `engine` has kept, even one above the limit: a request may have ended unseen."""
+        """Occupies the place that `engine` has granted, even above the limit: a request may have ended unnoticed."""
         if not self._may_be_asked(engine, now_seconds) or engine.load > self.place_limit:
             return False
         self._occupy(engine, now_seconds)
@@ -125,7 +124,7 @@ class EnginePool:
         return is_free and self._may_be_asked(engine, now_seconds)
 
     def find_occupied(self, now_seconds: float) -> list[Engine]:
-        """The engines whose places are all occupied: they have to be asked for one."""
+        """The engines whose places are all taken, which have to be asked for one."""
         return [each for each in self._engines.values() if each.is_occupied and self._may_be_asked(each, now_seconds)]
 
     def release(self, engine: Engine) -> None:
@@ -135,7 +134,7 @@ class EnginePool:
         self._drop_if_unused(engine)
 
     def leave_out(self, engine: Engine, now_seconds: float, unreachable: bool = False) -> None:
-        """`engine` refused a request or failed: others are chosen for a while. Failures of one moment count as one."""
+        """Leaves out `engine` for a while, which rejected a request or failed. Simultaneous failures count as one."""
         engine.unreachable = unreachable
         if engine.left_out_until > now_seconds:
             return
@@ -143,12 +142,12 @@ class EnginePool:
         engine.left_out_until = now_seconds + left_out_seconds(engine.failures)
 
     def note_full(self, engine: Engine, now_seconds: float) -> None:
-        """`engine` had no room for a request. It may have room for smaller ones, so it is chosen last."""
+        """Notes that `engine` had no room for a request. It may have room for smaller ones, so it is chosen last."""
         engine.refusals += 1
         engine.full_until = now_seconds + left_out_seconds(engine.refusals)
 
     def note_no_place(self, engine: Engine) -> None:
-        """All places of `engine` are occupied, those of other gateways included: it has to be asked for one."""
+        """Notes that all places of `engine` are taken, also by other gateways, so it has to be asked for one."""
         engine.is_occupied = True
 
     def note_place_answer(self, engine: Engine, asks_again: bool) -> None:

@@ -1,4 +1,4 @@
-"""How often requests that engines refused are sent again: a budget for each service, and when each may go.
+"""Limits how often rejected requests are sent again: a budget for each service, and a pause for each request.
 
 Used by `dispatcher` only. Pure bookkeeping on a clock that the caller reads.
 """
@@ -14,9 +14,9 @@ MAX_RETRIES_AT_ONCE: Final = 128.0
 
 
 class RetryBudget:
-    """A token bucket. Time and answers of engines fill it; each request that is sent again spends one token.
+    """A token bucket. Time and answers of engines fill it. Each retry spends one token.
 
-    Without it, engines that refuse everything would keep the event loop of all services busy.
+    Without it, engines that reject everything would keep the event loop of all services busy.
     """
 
     def __init__(self, now_seconds: float) -> None:
@@ -35,7 +35,7 @@ class RetryBudget:
         self._left = min(MAX_RETRIES_AT_ONCE, self._left + RETRIES_FOR_AN_ANSWER)
 
     def next_at(self, now_seconds: float) -> float:
-        """When there is one."""
+        """When the next token is available."""
         self._refill(now_seconds)
         return now_seconds + max(0.0, 1.0 - self._left) / RETRIES_PER_SECOND
 
@@ -46,7 +46,7 @@ class RetryBudget:
 
 
 class Exclusions:
-    """Waiting requests that exclude engines, by the time until which they do."""
+    """Waiting requests that exclude engines, by the time when their exclusions end."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Ticket]] = []

@@ -1,6 +1,6 @@
 """One request in the queue of its service, from its admission to its end.
 
-Made by `service_queue`; `relaying` hands it back to the same queue, and reads it.
+Created by `service_queue`. `relaying` reads it, and returns it to the same queue.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from conveyor_gateway.admission.engine_pool import NUM_RESERVED_BITS, Engine, le
 from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.watching.classes import UNCLASSED, QueueClass
 
-# Bits of `Ticket.excluded` that stand for no engine: what the ticket is no longer.
-FIRST_TRY: Final = 1  # it has been sent to an engine
-UNREFUSED: Final = 2  # an engine has refused it, or has failed with it
+# Bits of `Ticket.excluded` that stand for no engine. They are set when the ticket loses a property:
+FIRST_TRY: Final = 1  # set after the request was sent to an engine
+UNREFUSED: Final = 2  # set after an engine rejected the request, or failed with it
 _NO_ENGINES: Final = (1 << NUM_RESERVED_BITS) - 1
 
 
@@ -32,13 +32,13 @@ class Ticket:
     admitted_at: float
     deadline: float
     request_class: QueueClass = UNCLASSED
-    level: int = 0  # lower goes first: that of its class, or the worst one after a delay
+    level: int = 0  # lower goes first: the level of its class, or the highest level after a delay
     offset_seconds: float = 0.0  # how much later it counts as having arrived
     state: TicketState = TicketState.QUEUED
     engine: Engine | None = None
-    is_granted: bool = False  # the engine has kept the place
+    is_granted: bool = False  # the engine has reserved the place
     waited_seconds: float = 0.0
-    excluded: int = 0  # the bits of engines without room for this request, and of what it is no longer
+    excluded: int = 0  # the bits of engines without room for this request, and the two bits above
     times_full: int = 0
     full_until: float = 0.0
     turn: asyncio.Future[None] | None = None  # while the request waits
@@ -50,7 +50,7 @@ class Ticket:
         return self.engine
 
     def bind(self, engine: Engine, is_granted: bool) -> None:
-        """Gives the request a place on `engine`, which the engine may have kept for it, and wakes it."""
+        """Gives the request a place on `engine`, which may be one that the engine reserved, and wakes it."""
         self.engine, self.state, self.is_granted = engine, TicketState.DISPATCHED, is_granted
         if self.turn is not None and not self.turn.done():
             self.turn.set_result(None)

@@ -1,8 +1,8 @@
-"""Request bodies: read whole, within limits, before a request is queued.
+"""Reads whole request bodies, within limits, before the requests are queued.
 
-Called by `request_life`. A body is kept until an engine has answered, because a refusal must not lose it. So the size
-of a body is limited (413), more tightly if it has to be parsed to be routed; so are the bytes of all bodies together
-(503, by `capacity`), and the time and the rate of a body's arrival (408).
+Called by `request_life`. A body is kept until an engine has answered, so that it can be sent to another engine.
+Therefore the size of a body is limited (413), to less if the gateway must parse the body for routing. The bytes of all
+bodies together are limited too (503, by `capacity`), and the time and the rate of a body's arrival (408).
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from aiohttp.web import BaseRequest, RequestPayloadError
 from conveyor_gateway.capacity.reservations import Reservation, build_memory_full
 from conveyor_gateway.errors import Code, InvalidRequest
 
-# On the root the model in the body names the service. Finding it in 1 MiB costs 3 ms at most, replacing it 15 ms.
+# At the root, the model in the body names the service. Finding it in 1 MiB takes at most 3 ms, replacing it 15 ms.
 MAX_ROUTED_BYTES: Final = 1 << 20
-# A body below this rate is refused after a grace period; one that is whole by then is fast enough.
+# A body below this rate is rejected after a grace period. A body that is complete by then is fast enough.
 MIN_BYTES_PER_SECOND: Final = 16 << 10
 GRACE_SECONDS: Final = 10.0
 
@@ -33,7 +33,7 @@ class BodyReader:
     async def read(self, request: BaseRequest, reservation: Reservation, is_routed: bool) -> bytes:
         """The body as it was sent, reserved in `reservation`; `is_routed`: the body names the service.
 
-        Raises InvalidRequest or Unavailable if it is refused.
+        Raises InvalidRequest or Unavailable if the body is rejected.
         """
         max_bytes = min(MAX_ROUTED_BYTES, self._max_request_bytes) if is_routed else self._max_request_bytes
         if (request.content_length or 0) > max_bytes:
@@ -119,7 +119,7 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def read_model(body: bytes, content_encoding: str | None) -> str:
-    """The `model` of the JSON object in `body`, for requests that only the body routes.
+    """The `model` of the JSON object in `body`, for requests that are routed by the body.
 
     Raises InvalidRequest.
     """
@@ -150,7 +150,7 @@ _STREAMED: Final = msgspec.json.Decoder(_Streamed)
 
 
 def asks_for_stream(body: bytes) -> bool:
-    """Whether a body of up to MAX_ROUTED_BYTES asks for an event stream, as far as the gateway can read it."""
+    """Whether a body of up to MAX_ROUTED_BYTES asks for an event stream. False if the gateway cannot read it."""
     try:
         return len(body) <= MAX_ROUTED_BYTES and _STREAMED.decode(body).stream
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -158,7 +158,7 @@ def asks_for_stream(body: bytes) -> bool:
 
 
 class OrderFields(msgspec.Struct):
-    """The members of a body that decide its place in the queue."""
+    """The members of a body that decide its position in the queue."""
 
     priority: int | None = None
     max_tokens: int | None = None
@@ -166,7 +166,7 @@ class OrderFields(msgspec.Struct):
     max_output_tokens: int | None = None
 
     def count_answer_tokens(self, longest: int) -> int:
-        """The most that the answer may have; `longest` if the request does not limit it."""
+        """The most tokens of the answer; `longest` if the request does not limit them."""
         limits = (self.max_output_tokens, self.max_completion_tokens, self.max_tokens)
         return max(0, next((limit for limit in limits if limit is not None), longest))
 
@@ -183,5 +183,5 @@ def read_order_fields(body: bytes) -> OrderFields:
 
 
 def rename_model(body: bytes, model: str) -> bytes:
-    """The body with another model: a service does not know itself by the `namespace/name` that clients may write."""
+    """The body with another model: engines do not know the name `namespace/name` that clients may use."""
     return msgspec.json.encode({**_FIELDS.decode(body), "model": model})

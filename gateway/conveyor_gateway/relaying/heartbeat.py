@@ -1,6 +1,6 @@
-"""Keeps a stream's connection while its request waits for an engine to start: sends a comment now and then.
+"""Keeps a stream's connection open while its request waits for an engine to start, by sending comments.
 
-Used by `request_life` for services that may go to zero: proxies end connections that are silent for a minute or so.
+Used by `request_life` for services that may scale to zero: proxies close connections that are silent for a minute.
 After the first comment the answer is a stream with status 200, so a later error is sent as its last event.
 """
 
@@ -26,7 +26,7 @@ COMMENT: Final = b": waiting\n\n"
 
 
 class _Refusal(msgspec.Struct, omit_defaults=True):
-    """In either form."""
+    """An error in OpenAI's or Anthropic's format."""
 
     error: dict[str, Any] | str
     type: str | None = None  # Anthropic's
@@ -67,13 +67,13 @@ class Heartbeat:
                 await asyncio.sleep(self.period_seconds)
 
     async def end_with_error(self, failure: GatewayError) -> StreamResponse:
-        """Ends the stream that was started with an error."""
+        """Ends the stream, which has begun, with an error."""
         assert self.response is not None, "it was started"
         self.record.status, self.record.reason = self.response.status, failure.code
         return await self._end_with_event(build_error_event(failure, self.record.path))
 
     async def end_with_answer(self, answer: EngineAnswer) -> StreamResponse:
-        """Ends the stream that was started with an engine's answer that is no stream: an error."""
+        """Ends the stream, which has begun, with an engine's answer that is not a stream: an error."""
         assert self.response is not None, "it was started"
         self.record.set_answered(self.response.status)
         self.record.leave_engine(answer.usage)

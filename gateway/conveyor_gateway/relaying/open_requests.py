@@ -1,7 +1,7 @@
-"""All requests for engines that this process holds. Each ends in exactly one answer, one log line and one count.
+"""All open requests for engines. Each ends in exactly one answer and one log line, and is counted once.
 
 Called by `listening` with a request that `routing` has read, and by `server` to drain and to stop. aiohttp cancels the
-task of a request when its client leaves.
+task of a request when its client disconnects.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from conveyor_gateway.relaying.request_life import RequestLife, SharedParts
 from conveyor_gateway.responses import build_error, build_stopping, find_request_id
 from conveyor_gateway.routing import Route
 
-MAX_ASKING: Final = 256  # engines for usage, at once; beyond that, a request is recorded with what is known
+MAX_ASKING: Final = 256  # open queries for usage; above it, a request is recorded with what is known
 
 
 class OpenRequests:
-    """Requests that are held, and those that have ended and are not recorded yet."""
+    """The open requests, and those that have ended but are not recorded yet."""
 
     def __init__(self, parts: SharedParts) -> None:
         self._parts = parts
@@ -55,11 +55,11 @@ class OpenRequests:
 
     @property
     def num_open(self) -> int:
-        """Requests that are held."""
+        """Number of open requests."""
         return len(self._running)
 
     async def wait_idle(self, seconds: float = 0.0) -> None:
-        """Returns when no request is held, nor has been for so long, and all have been recorded."""
+        """Returns when no request has been open for this time and all are recorded."""
         while True:
             if tasks := {each.task for each in self._running} | self._recording:
                 await asyncio.wait(tasks)
@@ -69,7 +69,7 @@ class OpenRequests:
                 return
 
     def stop(self) -> None:
-        """Ends every request that is still held, each with an answer."""
+        """Ends every open request, each with an answer."""
         self._stopped = True
         for each in self._running:
             each.cancel(build_stopping())
@@ -77,8 +77,8 @@ class OpenRequests:
     def _record_end(self, record: Record) -> None:
         """Records a request that has ended.
 
-        An engine reports what a request has used at the end of its answer. If the answer ended before that, the engine
-        is asked first: what it had generated until then costs as much.
+        An engine reports the used tokens at the end of its answer. If the answer ended before that, the engine is asked
+        first, because tokens that it has generated count too.
         """
         record.end()
         if not record.awaits_usage or len(self._recording) >= MAX_ASKING:

@@ -1,6 +1,6 @@
-"""Relays an engine's answer to the client as it arrives. If it breaks, the client can tell that it is not complete.
+"""Forwards an engine's answer to the client as it arrives. If it breaks, the client can see that it is not complete.
 
-Called by `request_life` once the answer's first byte is there; from here on no other engine can be tried.
+Called by `request_life` after the answer's first byte. From then on no other engine can be tried.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.cancellation import Cancellation
 from conveyor_gateway.responses import build_error_event
 
-# The engine ends answers that take too long, with an error; the gateway ends only those that go on past this grace.
+# The engine ends answers that take too long with an error. The gateway ends answers that continue after this grace.
 GRACE_SECONDS: Final = 3.0
 _LAST_WORDS_SECONDS: Final = 1.0
-# A write costs the same for one byte as for thousands. Small pieces that come faster than this, for longer than a
-# burst, are joined, a few milliseconds late; large pieces may come faster.
+# A write costs the same for one byte as for thousands. Small pieces that arrive faster than this, for longer than a
+# burst, are joined and sent a few milliseconds later. Large pieces may arrive faster.
 _SMALL_SECONDS: Final = 1 / 200
 _LARGE_SECONDS: Final = 1 / 2000
 _BURST_SECONDS: Final = 0.25
@@ -34,7 +34,7 @@ class _Pace:
         self._due = self._loop.time()
 
     async def wait(self, num_bytes: int) -> None:
-        """Waits until the piece after one of `num_bytes` may be read."""
+        """Waits until the next piece may be read, after one of `num_bytes`."""
         now = self._loop.time()
         seconds = _SMALL_SECONDS if num_bytes < BUFFER_BYTES else _LARGE_SECONDS
         self._due = max(self._due, now - _BURST_SECONDS) + seconds
@@ -46,8 +46,8 @@ class _Pace:
 class Relay:
     """One answer to one client. A stream ends soon after `deadline`, on the loop's clock.
 
-    The connection ends an answer that its client does not read. Without `keep_alive` the answer announces that its
-    connection closes.
+    If the client does not read, the connection ends the answer. Without `keep_alive` the answer announces that the
+    connection will be closed.
     """
 
     request: BaseRequest
@@ -71,7 +71,7 @@ class Relay:
         return response
 
     async def send_stream(self, begun: StreamResponse | None = None) -> StreamResponse:
-        """Sends the answer piece by piece; `begun` is the stream to go on with, if there is one."""
+        """Sends the answer piece by piece. `begun`: a stream that has already begun, to continue."""
         response = begun or StreamResponse(status=self.answer.status, headers=self.answer.headers)
         try:
             await self._pass_on(response)
