@@ -1,7 +1,7 @@
 """The sizes that follow from `spec.workload`, in words for `status.effective.derived`. Pure; used by `status`.
 
 The engine computes the same when it starts (`conveyor_protocol.workload`). What only the engine can measure, the memory
-that is free, is told as such.
+that is free, is described as such.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def _tell_context(spec: InferenceServiceSpec, lengths: Workload, context_length:
     tokens = lengths.choose_context(context_length, capacity)
     reason = "1 of 10,000 requests is longer, if lengths are lognormal; rounded up to a power of two"
     if tokens < lengths.longest_tokens:
-        reason = "no more fits into kvCache.blockBudget" if tokens == capacity else "the model has no longer context"
+        reason = "kvCache.blockBudget holds no more" if tokens == capacity else "the model has no longer context"
     yield DerivedStatus(name="engine.maxModelLen", value=f"{tokens} tokens", reason=reason)
 
 
@@ -42,8 +42,8 @@ def _tell_blocks(spec: InferenceServiceSpec, lengths: Workload, context_length: 
     batch_size = spec.batching.effective_batch_size
     blocks = lengths.count_blocks(batch_size, cache.block_size, context)
     reason = (
-        f"{batch_size} requests of {lengths.long_tokens} tokens (P95) fill them, or one of the whole context. A CPU "
-        "allocates no more than that; a GPU uses its free memory, and the rest caches prefixes"
+        f"enough for {batch_size} requests of {lengths.long_tokens} tokens (P95), or for one of the whole context. A "
+        "CPU allocates no more; a GPU uses all its free memory, and spare blocks cache prefixes"
     )
     yield DerivedStatus(name="kvCache.blockBudget", value=f"{blocks} blocks", reason=reason)
 
@@ -54,13 +54,13 @@ def _tell_graphs(spec: InferenceServiceSpec, lengths: Workload) -> DerivedStatus
     if not rows:
         reason = "answers have one token, so no step decodes"
         return DerivedStatus(name="CUDA graphs", value="none", reason=reason)
-    reason = f"a batch has {batch_size} requests; fewer where the KV cache holds fewer of {lengths.short_tokens} tokens"
+    reason = f"a batch has {batch_size} requests, or fewer if the KV cache holds fewer of {lengths.short_tokens} tokens"
     return DerivedStatus(name="CUDA graphs", value=f"up to {rows} rows", reason=f"{reason} (P50)")
 
 
 def _tell_warm_up(lengths: Workload) -> DerivedStatus:
     inputs = lengths.inputs
-    reason = "a step of prompts at P50 and a prompt at P95, beside the largest step"
+    reason = "a step of prompts at P50 and a prompt at P95, in addition to the largest step"
     return DerivedStatus(name="warm-up", value=f"prompts of {inputs.p50} and {inputs.p95} tokens", reason=reason)
 
 
@@ -71,9 +71,9 @@ def _tell_target(spec: InferenceServiceSpec, lengths: Workload) -> Iterator[Deri
     held = batch_size if capacity is None else min(batch_size, lengths.count_held(capacity))
     value, percent = target * held / batch_size, spec.autoscaling.target_utilization_percent
     reason = (
-        f"{percent} % of {held} requests of {lengths.mean_tokens} tokens (mean), which an engine is taken to hold from "
-        "its start"
+        f"{percent} % of the {held} requests of {lengths.mean_tokens} tokens (mean) that an engine is assumed to hold "
+        "from its start"
     )
     if capacity is None:
-        reason += "; fewer if its memory holds fewer"
+        reason += "; fewer if its memory is too small for them"
     yield DerivedStatus(name="requests in flight per replica", value=f"{round(value, 1):g}", reason=reason)
