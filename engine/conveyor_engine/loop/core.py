@@ -1,7 +1,7 @@
-"""The engine on one screen: requests in, one step at a time, tokens or payloads out.
+"""The engine's core: takes requests, runs one step at a time, returns tokens or payloads.
 
-Driven by the engine process's loop (`process`), the benchmark and the tests. Single-threaded: no call
-may overlap another. Knows neither HTTP nor processes; `scheduler` decides, an `executor` computes.
+Called by the engine process's loop (`process`), the benchmark and the tests. Single-threaded: calls must not overlap.
+It contains no HTTP and no processes: `scheduler` decides, an `executor` computes.
 """
 
 import sys
@@ -41,12 +41,11 @@ class EngineCore:
         constrain: Callable[[EngineRequest], Constraint | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Warms the executor up; `progress` gets a key=value line about it. `overlap` runs steps ahead.
+        """Warms the executor up; `progress` gets a key=value line about it. `overlap`: plan steps ahead.
 
-        `clock` is that of `step`: it times steps where there are objectives. `constrain` returns what limits a
-        request's tokens, or raises InvalidRequest.
-        Without the tokenizer, stop strings are left to whoever reads the answers. Raises ModelError, whose `reason`
-        goes into the termination message.
+        `clock` is the clock of `step`; with objectives it times the steps. `constrain` returns the constraint on a
+        request's tokens, or raises InvalidRequest. Without the tokenizer, the readers of the answers have to find stop
+        strings. Raises ModelError, whose `reason` becomes part of the termination message.
         """
         self.executor = executor
         self.facts: ModelFacts = executor.facts
@@ -67,22 +66,23 @@ class EngineCore:
             progress(f"event=warmed_up seconds={self.warmup_seconds:.1f}")
 
     def add_request(self, request: EngineRequest) -> None:
-        """Puts the request into the waiting queue. Raises Overloaded or InvalidRequest; then it never was."""
+        """Adds the request to the waiting queue. Raises Overloaded or InvalidRequest, with no trace of the request."""
         self.scheduler.add_request(request)
 
     def abort(self, request_id: str) -> None:
-        """Ends the request now and frees its blocks; the next `step` gives its last output. Unknown ids are ignored."""
+        """Ends the request and frees its blocks. The next `step` returns its last output. Ignores unknown ids."""
         self.scheduler.abort(request_id)
 
     def drain(self) -> None:
-        """No more requests will come: batches start at once with what waits. `has_unfinished` says when it is over."""
+        """Call when no more requests will come: batches then start at once with the waiting ones. Done when
+        `has_unfinished` is False."""
         self.scheduler.drain()
 
     def step(self, now: float) -> list[RequestOutput]:
-        """Schedules, runs a step, and returns what became known for each request: of that step, or of one before.
+        """Schedules and runs a step. Returns the new outputs, which may come from an earlier step.
 
-        `now` is time.monotonic() seconds. With nothing due it returns at once, perhaps with aborted requests' outputs.
-        A step that fails ends requests of its batch; what is raised here says that the engine is broken.
+        `now` is time.monotonic() seconds. If nothing is due, returns at once, perhaps with outputs of aborted requests.
+        A failed step only ends requests of its batch. An exception from here means that the engine is broken.
         """
         plan = self.scheduler.schedule(now)
         if self._overlap is not None:
@@ -92,11 +92,11 @@ class EngineCore:
         return self.scheduler.take_outputs()
 
     def has_unfinished(self) -> bool:
-        """Whether some request has not had its last output yet."""
+        """Whether a request has not had its last output yet."""
         return self.scheduler.has_unfinished()
 
     def next_wakeup(self, now: float) -> float | None:
-        """When `step` will next have work if nobody adds or aborts: `now` = at once, None = never."""
+        """When `step` will next have work if no request is added or aborted: `now` = at once, None = never."""
         return self.scheduler.next_wakeup(now)
 
     def stats(self) -> EngineStats:
@@ -105,10 +105,10 @@ class EngineCore:
         return stats if self.steering is None else self.steering.report(stats)
 
     def _warm_up(self, config: EngineConfig) -> None:
-        """Runs steps of the largest size and of the workload, so that no request pays for first-time allocations, page
+        """Runs steps of the largest size and of the workload, so that no request waits for first-time allocations, page
         faults and compilation.
 
-        Raises ModelError if nothing of what the rows get is finite: such an engine could answer nobody.
+        Raises ModelError if no row's result is finite: such an engine could not answer any request.
         """
         facts = self.facts
         scheduler = Scheduler(
@@ -117,7 +117,7 @@ class EngineCore:
                 batching_mode="continuous",
                 padding=None,
                 max_num_queued_requests=sys.maxsize,
-                prefix_caching=False,  # dummies of one number begin alike
+                prefix_caching=False,  # dummies with the same number have the same prefix
             ),
             facts,
         )
@@ -131,7 +131,7 @@ class EngineCore:
                 self._run_dummies(scheduler, task, number, min(task.dummy_cost_max, tokens))
 
     def _run_dummies(self, scheduler: Scheduler, task: Task, num_requests: int, cost: int) -> None:
-        """Requests that each cost as much as a prompt of so many tokens."""
+        """Runs this number of dummy requests, each with this cost."""
         for number in range(num_requests):
             scheduler.add_request(task.build_dummy(number, cost))
         while scheduler.requests:

@@ -1,7 +1,7 @@
-"""What runs the plans: the seam between the loop and one device, several ranks, or a recorded trace.
+"""The protocol between the loop and what runs its plans: one device, several ranks, or a recorded trace.
 
-Called by `core`, `step_runner` and `overlap`. `execution.runners` has those for one device. An executor knows rows and
-numbers (`wire.step`), no requests. It keeps the rows' state between steps. Torch-free.
+Called by `core`, `step_runner` and `overlap`. `execution.runners` implements it for one device. An executor gets rows
+and numbers (`wire.step`), not requests, and keeps the rows' state between steps. Without torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Read = Callable[[], StepResult]
 """Waits for the result of a step. Called once."""
 
 Sample = Callable[[Sequence[RowMask]], Read]
-"""Chooses the tokens of a step that is begun, among those that the masks allow. Called once, before the next begins."""
+"""Samples the tokens of a step that has begun, among those that the masks allow. Called once, before the next step."""
 
 
 class Executor(Protocol):
@@ -22,34 +22,34 @@ class Executor(Protocol):
 
     @property
     def facts(self) -> ModelFacts:
-        """Of the model that it has loaded."""
+        """Facts about the loaded model."""
         ...
 
     @property
     def extra_warmup_tokens(self) -> int:
-        """A lone request of so many tokens runs what no other step does, for warm-up; 0: none."""
+        """Size of a single request that runs code which no other step runs, for warm-up; 0: none."""
         ...
 
     @property
     def graph_sizes(self) -> Sequence[int]:
-        """Rows of the steps that it has captured, ascending: a step of decodes costs as much as the next larger one."""
+        """Numbers of rows of the captured steps, ascending. A step of decodes costs as much as the next larger one."""
         ...
 
     def begin(self, plan: StepPlan) -> Sample:
-        """Gives the step's forward to the device, which computes it while the caller makes the masks.
+        """Passes the step's forward pass to the device, which computes it while the caller builds the masks.
 
-        The next step may be begun before this one's result is read: it finds the sampled tokens in its rows. All three
-        calls raise whatever the model, its kernels or the device raise; then the plan's rows may hold anything.
+        The next step may begin before this one's result is read: it finds the sampled tokens in its rows. All three
+        calls raise any exception of the model, its kernels or the device. The plan's rows are then undefined.
         """
         ...
 
     def free_memory(self) -> None:
-        """After a step that raised: gives back what is cached. Raises if the device is broken."""
+        """Call after a step that raised: frees cached memory. Raises if the device is broken."""
         ...
 
 
 def compute(executor: Executor, plan: StepPlan) -> StepResult:
-    """An unconstrained step, from its plan to its result."""
+    """Computes a step without constraints, from its plan to its result."""
     sample = executor.begin(plan)
     read = sample(())
     return read()

@@ -1,8 +1,8 @@
-"""The engine's own process: the loop around EngineCore. `serving.engine_process` starts it and has the other socket.
+"""The engine process: the loop around EngineCore. `serving.engine_process` starts it and has the other socket.
 
-The loop takes all messages there are, steps, and sends what the step gave, so that the HTTP side never waits behind a
-forward pass. It ends when the socket does. One thread reads the socket at all times, so that no abort waits for more
-than the present step; another tells that the process lives and how long a step has taken.
+The loop takes all new messages, runs a step, and sends the step's outputs. Because it is a separate process, the API
+process never waits for a forward pass. The loop ends when the socket is closed. One thread always reads the socket, so
+that an abort waits at most for the present step. Another thread sends heartbeats with the time of the present step.
 """
 
 import argparse
@@ -51,20 +51,20 @@ _log = logging.getLogger("conveyor_engine.loop.process")
 
 
 class Disconnected(Exception):
-    """The API process is gone: there is nobody left to work for."""
+    """The API process is gone, so the engine process ends."""
 
 
 class Channel:
-    """The socket to the API process. Sending is safe from several threads, receiving is the loop's alone.
+    """The socket to the API process. Several threads may send; only the loop receives.
 
-    What has come but is not received yet is bounded by the API process (`EngineClient.open_generation`).
+    The API process limits the messages that have arrived but are not received yet (`EngineClient.open_generation`).
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self.on_arrival: Callable[[ToEngine], None] = lambda _: None  # called in the thread that reads, beside steps
-        self._arrived: SimpleQueue[ToEngine | Exception] = SimpleQueue()  # an exception is the last
+        self.on_arrival: Callable[[ToEngine], None] = lambda _: None  # called in the reading thread, while steps run
+        self._arrived: SimpleQueue[ToEngine | Exception] = SimpleQueue()  # an exception is the last element
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
     def send(self, message: FromEngine) -> None:
@@ -76,9 +76,9 @@ class Channel:
             raise Disconnected from error
 
     def receive(self, timeout_seconds: float | None) -> Iterator[ToEngine]:
-        """All that has arrived; waits up to the timeout (None: for ever) for the first.
+        """All messages that have arrived. Waits for the first one, up to the timeout (None: without a limit).
 
-        Raises Disconnected after the last message, or what the decoder raised.
+        Raises Disconnected after the last message, or the decoder's exception.
         """
         try:
             message = self._arrived.get(timeout=timeout_seconds)
@@ -96,7 +96,7 @@ class Channel:
                 self.on_arrival(message)
                 self._arrived.put(message)
         except OSError:
-            pass  # a reset is an end
+            pass  # a reset is a normal end
         except Exception as error:  # the loop raises it
             self._arrived.put(error)
         self._arrived.put(Disconnected())
@@ -107,7 +107,7 @@ class Channel:
 
 
 class EngineLoop:
-    """Messages in, steps, outputs out, until the other side is gone."""
+    """Receives messages, runs steps and sends outputs, until the other side is gone."""
 
     def __init__(self, core: EngineCore, channel: Channel, pulse: "Pulse") -> None:
         self._core = core
@@ -116,7 +116,7 @@ class EngineLoop:
         self._num_added = 0
 
     def run(self) -> None:
-        """Raises Disconnected in the end, or what the core raises."""
+        """Runs until Disconnected or an exception of the core is raised."""
         while True:
             for message in self._channel.receive(self._idle_seconds()):
                 self._handle(message)
@@ -127,7 +127,7 @@ class EngineLoop:
                 self._channel.send(StepOutputs(outputs, self._core.stats(), self._num_added))
 
     def _idle_seconds(self) -> float | None:
-        """How long to wait for messages: not at all while there is work."""
+        """How long to wait for messages: 0 while there is work."""
         now = time.monotonic()
         wakeup = self._core.next_wakeup(now) if self._core.has_unfinished() else None
         return None if wakeup is None else max(0.0, wakeup - now)
@@ -147,7 +147,7 @@ class EngineLoop:
                 self._core.drain()
 
     def _add(self, requests: list[EngineRequest]) -> None:
-        """Takes all or, when one is refused, none: those already added are aborted before any step."""
+        """Adds all requests. If one is rejected, adds none: those already added are aborted before the next step."""
         for index, request in enumerate(requests):
             try:
                 self._core.add_request(request)
@@ -185,7 +185,7 @@ class Pulse:
             try:
                 self._channel.send(Heartbeat(0.0 if began is None else time.monotonic() - began))
             except Disconnected:
-                os._exit(0)  # also in the middle of loading or of a step: nobody waits for it any more
+                os._exit(0)  # also during loading or a step: no one waits for the result
             time.sleep(HEARTBEAT_SECONDS)
 
 
@@ -193,13 +193,13 @@ Load = Callable[[EngineConfig, Channel], EngineCore]
 
 
 def run(channel: Channel, load: Load) -> int:
-    """The process from its first message to its exit code."""
+    """Runs the process from its first message to its exit code."""
     try:
         start = next(channel.receive(None))
         assert isinstance(start, LoadModel)
         pulse = Pulse(channel)
         core = load(start.config, channel)
-        gc.freeze()  # what is loaded stays: to look at all of it would hold a step for a fifth of a second
+        gc.freeze()  # loaded objects stay: scanning them would delay a step by 0.2 s
         channel.send(Ready(core.facts, core.longest_warmup_step_seconds, core.warmup_seconds))
         EngineLoop(core, channel, pulse).run()
     except Disconnected:
@@ -247,12 +247,12 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
 
 
 def _reason(error: Exception) -> FailureReason:
-    """The termination reason of what nobody expected."""
+    """The termination reason for an unexpected exception."""
     return FailureReason.OUT_OF_MEMORY if is_out_of_memory(error) else FailureReason.ENGINE_ERROR
 
 
 def main(load: Load = _load) -> int:
-    """`load` makes the engine of the configuration: another one than this file's for measurements."""
+    """`load` builds the engine from the configuration. Measurements pass another function than this file's."""
     parser = argparse.ArgumentParser(prog="python -m conveyor_engine.loop.process", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited end of a socket pair")
     configure_logging()
@@ -263,4 +263,4 @@ def main(load: Load = _load) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # all is said and sent: taking torch and a model apart would only take time
+    os._exit(code)  # everything is sent; tearing down torch and the model would only take time

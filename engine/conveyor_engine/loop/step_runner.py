@@ -1,7 +1,7 @@
-"""Runs one step. When it raises: was the step too large, does one of its requests fail, or is the device broken?
+"""Runs one step. If it raises, finds out whether the step was too large, a request fails, or the device is broken.
 
-Used by `core`, and by `overlap` for steps that raised. Torch-free, so that the scheduler's property tests run steps
-that fail.
+Used by `core`, and by `overlap` for steps that raised. Without torch, so that the scheduler's property tests can run
+failing steps.
 """
 
 import logging
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def run_step(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
-    """Computes the plan and tells the scheduler. Raises what `recover` raises."""
+    """Computes the plan and passes the result to the scheduler. Raises what `recover` raises."""
     if not conclude(scheduler, plan, lambda: _compute(scheduler, executor, plan)):
         recover(scheduler, executor, plan)
 
@@ -28,11 +28,11 @@ def _compute(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> StepRe
 
 
 def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
-    """After a step that raised; no other is begun.
+    """Handles a step that raised. No other step must have begun.
 
-    It is run again in two halves: so one that did not fit into memory passes, and a request that the model cannot
-    compute ends together with half of its batch at most. Raises what a step of one token raises after a half
-    has failed too: then the device is broken.
+    Runs the step again in two halves. So a step that did not fit into memory succeeds, and a request that the model
+    cannot compute ends at most half of its batch. If a half fails too, runs a step of one token. If that raises, the
+    device is broken, and the exception is raised here.
     """
     executor.free_memory()
     failed = [half for half in scheduler.halve(plan) if not _run_or_fail(scheduler, executor, half)]
@@ -42,13 +42,13 @@ def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
 
 
 def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResult]) -> bool:
-    """Tells the scheduler the result. False if the step raised, which is logged with its traceback.
+    """Passes the result to the scheduler. False if the step raised; the exception is logged with its traceback.
 
-    The error goes no further, and loses its traceback: that holds tensors, and the retry needs memory.
+    The exception is not raised again, and its traceback is removed: it refers to tensors, and the retry needs memory.
     """
     try:
         told = result()
-    except Exception as error:  # whatever a model, its kernels or the device raise: the other requests go on
+    except Exception as error:  # anything from the model, its kernels or the device: other requests continue
         _log.exception("event=step_failed requests=%d tokens=%d", len(plan.rows), sum(plan.num_tokens))
         error.__traceback__ = None  # a future that keeps the error is in these frames too: a cycle
         return False

@@ -14,13 +14,13 @@ import msgspec
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 from conveyor_engine.wire.worker import Part
 
-_BATCH_TOKENS = 64  # that a reader gets in one turn: a few milliseconds of work
+_BATCH_TOKENS = 64  # the most that a reader gets in one turn: a few milliseconds of work
 
 
 class ReadTurns:
-    """Lets one reader with a backlog go on in each iteration of the event loop, in their order.
+    """Lets one reader with a backlog continue in each iteration of the event loop, in order.
 
-    All at once they would block it, and new connections and probes with it, for as long as all their batches take.
+    If all of them continued at once, they would block the event loop, new connections and probes for too long.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class ReadTurns:
 
     def _wake_next(self) -> None:
         turn = self._waiting.popleft()
-        while turn.done() and self._waiting:  # its client has left
+        while turn.done() and self._waiting:  # its client has disconnected
             turn = self._waiting.popleft()
         if not turn.done():
             turn.set_result(None)
@@ -46,12 +46,12 @@ class ReadTurns:
 
 
 class Generation:
-    """Use it in `async with`: leaving aborts what still runs."""
+    """Use it in `async with`: leaving it aborts requests that still run."""
 
     def __init__(
         self, request_ids: list[str], timeout_seconds: float, abort: Callable[[list[str]], None], turns: ReadTurns
     ) -> None:
-        """After the timeout, open requests end with DEADLINE, whatever the engine does. `abort` aborts them there."""
+        """After the timeout, open requests end with DEADLINE in any case. `abort` ends them in the engine."""
         self.request_ids = request_ids
         self.turns = turns
         self._abort = abort
@@ -59,9 +59,9 @@ class Generation:
         self.unsent: deque[Part] = deque()  # parts that wait until the engine has room for them
         self.num_at_engine = 0  # requests that were sent to it and have not ended
         self._outputs: deque[RequestOutput] = deque()
-        self.on_held: Callable[[int], None] = lambda _: None  # called with the change of the bytes that wait
+        self.on_held: Callable[[int], None] = lambda _: None  # called with the change of the number of waiting bytes
         self._error: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None  # that waits for news
+        self._reader: asyncio.Future[None] | None = None  # the reader that waits for outputs
         self._timer = asyncio.get_running_loop().call_later(max(0.0, timeout_seconds), self._expire)
 
     async def __aenter__(self) -> Self:
@@ -75,9 +75,9 @@ class Generation:
     async def batches(self) -> AsyncIterator[list[RequestOutput]]:
         """The outputs, a few tokens at a time, until every request has had its last one.
 
-        What a reader that is behind finds of one request it gets as one output, so that it catches up. A failure comes
-        first in its batch, so that what was there before it is shown. Raises what `fail` was given (Overloaded,
-        InvalidRequest, Unavailable, EngineDead), after the outputs before it.
+        A reader with a backlog gets all waiting outputs of a request as one output, so that it catches up. A failure is
+        the first of its batch, so that earlier outputs are shown before it. Raises the error of `fail` (Overloaded,
+        InvalidRequest, Unavailable, EngineDead), after the earlier outputs.
         """
         while self._open or self._outputs:
             if self._outputs:
@@ -91,7 +91,7 @@ class Generation:
                 await self._reader
 
     def take_part(self) -> None:
-        """The next part is sent to the engine."""
+        """Notes that the next part is sent to the engine."""
         part = self.unsent.popleft()
         self.num_at_engine += len(part.num_tokens_of)
         self.on_held(-len(part.add))
