@@ -1,7 +1,7 @@
-"""The engine as asyncio code sees it: admission, a stream of outputs per request, abort, drain, death.
+"""The asyncio interface to the engine: admission, a stream of outputs for each request, abort, drain, death.
 
 Used by `http` and `server`. Owns the `engine_process`. Invariant: every opened `Generation` ends exactly once, with a
-finish reason or an error, also when the process is killed. Knows no HTTP.
+finish reason or an error, even if the process is killed. Contains no HTTP.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from conveyor_engine.wire.worker import Part
 from conveyor_protocol.failure_reasons import FailureReason
 
 HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
-STEP_STUCK_SECONDS = 120.0  # no step of a healthy engine takes this long ...
-STEP_STUCK_TIMES = 5  # ... nor this many times as long as the longest of the warm-up, which is of the largest size
-PARTS_BATCHES = 2  # of one list: the one that runs, and the next
+STEP_STUCK_SECONDS = 120.0  # a step that takes longer is stuck, ...
+STEP_STUCK_TIMES = 5  # ... if it also takes this many times as long as the longest warm-up step
+PARTS_BATCHES = 2  # of one list that are at the engine: the running batch and the next one
 _log = logging.getLogger(__name__)
 
 
@@ -65,15 +65,15 @@ class EngineClient:
         self._on_step = on_step
         self.state = State.STARTING
         self.facts: ModelFacts | None = None
-        self.start_seconds: dict[str, float] = {}  # by part: what it took until it was ready
+        self.start_seconds: dict[str, float] = {}  # by part: the time until the engine was ready
         self.stats = EngineStats()
         self.death: Death | None = None
         self.dead = asyncio.Event()
-        self.idle = asyncio.Event()  # no generation is open
+        self.idle = asyncio.Event()  # set while no generation is open
         self.idle.set()
         self._turns = ReadTurns()
         self.places = Places(self._batch_size, fills=config.batching_mode in ("static", "dynamic"))
-        self._generations: dict[str, Generation] = {}  # by request id, while the engine owes outputs
+        self._generations: dict[str, Generation] = {}  # by request id, until the last output
         self._held = HeldRequests()
         self._num_sent = self._num_added = self._num_arriving = 0
         self._began = self._last_heartbeat = time.monotonic()
@@ -84,7 +84,7 @@ class EngineClient:
     # --- start and stop ---
 
     async def start(self) -> None:
-        """Starts the process and returns; `state` becomes READY, or DEAD with a `death`, later."""
+        """Starts the process and returns. Later `state` becomes READY, or DEAD with a `death`."""
         self._began = time.monotonic()
         await self._process.start()
         self._process.send(LoadModel(self._config))
@@ -92,7 +92,7 @@ class EngineClient:
         self._reading = asyncio.create_task(self._read())
 
     async def stop(self) -> None:
-        """Ends the process: it exits when its socket closes, and is killed if it does not."""
+        """Ends the process. It exits when its socket closes; if it does not exit, it is killed."""
         if self._reading is None:
             return
         self._reading.cancel()  # from here on its end is expected
@@ -110,24 +110,24 @@ class EngineClient:
 
     @property
     def num_open(self) -> int:
-        """Requests that have not had their last output."""
+        """Number of requests that have not had their last output."""
         return len(self._generations)
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a place in the batch, those on their way to the engine included."""
+        """Number of requests without a place in the batch, including those on their way to the engine."""
         return self.stats.num_waiting + self._num_unread
 
     @property
     def _num_unread(self) -> int:
-        """Requests that were sent and that no step of the engine has seen, aborted ones included."""
+        """Number of sent requests, including aborted ones, that the engine has not added yet."""
         return max(0, self._num_sent - self._num_added)
 
     @contextlib.contextmanager
     def hold_place(self, wish: str | None = None) -> Iterator[None]:
-        """A place for a request that is still being read: it counts as open. Raises Unavailable, Overloaded, NoPlace.
+        """Reserves a place for a request that is still being read; it counts as open.
 
-        `wish` is what a gateway says of the place.
+        `wish`: the gateway's header for places. Raises Unavailable, Overloaded or NoPlace.
         """
         self.check_state()
         with self.places.reserve(wish):
@@ -139,14 +139,14 @@ class EngineClient:
                 self._num_arriving -= 1
 
     def check_state(self) -> None:
-        """Raises Unavailable while no requests are taken."""
+        """Raises Unavailable while the engine accepts no requests."""
         if self.state is State.DEAD:
             raise Unavailable("the engine has stopped; this server is about to exit")
         if self.state is not State.READY:
             raise Unavailable(f"the engine is {self.state}")
 
     def _check_admission(self, num_requests: int, num_tokens: int) -> None:
-        """Raises Unavailable or Overloaded unless the holder of a place may send so much."""
+        """Raises Unavailable or Overloaded unless an HTTP request with a place may send this much."""
         self.check_state()
         others = len(self._held) + self._num_arriving - 1
         if others + num_requests > self.num_requests_max:
@@ -154,11 +154,11 @@ class EngineClient:
         self._held.check_room(num_tokens)
 
     def open_generation(self, parts: Sequence[Part], timeout_seconds: float, wish: str | None = None) -> Generation:
-        """Sends the requests of a held place to the engine.
+        """Sends the engine requests of an HTTP request with a place to the engine.
 
-        The engine has `PARTS_BATCHES` batches at most of a request with many parts, and gets the next part when there
-        is room again. So a long list takes turns with other requests, and never fills the engine's queue. After the
-        timeout all end with DEADLINE in any case. Raises Unavailable or Overloaded.
+        For a request with many parts, at most `PARTS_BATCHES` batches are at the engine at a time. The next part is
+        sent when there is room again. So a long list takes turns with other requests, and never fills the engine's
+        queue. After the timeout all requests end with DEADLINE in any case. Raises Unavailable or Overloaded.
         """
         num_tokens_of = {name: number for part in parts for name, number in part.num_tokens_of.items()}
         first = _fitting(parts, 0, self._num_at_engine_max)
@@ -175,7 +175,7 @@ class EngineClient:
         return generation
 
     def _send_parts(self, generation: Generation) -> None:
-        """Sends the parts of the request for which the engine has room."""
+        """Sends those parts of the request for which the engine has room."""
         for part in list(_fitting(generation.unsent, generation.num_at_engine, self._num_at_engine_max)):
             generation.take_part()
             self._held.send(part.num_tokens_of)
@@ -184,11 +184,11 @@ class EngineClient:
 
     @property
     def _num_at_engine_max(self) -> int:
-        """Engine requests of one HTTP request with many parts that the engine may have at a time."""
+        """The most engine requests of one HTTP request with many parts that may be at the engine at a time."""
         return min(PARTS_BATCHES * self._batch_size, self.num_requests_max)
 
     def abort(self, request_ids: list[str]) -> None:
-        """Ends these requests; nothing more comes for them."""
+        """Ends these requests. No more outputs come for them."""
         known = [i for i in request_ids if i in self._generations]
         if known and self.state is not State.DEAD:
             self._process.send(Abort(known))
@@ -199,7 +199,7 @@ class EngineClient:
             self._close(request_id)
 
     def drain(self) -> None:
-        """Refuses new requests; open ones go on."""
+        """Rejects new requests from now on. Open requests continue."""
         if self.state is State.READY:
             self._process.send(Drain())
         if self.state is not State.DEAD:
@@ -220,7 +220,7 @@ class EngineClient:
 
     @property
     def num_requests_max(self) -> int:
-        """Requests that may be open at a time."""
+        """The most requests that may be open at a time."""
         return self._config.max_num_queued_requests + self._max_num_seqs
 
     @property
@@ -234,7 +234,7 @@ class EngineClient:
     # --- messages of the engine ---
 
     async def _read(self) -> None:
-        """Handles the engine's messages. When they end, whatever the reason, the engine is dead."""
+        """Handles the engine's messages. When they end, for any reason, the engine is dead."""
         try:
             async for message in self._process.messages():
                 self._handle(message)
@@ -276,7 +276,7 @@ class EngineClient:
                 self._held.release(output.request_id)
             generation = self._generations.get(output.request_id)
             if generation is None:
-                continue  # aborted here; the engine did not know yet
+                continue  # aborted here, before the engine knew
             generation.put(output)
             if output.finish_reason is not None:
                 self._close(output.request_id)
@@ -307,7 +307,7 @@ class EngineClient:
 
 
 def _fitting(parts: Iterable[Part], num_at_engine: int, most: int) -> Iterator[Part]:
-    """The next parts with which an engine has at most so many requests; a part that is larger goes alone."""
+    """The next parts that keep the engine within this number of requests. A larger part is sent alone."""
     for part in parts:
         if num_at_engine and num_at_engine + len(part.num_tokens_of) > most:
             return
