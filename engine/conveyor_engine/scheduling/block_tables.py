@@ -1,6 +1,6 @@
-"""What each admitted request holds: a row of the batch, and KV blocks, allocated, grown, shared, freed.
+"""Allocates, grows, shares and frees the row and the KV blocks of each admitted request.
 
-Used by `running_batch` alone; keeps the books in `block_manager`. Knows requests and blocks, not batches or policies.
+Used by `running_batch` alone; `block_manager` counts the blocks. Contains no batches and no policies.
 """
 
 from conveyor_engine.scheduling.block_manager import BlockManager
@@ -11,9 +11,9 @@ from conveyor_engine.scheduling.shares import NO_SHARES, Shares
 class BlockTables:
     """Rows and block tables of the admitted requests.
 
-    Full blocks of known tokens become findable when they are scheduled, so that requests of the same step, and of steps
-    before its result, may share them: steps run in their order, and each layer writes all keys before any row attends.
-    What is scheduled is computed, or the step fails, or its request leaves before its end: see `unschedule`.
+    Full blocks of known tokens can be found as cached prefixes as soon as they are scheduled. So requests of the same
+    step, and of steps before its result, may share them: steps run in order, and each layer writes all keys before any
+    row attends. If the step fails, or the request leaves before its end, see `unschedule`.
     """
 
     def __init__(
@@ -26,9 +26,9 @@ class BlockTables:
         self.free_rows = list(range(num_rows - 1, -1, -1))
 
     def allocate(self, request: RequestState, num_tokens: int, spare_blocks: int) -> bool:
-        """Allocates a row and a table for `num_tokens`. It starts with cached blocks: `num_computed_tokens` is theirs.
+        """Allocates a row and a table for `num_tokens`. Cached blocks come first and set `num_computed_tokens`.
 
-        False, and nothing is taken, unless there is a row and `spare_blocks` stay free.
+        False, without an allocation, if there is no row or fewer than `spare_blocks` blocks would stay free.
         """
         if not self.free_rows:
             return False
@@ -46,13 +46,13 @@ class BlockTables:
         return True
 
     def count_blocks(self, num_tokens: int) -> int:
-        """That hold so many tokens; none where there is no KV cache, because nothing is read again."""
+        """Number of blocks for this number of tokens; 0 for a task without a KV cache."""
         return -(-num_tokens // self._block_size) if self._blocks.num_blocks else 0
 
     def _match(self, request: RequestState) -> list[int]:
-        """Cached blocks of its prefix, never all of its tokens: the last one must be computed to sample from it.
+        """Cached blocks of its prefix, but never for all of its tokens: the last token must be computed for sampling.
 
-        None where the prompt's tokens are to be scored: that takes the logits behind each.
+        No blocks if the prompt is scored, because this needs the logits of each token.
         """
         if not self._prefix_caching or not request.is_scored:
             return []
@@ -61,7 +61,7 @@ class BlockTables:
         return self._blocks.match(hashes[: num_tokens // self._block_size])
 
     def grow(self, request: RequestState, num_tokens: int) -> bool:
-        """Room for its first `num_tokens` tokens. False, and nothing is taken, if there are not enough free blocks."""
+        """Allocates blocks for its first `num_tokens` tokens. False, without an allocation, if too few are free."""
         missing = self.count_blocks(num_tokens) - len(request.block_table)
         if missing <= 0:
             return True
@@ -72,7 +72,7 @@ class BlockTables:
         return True
 
     def register(self, request: RequestState, num_tokens: int) -> None:
-        """Makes findable the full blocks of its first `num_tokens` tokens, which are scheduled; of known ones only."""
+        """Makes full blocks of its first `num_tokens` tokens, which are scheduled, findable; only for known tokens."""
         if not self._prefix_caching or num_tokens // self._block_size <= request.num_registered_blocks:
             return
         num_tokens = min(num_tokens, len(request.token_ids))
@@ -83,7 +83,7 @@ class BlockTables:
         request.num_registered_blocks = num_full
 
     def unschedule(self, request: RequestState, num_tokens: int) -> set[int]:
-        """Makes unfindable, and returns, its blocks that are not full of its first `num_tokens` tokens."""
+        """Makes its blocks after the first `num_tokens` tokens unfindable, and returns them."""
         num_full = num_tokens // self._block_size
         for block in request.block_table[num_full : request.num_registered_blocks]:
             self._blocks.unregister(block)
@@ -91,16 +91,16 @@ class BlockTables:
         return set(request.block_table[num_full:])
 
     def computed_blocks(self, request: RequestState) -> list[int]:
-        """Its blocks that are full of computed tokens, shared ones included."""
+        """Its blocks that contain only computed tokens, including shared ones."""
         return request.block_table[: request.num_computed_tokens // self._block_size]
 
     def evict(self, request: RequestState) -> None:
-        """Makes its blocks unfindable: they may hold NaN, which would spread to all that attend over them."""
+        """Makes its blocks unfindable: they may contain NaN, which would spread to requests that attend to them."""
         for block in request.block_table:
             self._blocks.unregister(block)
 
     def free(self, request: RequestState) -> None:
-        """Frees its row and blocks; the full ones stay findable until they are needed. Called after `unschedule`."""
+        """Frees its row and blocks. Full blocks stay findable until they are reused. Called after `unschedule`."""
         assert request.num_registered_blocks * self._block_size <= request.num_computed_tokens
         request.admission += 1
         request.num_registered_blocks = 0

@@ -1,4 +1,4 @@
-"""What the scheduler counts and estimates for `EngineStats`. Used by `scheduler` alone; the clock is an argument."""
+"""Counters and estimates of the scheduler for `EngineStats`. Used by `scheduler` alone; the clock is an argument."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,12 +10,12 @@ from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import EngineStats
 
-_LATELY_SECONDS: Final = 60.0  # what is older counts for about a third
-_LONGEST_PAUSE_SECONDS: Final = 1.0  # between two steps; a time without requests is not lately
+_LATELY_SECONDS: Final = 60.0  # time constant of the decay: a value that is this old counts 0.37
+_LONGEST_PAUSE_SECONDS: Final = 1.0  # between two steps: time without requests does not count
 
 
 class Counters:
-    """Counters since the start; the gauges are the caller's."""
+    """Counters since the start. The caller adds the gauges."""
 
     def __init__(self) -> None:
         self._stats = EngineStats()
@@ -35,7 +35,7 @@ class Counters:
         )
 
     def count_batch(self, reason: str, cost: int, padding_share: float, wait_seconds: float) -> None:
-        """A batch closes. At most one does in a step, so the newest is all that the statistics need to carry."""
+        """Counts a batch that closes. At most one closes in a step, so the statistics contain only the newest."""
         self._close_reasons[reason] += 1
         stats = self._stats
         stats.num_batches += 1
@@ -66,7 +66,7 @@ class Counters:
         stats.padding_tokens += step.num_padding_tokens
 
     def count_kv(self, running: Iterable[RequestState], block_size: int) -> None:
-        """Once after each step: tokens that the cache holds, and the room that they have."""
+        """Call once after each step: counts tokens in the KV cache, and the capacity of their blocks."""
         num_live = num_blocks = 0
         for request in running:
             num_blocks += len(request.block_table)
@@ -77,14 +77,14 @@ class Counters:
 
 
 class Carried:
-    """How many requests the KV cache carried at once lately, as means over the time in which requests ran.
+    """How many requests the KV cache recently held at once, as means over the time with running requests.
 
-    While the cache is never short of blocks, the batch is the limit. The autoscaler compares requests in flight with
-    the number.
+    If the cache never runs out of blocks, the batch is the limit. The autoscaler compares the requests in flight with
+    this number.
     """
 
     def __init__(self, max_num_seqs: int, expected: int | None = None) -> None:
-        """`expected`: what it is taken to carry until it has been short of blocks."""
+        """`expected`: the number that is assumed until blocks run out for the first time."""
         self._max_num_seqs = max_num_seqs
         self._at = 0.0
         self._running = 0.0
@@ -93,14 +93,14 @@ class Carried:
 
     @property
     def number(self) -> int | None:
-        """None while the cache has room for the whole batch, as far as is known."""
+        """The number of requests. None while the cache has room for the whole batch, as far as is known."""
         return None if self._number is None else max(1, round(self._number))
 
     def observe(self, now: float, num_running: int, usage: float, short: bool) -> None:
-        """Records a step that is planned: how many requests run, their share of the blocks, and if blocks were short.
+        """Records a planned step: how many requests run, their share of the blocks, and whether blocks ran out.
 
-        When blocks were short, the cache carried as many requests as ran. Otherwise it may carry more: as many of the
-        same size as would fit.
+        If blocks ran out, the cache holds the number of running requests. Otherwise it may hold more: the number of
+        requests of the same size that would fit.
         """
         weight = min(now - self._at, _LONGEST_PAUSE_SECONDS) / _LATELY_SECONDS
         self._at = now

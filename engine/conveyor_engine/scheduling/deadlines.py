@@ -1,8 +1,8 @@
-"""Waiting requests that can no longer meet their deadlines. Used by `scheduler`. Pure: the clock is an argument.
+"""Finds waiting requests that can no longer meet their deadlines. Used by `scheduler`. Pure: the clock is an argument.
 
-A request needs so many steps at least, and each takes as long as the fastest so far, at least. Nothing is predicted
-beyond that, so nobody is dropped who could have been in time at the best pace that was seen. Each call costs by what is
-dropped, and by the logarithm of what waits.
+A request needs a least number of steps, and each step takes at least as long as the fastest so far. There is no other
+prediction, so no request is dropped that could have been in time at the best pace so far. The cost of a call depends on
+the number of dropped requests, and on the logarithm of the number of waiting ones.
 """
 
 import math
@@ -12,11 +12,11 @@ from typing import Final
 from conveyor_engine.scheduling.ordered import Ordered
 from conveyor_engine.scheduling.request_state import RequestState
 
-_FEWEST_STEPS: Final = 16  # before the fastest of them says anything
+_FEWEST_STEPS: Final = 16  # before the fastest of them is used
 
 
 class Pace:
-    """The fastest step so far, from the times at which steps were planned."""
+    """The time of the fastest step so far, from the times at which steps were planned."""
 
     def __init__(self) -> None:
         self._planned_at: float | None = None
@@ -24,18 +24,18 @@ class Pace:
         self._fastest = math.inf
 
     def observe(self, now: float) -> None:
-        """Called before each step is planned. The one before took no longer than until `now`."""
+        """Call before each step is planned. The step before ended at `now` at the latest."""
         if self._planned_at is not None:
             self._num_steps += 1
             self._fastest = min(self._fastest, now - self._planned_at)
 
     def plan(self, now: float, planned: bool) -> None:
-        """Whether a step was planned now."""
+        """Call with whether a step was planned now."""
         self._planned_at = now if planned else None
 
     @property
     def step_seconds(self) -> float:
-        """What a step takes at least; 0 until enough steps were seen."""
+        """The shortest time of a step; 0 until enough steps have run."""
         return self._fastest if self._num_steps >= _FEWEST_STEPS else 0.0
 
 
@@ -47,21 +47,21 @@ class Deadlines:
         self._waiting = Ordered[RequestState]()
 
     def add(self, request: RequestState) -> None:
-        """The request waits. Without a deadline it may begin at any time."""
+        """Adds a waiting request. Without a deadline it may begin at any time."""
         if request.deadline < math.inf:
             self._waiting.put(request, (self._latest_start(request),))
 
     def remove(self, request: RequestState) -> None:
-        """The request waits no longer. Does nothing if it is not here."""
+        """Removes a request that no longer waits. Does nothing if it is not here."""
         if request in self._waiting:
             self._waiting.remove(request)
 
     def next_at(self) -> float:
-        """When the next request is too late."""
+        """When the next request becomes too late."""
         return self._waiting.first_key[0] if len(self._waiting) else math.inf
 
     def pop_late(self, now: float) -> Iterator[tuple[RequestState, str]]:
-        """Requests that cannot be in time any more, and why."""
+        """Removes and returns the requests that can no longer be in time, and why."""
         while self.next_at() <= now:
             request = next(iter(self._waiting))
             latest = self._latest_start(request)

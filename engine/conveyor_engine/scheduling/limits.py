@@ -1,4 +1,4 @@
-"""How many requests run at once, and how many prompt tokens a step computes. `objectives` moves both.
+"""Limits of the requests that run at once, and of the prompt tokens of a step. `objectives` changes both.
 
 Read by `running_batch`, `token_budget` and `policy` before each step. Pure.
 """
@@ -11,12 +11,12 @@ from conveyor_engine.wire.request import ModelFacts
 
 @dataclass(slots=True)
 class Limits:
-    """Never above the declared ones, which the executor has room for. A lower limit ends nothing that runs."""
+    """Never above the declared limits, for which the executor has room. A lower limit does not end running requests."""
 
     num_rows: int
-    prompt_tokens: int  # of one step, beside its decodes
+    prompt_tokens: int  # of one step, in addition to its decodes
 
     @classmethod
     def declared(cls, facts: ModelFacts) -> Self:
-        """All that the executor has room for."""
+        """The limits for which the executor has room."""
         return cls(facts.max_num_seqs, facts.max_num_batched_tokens)

@@ -1,6 +1,6 @@
 """The outputs of requests: the tokens that each step gives them, and their ends. Used by `scheduler` alone.
 
-Where a batch keeps together, outputs are held until all of its rows are done. A finished row may go on as padding.
+In a batch that keeps together, outputs are held back until all rows are done. A finished row may continue as padding.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from conveyor_engine.scheduling.step import Work
 from conveyor_engine.wire.request import FinishReason, ModelFacts, RequestOutput, TokenLogprobs
 from conveyor_engine.wire.step import NOTHING_ALLOWED
 
-EXPECTED_OUTPUT_TOKENS = 256.0  # of an answer, before any was seen ...
-_ESTIMATE_WEIGHT = 1 / 32  # ... and how much each one that ends counts
+EXPECTED_OUTPUT_TOKENS = 256.0  # expected length of an answer before any has ended ...
+_ESTIMATE_WEIGHT = 1 / 32  # ... and the weight of each answer that ends
 _NOTHING_ALLOWED = (
     "no token may come next: the request's structured output, allowed_token_ids, bad_words and min_tokens"
     " together forbid all of them"
@@ -22,7 +22,7 @@ _NOTHING_ALLOWED = (
 
 
 class Outputs:
-    """The requests that have not had their last output, and the outputs that were not taken yet."""
+    """The requests without their last output, and the outputs that are not taken yet."""
 
     def __init__(self, policy: Policy, facts: ModelFacts, batch: RunningBatch, counters: Counters) -> None:
         self._policy = policy
@@ -39,9 +39,9 @@ class Outputs:
         return outputs
 
     def add_tokens(self, work: Work, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
-        """The request's tokens of this step are computed; fewer than there are logits means that drafts were wrong.
+        """Adds the request's tokens of this step. Fewer tokens than logits mean that drafts were wrong.
 
-        Then later steps have begun from tokens that are not there.
+        Then later steps have begun with tokens that do not exist.
         """
         request, num_wrong = work.request, work.num_logits - len(token_ids)
         request.num_computed_tokens += work.num_tokens - num_wrong
@@ -56,14 +56,14 @@ class Outputs:
             self._append_dummy(request, token_ids)
 
     def add_scores(self, request: RequestState, logprobs: Sequence[TokenLogprobs]) -> None:
-        """The log probabilities of the next tokens of its prompt. They are never held back."""
+        """Adds the log probabilities of the next tokens of its prompt. They are never held back."""
         request.num_scored_tokens += len(logprobs)
         output = request.output([])
         output.prompt_logprobs = list(logprobs)
         self.pending.append(output)
 
     def add_payload(self, work: Work, payload: bytes, error: str) -> None:
-        """The request is computed, and this is its output. Without a payload it ends with the `error`."""
+        """Ends the request with this payload as its output. Without a payload it ends with the `error`."""
         request = work.request
         request.num_computed_tokens += work.num_tokens
         request.num_awaited_tokens -= work.num_logits
@@ -81,7 +81,7 @@ class Outputs:
     def _append_tokens(
         self, request: RequestState, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None
     ) -> None:
-        """Appends the tokens up to the one that ends the request. Where a batch keeps together, holds them back."""
+        """Appends the tokens up to the one that ends the request. Holds them back in a batch that keeps together."""
         if min(token_ids) < 0:
             self._fail(request, nothing_allowed=NOTHING_ALLOWED in token_ids)
             return
@@ -111,9 +111,9 @@ class Outputs:
         self.finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
 
     def _append_dummy(self, request: RequestState, token_ids: list[int]) -> None:
-        """A finished row of a padded batch takes part in every step, a token longer each time while there is room.
+        """Lets a finished row of a padded batch take part in the next step, one token longer if there is room.
 
-        What it samples is its next dummy token.
+        Its sampled token is its next dummy token.
         """
         if len(request.token_ids) < self._facts.max_model_len:
             request.token_ids.append(max(0, token_ids[0]))
@@ -121,7 +121,7 @@ class Outputs:
             request.rewind(request.num_computed_tokens - 1)
 
     def release_batch(self) -> None:
-        """Finishes the requests of a batch that keeps together once none of them runs any more."""
+        """Finishes the requests of a batch that keeps together when none of them runs any more."""
         if all(r.finished is not None and r.padded_from is None for r in self._batch.requests):
             for request in list(self._batch.requests):
                 assert request.finished is not None
@@ -134,7 +134,7 @@ class Outputs:
         message: str | None = None,
         output: RequestOutput | None = None,
     ) -> None:
-        """Ends a request that does not wait: takes it out of the batch, if it is there, and adds its last output."""
+        """Ends a request that does not wait: removes it from the batch, if it is there, and adds its last output."""
         request.finished = reason
         del self.requests[request.request_id]
         self._batch.free(request)

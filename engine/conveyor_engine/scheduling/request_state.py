@@ -1,6 +1,6 @@
 """The scheduler's record of one request, from `add_request` to its last output.
 
-Owned by `scheduler`; `policy` and `step` read it. Nothing outside this room sees it.
+Owned by `scheduler`; `policy` and `step` read it. Used only in this package.
 """
 
 import math
@@ -19,34 +19,35 @@ _NO_TOKENS = SamplingParams(max_tokens=0)
 
 
 class Constraint(Protocol):
-    """What limits the tokens that a request may be given next, such as a grammar: its state after those so far.
+    """A constraint on the next tokens of a request, such as a grammar, with its state after the tokens so far.
 
-    It lives on the host and gets only tokens that the request keeps, so steps that run ahead need no rollback.
+    It is kept on the host and gets only tokens that the request keeps, so steps that run ahead need no rollback.
     """
 
     def accept(self, token_id: int) -> None:
-        """The request has been given this token, which was allowed."""
+        """Advances the state by this token, which was allowed."""
         ...
 
     def build_mask(self) -> bytes:
-        """The tokens that may come next: see `wire.step.RowMask.allowed`. Without any the request ends in an error."""
+        """The allowed next tokens: see `wire.step.RowMask.allowed`. If there are none, the request ends in an error."""
         ...
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing may come next but the answer's end."""
+        """Whether only the end of the answer is allowed next."""
         ...
 
 
 def _cache_root(salt: str | None) -> bytes:
-    """Personalized, so that no salt's root can equal the hash of a block."""
+    """Root of the hashes for this salt. It is personalized, so that it never equals the hash of a block."""
     return b"" if salt is None else blake2b(salt.encode(), digest_size=16, person=b"cache_salt").digest()
 
 
 def _yields_seconds(request: EngineRequest) -> float:
-    """To requests that come within so much time after it, and yield to nobody: by its level, and until its deadline.
+    """For how many seconds after its arrival the request yields to new requests that yield to no other.
 
-    A deadline further away than one level counts like none. So a short time-out is worth less than a better level.
+    Its level counts, and the time until its deadline, but that at most like one level. So a short time-out is worth
+    less than a lower level.
     """
     return request.level * LEVEL_AGEING_SECONDS + min(request.deadline - request.arrival_time, LEVEL_AGEING_SECONDS)
 
@@ -59,9 +60,9 @@ def _row_sampling(params: SamplingParams, num_prompt_tokens: int, stop_ids: froz
 
 
 class RequestState:
-    """Progress of one request. `num_computed_tokens` of its tokens have their keys and values cached;
-    `num_scheduled_tokens` too, or a step that is not over computes them. Behind its `token_ids` there are
-    `num_awaited_tokens` that such steps sample, with values not known yet.
+    """Progress of one request. Keys and values of its first `num_computed_tokens` tokens are cached. The tokens up to
+    `num_scheduled_tokens` are cached too, or are computed in an open step. After `token_ids` come `num_awaited_tokens`
+    further tokens, which open steps sample and whose values are not known yet.
 
     A request is computing its prompt (or recomputing after preemption) while more than one token
     is pending, and decoding when exactly one is: there are no phases beyond that. The padding of a padded batch is
@@ -120,71 +121,71 @@ class RequestState:
         self.level = request.level
         self.deadline = request.deadline
         self.yields_seconds = _yields_seconds(request)
-        self.key: tuple[float, ...] | None = None  # in the waiting queue, when it was first admitted
-        self.serial = -1  # its place in the order of admission
+        self.key: tuple[float, ...] | None = None  # its key in the waiting queue when it was first admitted
+        self.serial = -1  # its number in the order of admission
         self.token_ids = array("I", request.prompt_token_ids)  # 4 bytes a token: many prompts may wait
         self.num_prompt_tokens = len(self.token_ids)
         self.payload = request.payload
         self.payload_cost = request.payload_cost
         self.max_total_tokens = self.num_prompt_tokens + params.max_tokens
-        self.expected_total_tokens = self.max_total_tokens  # the scheduler knows better
+        self.expected_total_tokens = self.max_total_tokens  # the scheduler sets a better estimate
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))
         self.sampling = None if request.params is None else _row_sampling(params, self.num_prompt_tokens, self.stop_ids)
         self.num_computed_tokens = 0
         self.num_scheduled_tokens = 0
         self.num_awaited_tokens = 0
-        # Of its prompt, from the second on, those with a log probability; all, if none are asked for.
+        # Prompt tokens, from the second on, that have their log probability; all of them if none are requested.
         self.num_scored_tokens = self.num_prompt_tokens if params.prompt_logprobs is None else 0
-        self.admission = 0  # another number whenever what steps compute for it is no longer wanted
+        self.admission = 0  # changes whenever open steps for the request become invalid
         self.num_cached_tokens = 0
-        self.num_padding_tokens = 0  # what its prompt lacks to the longest of a padded batch
-        self.padded_from: array[int] | None = None  # its own tokens, while `token_ids` shows dummies behind the prompt
-        self.row = -1  # its place in the executor's arrays while it is admitted
+        self.num_padding_tokens = 0  # tokens between its prompt's length and the longest prompt of a padded batch
+        self.padded_from: array[int] | None = None  # its own tokens, while `token_ids` has dummies after the prompt
+        self.row = -1  # its index in the executor's arrays while it is admitted
         self.block_table: list[int] = []
-        self.num_sent_blocks = -1  # of its table, what the executor knows; -1: it does not know the row as it is
+        self.num_sent_blocks = -1  # entries of `block_table` that the executor has; -1: its copy of the row is stale
         self.block_hashes: list[bytes] = []
         self.prompt_hashes = request.prompt_hashes
-        self.cache_root = _cache_root(request.cache_salt)  # before the first block's hash
+        self.cache_root = _cache_root(request.cache_salt)  # precedes the first block's hash
         self.num_registered_blocks = 0
         self.was_admitted = False
-        self.scheduled_time = 0.0  # when it was admitted first
-        self.place_time = math.inf  # since when only steps have delayed it, and no request that had its row
+        self.scheduled_time = 0.0  # time of its first admission
+        self.place_time = math.inf  # when a row became free for it: from then on only steps delay it
         self.num_preemptions = 0
         self.constraint: Constraint | None = None
-        self.stop_strings: Detokenizer | None = None  # where only the engine can find them in time
+        self.stop_strings: Detokenizer | None = None  # if the engine process itself must find stop strings
         self.finished: FinishReason | None = None
-        self.held_output: RequestOutput | None = None  # what has been kept back so far
+        self.held_output: RequestOutput | None = None  # the answer that is held back so far
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens sampled so far."""
+        """Number of tokens sampled so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_steps_least(self) -> int:
-        """Steps that its whole answer takes at least. The first token comes of the step that ends the prompt."""
+        """The fewest steps for its whole answer. The step that ends the prompt gives the first token."""
         params = self.params
         is_fixed = not self.stop_ids and not params.stop
         return max(1, params.max_tokens if is_fixed else params.min_tokens)
 
     @property
     def prompt_cost(self) -> int:
-        """Of a step's budget, in tokens, for all that it brought."""
+        """Cost of the whole request in a step's budget, in tokens."""
         return self.num_prompt_tokens + self.payload_cost
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that no step computes yet, and what its payload costs."""
+        """Tokens that no step has scheduled yet, plus the cost of its payload."""
         return len(self.token_ids) + self.payload_cost + self.num_awaited_tokens - self.num_scheduled_tokens
 
     @property
     def is_scored(self) -> bool:
-        """Whether all tokens of its prompt have the log probabilities that are asked for."""
+        """Whether all requested log probabilities of its prompt are there."""
         return self.num_scored_tokens >= self.num_prompt_tokens - 1
 
     def count_scored(self, num_tokens: int) -> int:
-        """Of its next so many tokens, those whose logits give the prompt's next token its log probability."""
+        """How many of its next `num_tokens` tokens need logits, to score the prompt token after them."""
         if self.is_scored:
             return 0
         end = min(self.num_scheduled_tokens + num_tokens, self.num_prompt_tokens - 1)
@@ -192,33 +193,33 @@ class RequestState:
 
     @property
     def awaits_its_last_token(self) -> bool:
-        """Whether the steps that are not over bring it to its end: there is nothing more to compute."""
+        """Whether the open steps compute its last token, so that nothing more has to be scheduled."""
         return self.num_awaited_tokens > 0 and len(self.token_ids) + self.num_awaited_tokens >= self.max_total_tokens
 
     def rewind(self, num_computed_tokens: int) -> None:
-        """Only these tokens are computed; what steps that are not over compute for it is not wanted."""
+        """Resets the request to this number of computed tokens. Results of open steps for it become invalid."""
         self.num_computed_tokens = self.num_scheduled_tokens = num_computed_tokens
         self.num_awaited_tokens = 0
         self.admission += 1
 
     @property
     def num_live_tokens(self) -> int:
-        """Of its own tokens, those whose keys and values are cached."""
+        """Number of its own tokens whose keys and values are cached, without dummies."""
         return self.num_computed_tokens if self.padded_from is None else self.num_prompt_tokens
 
     @property
     def steps_dummies(self) -> bool:
-        """Whether the tokens it steps now are padding: behind a shorter prompt, or of a row that is finished."""
+        """Whether its next tokens are padding: after a shorter prompt, or of a finished row."""
         return self.padded_from is not None or self.finished is not None
 
     def pad(self) -> None:
-        """Dummy tokens follow the prompt, one more than are to be computed, so that the last samples nothing."""
+        """Adds dummy tokens after the prompt, one more than are computed, so that no token is sampled from the last."""
         self.padded_from = self.token_ids
         self.token_ids = self.token_ids[: self.num_prompt_tokens] + array("I", [0]) * (self.num_padding_tokens + 1)
         self.num_sent_blocks = -1
 
     def unpad(self) -> None:
-        """Its own tokens again. Their keys and values are written over those of the dummies."""
+        """Restores its own tokens. Their keys and values overwrite those of the dummies."""
         if self.padded_from is not None:
             self.token_ids, self.padded_from = self.padded_from, None
             self.num_sent_blocks = -1
@@ -226,10 +227,10 @@ class RequestState:
             self.num_scheduled_tokens = self.num_computed_tokens
 
     def hashes_of_full_blocks(self, block_size: int, num_tokens: int) -> list[bytes]:
-        """Chained hashes of the full blocks within the first `num_tokens` tokens, at least (cached).
+        """Chained hashes of at least the full blocks within the first `num_tokens` tokens (cached).
 
         Each hash covers its block and all before it, so equal hashes mean equal prefixes (vLLM's
-        automatic prefix caching; 128 bits of a cryptographic hash, so that nobody can forge a hit). Those of the
+        automatic prefix caching; 128 bits of a cryptographic hash, so that no client can forge a hit). Those of the
         prompt are computed once for all its choices.
         """
         hashes, shared = self.block_hashes, self.prompt_hashes
@@ -244,7 +245,7 @@ class RequestState:
         return hashes
 
     def _finish_reason_after(self, token_id: int) -> FinishReason | None:
-        """Whether the token just appended ends the request, and why. min_tokens is the sampler's part."""
+        """Why the token just appended ends the request, or None. The sampler enforces min_tokens."""
         if token_id in self.stop_ids and self.num_output_tokens > self.params.min_tokens:
             return FinishReason.STOP
         if self._completes_stop_string(token_id) or (self.constraint is not None and self.constraint.is_complete):
@@ -263,7 +264,7 @@ class RequestState:
             return False
 
     def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
-        """Takes the tokens up to the one that ends the request; those taken, and why it ended."""
+        """Appends the tokens up to the one that ends the request. Returns these tokens and the reason of the end."""
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
             if self.constraint is not None:
@@ -274,7 +275,7 @@ class RequestState:
         return token_ids, None
 
     def output(self, new_token_ids: list[int], logprobs: list[TokenLogprobs] | None = None) -> RequestOutput:
-        """What the caller is told about this request now."""
+        """An output of the request, with these new tokens."""
         return RequestOutput(
             request_id=self.request_id,
             new_token_ids=new_token_ids,
@@ -285,7 +286,7 @@ class RequestState:
         )
 
     def hold_output(self, new_token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> None:
-        """Adds the tokens to the answer that is kept back."""
+        """Adds the tokens to the answer that is held back."""
         if self.held_output is None:
             self.held_output = self.output(list(new_token_ids), logprobs)
             return

@@ -1,6 +1,6 @@
 """The scheduler's record of one step, from its plan to its result. Kept by `running_batch`.
 
-The record knows the requests; the plan that is made of it (`wire.step`) knows rows and numbers only.
+The record contains requests; the plan built from it (`wire.step`) contains only rows and numbers.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ class Work(NamedTuple):
 
     request: RequestState
     num_tokens: int
-    num_logits: int  # from which tokens are sampled
-    admission: int  # the request's, when the step was planned
+    num_logits: int  # logits from which tokens are sampled
+    admission: int  # `admission` of the request when the step was planned
     num_scored: int = 0  # logits before them, which give the prompt's tokens their log probabilities
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the request still waits for it: it has not been aborted, preempted or done since."""
+        """Whether the request still needs the result: it was not aborted, preempted or finished since."""
         return self.request.admission == self.admission
 
 
@@ -32,17 +32,17 @@ class Step:
 
     number: int
     decodes: list[RequestState] = field(default_factory=list)
-    prefills: list[tuple[RequestState, int]] = field(default_factory=list)  # and how many tokens
+    prefills: list[tuple[RequestState, int]] = field(default_factory=list)  # with the number of tokens
     planned_at: float = 0.0  # the scheduler's clock
     num_tokens: int = 0
     num_logits: int = 0
-    largest_tokens: int = 0  # of one request
-    num_padding_tokens: int = 0  # of all, dummies: computed like the others, and never shown
-    work: list[Work] = field(default_factory=list)  # once it is planned, in the plan's order
-    orphaned: set[int] = field(default_factory=set)  # blocks that it writes for requests that have left since
+    largest_tokens: int = 0  # the most tokens of one request
+    num_padding_tokens: int = 0  # dummies among all tokens: computed like the others, never returned
+    work: list[Work] = field(default_factory=list)  # set by `plan`, in the plan's order
+    orphaned: set[int] = field(default_factory=set)  # blocks that it writes for requests that have left
 
     def add(self, request: RequestState, num_tokens: int) -> None:
-        """The next `num_tokens` tokens of the request take part."""
+        """Adds the next `num_tokens` tokens of the request to the step."""
         if request.num_pending_tokens == 1:
             self.decodes.append(request)
         else:
@@ -54,11 +54,11 @@ class Step:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """All but the one token of each decode."""
+        """Number of tokens without the one token of each decode."""
         return self.num_tokens - len(self.decodes)
 
     def plan(self) -> StepPlan:
-        """The step in numbers; from here on its tokens are scheduled."""
+        """Builds the plan in numbers. From now on the step's tokens count as scheduled."""
         self.work = [Work(request, 1, 1, request.admission) for request in self.decodes]
         self.work += [
             Work(r, n, int(n == r.num_pending_tokens), r.admission, r.count_scored(n)) for r, n in self.prefills
@@ -80,28 +80,28 @@ class Step:
         return plan
 
     def sampling_requests(self) -> Iterator[RequestState]:
-        """Those that get a token of this step, if it has one for them."""
+        """The requests that get a token from this step."""
         return (work.request for work in self.work if work.num_logits and work.is_wanted and not work.request.finished)
 
     def undo(self) -> list[Work]:
-        """It will not be computed as it was planned: what was scheduled for the requests that still want it."""
+        """Undoes the scheduling of a step that is not computed as planned. Returns the work that is still wanted."""
         wanted = [work for work in self.work if work.is_wanted]
         for work in wanted:
             work.request.num_scheduled_tokens -= work.num_tokens
             work.request.num_awaited_tokens -= work.num_logits
-            work.request.num_sent_blocks = -1  # it is unknown how far the executor came
+            work.request.num_sent_blocks = -1  # the executor's copy may be stale
         return wanted
 
 
 def halves(work: list[Work]) -> Iterator[list[Work]]:
-    """The older half of the requests, and the newer one, which may share blocks that the older one writes."""
+    """The older and the newer half of the requests. The newer one may share blocks that the older one writes."""
     in_order = sorted(work, key=lambda item: item.request.serial)
     middle = (len(in_order) + 1) // 2
     yield from (in_order[:middle], in_order[middle:])
 
 
 def _changes(works: list[Work]) -> tuple[list[AdmittedRow], list[tuple[int, list[int]]]]:
-    """What the executor does not know of these rows. Rows whose copy there is stale are sent in full."""
+    """The changes that the executor does not have yet. Rows whose copy there is stale are sent in full."""
     admitted: list[AdmittedRow] = []
     new_blocks: list[tuple[int, list[int]]] = []
     for work in works:
