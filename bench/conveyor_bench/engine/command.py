@@ -27,6 +27,7 @@ from conveyor_bench.comparing.slices import Phase, pool
 from conveyor_bench.comparing.summary import compare_with_limit, summarise
 from conveyor_bench.comparing.systems import Conveyor, HfStatic, System, Workload, write_model
 from conveyor_bench.comparing.turns import OURS, measure, random_prompts
+from conveyor_bench.engine import custom
 from conveyor_bench.peers.hf_continuous import HfContinuous
 from conveyor_bench.peers.process import PeerProcess
 from conveyor_bench.workloads import classifiers, encoder
@@ -53,6 +54,7 @@ JOBS: dict[str, Callable[[], encoder.Job]] = {
     "rerank": classifiers.build_rerank,
     "classify": classifiers.build_classify,
 }
+CUSTOM = "custom"
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
 Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
 small float32 model gives other tokens here than in transformers."""
@@ -82,6 +84,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
     hardware = describe_hardware()
     say("event=hardware " + " ".join(f"{key}={json.dumps(value)}" for key, value in hardware.items()))
     limits = Limits(arguments.rounds, arguments.budget_seconds)
+    if arguments.workload == CUSTOM:
+        return {**custom.measure_custom(arguments.model_shape, limits, say), "hardware": hardware}
     if arguments.workload in JOBS:
         job, chosen = JOBS[arguments.workload](), (arguments.model_shape, arguments.dtype)
         return {**encoder.measure_job(job, *chosen, limits, say), "hardware": hardware}
@@ -171,12 +175,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
         "--workload",
-        choices=[*SIZES, *WHOLE_RUNS, *JOBS],
+        choices=[*SIZES, *WHOLE_RUNS, *JOBS, CUSTOM],
         default="A",
         help="A = 32 requests at once; C = one request; B = 64 of many lengths, beside hf-static; D = prompts that "
         "begin alike, with and without prefix caching; E = a long prompt beside decodes, with and without chunks; "
         "embed = texts through a BERT, beside sentence-transformers; rerank, classify = a BERT with a head, beside "
-        "sentence-transformers' CrossEncoder and transformers' pipeline",
+        "sentence-transformers' CrossEncoder and transformers' pipeline; custom = lone requests for a program of "
+        "torch.export over HTTP, beside direct calls",
     )
     parser.add_argument(
         "--compare",
@@ -186,8 +191,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model-shape",
-        choices=sorted({*SHAPES, *encoder.SHAPES}),
-        help="random weights of this shape; default: qwen3-0.6b, for embed, rerank and classify bert-base",
+        choices=sorted({*SHAPES, *encoder.SHAPES, *custom.SHAPES}),
+        help="random weights of this shape; default: qwen3-0.6b, for embed, rerank and classify bert-base, for custom "
+        "mlp-1024",
     )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--requests", type=int, help="of A and C, all at once; the peer's batch size too")
@@ -206,7 +212,8 @@ def complain(arguments: argparse.Namespace, error: Callable[[str], object]) -> N
     for name in ("requests", "input_tokens", "output_tokens", "rounds"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             error(f"--{name.replace('_', '-')} must be at least 1")
-    shapes = encoder.SHAPES if arguments.workload in JOBS else SHAPES
+    shapes: Mapping[str, object] = encoder.SHAPES if arguments.workload in JOBS else SHAPES
+    shapes = custom.SHAPES if arguments.workload == CUSTOM else shapes
     arguments.model_shape = arguments.model_shape or next(iter(shapes))
     if arguments.model_shape not in shapes:
         error(f"--workload {arguments.workload} needs --model-shape {' or '.join(shapes)}")
