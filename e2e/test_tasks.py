@@ -10,10 +10,11 @@ import yaml
 from e2e import kube
 from e2e.demo.tasks import TASKS
 from e2e.demo_model import demo_model_directory
+from e2e.demo_model.shapes import SHAPES
 from e2e.gateway import service_url
 from e2e.test_quickstart import commands, shell
 
-PAGES = {"rerank": "docs/rerank.md", "classify": "docs/classify.md"}
+PAGES = {"rerank": "docs/rerank.md", "classify": "docs/classify.md", "image-classify": "docs/images.md"}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -26,7 +27,7 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
         f"{name} is ready", lambda: kube.condition(read(name, namespace), "Ready").get("status") == "True", 240
     )
     status = read(name, namespace)["status"]
-    assert (status["model"]["task"], status["effective"]["mode"]) == (name.capitalize(), "Dynamic")
+    assert (status["model"]["task"], status["effective"]["mode"]) == (name.title().replace("-", ""), "Dynamic")
     url = service_url(name, namespace).removesuffix("/v1")
     answer = httpx.post(url + TASKS[name].path, json=TASKS[name].body, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -35,9 +36,11 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
         assert answer.json()["results"][0]["document"]["text"].startswith("A dictionary display")
     if name == "classify":
         assert answer.json()["data"][0]["label"] == "dictionaries"
+    if name == "image-classify":
+        assert [each["label"] for each in answer.json()["data"]] == list(SHAPES)
     if name in PAGES:
         (curl,) = [block for block in commands(PAGES[name]) if block.startswith("curl")]
-        assert "model" in shell(re.sub(r"http://[^ ]*/default/\w+", url, curl))
+        assert "model" in shell(re.sub(r"http://[^ ]*/default/[\w-]+", url, curl))
 
 
 def test_a_task_that_the_model_has_not_is_refused_with_what_it_does(namespace: str) -> None:

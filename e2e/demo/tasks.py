@@ -3,12 +3,15 @@
 `python -m e2e.demo TASK`. Called by `__main__`. The demo without a task shows the scaling, which is the same for all.
 """
 
+import base64
+import io
 import json
 import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Final
 
 import httpx
@@ -18,6 +21,7 @@ from rich.console import Console
 from conveyor_api import names
 from e2e import kube
 from e2e.demo_model import demo_model_directory
+from e2e.demo_model.shapes import SHAPES, draw_shape
 from e2e.gateway import service_url
 from e2e.services import provide_demo_model
 
@@ -41,6 +45,13 @@ class Task:
     model: str  # of `e2e.demo_model`
 
 
+def _draw(shape: str) -> str:
+    """A PNG of the shape, in base64."""
+    file = io.BytesIO()
+    draw_shape(shape, Random(shape)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
 QUESTION: Final = "How do I use dictionaries?"
 TASKS: Final = {
     "embed": Task(
@@ -61,6 +72,12 @@ TASKS: Final = {
         lambda answer: [f"{one['label']:12} {max(one['probs']):.3f}" for one in answer["data"]],
         "demo-classify",
     ),
+    "image-classify": Task(
+        "/v1/images/classify",
+        {"images": [_draw(shape) for shape in SHAPES], "top_k": 2},
+        lambda answer: [", ".join(f"{b['label']:9} {b['score']:.3f}" for b in one["scores"]) for one in answer["data"]],
+        "demo-image",
+    ),
 }
 
 
@@ -77,7 +94,7 @@ def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, s
     console.print(kube.kubectl("get", "infsvc", service, "-n", namespace, "-o", "wide").rstrip(), highlight=False)
     url = service_url(service, namespace).removesuffix("/v1") + task.path
     console.rule(f"2. POST {task.path}")
-    console.print(f"> {json.dumps(task.body)}", style="bold", highlight=False)
+    console.print(f"> {_shorten(json.dumps(task.body))}", style="bold", highlight=False)
     for line in task.tell(_post(url, task.body)):
         console.print(line, highlight=False)
     console.rule(f"3. {NUM_CLIENTS} clients, {REQUESTS_EACH} requests each")
@@ -92,6 +109,11 @@ def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, s
     )
     closes = {name: now[name] - before.get(name, 0) for name in now if name not in ("inputs", "steps")}
     console.print("batches closed: " + ", ".join(f"{reason} {count:g}" for reason, count in closes.items() if count))
+
+
+def _shorten(body: str) -> str:
+    """The same with the beginning of each image."""
+    return re.sub(r'(iVBOR[^"]{20})[^"]*', r"\1...", body)
 
 
 def _post(url: str, body: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,7 +20,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.config.sources import add_flags, parse_config
 from conveyor_engine.errors import ConfigError, StartError
 from conveyor_engine.logs import configure_logging
-from conveyor_engine.registry import find_task, load_about
+from conveyor_engine.registry import find_task, load, load_about
 from conveyor_engine.termination import write_facts, write_termination_message
 from conveyor_process.running import drop_unwritten
 
@@ -110,7 +111,8 @@ def _serve(flags: argparse.Namespace) -> int:
     parsers = dialect.tool_format or NONE, dialect.thinking or NONE
     _log.info("event=dialect tool_parser=%s reasoning_parser=%s", *parsers)
     model = ServedModel(config.served_model_name or directory.resolve().name, tokenizer, defaults, dialect)
-    death = run(serve(config, ForkServer(model)))
+    load_reader = partial(load(config.task, "reading"), directory) if load_about(config.task).reads else None
+    death = run(serve(config, ForkServer(model, load_reader)))
     if death is None:
         return 0
     _log.error("event=engine_dead reason=%s message=%s", death.reason, death.message)
@@ -125,6 +127,12 @@ def _settle(config: EngineConfig, task: str) -> EngineConfig:
     """
     about = load_about(task)
     takes_one_step = about.batching_mode == "dynamic"
+    if config.batching_mode not in ("auto", *about.modes):
+        others = ", ".join(f"`batching_mode: {mode}`" for mode in about.modes)
+        raise ConfigError(
+            f"`batching_mode: {config.batching_mode}` is set, but this model {about.does} in one step, and nothing can "
+            f"join a step that runs; it has {others}"
+        )
     if takes_one_step and (
         config.objective_time_to_first_token_seconds or config.objective_inter_token_latency_seconds
     ):
@@ -134,6 +142,8 @@ def _settle(config: EngineConfig, task: str) -> EngineConfig:
             f"`objective_latency_seconds` is for models that take one step, but this model {about.does}: "
             "set `objective_time_to_first_token_seconds` or `objective_inter_token_latency_seconds`"
         )
+    if config.workload is not None and not about.reads_text:
+        raise ConfigError(f"this model {about.does}: remove `workload_input_tokens`, which is about tokens")
     if config.workload is not None and (config.workload_output_tokens is None) != takes_one_step:
         told = "remove `workload_output_tokens`" if takes_one_step else "set `workload_output_tokens` too"
         raise ConfigError(f"this model {about.does}: {told}")

@@ -50,6 +50,7 @@ class ErrorCode(AnswerCode):
         "too many requests wait on the connection for their answers",
     )
     INVALID_JSON = "invalid_json", 400, "the body is not JSON"
+    INVALID_FORM = "invalid_form", 400, "the body is not the form (multipart/form-data) that its Content-Type announces"
     INVALID_VALUE = "invalid_value", 400, "a field has an invalid value; `param` names the field"
     UNSUPPORTED_VALUE = (
         "unsupported_value",
@@ -64,7 +65,7 @@ class ErrorCode(AnswerCode):
     PROMPT_TOO_COSTLY = (
         "prompt_too_costly",
         400,
-        "the prompt takes too much CPU time or memory to render and tokenize",
+        "the prompt or the images take too much CPU time or memory to read",
     )
     PATH_NOT_FOUND = "path_not_found", 404, "no such path"
     MODEL_NOT_FOUND = "model_not_found", 404, "this engine serves another model; the message has its name"
@@ -74,7 +75,8 @@ class ErrorCode(AnswerCode):
     REQUEST_TOO_LARGE = (
         "request_too_large",
         413,
-        "the body is longer than 1 MiB and 32 bytes per token of the context; of many inputs 4 MiB, of tensors 8 MiB",
+        "the body is longer than 1 MiB and 32 bytes per token of the context; of many inputs 4 MiB, of tensors and of "
+        "images 8 MiB",
     )
     ENCODED_BODY = "encoded_body", 415, "the body is compressed"
     QUEUE_FULL = "queue_full", 429, "the engine has no room for the request; the gateway tries another engine"

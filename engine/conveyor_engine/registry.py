@@ -5,6 +5,7 @@ A task is a package with a module for each process. Each module has a `TASK`, wh
     about        all processes      the words for its messages, and how to detect its models: `About`
     scheduling   engine process     cost and result of a request: `scheduling.tasks.Task`, built from the model's facts
     execution    engine process     loads a model of the task; knows torch: `execution.build.Build`
+    reading      fork server        of a task that `reads`: loads what its workers need; may know transformers
     preparing    worker processes   reads bodies: `serving.preparing.jobs.Kind`, by the name of each kind of body
     serving      API process        its paths: `serving.http.task_paths.TaskPaths`
 
@@ -24,7 +25,10 @@ from conveyor_engine.errors import ConfigError
 from conveyor_engine.model_files import read_architectures
 
 GROUP: Final = "conveyor.tasks"
-_OURS: Final = {name: f"conveyor_engine.tasks.{name}" for name in ("custom", "rerank", "classify", "embed", "generate")}
+_OURS: Final = {
+    name: f"conveyor_engine.tasks.{name}"
+    for name in ("custom", "imageclassify", "rerank", "classify", "embed", "generate")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,10 @@ class About:
     path: str  # that its models answer, the first to try
     recognises: Callable[[Path], bool]  # whether a model's directory is for this task. Raises ModelError
     batching_mode: Literal["continuous", "dynamic"] = "dynamic"  # the default mode of its engines
+    modes: tuple[str, ...] = ("none", "static", "dynamic", "continuous")  # that its engines may have
     cost_unit: str = "tokens"  # unit of a request's cost, for `max_num_batched_tokens` and for metrics
     reads_text: bool = True  # whether it needs the model's tokenizer
+    reads: bool = False  # whether its workers need something else of the model: its module `reading`
     runs_also: tuple[str, ...] | None = None  # other tasks whose models it can run if configured; None: any
 
 

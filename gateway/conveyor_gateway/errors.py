@@ -37,7 +37,12 @@ class Code(AnswerCode):
     MALFORMED_HTTP = "malformed_http", 400, "the request is not valid HTTP"
     MALFORMED_BODY = "malformed_body", 400, "the body does not match its Content-Length or chunked encoding"
     INVALID_JSON = "invalid_json", 400, "at the gateway's root: the body is not a JSON object"
-    NO_MODEL = "no_model", 400, "at the gateway's root: the body has no `model`"
+    INVALID_FORM = (
+        "invalid_form",
+        400,
+        "at the gateway's root: the body is not the form that its Content-Type announces",
+    )
+    NO_MODEL = "no_model", 400, "at the gateway's root: the body has no `model`, or a form has none before its files"
     INVALID_TIMEOUT = "invalid_timeout", 400, "`X-Request-Timeout-Seconds` is not a number above 0"
     UNKNOWN_CLASS = "unknown_class", 400, "the service has no class of that name; the message lists its classes"
     NO_CLASSES = "no_classes", 400, "the body has a `priority`, and the service has no `queue.classes`"
@@ -60,7 +65,11 @@ class Code(AnswerCode):
         "the path does not support the method; the header `Allow` names the one it supports",
     )
     BODY_TOO_SLOW = "body_too_slow", 408, "the body did not arrive in time"
-    REQUEST_TOO_LARGE = "request_too_large", 413, "the body is longer than `--max-request-bytes`, or 1 MiB at the root"
+    REQUEST_TOO_LARGE = (
+        "request_too_large",
+        413,
+        "the body is longer than `--max-request-bytes`, or 1 MiB at the root, if it is no form",
+    )
     ENCODED_BODY = "encoded_body", 415, "at the gateway's root: the body is compressed"
     HOST_WITHOUT_NAMESPACE = "host_without_namespace", 421, "the host names a service but no namespace"
     QUEUE_FULL = (

@@ -26,6 +26,7 @@ from conveyor_gateway.watching.catalog import Directory, Service
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _BESIDE_V1: Final = [each.path for each in ENDPOINTS if not each.path.startswith("/v1/") and not each.has_model]
+_OWN_PATHS: Final = frozenset(endpoint.path for endpoint in ENDPOINTS)
 _SERVICE_PATH = re.compile(rf"/({_LABEL})/({_LABEL})(/v1/.*|/v2/models/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")
 _ROOT_PATHS: Final = ("/v1/models/", "/v2/models/", "/v2/health/")  # whatever the model there is called
 _SERVICE_HOST = re.compile(rf"({_LABEL})\.({_LABEL})(?:\.svc(?:\..+)?)?")
@@ -67,7 +68,8 @@ def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Dir
 
     Raises NotFound, MethodNotAllowed, InvalidRequest. The service of the route is known: it is in `directory`.
     """
-    if not path.startswith(_ROOT_PATHS) and (match := _SERVICE_PATH.fullmatch(path)):
+    is_own = path in _OWN_PATHS or path.startswith(_ROOT_PATHS)  # v1/images is no service of namespace v1
+    if not is_own and (match := _SERVICE_PATH.fullmatch(path)):
         namespace, name, rest = match.groups()
         return _parse_rest(method, rest, _known(f"{namespace}/{name}", directory))
     if not path.startswith(("/v1/", *_ROOT_PATHS)) and path not in _BESIDE_V1:

@@ -40,7 +40,7 @@ class Objectives(ApiModel):
         ),
         Rule(
             "!has(self.latency) || (!has(self.timeToFirstToken) && !has(self.interTokenLatency))",
-            "latency is for models that take one step (Embed, Rerank, Classify, Custom), timeToFirstToken and "
+            "latency is for models that take one step (all but Generate), timeToFirstToken and "
             "interTokenLatency are for models that generate; keep what fits the model",
             lambda told: told.latency is None or not told.of_tokens,
             field="latency",
@@ -104,7 +104,7 @@ class Batching(ApiModel):
     """None: one request at a time. Static: a batch starts when it is full, or `window` after its first request. It is
     padded to its longest prompt, and all its responses are sent together. Dynamic: a batch starts as in Static, without
     padding, and each response is sent when it is done. Continuous: requests join and leave the batch at every step.
-    Default: Dynamic for tasks that take one step (Embed, Rerank, Classify, Custom), otherwise Continuous."""
+    Default: Dynamic for tasks that take one step (all but Generate), otherwise Continuous."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Requests that run together on one engine; default: see `status.effective`. Mode None always runs one."""
     window: Window | None = None
@@ -113,7 +113,7 @@ class Batching(ApiModel):
     max_batch_tokens: Tokens | None = None
     """Limit of tokens in one step, over all requests; default: chosen by the engine. In modes Static and Dynamic it
     also limits the prompts of a batch: the sum of their tokens, or with padding their number times the longest. A
-    longer prompt forms a batch by itself."""
+    longer prompt forms a batch by itself. For images it counts pixels, as the model reads them."""
     length_grouping: Literal["Auto", "Off"] = "Auto"
     """Whether a batch in modes Static and Dynamic prefers requests of similar length. Auto: yes, if batches are padded,
     or if responses of different lengths wait for each other. A request whose window has passed joins the next batch

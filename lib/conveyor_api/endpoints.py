@@ -60,6 +60,7 @@ ENDPOINTS: Final = (
     *(Endpoint("POST", path, Kind.ENGINE, "embeds") for path in ("/v1/embeddings", "/embed")),
     *(Endpoint("POST", path, Kind.ENGINE, "ranks") for path in ("/v1/rerank", "/v2/rerank", "/v1/score", "/rerank")),
     *(Endpoint("POST", path, Kind.ENGINE, "classifies") for path in ("/classify", "/predict")),
+    Endpoint("POST", "/v1/images/classify", Kind.ENGINE, "classifies images"),
     *(Endpoint("POST", f"{model}/infer", Kind.ENGINE, "takes tensors") for model in MODELS_OF_V2),
     *(Endpoint("GET", f"{model}/ready", Kind.ENGINE_PAGE) for model in MODELS_OF_V2),
     *(Endpoint("GET", model, Kind.ENGINE_PAGE) for model in MODELS_OF_V2),

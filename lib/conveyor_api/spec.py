@@ -12,7 +12,7 @@ from conveyor_api import names
 from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import Batching, KVCache
-from conveyor_api.engine import DEFAULT_QUEUED_REQUESTS, TASKS_OF_ONE_STEP, Engine, Runtime, Task
+from conveyor_api.engine import DEFAULT_QUEUED_REQUESTS, TASKS_OF_IMAGES, TASKS_OF_ONE_STEP, Engine, Runtime, Task
 from conveyor_api.model import Model
 from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
@@ -129,7 +129,7 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             "!has(self.task) || !has(self.batching) || !has(self.batching.objectives)"
             f" || has(self.batching.objectives.latency) == (self.task in {list(TASKS_OF_ONE_STEP)})",
-            "batching.objectives has latency for tasks that take one step (Embed, Rerank, Classify, Custom), and "
+            "batching.objectives has latency for tasks that take one step (all but Generate), and "
             "timeToFirstToken and interTokenLatency for Generate",
             lambda spec: (
                 spec.task is None
@@ -147,14 +147,33 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             "!has(self.task) || !has(self.workload)"
             f" || has(self.workload.outputTokens) != (self.task in {list(TASKS_OF_ONE_STEP)})",
-            "workload.outputTokens is required for task Generate, and must not be set for Embed, Rerank, Classify and "
-            "Custom",
+            "workload.outputTokens is required for task Generate, and must not be set for other tasks",
             lambda spec: (
                 spec.task is None
                 or spec.workload is None
                 or (spec.workload.output_tokens is not None) != (spec.task in TASKS_OF_ONE_STEP)
             ),
             field="workload",
+        ),
+        Rule(
+            f"!has(self.task) || !(self.task in {list(TASKS_OF_IMAGES)}) || !has(self.workload)",
+            "workload has lengths of texts, and images have none; remove it",
+            lambda spec: spec.task not in TASKS_OF_IMAGES or spec.workload is None,
+            field="workload",
+        ),
+        Rule(
+            f"!has(self.task) || !(self.task in {list(TASKS_OF_IMAGES)}) || !has(self.batching)"
+            " || !has(self.batching.mode) || self.batching.mode != 'Continuous'",
+            "images take one step, which nothing can join while it runs; remove batching.mode, or set mode: Dynamic",
+            lambda spec: spec.task not in TASKS_OF_IMAGES or spec.batching.mode != "Continuous",
+            field="batching",
+        ),
+        Rule(
+            f"!has(self.task) || !(self.task in {list(TASKS_OF_IMAGES)}) || !has(self.engine)"
+            " || !has(self.engine.maxModelLen)",
+            "engine.maxModelLen is the context of models of text, and images have no tokens; remove it",
+            lambda spec: spec.task not in TASKS_OF_IMAGES or spec.engine.max_model_len is None,
+            field="engine",
         ),
         Rule(
             "!has(self.workload) || !has(self.engine) || !has(self.engine.maxModelLen)"
@@ -224,8 +243,8 @@ class InferenceServiceSpec(ApiModel):
     """The model to serve, its source, and its cache."""
     task: Task | None = None
     """Task of the model; default: detected from its files (`status.model.task`). Generate continues text, Embed turns
-    texts into vectors, Rerank orders documents by a query, Classify labels texts, Custom computes tensors by a
-    program or a class of your own. The engine rejects a task that contradicts the files."""
+    texts into vectors, Rerank orders documents by a query, Classify labels texts, ImageClassify labels images, Custom
+    computes tensors by a program or a class of your own. The engine rejects a task that contradicts the files."""
     listed: bool = False
     """Whether `GET /v1/models` at the gateway's root lists this service. An unlisted service answers requests too."""
     runtime: Runtime = "Conveyor"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conveyor_api.engine import TASKS_OF_ONE_STEP
+from conveyor_api.engine import TASKS_OF_IMAGES, TASKS_OF_ONE_STEP
 from conveyor_api.resource import InferenceService
 from conveyor_insight.traffic import Traffic
 
@@ -52,7 +52,8 @@ def advise(service: InferenceService, traffic: Traffic) -> Advice:
 
 def _choose_workload(service: InferenceService, traffic: Traffic) -> tuple[dict[str, Any] | None, list[str]]:
     """The observed lengths, if they should be declared, and what was observed beside what is declared."""
-    if service.spec.runtime == "VLLM" or traffic.requests < MIN_REQUESTS:
+    has_lengths = service.spec.runtime != "VLLM" and service.task not in TASKS_OF_IMAGES
+    if not has_lengths or traffic.requests < MIN_REQUESTS:
         return None, []
     observed = {"inputTokens": _measure(traffic, "prompt_tokens")}
     if service.task not in TASKS_OF_ONE_STEP and traffic["output_tokens"].number >= MIN_REQUESTS:

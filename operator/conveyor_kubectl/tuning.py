@@ -128,8 +128,8 @@ def _prepare(cluster: Cluster, namespace: str, flags: argparse.Namespace) -> _Jo
 
 def _check_tunable(service: InferenceService, flags: argparse.Namespace) -> None:
     autoscaling, name = service.spec.autoscaling, service.name
-    if service.task is not None and service.task not in PATHS:
-        raise Unanswered(f"{name} has task {service.task}: there is no load for the tensors of its model")
+    if (service.task or "Generate") not in PATHS:
+        raise Unanswered(f"{name} has task {service.task}, and a tune sends texts: {', '.join(PATHS)}")
     if flags.replica:
         return
     if autoscaling is not None and autoscaling.min_replicas != autoscaling.max_replicas:

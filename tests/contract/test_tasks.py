@@ -1,6 +1,7 @@
 """The manifests of one-step tasks: the engine that the operator configures by each, behind a real gateway."""
 
 import asyncio
+import base64
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from tests.contract.serving import serving
 from tests.engine.classifiers import LABELS, write_served_classifier
+from tests.engine.image_models import draw, encode, save_image_model
 from tests.engine.processes import EngineServer
 from tests.gateway.process import GatewayProcess
 
@@ -25,8 +27,10 @@ HERE = ("model", "served_model_name", "device", "port")  # what this machine has
 MODELS: dict[str, dict[str, Any]] = {
     "rerank": {"num_labels": 1},
     "classify": {"num_labels": 3, "id2label": dict(enumerate(LABELS))},
+    "image-classify": {},
 }
 DOCUMENTS = ["the fox", "naïve café", "the lazy dog"]
+IMAGES = [encode(draw(number)) for number in range(3)]
 BODIES: dict[str, dict[str, dict[str, Any]]] = {
     "rerank": {
         "/v1/rerank": {"query": "the fox", "documents": DOCUMENTS},
@@ -35,10 +39,11 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
         "/rerank": {"query": "the fox", "texts": DOCUMENTS},
     },
     "classify": {"/classify": {"input": DOCUMENTS}, "/predict": {"inputs": [[text] for text in DOCUMENTS]}},
+    "image-classify": {"/v1/images/classify": {"images": [base64.b64encode(each).decode() for each in IMAGES]}},
 }
 
 
-PAGES = {"rerank": "docs/rerank.md", "classify": "docs/classify.md"}
+PAGES = {"rerank": "docs/rerank.md", "classify": "docs/classify.md", "image-classify": "docs/images.md"}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -59,7 +64,10 @@ class Task:
 @pytest.fixture(scope="module", params=MODELS)
 def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Task]:
     folder = tmp_path_factory.mktemp(request.param)
-    write_served_classifier("bert", folder / "tiny", **MODELS[request.param])
+    if request.param == "image-classify":
+        save_image_model("vit", folder / "tiny")
+    else:
+        write_served_classifier("bert", folder / "tiny", **MODELS[request.param])
     body = yaml.safe_load((kube.MANIFESTS / f"{request.param}.yaml").read_text())
     text = build_engine_config(build_owner("default", "tiny", "1"), InferenceService.parse(body).spec).text
     fields = {name: value for name, value in yaml.safe_load(text).items() if name not in HERE}
@@ -91,6 +99,23 @@ async def test_all_paths_of_the_task_answer_through_the_gateway(
     for path in BODIES[task.name]:
         schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert schema["$ref"].rpartition("/")[2] in document["components"]["schemas"]
+
+
+async def test_a_form_with_images_is_routed_by_its_path_and_by_its_model(
+    task: Task, gateway: GatewayProcess, crd: Api, namespace: str
+) -> None:
+    if task.name != "image-classify":
+        return
+    path = "/v1/images/classify"
+    direct = await asyncio.to_thread(task.engine.post, path, BODIES[task.name][path])
+    async with serving(task.engine, [gateway], crd, namespace) as service, aiohttp.ClientSession() as http:
+        for url, model in ((f"/{service}{path}", "tiny"), (path, service)):
+            form = aiohttp.FormData({"model": model})
+            for number, image in enumerate(IMAGES):
+                form.add_field("image", image, filename=f"{number}.png", content_type="image/png")
+            async with http.post(gateway.url + url, data=form) as answer:
+                assert answer.status == 200, await answer.text()
+                assert read_scores(await answer.json()) == pytest.approx(read_scores(direct.json()), abs=1e-5)
 
 
 def read_scores(answer: Any) -> list[float]:

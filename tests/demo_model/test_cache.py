@@ -38,8 +38,8 @@ def test_the_model_is_trained_once(trained: list[Path]) -> None:
 
 def test_the_models_lie_side_by_side(trained: list[Path]) -> None:
     folders = [demo_model_directory(name) for name in module.SOURCES]
-    assert [folder.name for folder in folders] == ["demo", "demo-embed", "demo-rerank", "demo-classify"]
-    assert len(trained) == len({module.model_key(name) for name in module.SOURCES}) == 4
+    assert [folder.name for folder in folders] == ["demo", "demo-embed", "demo-rerank", "demo-classify", "demo-image"]
+    assert len(trained) == len({module.model_key(name) for name in module.SOURCES}) == 5
 
 
 def test_another_recipe_is_trained_anew_in_the_same_place(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,8 @@ def test_the_path_or_else_the_host_names_the_service(path: str, host: str, servi
         ("POST", "/default/qwen/v2/rerank", Route(Kind.ENGINE, "default/qwen", "/v2/rerank")),
         ("POST", "/default/qwen/rerank", Route(Kind.ENGINE, "default/qwen", "/rerank")),
         ("POST", "/v2/rerank", Route(Kind.ENGINE, None, "/v2/rerank")),
+        ("POST", "/v1/images/classify", Route(Kind.ENGINE, None, "/v1/images/classify")),
+        ("POST", "/default/qwen/v1/images/classify", Route(Kind.ENGINE, "default/qwen", "/v1/images/classify")),
         ("POST", "/classify", Route(Kind.ENGINE, None, "/classify")),
         ("GET", "/health", Route(Kind.STATUS, None, "/health")),
         ("GET", "/v1/version", Route(Kind.STATUS, None, "/version")),

@@ -35,9 +35,9 @@ def advice(service: InferenceService, traffic: Traffic) -> tuple[Advice, str]:
     return found, " ".join(found.sentences)
 
 
-@pytest.mark.parametrize("task", ["Embed", "Rerank", "Classify"])
+@pytest.mark.parametrize("task", ["Embed", "Rerank", "Classify", "ImageClassify"])
 def test_tasks_of_one_step_get_dynamic(task: str) -> None:
-    found, told = advice(make_service(task, batching={"mode": "Continuous"}), make_traffic())
+    found, told = advice(make_service(task, batching={"mode": "Static"}), make_traffic())
     assert found.mode == "Dynamic"
     assert found.fields["mode"] == "Dynamic"
     assert f"task {task} takes one step" in told
@@ -124,6 +124,10 @@ def test_lengths_are_not_suggested_of_few_requests_nor_to_vllm() -> None:
     assert advise(make_service(), make_traffic(99)).workload is None
     vllm = make_service(None, runtime="VLLM", engine={"image": "vllm/vllm-openai:v0.11.0"})
     assert advise(vllm, make_traffic()).workload is None
+
+
+def test_images_have_no_lengths() -> None:
+    assert advise(make_service("ImageClassify"), make_traffic()).workload is None
 
 
 def test_a_task_of_one_step_has_lengths_of_prompts_alone() -> None:

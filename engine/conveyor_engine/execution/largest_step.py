@@ -11,8 +11,8 @@ from conveyor_engine.execution.models.packed_linear import PackedLinear
 from conveyor_protocol.failure_reasons import FailureReason
 
 
-def measure_step(device: torch.device, num_tokens: int, lower: str, run: Callable[[], object]) -> int:
-    """Bytes that `run`, a step of so many tokens, takes on a GPU.
+def measure_step(device: torch.device, size: str, lower: str, run: Callable[[], object]) -> int:
+    """Bytes that `run`, a step of this size, takes on a GPU.
 
     Raises ModelError (OutOfMemory) if it does not fit; `lower` names the settings that make it smaller.
     """
@@ -22,7 +22,7 @@ def measure_step(device: torch.device, num_tokens: int, lower: str, run: Callabl
         with torch.inference_mode():
             run()
     except torch.OutOfMemoryError as error:
-        raise too_large(num_tokens, lower) from error
+        raise too_large(size, lower) from error
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     return int(peak)
@@ -37,6 +37,6 @@ def estimate_step(model: PreTrainedModel, num_tokens: int, num_logits: int) -> i
     return 4 * (2 * widest * num_tokens + vocab_size * num_logits)
 
 
-def too_large(num_tokens: int, lower: str) -> ModelError:
-    message = f"a step of {num_tokens} tokens does not fit beside the weights; lower {lower}"
+def too_large(size: str, lower: str) -> ModelError:
+    message = f"a step of {size} does not fit beside the weights; lower {lower}"
     return ModelError(message, reason=FailureReason.OUT_OF_MEMORY)

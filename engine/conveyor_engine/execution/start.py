@@ -73,7 +73,7 @@ class Start:
         too little memory.
         """
         if self.device.type == "cuda":
-            return measure_step(self.device, num_tokens, settings, run)
+            return measure_step(self.device, f"{num_tokens} tokens", settings, run)
         return estimate_step(model, num_tokens, num_logits)
 
     def plan_num_blocks(self, max_model_len: int, block_bytes: int, step_bytes: int) -> int:
@@ -95,9 +95,13 @@ class Start:
         attention_backend: str,
         eos_token_ids: tuple[int, ...] = (),
         num_kv_blocks: int = 0,
+        max_num_batched_tokens: int | None = None,
         of_task: bytes = b"",
     ) -> ModelFacts:
-        """What the start found out, with what only the runner knows."""
+        """What the start found out, with what only the runner knows.
+
+        `max_num_batched_tokens`: the budget of a step, where the default in tokens does not fit the task.
+        """
         num_held = self._count_held(num_kv_blocks)
         if self.config.workload is not None:
             self.progress(
@@ -107,7 +111,7 @@ class Start:
         return ModelFacts(
             task=self._kind.task,
             max_model_len=max_model_len,
-            vocab_size=model.get_input_embeddings().num_embeddings,
+            vocab_size=model.get_input_embeddings().num_embeddings if self._kind.own_attention else 0,
             eos_token_ids=eos_token_ids,
             dtype=dtype_name(self.dtype),
             device=str(self.device),
@@ -115,7 +119,7 @@ class Start:
             num_kv_blocks=num_kv_blocks,
             block_size=self.config.block_size,
             max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_batched_tokens=max_num_batched_tokens or self.max_num_batched_tokens,
             num_held=num_held,
             of_task=of_task,
         )

@@ -52,6 +52,7 @@ class Job(msgspec.Struct, array_like=True):
     level: int | None = None  # None: as the body's `priority` says
     deadline: float = math.inf  # in the same seconds as the arrival time
     json_bytes: int | None = None  # the beginning of the body that is JSON; None: all
+    content_type: str = ""  # of the body, as its header says
 
     def find_level(self, priority: int | None) -> int:
         """The level of the body's requests. A gateway's wins over the client's."""

@@ -30,12 +30,12 @@ class BodyReader:
         self._max_request_bytes = max_request_bytes
         self._timeout_seconds = timeout_seconds
 
-    async def read(self, request: BaseRequest, reservation: Reservation, is_routed: bool) -> bytes:
-        """The body as it was sent, reserved in `reservation`; `is_routed`: the body names the service.
+    async def read(self, request: BaseRequest, reservation: Reservation, is_parsed: bool) -> bytes:
+        """The body as it was sent, reserved in `reservation`; `is_parsed`: it is JSON that names the service.
 
         Raises InvalidRequest or Unavailable if the body is rejected.
         """
-        max_bytes = min(MAX_ROUTED_BYTES, self._max_request_bytes) if is_routed else self._max_request_bytes
+        max_bytes = min(MAX_ROUTED_BYTES, self._max_request_bytes) if is_parsed else self._max_request_bytes
         if (request.content_length or 0) > max_bytes:
             raise self._too_large(max_bytes)
         _send_continue(request)
@@ -118,17 +118,21 @@ _BODY: Final = msgspec.json.Decoder(_Body)
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read_model(body: bytes, content_encoding: str | None) -> str:
-    """The `model` of the JSON object in `body`, for requests that are routed by the body.
-
-    Raises InvalidRequest.
-    """
+def check_encoding(content_encoding: str | None) -> None:
+    """Raises InvalidRequest for a body that the gateway would have to decompress to route it."""
     if content_encoding not in (None, "", "identity"):
         raise InvalidRequest(
             f"a body with Content-Encoding {content_encoding!r} cannot be routed by its model; "
             "send it uncompressed, or to /<namespace>/<name>/v1/...",
             Code.ENCODED_BODY,
         )
+
+
+def read_model(body: bytes) -> str:
+    """The `model` of the JSON object in `body`, for requests that only the body routes.
+
+    Raises InvalidRequest.
+    """
     try:
         model = _BODY.decode(body).model
     except msgspec.ValidationError:

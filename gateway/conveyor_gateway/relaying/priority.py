@@ -31,15 +31,24 @@ class Priority:
 
 
 def choose_priority(
-    service: Service, named_class: str | None, body: bytes, timeout_seconds: float, may_generate: bool
+    service: Service,
+    named_class: str | None,
+    body: bytes,
+    timeout_seconds: float,
+    may_generate: bool,
+    *,
+    has_form: bool = False,
 ) -> Priority:
-    """The priority of a request whose `X-Request-Class` is `named_class`. Raises InvalidRequest."""
+    """The priority of a request whose `X-Request-Class` is `named_class`. Raises InvalidRequest.
+
+    has_form: whether the body is no JSON but a form, in which no field orders the request.
+    """
     classes = service.classes
-    fields = read_order_fields(body) if len(body) <= MAX_ROUTED_BYTES else OrderFields()
+    fields = read_order_fields(body) if not has_form and len(body) <= MAX_ROUTED_BYTES else OrderFields()
     if named_class is not None:
         named: QueueClass | None = _find_named(classes, named_class)
     else:
-        named = _find_by_priority(service, fields.priority, body)
+        named = _find_by_priority(service, fields.priority, b"" if has_form else body)
     granted = classes.lower(named or classes.default)
     offset_seconds = 0.0
     if classes.is_shortest_first:

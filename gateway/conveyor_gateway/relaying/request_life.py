@@ -23,8 +23,9 @@ from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, GatewayError, InvalidRequest, NotFound
 from conveyor_gateway.recording.record import Record, Recorder
 from conveyor_gateway.relaying.attempts import Attempts
-from conveyor_gateway.relaying.bodies import BodyReader, read_model, rename_model
+from conveyor_gateway.relaying.bodies import BodyReader, check_encoding, read_model, rename_model
 from conveyor_gateway.relaying.cancellation import Cancellation
+from conveyor_gateway.relaying.forms import find_model_field, is_form, rename_model_field
 from conveyor_gateway.relaying.heartbeat import Heartbeat
 from conveyor_gateway.relaying.priority import Priority, choose_priority
 from conveyor_gateway.relaying.relay import Relay
@@ -84,12 +85,15 @@ class RequestLife:
 
     async def _read(self, reservation: Reservation) -> tuple[Service, EngineRequest, Priority]:
         request, record = self.request, self.record
-        is_routed = self.route.service is None and not self.route.model
-        body = await self.parts.bodies.read(request, reservation, is_routed)
+        has_form = is_form(request.headers.get("Content-Type"))
+        is_parsed = self.route.service is None and not self.route.model and not has_form
+        body = await self.parts.bodies.read(request, reservation, is_parsed=is_parsed)
         service, body = self._find_service(body)
         record.service = service.key
         named_class, timeout_seconds = request.headers.get(CLASS_HEADER), _find_timeout_seconds(request, service)
-        priority = choose_priority(service, named_class, body, timeout_seconds, self.route.may_stream)
+        priority = choose_priority(
+            service, named_class, body, timeout_seconds, self.route.may_stream, has_form=has_form
+        )
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
         reservation.hold_request(service.key, len(body), self.cancellation.evict, priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
@@ -105,7 +109,13 @@ class RequestLife:
             raise NotFound("the service was deleted", Code.SERVICE_DELETED)
         if self.route.model:
             return find_model(self.route.model, directory), body
-        model = read_model(body, self.request.headers.get("Content-Encoding"))
+        content_type = self.request.headers.get("Content-Type", "")
+        check_encoding(self.request.headers.get("Content-Encoding"))
+        if is_form(content_type):
+            field = find_model_field(body, content_type)
+            service = find_model(field.model, directory)
+            return service, rename_model_field(body, field, service.model_name)
+        model = read_model(body)
         service = find_model(model, directory)
         if model != service.model_name:
             body = rename_model(body, service.model_name)

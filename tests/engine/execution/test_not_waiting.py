@@ -10,7 +10,9 @@ import numpy.typing as npt
 import pytest
 import torch
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from tests.engine.image_models import KINDS, SIDE, build_image_model
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
+from transformers import PreTrainedModel
 
 from conveyor_engine.execution import batch, decode_graphs, pooling, rows
 from conveyor_engine.execution.attention.backend import AttentionSpec
@@ -23,6 +25,7 @@ from conveyor_engine.execution.kernels import sample
 from conveyor_engine.execution.models.sentence_files import PoolingMode
 from conveyor_engine.execution.pooling import pool
 from conveyor_engine.execution.rows import Rows
+from conveyor_engine.execution.runners.image import ImageClassifyRunner
 from conveyor_engine.execution.sampling import (
     logit_processors,
     logprobs,
@@ -121,3 +124,32 @@ def test_only_a_large_top_k_and_top_p_alone_wait_for_the_logits(cut: dict[str, A
 @pytest.mark.parametrize("mode", ["cls", "last", "mean"])
 def test_vectors_are_pooled_without_waiting(mode: PoolingMode) -> None:
     assert pool(torch.empty((10, 8), device=CUDA), [0, 4, 10], mode).shape == (2, 8)
+
+
+def pretend_model(kind: str) -> PreTrainedModel:
+    """A model with pretended weights: real ones are made first, because their making asks for numbers."""
+    with unset_fake_temporarily():
+        model = build_image_model(kind)
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            pretended = torch.empty(weight.shape, dtype=weight.dtype, device=CUDA)
+            setattr(module, name, torch.nn.Parameter(pretended, requires_grad=False))
+        for name, values in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty(values.shape, dtype=values.dtype, device=CUDA))
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_are_classified_without_waiting(kind: str) -> None:
+    runner = object.__new__(ImageClassifyRunner)
+    runner.model = pretend_model(kind)
+    logits = runner._forward(torch.empty((5, 3, SIDE, SIDE), device=CUDA))
+    assert (logits.shape, logits.device.type, logits.dtype) == ((5, 3), "cuda", torch.float32)
+
+
+def test_a_model_that_asks_for_a_number_is_found_out() -> None:
+    runner = object.__new__(ImageClassifyRunner)
+    runner.model = pretend_model("vit")
+    runner.model.register_forward_hook(lambda _, __, output: output.logits.sum().item())
+    with pytest.raises(DataDependentOutputException):
+        runner._forward(torch.empty((5, 3, SIDE, SIDE), device=CUDA))

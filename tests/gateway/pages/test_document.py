@@ -30,6 +30,7 @@ COMPLETIONS = "/v1/completions"
 # Of requests that are not in the document of a service: other paths, other methods, and those of the root.
 ELSEWHERE = {
     Code.INVALID_JSON,
+    Code.INVALID_FORM,
     Code.NO_MODEL,
     Code.ENCODED_BODY,
     Code.HOST_WITHOUT_NAMESPACE,

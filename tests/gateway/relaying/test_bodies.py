@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from conveyor_gateway.errors import InvalidRequest
-from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, read_model, rename_model
+from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, check_encoding, read_model, rename_model
 
 
 @pytest.mark.parametrize(
@@ -28,20 +28,20 @@ from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, read_model, renam
 )
 def test_a_body_without_a_model_to_read_is_refused(body: bytes, code: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_model(body, None)
+        read_model(body)
     assert caught.value.code == code
     assert caught.value.status == 400
 
 
 def test_a_compressed_body_is_refused_with_what_to_do() -> None:
     with pytest.raises(InvalidRequest, match="uncompressed, or to /<namespace>") as caught:
-        read_model(b"\x1f\x8b", "gzip")
+        check_encoding("gzip")
     assert caught.value.status == 415
 
 
 def test_renaming_the_model_changes_nothing_else() -> None:
     text = '{"model": "default/qwen", "prompt": "h\\u00e9 \\ud83d\\ude00", "n": 12345678901234567890, "t": 0.10}'
-    assert read_model(text.encode(), "identity") == "default/qwen"
+    assert read_model(text.encode()) == "default/qwen"
     renamed = rename_model(text.encode(), "qwen").decode()
     assert json.loads(renamed) == {**json.loads(text), "model": "qwen"}
     assert '"h\\u00e9 \\ud83d\\ude00"' in renamed
@@ -49,7 +49,7 @@ def test_renaming_the_model_changes_nothing_else() -> None:
 
 
 def test_of_two_models_the_last_counts_as_for_the_engine() -> None:
-    assert read_model(b'{"model": "a", "m\\u006fdel": "b"}', None) == "b"
+    assert read_model(b'{"model": "a", "m\\u006fdel": "b"}') == "b"
 
 
 @pytest.mark.parametrize("piece", [b"[[[[[]]]]],", b"{},", b'{"a":1},', b"1e9,"])
@@ -57,7 +57,7 @@ def test_finding_the_model_builds_nothing_of_the_rest(piece: bytes) -> None:
     body = b'{"model":"m","x":[' + (piece * (MAX_ROUTED_BYTES // len(piece)))[:-1] + b"]}"
     tracemalloc.start()
     try:
-        assert read_model(body, None) == "m"
+        assert read_model(body) == "m"
         assert tracemalloc.get_traced_memory()[1] < 10_000
     finally:
         tracemalloc.stop()

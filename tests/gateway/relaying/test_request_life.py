@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -269,6 +270,30 @@ async def test_on_the_root_the_model_names_the_service_and_the_engine_gets_the_n
         assert (status, body_404["error"]["code"]) == (404, "model_not_found")
     assert engine.requests[0][1] == exact
     assert json.loads(engine.requests[1][1]) == {"model": own_name, "x": 1}
+
+
+async def test_on_the_root_a_form_as_long_as_any_body_is_routed_by_its_model(
+    gateway: GatewayProcess, stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    picture = bytes(range(256)) * 20_000
+    url = f"{gateway.url}/v1/images/classify"
+    async with running_engine(answering(web.json_response, data={})) as engine:
+        await stack.add_engine(engine.port)
+        form = aiohttp.FormData({"model": stack.key})
+        form.add_field("image", BytesIO(picture), filename="a.jpg", content_type="image/jpeg")
+        async with http.post(url, data=form) as answer:
+            assert answer.status == 200, await answer.text()
+        (sent, body), *_ = engine.requests
+        assert sent.headers["Content-Type"].startswith("multipart/form-data; boundary=")
+        assert b'name="model"\r\n\r\nqwen\r\n' in body
+        assert stack.key.encode() not in body
+        assert picture in body
+        late = aiohttp.FormData()
+        late.add_field("image", BytesIO(picture), filename="a.jpg")
+        late.add_field("model", stack.key)
+        async with http.post(url, data=late) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["code"], error["param"]) == (400, "no_model", "model")
 
 
 async def test_the_host_names_the_service_and_a_host_of_one_part_is_misdirected(

@@ -18,7 +18,7 @@ from conveyor_engine.execution.models.kinds import ModelKind
 # What transformers raises for an invalid config.json or invalid weights. The device's own errors are among them: each
 # handler passes its error to `raise_if_of_device` first.
 TRANSFORMERS_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, SafetensorError,
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, SafetensorError,
     StrictDataclassError, TypeError, ValueError,
 )  # fmt: skip
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -46,12 +46,18 @@ def check_config(config: PretrainedConfig, model_kind: ModelKind) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models and encoders")
     model_class = _model_class(config, model_kind)
+    if model_kind.own_attention:
+        _check_attention(config, model_class)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError("the checkpoint is quantized, which this engine does not run; use the original weights")
+
+
+def _check_attention(config: PretrainedConfig, model_class: Any) -> None:
+    kind = config.model_type
     if not model_class._can_set_attn_implementation():
         raise ModelError(
             f"{model_class.__name__} does not use transformers' attention interface, so this engine cannot run it"
         )
-    if getattr(config, "quantization_config", None) is not None:
-        raise ModelError("the checkpoint is quantized, which this engine does not run; use the original weights")
     text = config.get_text_config()
     layer_types = set(getattr(text, "layer_types", None) or ())
     if unknown := sorted(layer_types - _LAYER_TYPES):

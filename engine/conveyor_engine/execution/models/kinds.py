@@ -7,11 +7,13 @@ from typing import Any, Final
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
@@ -27,6 +29,7 @@ class ModelKind:
     auto_class: Any
     classes: Mapping[Any, Any]  # by class of the configuration
     text_only: bool = False  # not the text part of a model that has others
+    own_attention: bool = True  # it runs on our attention; otherwise its own forward runs as it is
     without_pooler: bool = False  # a classifier's layer over the first token is dropped; checkpoints may lack it
 
 
@@ -46,4 +49,11 @@ TOKEN_CLASSIFIER: Final = ModelKind(
     AutoModelForTokenClassification,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     text_only=True,
+)
+IMAGE_CLASSIFIER: Final = ModelKind(
+    "imageclassify",
+    "image classifier",
+    AutoModelForImageClassification,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    own_attention=False,
 )

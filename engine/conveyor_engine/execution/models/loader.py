@@ -39,7 +39,9 @@ def load_model(
 ) -> PreTrainedModel:
     """The model, in evaluation mode, on `device`, every weight from the checkpoint. Raises ModelError."""
     _check_safetensors(Path(path))
-    interface.register()
+    attention = {"attn_implementation": interface.IMPLEMENTATION} if kind.own_attention else {}
+    if kind.own_attention:
+        interface.register()
     transformers_logging.set_verbosity_error()  # what it would warn about is checked and refused below
     transformers_logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -51,11 +53,11 @@ def load_model(
                 config=config,
                 dtype=dtype,
                 device_map=None,
-                attn_implementation=interface.IMPLEMENTATION,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
+                **attention,
             )
             model = model.to(device).eval().requires_grad_(False)
     except checks.TRANSFORMERS_ERRORS as error:
@@ -63,7 +65,8 @@ def load_model(
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
     if kind.without_pooler:
         _drop_pooler(model, info)
-    _number_attentions(model)
+    if kind.own_attention:
+        _number_attentions(model)
     checks.check_weights(path, info)
     return model
 

@@ -73,7 +73,7 @@ class PackedRunner(ABC):
         prompts = [AdmittedRow.of(row, [0] * length, [], None) for row, length in enumerate(lengths)]
         step_bytes = start.find_step_bytes(self.model, num_tokens, settings, lambda: self._compute(prompts))
         if self.device.type == "cpu" and step_bytes > machine.free_memory_bytes(self.device):
-            raise too_large(num_tokens, settings)
+            raise too_large(f"{num_tokens} tokens", settings)
         return step_bytes
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:

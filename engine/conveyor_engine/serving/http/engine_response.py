@@ -37,6 +37,7 @@ from conveyor_protocol.request_headers import PLACE_HEADER
 _log = logging.getLogger(__name__)
 _READING_SECONDS = 5.0  # to read the answer after the request's timeout
 _PIECE_BYTES = 32 * 2**10
+_CONTENT_TYPE_CHARACTERS = 256  # with a boundary of at most 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,9 @@ async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving
         body = await read_body(request, body_bytes_max(facts), held)
         wish = request.headers.get(PLACE_HEADER)
         with state.engine.hold_place(wish):
-            most = state.engine.num_requests_max
-            job = Job(kind, facts, most, arrival, body, level, arrival + timeout, json_bytes)
+            content_type = request.headers.get("content-type", "")[:_CONTENT_TYPE_CHARACTERS]
+            num_max, deadline = state.engine.num_requests_max, arrival + timeout
+            job = Job(kind, facts, num_max, arrival, body, level, deadline, json_bytes, content_type)
             prepared = await state.workers.prepare(job)
             state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
             yield Arriving(state, prepared, arrival + timeout, wish)

@@ -121,7 +121,7 @@ def _task_path(row: TaskPath) -> Json:
     return {
         "summary": row.summary,
         "parameters": [*build_path_parameters(row.path), *_HEADERS],
-        "requestBody": {"required": True, "content": _content(row.request)},
+        "requestBody": {"required": True, "content": _content(row.request) | _form(row.form)},
         "responses": {"200": {"description": description, "content": content}, **_refusals(statuses, row.path)},
     }
 
@@ -168,6 +168,10 @@ def _content(kind: type) -> Json:
     return {"application/json": {"schema": _reference(kind)}}
 
 
+def _form(kind: type | None) -> Json:
+    return {} if kind is None else {"multipart/form-data": {"schema": _reference(kind)}}
+
+
 def _answer_schema(kind: Any) -> Json:
     """Of a struct or a list of them, or of one of several."""
     if isinstance(kind, tuple):
@@ -192,7 +196,9 @@ def _answer_schemas(tasks: Sequence[TaskPaths]) -> Json:
 
 def _request_schemas(tasks: Sequence[TaskPaths]) -> Json:
     """The schemas of the request models, with the fields of `fields` beside their own. Others are ignored."""
-    models = [model for of_task in tasks for model in (*(row.request for row in of_task.paths), *of_task.objects)]
+    bodies = [row.request for of_task in tasks for row in of_task.paths]
+    bodies += [row.form for of_task in tasks for row in of_task.paths if row.form is not None]
+    models = [*bodies, *(model for of_task in tasks for model in of_task.objects)]
     models += [InferRequest, InferInput, InferOutput, InferParameters, TensorParameters]
     schemas: Json = models_json_schema([(model, "validation") for model in models], ref_template=_TEMPLATE)[1]["$defs"]
     for model in models:

@@ -27,9 +27,12 @@ BODY_SECONDS_MAX = 60.0
 def body_bytes_max(facts: ModelFacts) -> int:
     """The longest body that is read: reading and validating it takes memory and time in proportion.
 
-    One context's; of a task whose bodies have many inputs, that of as many as one body may have.
+    One context's; of a task whose bodies have many inputs, that of as many as one body may have. What has no tokens
+    has no context.
     """
     of_task: TaskPaths = registry.load(facts.task, "serving")
+    if not facts.vocab_size:
+        return max(BODY_BYTES_FLOOR, of_task.inputs_bytes_max)
     context = BODY_BYTES_PER_TOKEN * facts.max_model_len
     return max(BODY_BYTES_FLOOR, context, min(of_task.inputs_bytes_max, context * INPUTS_MAX))
 

@@ -3,7 +3,22 @@
 import math
 from collections.abc import Sequence
 
+import msgspec
+
 from conveyor_engine.wire.classification import Activation
+
+
+class Prediction(msgspec.Struct):
+    """The score of one label."""
+
+    score: float
+    label: str
+
+
+def rank(scores: Sequence[float], labels: Sequence[str]) -> list[Prediction]:
+    """All labels with their scores, best first; of equal ones in the labels' order."""
+    predictions = [Prediction(*each) for each in zip(scores, labels, strict=True)]
+    return sorted(predictions, key=lambda prediction: prediction.score, reverse=True)
 
 
 def activate(logits: Sequence[float], activation: Activation) -> list[float]:

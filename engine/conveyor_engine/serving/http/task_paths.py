@@ -32,6 +32,7 @@ class TaskPath:
     request: type[Object]  # the fields of its body
     whole: Any  # its answer: a struct, a list of them, or one of a tuple ...
     chunk: type[msgspec.Struct] | None = None  # ... or each event of a stream, where it can be one
+    form: type[Object] | None = None  # the fields and files of its body, where that may be a form
     events: tuple[type[msgspec.Struct], ...] = ()  # the same, where events have names: each one's is its `type`
 
 

@@ -31,6 +31,7 @@ class ServedModel:
     text: Tokenizer | None  # None: its task reads no text
     sampling_defaults: SamplingDefaults
     dialect: Dialect = NO_DIALECT
+    reader: Any = None  # what the task's `reading` has loaded; in workers only
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -63,6 +64,10 @@ class Kind:
     prepare: Callable[[ServedModel, Job], Prepared]  # raises InvalidRequest or UnknownModel
     prepared: Any  # the struct that `prepare` returns
     runs_template: bool = False  # whether it runs a program of the model's author, and may be slow
+    memory_bytes: int = 0  # that a job may add, beside what its body and the context allow it
+    cpu_seconds: float = 0.0  # that a job may take, likewise
+    reading: str = "rendered with the model's chat template and tokenized"  # as in "this request could not be ..."
+    advice: str = "shorten it, or mend the template"
 
 
 def find_kind(job: Job) -> Kind:

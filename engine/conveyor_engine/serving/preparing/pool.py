@@ -153,7 +153,7 @@ class WorkerPool:
             raise
         match reply:
             case None:
-                raise too_costly()
+                raise too_costly(job)
             case Reply(Failure() as failure):
                 raise failure.error()
             case Reply(Bug(what)):

@@ -7,18 +7,21 @@ before there are threads, an event loop or clients.
 """
 
 import gc
+import logging
 import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from conveyor_engine import registry
-from conveyor_engine.errors import ConveyorEngineError, ErrorCode, InvalidRequest
+from conveyor_engine.errors import ConveyorEngineError, ErrorCode, InvalidRequest, ModelError
 from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory
 from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
 from conveyor_engine.wire.frames import encode_frame, read_payloads
@@ -33,11 +36,13 @@ MEMORY_BYTES_PER_BODY_BYTE = 16  # ... and for each byte of its body: empty list
 _RETIRE_BYTES = 32 * 2**20  # a worker that grew by so much is replaced
 _NICENESS = 5  # tokens of running streams go before prompts of new ones
 _encode = msgspec.msgpack.Encoder().encode
+_log = logging.getLogger(__name__)
+LoadReader = Callable[[], Any]
 
 
 def cpu_seconds(job: Job) -> float:
     """The CPU time that the job may take."""
-    return CPU_SECONDS + CPU_SECONDS_PER_MIB * len(job.body) / 2**20
+    return CPU_SECONDS + find_kind(job).cpu_seconds + CPU_SECONDS_PER_MIB * len(job.body) / 2**20
 
 
 def deadline_seconds(job: Job) -> float:
@@ -45,12 +50,12 @@ def deadline_seconds(job: Job) -> float:
     return SECONDS_PER_CPU_SECOND * cpu_seconds(job)
 
 
-def too_costly() -> InvalidRequest:
+def too_costly(job: Job) -> InvalidRequest:
     """The error for a job that ran out of CPU time or memory."""
+    kind = find_kind(job)
     return InvalidRequest(
-        "this request could not be rendered with the model's chat template and tokenized within the CPU time "
-        f"({CPU_SECONDS:g} s, and {CPU_SECONDS_PER_MIB:g} s for each MiB) and the memory that it may take; shorten it, "
-        "or mend the template",
+        f"this request could not be {kind.reading} within the CPU time ({CPU_SECONDS + kind.cpu_seconds:g} s, and "
+        f"{CPU_SECONDS_PER_MIB:g} s for each MiB) and the memory that it may take; {kind.advice}",
         code=ErrorCode.PROMPT_TOO_COSTLY,
     )
 
@@ -58,15 +63,18 @@ def too_costly() -> InvalidRequest:
 class ForkServer:
     """The API process's side of the process that forks workers."""
 
-    def __init__(self, model: ServedModel) -> None:
-        """Forks: to be called while the process has one thread and no event loop."""
+    def __init__(self, model: ServedModel, load_reader: LoadReader | None = None) -> None:
+        """Forks: to be called while the process has one thread and no event loop.
+
+        `load_reader` is called in the fork server: it loads the reader of the model, which workers share.
+        """
         self.model = model
         for task in registry.find_packages():
             registry.load(task, "preparing")  # so that workers share its memory
         self._control, theirs = socket.socketpair()
         if os.fork() == 0:
             self._control.close()
-            _exit_after(lambda: _fork_workers(theirs, model))
+            _exit_after(lambda: _fork_workers(theirs, model, load_reader))
         theirs.close()
 
     def close(self) -> None:
@@ -91,10 +99,12 @@ def _exit_after(work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def _fork_workers(control: socket.socket, model: ServedModel) -> None:
+def _fork_workers(control: socket.socket, model: ServedModel, load_reader: LoadReader | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the server
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
+    if load_reader is not None:
+        model = replace(model, reader=_load(load_reader))
     gc.freeze()  # the collector would write to the memory that workers share
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1, 1)
@@ -104,6 +114,20 @@ def _fork_workers(control: socket.socket, model: ServedModel) -> None:
             if os.fork() == 0:
                 control.close()
                 _exit_after(lambda: _work(connection, model))
+
+
+def _load(load_reader: LoadReader) -> Any:
+    """The reader, loaded without torch, which would take 0.7 GiB and 5 s more. None if the model has none.
+
+    The engine process loads the same files and reports what is wrong with them: then no request comes.
+    """
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # so Python finds none, and transformers does without
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would advise to install torch
+    try:
+        return load_reader()
+    except ModelError as error:
+        _log.error("event=reader_not_loaded message=%s", error)
+        return None
 
 
 def _work(connection: socket.socket, model: ServedModel) -> None:
@@ -137,6 +161,7 @@ def _prepare_within_limits(payload: bytes, model: ServedModel) -> bytes | Failur
     seconds = cpu_seconds(job)
     limit_cpu_seconds(seconds + 2)
     num_bytes = MEMORY_BYTES + MEMORY_BYTES_PER_TOKEN * job.facts.max_model_len
+    num_bytes += find_kind(job).memory_bytes
     limit_more_memory(num_bytes + MEMORY_BYTES_PER_BODY_BYTE * len(job.body))
     try:
         signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -145,7 +170,7 @@ def _prepare_within_limits(payload: bytes, model: ServedModel) -> bytes | Failur
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
     except (_OutOfTime, MemoryError):
-        return Failure.of(too_costly())
+        return Failure.of(too_costly(job))
 
 
 def _prepare(job: Job, model: ServedModel) -> bytes | Failure | Bug:

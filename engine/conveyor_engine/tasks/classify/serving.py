@@ -12,7 +12,7 @@ from starlette.types import Send
 from conveyor_engine.serving.http.app_state import app_state, model_facts
 from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.one_step import OneStepResponse, PromptUsage, write_list, write_with
-from conveyor_engine.serving.http.scores import activate
+from conveyor_engine.serving.http.scores import Prediction, activate, rank
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest, PredictRequest
 from conveyor_engine.tasks.classify.preparing import NOWHERE, PreparedTexts, PreparedWords
@@ -69,13 +69,6 @@ class EntitiesList(msgspec.Struct):
     data: list[Entities]
     usage: PromptUsage
     object: str = "list"
-
-
-class Prediction(msgspec.Struct):
-    """The score of one label."""
-
-    score: float
-    label: str
 
 
 class TextsResponse(OneStepResponse):
@@ -140,8 +133,7 @@ class PredictResponse(TextsResponse):
         return write_list(map(self._predict, payloads))
 
     def _predict(self, payload: bytes) -> list[Prediction]:
-        predictions = [Prediction(*each) for each in zip(self._score(payload), self._labels, strict=True)]
-        return sorted(predictions, key=lambda prediction: prediction.score, reverse=True)
+        return rank(self._score(payload), self._labels)
 
 
 async def create_classification(request: Request) -> TextsResponse:

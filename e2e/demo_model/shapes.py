@@ -1,0 +1,37 @@
+"""Pictures of shapes: what `demo-image` learns, and what the demo shows it."""
+
+import random
+from math import cos, pi, sin
+from typing import Final
+
+from PIL import Image, ImageDraw
+
+SHAPES: Final = ("circle", "square", "triangle", "star")
+SIDE: Final = 64
+
+
+def draw_shape(shape: str, draw: random.Random) -> Image.Image:
+    """The shape in one colour, of some size, somewhere on another colour."""
+    colour, ground = (tuple(draw.randrange(256) for _ in range(3)) for _ in range(2))
+    while sum(abs(a - b) for a, b in zip(colour, ground, strict=True)) < 200:
+        ground = tuple(draw.randrange(256) for _ in range(3))
+    image = Image.new("RGB", (SIDE, SIDE), ground)
+    size = draw.uniform(0.22, 0.4) * SIDE
+    x, y = (draw.uniform(size, SIDE - size) for _ in range(2))
+    turn = draw.uniform(-0.4, 0.4) - pi / 2  # nearly upright
+    pencil = ImageDraw.Draw(image)
+    match shape:
+        case "circle":
+            pencil.ellipse((x - size, y - size, x + size, y + size), fill=colour)
+        case "square":
+            pencil.polygon(_find_corners(x, y, turn + pi / 4, [size] * 4), fill=colour)
+        case "triangle":
+            pencil.polygon(_find_corners(x, y, turn, [size] * 3), fill=colour)
+        case _:
+            pencil.polygon(_find_corners(x, y, turn, [size, size * 0.4] * 5), fill=colour)
+    return image
+
+
+def _find_corners(x: float, y: float, turn: float, radii: list[float]) -> list[tuple[float, float]]:
+    angles = [turn + 2 * pi * number / len(radii) for number in range(len(radii))]
+    return [(x + r * cos(angle), y + r * sin(angle)) for r, angle in zip(radii, angles, strict=True)]

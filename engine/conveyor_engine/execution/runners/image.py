@@ -1,0 +1,132 @@
+"""Runs plans of a model that classifies images: pixels -> the model's own forward -> logits.
+
+Built once by `build`, in place of `generate`: it too is the `loop.executor` of one device. It keeps nothing between
+steps. Workers have made the pixels; pictures of one shape share a forward.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ConfigError, ModelError
+from conveyor_engine.execution.largest_step import measure_step
+from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.classifier_files import describe_classifier
+from conveyor_engine.execution.models.kinds import IMAGE_CLASSIFIER
+from conveyor_engine.execution.placement import Placement, free_cached_memory
+from conveyor_engine.execution.start import Progress, Start
+from conveyor_engine.execution.transfer import HostCopy
+from conveyor_engine.images.processor import SIDE_MAX, load_processor
+from conveyor_engine.wire.images import ImageFacts, Shape, read_pixels
+from conveyor_engine.wire.step import StepPlan, StepResult
+
+_PIXELS_MAX: Final = SIDE_MAX**2  # of a processed picture
+
+
+class ImageClassifyRunner:
+    """One classifier on one device, ready to run after construction."""
+
+    extra_warmup_tokens = 0
+    graph_sizes: Sequence[int] = ()
+
+    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
+        """Loads the model. Raises ConfigError or ModelError."""
+        _check_settings(config)
+        start = Start(config, placement, progress, IMAGE_CLASSIFIER)
+        self.device, self._dtype = start.device, start.dtype
+        directory = Path(config.model)
+        shape = load_processor(directory).find_shape()
+        if shape.num_pixels > _PIXELS_MAX:
+            raise ModelError(f"its images become {shape.height} x {shape.width}, and may have {_PIXELS_MAX} pixels")
+        described = describe_classifier(directory, start.model_config, classifies_tokens=False)
+        self.model = start.load()
+        self._try(shape)
+        progress(
+            f"event=model_loaded image={shape.channels}x{shape.height}x{shape.width} labels={len(described.labels)}"
+        )
+        self.facts = start.facts(
+            self.model,
+            max_model_len=_PIXELS_MAX,
+            attention_backend="model",
+            max_num_batched_tokens=config.max_num_batched_tokens or start.max_num_seqs * shape.num_pixels,
+            of_task=ImageFacts(labels=described.labels, activation=described.activation, shape=shape).encode(),
+        )
+        if self.device.type == "cuda":
+            self._measure(shape, progress)
+
+    def _try(self, shape: Shape) -> None:
+        """Raises ModelError if the model does not take what its image processor makes."""
+        try:
+            with torch.inference_mode():
+                self._forward(torch.zeros((1, *shape), dtype=self._dtype, device=self.device))
+        except checks.TRANSFORMERS_ERRORS as error:
+            checks.raise_if_of_device(error)
+            made = f"{shape.channels} x {shape.height} x {shape.width}"
+            message = f"the model does not take the {made} that its image processor makes: {checks.on_one_line(error)}"
+            raise ModelError(message) from error
+
+    def _measure(self, shape: Shape, progress: Progress) -> None:
+        """Raises ModelError if the largest step does not fit beside the weights."""
+        number = max(1, min(self.facts.max_num_seqs, self.facts.max_num_batched_tokens // shape.num_pixels))
+        pixels = torch.zeros((number, *shape), dtype=self._dtype, device=self.device)
+        settings = "`max_num_seqs` or `max_num_batched_tokens`"
+        step_bytes = measure_step(self.device, f"{number} images", settings, lambda: self._forward(pixels))
+        progress(f"event=largest_step_fits mib={step_bytes / 2**20:.0f}")
+
+    def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
+        """Begins a step: computes the picture of each row, which the plan brings. No row samples.
+
+        On a GPU it launches the work; what the returned function returns waits for the results.
+        """
+        brought = {row.row: row.payload for row in plan.admitted}
+        groups: dict[Shape, list[tuple[int, memoryview]]] = {}
+        for index, row in enumerate(plan.rows):
+            shape, pixels = read_pixels(brought[row])
+            groups.setdefault(shape, []).append((index, pixels))
+        with torch.inference_mode():
+            logits = [self._forward(self._to_device(shape, group)) for shape, group in groups.items()]
+            copy = HostCopy(*logits)
+
+        def read() -> StepResult:
+            payloads = [b""] * len(plan.rows)
+            for group, computed in zip(groups.values(), copy.wait(), strict=True):
+                for (index, _), row in zip(group, computed.numpy(), strict=True):
+                    payloads[index] = row.tobytes() if np.isfinite(row).all() else b""
+            return StepResult(plan.number, [], payloads=payloads)
+
+        return lambda _: read
+
+    def _to_device(self, shape: Shape, group: Sequence[tuple[int, memoryview]]) -> torch.Tensor:
+        """(pictures, channels, height, width), in the model's number type."""
+        batch = torch.empty((len(group), *shape), dtype=torch.float32, pin_memory=self.device.type == "cuda")
+        rows = batch.view(len(group), -1).numpy()
+        for number, (_, pixels) in enumerate(group):
+            rows[number] = np.frombuffer(pixels, dtype=np.float32)
+        return batch.to(self.device, non_blocking=True).to(self._dtype)
+
+    def _forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """-> float32 (pictures, labels)."""
+        logits: torch.Tensor = self.model(pixel_values=pixels).logits
+        return logits.float()
+
+    def free_memory(self) -> None:
+        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
+        free_cached_memory(self.device)
+
+
+def _check_settings(config: EngineConfig) -> None:
+    """Refuses settings that apply to text only. Raises ConfigError."""
+    if config.max_model_len is not None:
+        raise ConfigError(
+            "`max_model_len` is set, but this model classifies images, which have no tokens; leave it out"
+        )
+    if config.attention_backend != "auto":
+        raise ConfigError(
+            f"`attention_backend: {config.attention_backend}` is set, but this model runs its own; leave it out"
+        )
+    if config.padding == "real":
+        raise ConfigError("`padding: real` is set, but images are not padded; leave it out")

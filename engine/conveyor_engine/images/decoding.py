@@ -1,0 +1,74 @@
+"""Decodes one picture as transformers' `load_image` does, within bounds. Runs in worker processes only.
+
+Anybody may have written the bytes. Their header is read first: a picture with too many pixels is refused before its
+pixels are decoded. What Pillow decodes takes memory and CPU time in proportion to the pixels, so the limits of a job
+(`serving.preparing.process`) hold in any case.
+"""
+
+import base64
+import binascii
+import io
+import warnings
+from typing import Final
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from conveyor_engine.errors import InvalidRequest
+
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF")  # why these: docs/adr/0094
+PIXELS_MAX: Final = 2**24  # of one picture: 4096 x 4096
+ASPECT_MAX: Final = 100  # a processor that scales the shorter side makes the longer one as many times longer
+_NAMES: Final = "JPEG, PNG, WebP or GIF"
+_SHALLOW: Final = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
+
+
+def decode_image(data: bytes, param: str) -> Image.Image:
+    """The picture in RGB, turned as its EXIF data say; of an animation the first one. Raises InvalidRequest."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Pillow would warn about is bounded here
+            return _decode(data, param)
+    except (InvalidRequest, MemoryError):
+        raise
+    except Exception as error:  # Pillow raises nearly anything on a broken file
+        what = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InvalidRequest(f"{param} is a broken image: {what}", param=param) from None
+
+
+def _decode(data: bytes, param: str) -> Image.Image:
+    Image.MAX_IMAGE_PIXELS = None  # the bound of this file is lower
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise InvalidRequest(f"{param} is not an image: send {_NAMES}", param=param) from None
+    width, height = image.size
+    if width * height > PIXELS_MAX:
+        message = f"{param} has {width} x {height} pixels, and may have {PIXELS_MAX} in all: make it smaller"
+        raise InvalidRequest(message, param=param)
+    if max(width, height) > ASPECT_MAX * min(width, height):
+        message = f"{param} has {width} x {height} pixels: one side may be {ASPECT_MAX} times the other at most"
+        raise InvalidRequest(message, param=param)
+    if image.mode not in _SHALLOW:
+        message = f"{param} has more than 8 bits for each colour (mode {image.mode}): save it with 8"
+        raise InvalidRequest(message, param=param)
+    turned = ImageOps.exif_transpose(image)
+    return turned if turned.mode == "RGB" else turned.convert("RGB")
+
+
+def read_base64(text: str, param: str) -> bytes:
+    """The bytes of a picture in a JSON body: base64, or a data: URI with it. Raises InvalidRequest."""
+    head = text[:128].lstrip().lower()
+    if head.startswith("data:"):
+        before, comma, text = text.partition(",")
+        if not comma or not before.lower().endswith(";base64"):
+            raise InvalidRequest(f"{param} is a data: URI without base64", param=param)
+    elif "://" in head:
+        message = f"{param} is a URL, and this server fetches none: send the image itself, in base64 or as a data: URI"
+        raise InvalidRequest(message, param=param)
+    try:
+        data = base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(f"{param} is not base64", param=param) from None
+    if not data:
+        raise InvalidRequest(f"{param} is empty", param=param)
+    return data

@@ -1,0 +1,80 @@
+"""A model's image processor, as transformers loads it: resizing, cropping and normalising, on Pillow and numpy.
+
+Loaded by the fork server for the workers, where torch is not imported, and once by the runner, which asks it for the
+shape of pictures. The files are a tenant's: sizes are checked before anything is made by them, and no code is run.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.wire.images import Shape
+
+SIDE_MAX: Final = 1024  # of a processed picture: 4 MiB in float32 for each channel
+_FILES: Final = ("preprocessor_config.json", "processor_config.json")
+_PROBES: Final = ((64, 64), (96, 48), (48, 96))
+_ERRORS: Final = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+
+
+class ImageProcessor:
+    """What one model does to each picture."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+
+    def process(self, image: Image.Image) -> npt.NDArray[np.float32]:
+        """RGB -> (channels, height, width), contiguous."""
+        made = self._processor(images=image, return_tensors=None)["pixel_values"][0]
+        return np.ascontiguousarray(made, dtype=np.float32)
+
+    def find_shape(self) -> Shape:
+        """The shape of a square picture. Raises ModelError if pictures become something else than pixels."""
+        try:
+            made = [self._processor(images=Image.new("RGB", size), return_tensors=None) for size in _PROBES]
+            shapes = [Shape(*np.shape(each["pixel_values"][0])) for each in made]
+        except _ERRORS as error:
+            raise ModelError(f"the model's image processor makes no pixels of a picture: {error}") from error
+        if others := sorted(set(made[0]) - {"pixel_values"}):
+            raise ModelError(
+                f"the model's image processor makes {', '.join(others)} too, which this engine does not read"
+            )
+        return shapes[0]
+
+
+def load_processor(directory: Path) -> ImageProcessor:
+    """Raises ModelError."""
+    if not any((directory / name).is_file() for name in _FILES):
+        message = f"{directory} has no {_FILES[0]}: save the model's image processor there (save_pretrained does)"
+        raise ModelError(message)
+    try:
+        processor = AutoImageProcessor.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False, backend="pil"
+        )
+    except _ERRORS as error:
+        text = " ".join(str(error).split())[:500]
+        raise ModelError(
+            f"the image processor in {directory} cannot be used: {type(error).__name__}: {text}"
+        ) from error
+    for name, side in _sides(processor):
+        if not 1 <= side <= SIDE_MAX:
+            raise ModelError(f"the image processor in {directory} has {name} {side}; 1 to {SIDE_MAX} is possible")
+    return ImageProcessor(processor)
+
+
+def _sides(processor: Any) -> Iterator[tuple[str, int]]:
+    """Each number of the sizes that it makes."""
+    for name in ("size", "crop_size", "pad_size"):
+        size = getattr(processor, name, None) or {}
+        for key in ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width"):
+            side = size.get(key) if isinstance(size, dict) else getattr(size, key, None)
+            if side is not None:
+                yield f"{name}.{key}", side

@@ -1,0 +1,119 @@
+"""Bodies of multipart/form-data: fields and files, within bounds. Runs in workers. Used by tasks with files."""
+
+from typing import Final
+
+from pydantic import ValidationError
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from conveyor_engine.errors import ErrorCode, InvalidRequest
+from conveyor_engine.serving.preparing.jobs import Fields, ServedModel, check_model
+from conveyor_engine.serving.preparing.refusals import invalid_request
+from conveyor_engine.wire.worker import Job
+
+FORM: Final = "multipart/form-data"
+FIELD_BYTES_MAX: Final = 64 * 2**10
+_FIELDS_MAX: Final = 64
+
+
+def is_form(content_type: str) -> bool:
+    """Whether a body of this Content-Type is a form."""
+    return content_type.partition(";")[0].strip().lower() == FORM
+
+
+def parse_form(
+    model: ServedModel, schema: type[Fields], job: Job, file_field: str, files_max: int
+) -> tuple[Fields, list[bytes]]:
+    """The fields of the form in the job's body, and its files, which are the parts named `file_field`, in order.
+
+    Raises InvalidRequest or UnknownModel.
+    """
+    parts = _Parts(file_field, files_max)
+    boundary = parse_options_header(job.content_type)[1].get(b"boundary")
+    if not boundary:
+        raise _broken("its Content-Type has no boundary")
+    try:
+        parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": parts.begin,
+                "on_header_field": parts.add_header_name,
+                "on_header_value": parts.add_header_value,
+                "on_header_end": parts.end_header,
+                "on_headers_finished": parts.end_headers,
+                "on_part_data": parts.add_data,
+                "on_part_end": parts.end,
+                "on_end": parts.finish,
+            },
+        )
+        parser.write(job.body)
+        parser.finalize()
+    except FormParserError as error:
+        raise _broken(str(error)) from None
+    if not parts.is_whole:
+        raise _broken("its last boundary is missing")
+    if not parts.files:
+        raise InvalidRequest(f"{file_field} is missing", param=file_field)
+    try:
+        fields = schema.model_validate_strings(parts.fields, strict=False)
+    except ValidationError as error:
+        raise invalid_request(error) from None
+    if fields.model is not None:
+        check_model(model.name, fields.model)
+    return fields, parts.files
+
+
+class _Parts:
+    """Collects the parts of one form, as the parser finds them."""
+
+    def __init__(self, file_field: str, files_max: int) -> None:
+        self._file_field, self._files_max = file_field, files_max
+        self.fields: dict[str, str] = {}
+        self.files: list[bytes] = []
+        self.is_whole = False
+
+    def begin(self) -> None:
+        self._headers: dict[bytes, bytes] = {}
+        self._header_name, self._header_value, self._data = b"", b"", bytearray()
+
+    def add_header_name(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def add_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def end_header(self) -> None:
+        self._headers[self._header_name.lower()] = self._header_value
+        self._header_name = self._header_value = b""
+
+    def end_headers(self) -> None:
+        name = parse_options_header(self._headers.get(b"content-disposition"))[1].get(b"name")
+        if name is None:
+            raise _broken("a part has no name")
+        self._name = name.decode(errors="replace")
+        if self._name == self._file_field and len(self.files) == self._files_max:
+            message = f"the number of {self._name} is more than the {self._files_max} that one request may have"
+            raise InvalidRequest(f"{message}; send them in several requests", param=self._name)
+        if self._name != self._file_field and len(self.fields) == _FIELDS_MAX:
+            raise _broken(f"it has more than {_FIELDS_MAX} fields")
+
+    def add_data(self, data: bytes, start: int, end: int) -> None:
+        self._data += memoryview(data)[start:end]
+        if self._name != self._file_field and len(self._data) > FIELD_BYTES_MAX:
+            message = f"is longer than {FIELD_BYTES_MAX} bytes"
+            raise InvalidRequest(f"{self._name[:100]} {message}", param=self._name)
+
+    def end(self) -> None:
+        if self._name == self._file_field:
+            self.files.append(bytes(self._data))
+        elif self._name in self.fields:
+            raise InvalidRequest(f"{self._name[:100]} stands in the form twice", param=self._name)
+        else:
+            self.fields[self._name] = self._data.decode(errors="replace")
+
+    def finish(self) -> None:
+        self.is_whole = True
+
+
+def _broken(what: str) -> InvalidRequest:
+    return InvalidRequest(f"the body is no form of {FORM}: {what}", code=ErrorCode.INVALID_FORM)

@@ -1,0 +1,1 @@
+"""Says which labels fit images, in one step each."""

@@ -1,0 +1,39 @@
+"""The bodies that ask for labels of images, with the options of transformers' pipeline. Pure."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from conveyor_engine.serving.preparing.schemas import ModelFields
+from conveyor_engine.serving.preparing.values import INTEGRAL
+
+IMAGES_MAX = 64  # of one body
+TOP_K = 5
+
+_FILES: dict[str, Any] = {
+    "type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1, "maxItems": IMAGES_MAX
+}  # fmt: skip
+
+
+class ImageOptions(ModelFields):
+    """Which scores are told."""
+
+    top_k: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = TOP_K
+    """How many labels of each image, the best ones; more than the model has are all of them."""
+    function_to_apply: Literal["default", "sigmoid", "softmax", "none"] | None = "default"
+    """What makes scores of the model's logits. default: softmax for one of several labels, sigmoid for several at
+    once or a single one, none for regression."""
+
+
+class ImageClassificationRequest(ImageOptions):
+    """POST /v1/images/classify with JSON."""
+
+    images: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=IMAGES_MAX)]
+    """Each in base64, or as a data: URI with base64. URLs are not fetched."""
+
+
+class ImageClassificationForm(ImageOptions):
+    """POST /v1/images/classify with multipart/form-data."""
+
+    image: Annotated[list[bytes], WithJsonSchema(_FILES)]
+    """A file; several parts of this name are several images."""

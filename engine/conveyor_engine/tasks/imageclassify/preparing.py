@@ -1,0 +1,69 @@
+"""Makes engine requests of bodies with images, one for each. Runs in worker processes."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, cast
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.images.decoding import decode_image, read_base64
+from conveyor_engine.serving.preparing.forms import is_form, parse_form
+from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, name_input, parse_body
+from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt, check_answer_size
+from conveyor_engine.tasks.imageclassify.bodies import IMAGES_MAX, TOP_K, ImageClassificationRequest, ImageOptions
+from conveyor_engine.wire.classification import Activation
+from conveyor_engine.wire.images import ImageFacts, Shape, encode_pixels
+from conveyor_engine.wire.worker import Job
+
+MEMORY_BYTES: Final = 512 * 2**20  # of a job: a picture of PIXELS_MAX takes 270 MiB, 64 processed ones 37 MiB thrice
+CPU_SECONDS: Final = 2.0  # of a job, beside those of its bytes: a picture of PIXELS_MAX takes 0.5
+
+
+class PreparedImages(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
+    """An admissible request, in the images' order."""
+
+    activation: Activation  # what makes scores of the logits
+    top_k: int
+
+
+def prepare_images(model: ServedModel, job: Job) -> PreparedImages:
+    """Raises InvalidRequest or UnknownModel."""
+    fields: ImageOptions
+    if is_form(job.content_type):
+        fields, files = parse_form(model, ImageOptions, job, "image", IMAGES_MAX)
+        param, number, encoded = "image", len(files), iter(files)
+    else:
+        fields = parse_body(model, ImageClassificationRequest, job.body)
+        param, number, encoded = "images", len(fields.images), _read_all(fields.images)
+    facts = ImageFacts.read(job.facts)
+    check_answer_size(number, len(facts.labels), "labels", param)
+    prompts = [_read_image(model, job, data, name_input(param, index, number)) for index, data in enumerate(encoded)]
+    named = fields.function_to_apply
+    activation = facts.activation if named in (None, "default") else cast(Activation, named)
+    top_k = TOP_K if fields.top_k is None else fields.top_k
+    return PreparedImages.of("image", prompts, job, fields, param, activation=activation, top_k=top_k)
+
+
+def _read_all(texts: list[str]) -> Iterator[bytes]:
+    return (read_base64(text, name_input("images", index, len(texts))) for index, text in enumerate(texts))
+
+
+def _read_image(model: ServedModel, job: Job, data: bytes, param: str) -> Prompt:
+    pixels = model.reader.process(decode_image(data, param))
+    shape = Shape(*pixels.shape)
+    if shape.num_pixels > job.facts.max_model_len:
+        message = (
+            f"{param} becomes {shape.width} x {shape.height} pixels, and the model takes {job.facts.max_model_len}"
+        )
+        raise InvalidRequest(f"{message}: make its sides more alike", param=param)
+    return Prompt([], encode_pixels(shape, pixels.tobytes()), shape.num_pixels)
+
+
+TASK: Final[Mapping[str, Kind]] = {
+    "images": Kind(
+        prepare_images,
+        PreparedImages,
+        memory_bytes=MEMORY_BYTES,
+        cpu_seconds=CPU_SECONDS,
+        reading="decoded and resized",
+        advice="send smaller images, or fewer",
+    ),
+}

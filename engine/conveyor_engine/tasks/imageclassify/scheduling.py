@@ -1,0 +1,29 @@
+"""Images that each get a score of every label, as the scheduler sees them: a pixel of a processed picture costs 1."""
+
+from array import array
+from typing import Final
+
+from conveyor_engine.scheduling.tasks import OneStep
+from conveyor_engine.wire.images import ImageFacts, encode_pixels
+from conveyor_engine.wire.request import EngineRequest, ModelFacts
+
+
+class ImageClassify(OneStep):
+    """Pictures of one shape share a forward, and nothing is padded: a batch costs the sum of its pictures."""
+
+    packs = True
+    result_name = "logits"
+    not_finite = "the model's logits are not finite (NaN or infinity)"
+
+    def __init__(self, facts: ModelFacts) -> None:
+        super().__init__(facts)
+        self._shape = ImageFacts.read(facts).shape
+
+    def build_dummy(self, number: int, cost: int) -> EngineRequest:
+        """A picture of one colour, of the shape that the model takes, whatever it may cost."""
+        numbers = array("f", [number % 16 / 16]) * (self._shape.num_bytes // 4)
+        payload = encode_pixels(self._shape, numbers.tobytes())
+        return EngineRequest(request_id=str(number), payload=payload, payload_cost=self._shape.num_pixels)
+
+
+TASK: Final = ImageClassify

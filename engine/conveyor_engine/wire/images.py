@@ -1,0 +1,58 @@
+"""Messages of the tasks for images: the payload of a request and the facts of a model. Only these tasks read them.
+
+The payload is what the model's image processor makes of one picture: its shape, and float32 numbers.
+"""
+
+import struct
+from typing import Final, NamedTuple, Self
+
+import msgspec
+
+from conveyor_engine.wire.classification import Activation
+from conveyor_engine.wire.request import ModelFacts
+
+_SHAPE: Final = struct.Struct("<III")
+
+
+class Shape(NamedTuple):
+    """The shape of one processed picture."""
+
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def num_pixels(self) -> int:
+        """What it costs of a step's budget."""
+        return self.height * self.width
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * self.channels * self.height * self.width
+
+
+class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What is particular of a model that classifies images."""
+
+    labels: tuple[str, ...]
+    activation: Activation  # what makes scores of its logits, unless a request says otherwise
+    shape: Shape  # of the picture that warms it up; of every picture, if its processor makes one size
+
+    def encode(self) -> bytes:
+        """The `of_task` of the model's facts."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def read(cls, facts: ModelFacts) -> Self:
+        return msgspec.msgpack.decode(facts.of_task, type=cls)
+
+
+def encode_pixels(shape: Shape, pixels: bytes) -> bytes:
+    """The payload of a request. `pixels` are float32, channels first."""
+    assert len(pixels) == shape.num_bytes
+    return _SHAPE.pack(*shape) + pixels
+
+
+def read_pixels(payload: bytes) -> tuple[Shape, memoryview]:
+    """The shape and the float32 numbers of a payload, which are not copied."""
+    return Shape(*_SHAPE.unpack_from(payload)), memoryview(payload)[_SHAPE.size :]

@@ -1,0 +1,99 @@
+"""Forms with files (multipart/form-data) that only the root has to read: their `model` selects the service. Pure.
+
+Called by `request_life`. A form may be as long as any body, because only its head is parsed: clients send `model`
+before the files. The engine reads forms with the same library, and refuses one that names two models.
+"""
+
+from typing import Final, NamedTuple
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from conveyor_gateway.errors import Code, InvalidRequest
+
+HEAD_BYTES_MAX: Final = 64 << 10
+_FORM: Final = "multipart/form-data"
+
+
+class ModelField(NamedTuple):
+    """The value of the field `model`, and where it stands in the body."""
+
+    model: str
+    start: int
+    end: int
+
+
+def is_form(content_type: str | None) -> bool:
+    """Whether a body of this Content-Type is a form."""
+    return content_type is not None and content_type.partition(";")[0].strip().lower() == _FORM
+
+
+def find_model_field(body: bytes, content_type: str) -> ModelField:
+    """Find the field in the first HEAD_BYTES_MAX bytes of the form. Raises InvalidRequest."""
+    try:
+        boundary = parse_options_header(content_type)[1].get(b"boundary")
+    except UnicodeEncodeError:
+        boundary = None
+    if not boundary:
+        raise _invalid("its Content-Type has no boundary")
+    head = _Head()
+    try:
+        parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": head.begin,
+                "on_header_field": head.add_header_name,
+                "on_header_value": head.add_header_value,
+                "on_header_end": head.end_header,
+                "on_part_data": head.add_data,
+                "on_part_end": head.end,
+            },
+        )
+        parser.write(body[:HEAD_BYTES_MAX])
+    except _Found:
+        return ModelField(bytes(body[head.start : head.stop]).decode(errors="replace"), head.start, head.stop)
+    except FormParserError as error:
+        raise _invalid(str(error)) from None
+    message = (
+        f"the form has no model in its first {HEAD_BYTES_MAX} bytes: it selects the service, and stands before files"
+    )
+    raise InvalidRequest(message, Code.NO_MODEL, "model")
+
+
+def rename_model_field(body: bytes, field: ModelField, model: str) -> bytes:
+    """The form with another model."""
+    return b"".join((memoryview(body)[: field.start], model.encode(), memoryview(body)[field.end :]))
+
+
+class _Found(Exception):
+    """The parser has passed the field."""
+
+
+class _Head:
+    """What the parser has found of the part that it is in."""
+
+    def begin(self) -> None:
+        self._name, self._value, self._is_model = b"", b"", False
+        self.start = self.stop = 0
+
+    def add_header_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def add_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def end_header(self) -> None:
+        if self._name.lower() == b"content-disposition":
+            self._is_model = parse_options_header(self._value)[1].get(b"name") == b"model"
+        self._name = self._value = b""
+
+    def add_data(self, data: bytes, start: int, end: int) -> None:
+        self.start, self.stop = self.start or start, end
+
+    def end(self) -> None:
+        if self._is_model:
+            raise _Found
+
+
+def _invalid(what: str) -> InvalidRequest:
+    return InvalidRequest(f"the body is no form of {_FORM}: {what}", Code.INVALID_FORM)

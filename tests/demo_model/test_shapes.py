@@ -1,0 +1,35 @@
+"""The model that is trained here to tell shapes apart, as the engine serves it."""
+
+import base64
+import io
+import random
+from pathlib import Path
+
+import pytest
+from tests.engine.processes import EngineServer
+
+from e2e.demo.tasks import TASKS
+from e2e.demo_model import IMAGE_CLASSIFIER, demo_model_directory
+from e2e.demo_model.shapes import SHAPES, draw_shape
+
+
+def encode(shape: str, draw: random.Random) -> str:
+    file = io.BytesIO()
+    draw_shape(shape, draw).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.slow  # trains for half a minute where the cache has no model
+@pytest.mark.timeout(1800)
+def test_shapes_that_it_has_not_seen_are_named(tmp_path: Path) -> None:
+    draw, asked = random.Random("unseen"), list(SHAPES) * 15
+    with EngineServer(tmp_path, demo_model_directory(IMAGE_CLASSIFIER)) as engine:
+        engine.wait_ready()
+        answer = engine.post("/v1/images/classify", {"images": [encode(shape, draw) for shape in asked]})
+        told = [each["label"] for each in answer.json()["data"]]
+        assert sum(a == b for a, b in zip(told, asked, strict=True)) >= 0.85 * len(asked)
+        task = TASKS["image-classify"]
+        answer = engine.post(task.path, task.body)
+        assert [each["label"] for each in answer.json()["data"]] == list(SHAPES)
+        star = base64.b64encode(Path("examples/star.png").read_bytes()).decode()
+        assert engine.post(task.path, {"images": [star]}).json()["data"][0]["label"] == "star"
