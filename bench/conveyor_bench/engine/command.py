@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from conveyor_bench.comparing.turns import OURS, measure, random_prompts
 from conveyor_bench.engine import custom
 from conveyor_bench.peers.hf_continuous import HfContinuous
 from conveyor_bench.peers.process import PeerProcess
-from conveyor_bench.workloads import classifiers, encoder
+from conveyor_bench.workloads import classifiers, encoder, images
 from conveyor_bench.workloads.long_prompt import measure_long_prompt
 from conveyor_bench.workloads.mixed import measure_mixed
 from conveyor_bench.workloads.prefix import measure_prefix
@@ -55,6 +55,7 @@ JOBS: dict[str, Callable[[], encoder.Job]] = {
     "classify": classifiers.build_classify,
 }
 CUSTOM = "custom"
+IMAGES = "image"
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
 Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
 small float32 model gives other tokens here than in transformers."""
@@ -89,6 +90,9 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
     if arguments.workload in JOBS:
         job, chosen = JOBS[arguments.workload](), (arguments.model_shape, arguments.dtype)
         return {**encoder.measure_job(job, *chosen, limits, say), "hardware": hardware}
+    if arguments.workload == IMAGES:
+        told = images.measure_images(arguments.model_shape, arguments.dtype, limits, say)
+        return {**told, "hardware": hardware}
     compared, distinct = check_tokens({name: PEERS[name] for name in PEERS if name in ("hf-static", arguments.compare)})
     say(f"event=tokens_equal dtype=float32 model=tiny tokens={compared} distinct={distinct}: same as transformers'")
     with tempfile.TemporaryDirectory() as folder:
@@ -175,13 +179,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
         "--workload",
-        choices=[*SIZES, *WHOLE_RUNS, *JOBS, CUSTOM],
+        choices=[*SIZES, *WHOLE_RUNS, *JOBS, IMAGES, CUSTOM],
         default="A",
         help="A = 32 requests at once; C = one request; B = 64 of many lengths, beside hf-static; D = prompts that "
         "begin alike, with and without prefix caching; E = a long prompt beside decodes, with and without chunks; "
         "embed = texts through a BERT, beside sentence-transformers; rerank, classify = a BERT with a head, beside "
-        "sentence-transformers' CrossEncoder and transformers' pipeline; custom = lone requests for a program of "
-        "torch.export over HTTP, beside direct calls",
+        "sentence-transformers' CrossEncoder and transformers' pipeline; image = pictures through a ViT, beside the "
+        "forward of transformers' class on the same batches; custom = lone requests for a program of torch.export over "
+        "HTTP, beside direct calls",
     )
     parser.add_argument(
         "--compare",
@@ -191,9 +196,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model-shape",
-        choices=sorted({*SHAPES, *encoder.SHAPES, *custom.SHAPES}),
-        help="random weights of this shape; default: qwen3-0.6b, for embed, rerank and classify bert-base, for custom "
-        "mlp-1024",
+        choices=sorted({*SHAPES, *encoder.SHAPES, *images.SHAPES, *custom.SHAPES}),
+        help="random weights of this shape; default: qwen3-0.6b, bert-base for embed, rerank and classify, vit-base "
+        "for image, mlp-1024 for custom",
     )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--requests", type=int, help="of A and C, all at once; the peer's batch size too")
@@ -212,7 +217,8 @@ def complain(arguments: argparse.Namespace, error: Callable[[str], object]) -> N
     for name in ("requests", "input_tokens", "output_tokens", "rounds"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             error(f"--{name.replace('_', '-')} must be at least 1")
-    shapes: Mapping[str, object] = encoder.SHAPES if arguments.workload in JOBS else SHAPES
+    shapes: Collection[str] = encoder.SHAPES if arguments.workload in JOBS else SHAPES
+    shapes = images.SHAPES if arguments.workload == IMAGES else shapes
     shapes = custom.SHAPES if arguments.workload == CUSTOM else shapes
     arguments.model_shape = arguments.model_shape or next(iter(shapes))
     if arguments.model_shape not in shapes:
