@@ -7,11 +7,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+import tokenizers
 from tests.engine.chat_model import VOCABULARY, write_tokenizer
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.text import grammar as grammar_module
 from conveyor_engine.text.grammar import Answer, Grammars, Kind, ThinkingFirst, build_grammar
+from conveyor_engine.text.parsing.formats import find_forced
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import Thinking
 
@@ -67,6 +69,25 @@ def test_an_answer_is_of_its_form(
     grammar, tokenizer = build_grammar(kind, value, "form"), Tokenizer(directory)
     assert follows(grammars, tokenizer, grammar, good)
     assert not follows(grammars, tokenizer, grammar, bad)
+
+
+CALL = '<tool_call>\n{"name": "now", "arguments": {"a": 5}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("text", [CALL, f"{CALL}\n{CALL}"])
+def test_a_mark_that_is_one_token_of_the_model_is_written_with_it(tmp_path: Path, text: str) -> None:
+    """As Qwen's and Hermes' tokenizers have it; spelt, nothing could come behind it."""
+    write_tokenizer(tmp_path)
+    trained = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    marks = [tokenizers.AddedToken(mark, special=False, normalized=False) for mark in ("<tool_call>", "</tool_call>")]
+    trained.add_tokens(marks)
+    trained.save(str(tmp_path / "tokenizer.json"))
+    tokenizer, grammars = Tokenizer(tmp_path), Grammars(tmp_path, VOCABULARY, [END_ID, 1])
+    _, shape = find_forced("hermes")
+    grammar = build_grammar("calls", shape.build_grammar([("now", OBJECT)], tokenizer.find_id, only_one=False), "tools")
+    ids = tokenizer.encode(text, 1000)
+    assert ids.count(tokenizer.find_id("<tool_call>") or 0) == text.count("<tool_call>")
+    assert follows(grammars, tokenizer, grammar, text)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,8 @@ def prepare_conversation(
     truncation = fields.truncation(longest - (max_tokens or 1))
     text = render_conversation(model, fields, longest)
     use = fields.tool_use
-    parsing, grammar = use.find_parsing(model.dialect), use.build_grammar(model.dialect)
+    parsing = use.find_parsing(model.dialect)
+    grammar = use.build_grammar(model.dialect, lambda mark: _find_token(model, mark, job.facts))
     prompt = model.tokenizer.encode_rendered(text, longest, truncation)
     parsing = _find_thinking(model.dialect, text, parsing)
     budget = None if fields.thinking_token_budget == -1 else fields.thinking_token_budget
@@ -146,6 +147,12 @@ def _find_thinking_tokens(
             raise _no_budget(f"{marks.end} is several tokens of this model")
         return None
     return Thinking(begin, end, parsing.has_begun_thinking, budget)
+
+
+def _find_token(model: ServedModel, mark: str, facts: ModelFacts) -> int | None:
+    """The token that stands for the whole mark, if the model can say it."""
+    token_id = model.tokenizer.find_id(mark)
+    return None if token_id is None or token_id >= facts.vocab_size else token_id
 
 
 def _no_budget(why: str) -> InvalidRequest:

@@ -15,7 +15,7 @@ from conveyor_engine.serving.preparing.schemas import Object
 from conveyor_engine.text.grammar import build_grammar
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.dialect import Dialect
-from conveyor_engine.text.parsing.formats import FORMATS, Shape, find_forced
+from conveyor_engine.text.parsing.formats import FORMATS, FindToken, Shape, find_forced
 
 TOOLS_MAX = 128
 SCHEMA_CHARACTERS_MAX = 64 * 1024
@@ -186,22 +186,22 @@ class ToolUse(NamedTuple):
             has_short_ids=dialect.tool_format == "mistral",
         )
 
-    def build_grammar(self, dialect: Dialect) -> str:
+    def build_grammar(self, dialect: Dialect, find_token: FindToken) -> str:
         """What an answer that must call follows; empty if it may do otherwise. Raises InvalidRequest."""
         if self.choice != "required":
             return ""
         _, shape = find_forced(dialect.tool_format)
         try:
-            return self._build(shape, self.callable_tools, "tools")
+            return self._build(shape, self.callable_tools, find_token, "tools")
         except InvalidRequest:
             for tool in self.callable_tools:  # whose schema is it?
                 number = [each.function.name for each in self.tools].index(tool.function.name)
-                self._build(shape, [tool], f"tools[{number}].function.parameters")
+                self._build(shape, [tool], find_token, f"tools[{number}].function.parameters")
             raise
 
-    def _build(self, shape: Shape, tools: Sequence[Tool], param: str) -> str:
+    def _build(self, shape: Shape, tools: Sequence[Tool], find_token: FindToken, param: str) -> str:
         named = [(tool.function.name, tool.function.schema_of_arguments) for tool in tools]
-        return build_grammar("calls", shape.build_grammar(named, only_one=self.only_one_call), param)
+        return build_grammar("calls", shape.build_grammar(named, find_token, only_one=self.only_one_call), param)
 
 
 def _find_strings(tool: Tool) -> Iterator[str]:

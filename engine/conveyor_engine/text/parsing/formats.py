@@ -5,7 +5,8 @@ A format is a row: how its calls are read, and how they are written where a gram
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +15,9 @@ from conveyor_engine.text.parsing.calls import Leading, Marked
 from conveyor_engine.text.parsing.machine import Program
 from conveyor_engine.text.parsing.pythonic import read_pythonic
 from conveyor_engine.text.parsing.xml_calls import XmlCalls
+
+FindToken = Callable[[str], int | None]
+_MARK: Final = re.compile(r"(</?[a-z_]+>)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +31,31 @@ class Shape:
     before_arguments: str
     behind_call: str
 
-    def build_grammar(self, tools: Sequence[tuple[str, Mapping[str, Any]]], *, only_one: bool) -> str:
-        """In Lark's syntax. `tools`: name and schema of each that may be called."""
+    def build_grammar(
+        self, tools: Sequence[tuple[str, Mapping[str, Any]]], find_token: FindToken, *, only_one: bool
+    ) -> str:
+        """In Lark's syntax. `tools`: name and schema of each that may be called.
+
+        `find_token` returns the token that stands for a whole mark, or None. llguidance does not spell such a token.
+        """
         lines = [
             f"call_{number}: {json.dumps(self.before_name + json.dumps(name) + self.before_arguments)} "
-            f"%json {json.dumps({'x-guidance': JSON_OPTIONS, **schema})} {_quote(self.behind_call)}"
+            f"%json {json.dumps({'x-guidance': JSON_OPTIONS, **schema})} {_quote(self.behind_call, find_token)}"
             for number, (name, schema) in enumerate(tools)
         ]
         calls = " | ".join(f"call_{number}" for number in range(len(tools)))
-        more = "" if only_one else f" ({_quote(self.separator)} call)*"
-        start = f"start: {_quote(self.begin)} call{more} {_quote(self.end)}"
+        more = "" if only_one else f" ({_quote(self.separator, find_token)} call)*"
+        start = f"start: {_quote(self.begin, find_token)} call{more} {_quote(self.end, find_token)}"
         return "\n".join([start, f"call: {calls}", *lines])
 
 
-def _quote(text: str) -> str:
-    """A literal; Lark has none that is empty."""
-    return json.dumps(text) if text else ""
+def _quote(text: str, find_token: FindToken) -> str:
+    """Literals, none of which may be empty in Lark, and tokens by their ids."""
+    parts = []
+    for part in filter(None, _MARK.split(text)):
+        token_id = find_token(part) if _MARK.fullmatch(part) else None
+        parts.append(json.dumps(part) if token_id is None else f"<[{token_id}]>")
+    return " ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
