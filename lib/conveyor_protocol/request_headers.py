@@ -7,6 +7,7 @@ from uuid import uuid4
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 REQUEST_TIMEOUT_HEADER: Final = "X-Request-Timeout-Seconds"
+TIMEOUT_SECONDS_MIN: Final = 0.001
 # A client names the class of its request; the gateway sends that class's level.
 CLASS_HEADER: Final = "X-Request-Class"
 # Requests of lower levels go first. A level yields to each better one for so many seconds per level between them.
@@ -40,8 +41,9 @@ def parse_timeout_seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"{REQUEST_TIMEOUT_HEADER} must be a number of seconds above 0, not {text[:100]!r}")
+    if not TIMEOUT_SECONDS_MIN <= seconds < math.inf:
+        least = f"a number of seconds, at least {TIMEOUT_SECONDS_MIN:g}"
+        raise ValueError(f"{REQUEST_TIMEOUT_HEADER} must be {least}, not {text[:100]!r}")
     return seconds
 
 

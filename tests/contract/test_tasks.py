@@ -36,6 +36,7 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
         "/v1/rerank": {"query": "the fox", "documents": DOCUMENTS},
         "/v2/rerank": {"query": "the fox", "documents": DOCUMENTS},
         "/v1/score": {"text_1": "the fox", "text_2": DOCUMENTS},
+        "/score": {"text_1": "the fox", "text_2": DOCUMENTS},
         "/rerank": {"query": "the fox", "texts": DOCUMENTS},
     },
     "classify": {"/classify": {"input": DOCUMENTS}, "/predict": {"inputs": [[text] for text in DOCUMENTS]}},

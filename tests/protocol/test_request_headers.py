@@ -21,9 +21,11 @@ def test_a_time_is_a_number_of_seconds(text: str, seconds: float) -> None:
     assert parse_timeout_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "soon", "1s"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "soon", "1s", "5e-324", "0.0009"])
 def test_any_other_is_refused_with_what_it_must_be(text: str) -> None:
-    with pytest.raises(ValueError, match="X-Request-Timeout-Seconds must be a number of seconds above 0, not"):
+    with pytest.raises(
+        ValueError, match=r"X-Request-Timeout-Seconds must be a number of seconds, at least 0\.001, not"
+    ):
         parse_timeout_seconds(text)
 
 

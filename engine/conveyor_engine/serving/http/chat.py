@@ -115,7 +115,7 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType | None = UNSET
     object: str = "chat.completion"
 
 
@@ -124,6 +124,7 @@ class ChatFormat(ChoicesFormat):
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
+        self._hides_reasoning = prepared.hides_reasoning
         self._begun: set[int] = set()
         self._nums_calls: dict[int, int] = {}  # so far, by choice of a stream
 
@@ -133,6 +134,8 @@ class ChatFormat(ChoicesFormat):
         self._begun.add(delta.choice)
         message = DeltaMessage(role, "" if role else None)
         for name, text in delta.parts:
+            if name == "reasoning" and self._hides_reasoning:
+                continue
             if name in ("tool_call", "arguments"):
                 self._add_call(message, delta.choice, name, text)
             else:
@@ -168,7 +171,7 @@ class ChatFormat(ChoicesFormat):
         """One choice of the body."""
         message = Message("")
         for kind in dict.fromkeys(block.kind for block in answer.blocks):
-            if kind != "tool_call":
+            if kind != "tool_call" and not (kind == "reasoning" and self._hides_reasoning):
                 setattr(message, kind, answer.join(kind))
         message.reasoning_content = message.reasoning
         if answer.calls:
@@ -191,6 +194,8 @@ class ChatFormat(ChoicesFormat):
         if self._tells_prompt_logprobs:
             yield b","
             yield from prompt_logprobs_pieces(self._names, answers[0].prompt_logprobs)
+        else:
+            yield b',"prompt_logprobs":null'
 
 
 async def create_chat_completion(request: Request) -> GeneratedResponse:

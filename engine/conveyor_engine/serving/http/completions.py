@@ -32,7 +32,7 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: str | None = None
     token_ids: Sequence[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType | None = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -108,6 +108,8 @@ class CompletionFormat(ChoicesFormat):
         if self._tells_prompt_logprobs:
             yield b","
             yield from prompt_logprobs_pieces(self._names, answer.prompt_logprobs)
+        else:
+            yield b',"prompt_logprobs":null'
         yield b"}"
 
     def _chunk_choice(self, delta: Delta) -> CompletionChoice:

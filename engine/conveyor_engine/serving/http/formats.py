@@ -142,7 +142,9 @@ class ChoicesFormat(Format):
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
         self._with_logprobs = prepared.top_logprobs is not None
-        self._names = TokenNames(state.model.tokenizer, as_ids=prepared.tokens_as_ids)
+        self._names = TokenNames(
+            state.model.tokenizer, as_ids=prepared.tokens_as_ids, with_chosen=prepared.names_alternatives
+        )
         self._prompts = prepared.prompt_token_ids
         self._choices_per_prompt = prepared.choices_per_prompt
         self._tells_prompt_logprobs = prepared.tells_prompt_logprobs

@@ -25,6 +25,7 @@ class TokenNames:
 
     tokenizer: Tokenizer
     as_ids: bool
+    with_chosen: bool = False  # whether a chat's chosen token is among the alternatives in any case, as in vLLM
 
     def text(self, token_id: int) -> str:
         """Of one token."""
@@ -140,6 +141,8 @@ def _chat_token(names: TokenNames, token: Token) -> ChatTokenLogprob:
     top = [_top(names, token_id, logprob) for token_id, logprob in pairs]
     assert logprobs.logprob is not None
     chosen = _top(names, logprobs.token_id, logprobs.logprob)
+    if names.with_chosen and logprobs.token_id not in logprobs.top_token_ids:
+        top.append(chosen)
     return ChatTokenLogprob(chosen.token, chosen.logprob, chosen.bytes, top)
 
 

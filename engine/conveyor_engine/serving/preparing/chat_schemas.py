@@ -131,6 +131,8 @@ class ChatRequest(SamplingFields):
     """The most tokens of thinking, which then has to end, for a model whose template shows that it thinks; -1: any."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template, as `{"enable_thinking": false}`."""
+    include_reasoning: bool | None = None
+    """False: the answer comes without the model's thinking, whose tokens still count."""
 
     @model_validator(mode="after")
     def _check_chat(self) -> "ChatRequest":

@@ -191,7 +191,6 @@ TABLE: tuple[Row, ...] = (
     *_only((), [OPENAI], "audio", "moderation", "web_search_options", on=_CHAT),
     *_only((), [SGLANG], "reasoning", on=_CHAT),
     *_only((), [VLLM], "mm_payload", on=_CHAT),
-    *_only((True,), [VLLM], "include_reasoning", on=_CHAT),
     *_only(("medium",), [OPENAI], "verbosity", on=_CHAT),
     *_only((), [OPENAI], "refusal", "function_call", "audio", on=(Place.MESSAGE,)),
     *_only(([],), [SGLANG], "tools", on=(Place.MESSAGE,)),

@@ -77,6 +77,15 @@ class ToolResultBlock(Object):
     content: Texts | None = None
 
 
+_BILLING: Final = "x-anthropic-billing-header"  # Claude Code begins with it, and it differs in each request
+
+
+def _join_system(blocks: Sequence[Object] | None) -> str:
+    """Without Claude Code's billing header, behind which no two prompts would have a prefix in common."""
+    told = (block for block in blocks or () if not (isinstance(block, TextBlock) and block.text.startswith(_BILLING)))
+    return _join(list(told))
+
+
 def _join(blocks: Sequence[Object] | None) -> str:
     return "\n".join(block.text for block in blocks or () if isinstance(block, TextBlock))
 
@@ -129,7 +138,7 @@ class SystemMessage(Object):
 
     def for_template(self) -> Iterator[Json]:
         """Where it stands."""
-        yield {"role": "system", "content": _join(self.content)}
+        yield {"role": "system", "content": _join_system(self.content)}
 
 
 def _for_template(message: UserMessage | AssistantMessage | SystemMessage) -> list[Json]:
@@ -254,7 +263,8 @@ class CountTokensRequest(ModelFields):
 
     def conversation(self) -> list[Json]:
         """What the chat template sees."""
-        system = [{"role": "system", "content": _join(self.system)}] if self.system else []
+        told = _join_system(self.system)
+        system = [{"role": "system", "content": told}] if told else []
         return system + [each for message in self.messages for each in message]
 
     def variables(self) -> Json:

@@ -69,10 +69,12 @@ class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     ignored_fields: int
     parts: list[Part]  # one: all choices begin together
     tokens_as_ids: bool = False  # how log probabilities name tokens
+    names_alternatives: bool = False  # whether the request says which tokens have log probabilities
     prompt_token_ids: list[bytes] = []  # uint32 each, of each prompt, where the answer has them
     echoes: list[Echo] = []  # of each prompt, where the answer shows them
     tells_prompt_logprobs: bool = False
     parsing: Parsing = NO_PARSING
+    hides_reasoning: bool = False  # the answer is told without the model's thinking
     repeated: bytes = b""  # JSON of what the answer repeats of its request
 
 
@@ -91,7 +93,8 @@ def prepare_completion(model: ServedModel, job: Job) -> PreparedText:
 def prepare_chat(model: ServedModel, job: Job) -> PreparedText:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ChatRequest, job.body)
-    return prepare_conversation(model, fields, job, "chatcmpl-", ignored_fields=fields.ignored)
+    prepared = prepare_conversation(model, fields, job, "chatcmpl-", ignored_fields=fields.ignored)
+    return msgspec.structs.replace(prepared, hides_reasoning=fields.include_reasoning is False)
 
 
 def render_conversation(model: ServedModel, fields: ChatRequest, longest: int) -> str:
@@ -226,6 +229,7 @@ def _prepared(
         ignored_fields=fields.ignored,
         parts=[Part.of(requests, len(grammar))],
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),
+        names_alternatives=bool(fields.logprob_token_ids),
         prompt_token_ids=[array("I", prompt).tobytes() for prompt in prompts] if fields.return_token_ids else [],
         echoes=_echoes(model, fields, prompts),
         tells_prompt_logprobs=fields.prompt_logprobs is not None,
@@ -334,16 +338,18 @@ def _check_listed_tokens(fields: SamplingFields, bad_words: Sequence[Sequence[in
         "bad_words": [token_id for word in bad_words for token_id in word],
     }
     for name, token_ids in listed.items():
-        if max(token_ids, default=0) >= facts.vocab_size:
-            raise InvalidRequest(f"{name} must be in 0..{facts.vocab_size - 1}", param=name)
+        if (largest := max(token_ids, default=0)) >= facts.vocab_size:
+            most = f"0..{facts.vocab_size - 1}, as the model has {facts.vocab_size} tokens, not {largest}"
+            raise InvalidRequest(f"{name} must be in {most}", param=name)
 
 
 def check_token_ids(prompt: list[int], facts: ModelFacts, param: str) -> None:
     """Raises InvalidRequest if there are none, or one that the model does not have."""
     if not prompt:
         raise InvalidRequest("the prompt is empty; send at least one token", param=param)
-    if max(prompt) >= facts.vocab_size:
-        raise InvalidRequest(f"prompt token ids must be in 0..{facts.vocab_size - 1}", param=param)
+    if (largest := max(prompt)) >= facts.vocab_size:
+        known = f"prompt token ids must be in 0..{facts.vocab_size - 1}"
+        raise InvalidRequest(f"token id {largest} is out of vocabulary: {known}", param=param)
 
 
 def _check_logprobs(fields: SamplingFields, params: list[SamplingParams], num_prompt_tokens: int) -> None:

@@ -14,6 +14,8 @@ STOP_CHARACTERS_MAX = 1024
 TOP_LOGPROBS_MAX = 20
 LISTED_TOKENS_MAX = 1024  # of logit_bias and of allowed_token_ids
 LOGIT_BIAS_MAX = 100
+_NAMED_MAX = 3  # of what is wrong in an error
+_NAMED_CHARACTERS_MAX = 40
 NAMED_TOKENS_MAX = 128
 BAD_WORD_CHARACTERS_MAX = 256
 
@@ -39,8 +41,12 @@ def _parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     if isinstance(value, dict) and len(value) <= LISTED_TOKENS_MAX and all(map(_is_bias, value, value.values())):
         return tuple((int(token_id), float(bias)) for token_id, bias in value.items())
     bias = f"a number from -{LOGIT_BIAS_MAX} to {LOGIT_BIAS_MAX}"
+    entries = value.items() if isinstance(value, dict) and len(value) <= LISTED_TOKENS_MAX else ()
+    wrong = [name for name, each in entries if not _is_bias(name, each)][:_NAMED_MAX]
+    named = ", ".join(repr(name[:_NAMED_CHARACTERS_MAX]).replace("{", "(").replace("}", ")") for name in wrong)
+    told = f"; not so: {named}" if wrong else ""
     raise PydanticCustomError(
-        "logit_bias", f"must be an object of at most {LISTED_TOKENS_MAX} token ids, each with {bias}"
+        "logit_bias", f"must be an object of at most {LISTED_TOKENS_MAX} token ids, each with {bias}{told}"
     )
 
 

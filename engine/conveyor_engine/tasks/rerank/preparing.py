@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, parse_body
 from conveyor_engine.serving.preparing.pairs import encode_pairs
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts
@@ -17,6 +20,13 @@ class PreparedPairs(PreparedPrompts, frozen=True, kw_only=True, array_like=True)
     activation: Activation  # what makes scores of the logits
     top_n: int | None = None  # only so many results
     texts: list[str] | None = None  # that the results are to have
+    as_ranks: bool = False  # in text-embeddings-inference's shape
+
+
+class _Documents(msgspec.Struct):
+    """What tells vLLM's body from that of text-embeddings-inference."""
+
+    documents: msgspec.Raw | UnsetType = UNSET
 
 
 def prepare_rerank(model: ServedModel, job: Job) -> PreparedPairs:
@@ -54,8 +64,16 @@ def prepare_score(model: ServedModel, job: Job) -> PreparedPairs:
     return PreparedPairs.of("score", prompts, job, fields, params[1], activation=activation)
 
 
-def prepare_tei_rerank(model: ServedModel, job: Job) -> PreparedPairs:
-    """Raises InvalidRequest or UnknownModel."""
+def prepare_either_rerank(model: ServedModel, job: Job) -> PreparedPairs:
+    """By whether the body has `documents`. Raises InvalidRequest or UnknownModel."""
+    try:
+        has_documents = msgspec.json.decode(job.body, type=_Documents).documents is not UNSET
+    except msgspec.DecodeError:
+        has_documents = False  # what is wrong with it is told below
+    return prepare_rerank(model, job) if has_documents else _prepare_tei_rerank(model, job)
+
+
+def _prepare_tei_rerank(model: ServedModel, job: Job) -> PreparedPairs:
     fields = parse_body(model, TeiRerankRequest, job.body)
     check_num_inputs(len(fields.texts), "texts")
     pairs = [(fields.query, text) for text in fields.texts]
@@ -68,6 +86,7 @@ def prepare_tei_rerank(model: ServedModel, job: Job) -> PreparedPairs:
         "texts",
         activation="none" if fields.raw_scores else "sigmoid",
         texts=fields.texts if fields.return_text else None,
+        as_ranks=True,
     )
 
 
@@ -79,5 +98,5 @@ def _choose_activation(job: Job, wanted: bool | None) -> Activation:
 TASK: Final[Mapping[str, Kind]] = {
     "rerank": Kind(prepare_rerank, PreparedPairs),
     "score": Kind(prepare_score, PreparedPairs),
-    "tei_rerank": Kind(prepare_tei_rerank, PreparedPairs),
+    "either_rerank": Kind(prepare_either_rerank, PreparedPairs),
 }

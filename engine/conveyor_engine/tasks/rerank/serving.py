@@ -1,4 +1,4 @@
-"""POST /v1/rerank, /v2/rerank, /v1/score and /rerank."""
+"""POST /v1/rerank, /v2/rerank, /rerank, /v1/score and /score."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -126,8 +126,11 @@ async def create_score(request: Request) -> ScoreResponse:
     return ScoreResponse(await open_request(request, "score"))
 
 
-async def create_tei_rerank(request: Request) -> RankResponse:
-    return RankResponse(await open_request(request, "tei_rerank"))
+async def create_either_rerank(request: Request) -> PairsResponse:
+    """In the shape of the body: vLLM and text-embeddings-inference have the same path."""
+    opened = await open_request(request, "either_rerank")
+    assert isinstance(opened.prepared, PreparedPairs)
+    return RankResponse(opened) if opened.prepared.as_ranks else RerankResponse(opened)
 
 
 def _refine(schemas: dict[str, Any]) -> None:
@@ -147,8 +150,17 @@ TASK: Final = TaskPaths(
             TaskPath(path, create_rerank, "Ranks documents by a query.", RerankRequest, RerankAnswer)
             for path in ("/v1/rerank", "/v2/rerank")
         ),
-        TaskPath("/v1/score", create_score, "Scores pairs of texts.", ScoreRequest, ScoreList),
-        TaskPath("/rerank", create_tei_rerank, "Ranks texts by a query.", TeiRerankRequest, list[Rank]),
+        *(
+            TaskPath(path, create_score, "Scores pairs of texts.", ScoreRequest, ScoreList)
+            for path in ("/v1/score", "/score")
+        ),
+        TaskPath(
+            "/rerank",
+            create_either_rerank,
+            "Ranks texts by a query. A body with `documents` is answered as by /v1/rerank.",
+            TeiRerankRequest,
+            list[Rank],
+        ),
     ),
     inputs_bytes_max=4 * 2**20,  # half of what a gateway takes of one body by default
     refine=_refine,

@@ -79,7 +79,17 @@ def test_an_answer_that_ends_by_itself_has_ended_its_turn(client: Anthropic) -> 
     assert message.stop_reason == "end_turn"
 
 
-@pytest.mark.parametrize("system", ["be kind", [{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}]])
+BILLING = "x-anthropic-billing-header: cc_version=2.1.220.300; cc_entrypoint=sdk-cli; cch=7adab;"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        "be kind",
+        [{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}],
+        [{"type": "text", "text": text} for text in (BILLING, "be", "kind")],
+    ],
+)
 def test_the_template_sees_what_it_would_see_of_a_chat(agent: AgentServer, client: Anthropic, system: Any) -> None:
     messages: Any = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},

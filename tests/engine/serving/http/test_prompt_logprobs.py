@@ -64,6 +64,7 @@ def test_a_chat_has_them_once(server: EngineServer) -> None:
     told = zip(answer["prompt_token_ids"], answer["prompt_logprobs"], strict=True)
     assert all(str(token_id) in each for token_id, each in told if each is not None)
     assert "prompt_logprobs" not in answer["choices"][0]
+    assert server.post("/v1/chat/completions", body | {"prompt_logprobs": None}).json()["prompt_logprobs"] is None
 
 
 @pytest.mark.parametrize("stream", [False, True])

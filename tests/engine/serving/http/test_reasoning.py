@@ -89,6 +89,22 @@ def test_thinking_has_no_more_tokens_than_its_budget(thinker: Thinker, fields: d
         jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
 
 
+def test_thinking_can_be_left_out_of_the_answer(thinker: Thinker) -> None:
+    fields: dict[str, Any] = {"seed": 4, **FORM, **thinking(True)}
+    whole = thinker.ask(**fields)["message"]
+    without = thinker.ask(include_reasoning=False, **fields)["message"]
+    assert without == {name: text for name, text in whole.items() if not name.startswith("reasoning")}
+    bias = {"logit_bias": {str(thinker.end): 4}}
+    body = {"messages": MESSAGES, "max_tokens": 900, "temperature": 1, "stream": True, **bias, **fields}
+    body |= {"include_reasoning": False, "stream_options": {"include_usage": True}}
+    events = thinker.post("/v1/chat/completions", body).text.split("\n\n")[:-2]
+    chunks = [json.loads(each.removeprefix("data: ")) for each in events]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == whole["content"]
+    assert not any(delta.get(name) for delta in deltas for name in ("reasoning", "reasoning_content"))
+    assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 5, "what is left out counts"
+
+
 def test_a_budget_of_a_model_that_does_not_think_is_refused(server: EngineServer) -> None:
     error = server.post("/v1/chat/completions", {"messages": MESSAGES, "thinking_token_budget": 5}).json()["error"]
     assert (error["code"], error["param"]) == ("invalid_value", "thinking_token_budget")

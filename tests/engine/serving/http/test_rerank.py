@@ -1,4 +1,4 @@
-"""/v1/rerank, /v2/rerank, /v1/score and /rerank on a real server, with scores as transformers has them."""
+"""/v1/rerank, /v2/rerank, /rerank, /v1/score and /score on a real server, with scores as transformers has them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,6 +22,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/rerank": {"query": QUERY, "documents": DOCUMENTS},
     "/v2/rerank": {"query": QUERY, "documents": DOCUMENTS},
     "/v1/score": {"text_1": QUERY, "text_2": DOCUMENTS},
+    "/score": {"text_1": QUERY, "text_2": DOCUMENTS},
     "/rerank": {"query": QUERY, "texts": DOCUMENTS},
 }
 
@@ -125,6 +126,16 @@ def test_the_shape_of_text_embeddings_inference_is_a_list(served: Served) -> Non
     assert scores == sorted(scores, reverse=True)
     assert scores == pytest.approx([served.scores(PAIRS)[rank["index"]] for rank in ranks], abs=1e-4)
     assert "text" not in post(served, "/rerank")[0]
+
+
+def test_a_body_with_documents_is_answered_on_the_same_path_as_vllm_does(served: Served) -> None:
+    body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 2}
+    there, here = (served.server.post(path, body).json() for path in ("/v1/rerank", "/rerank"))
+    assert here.pop("id").startswith("rerank-")
+    assert here == {name: value for name, value in there.items() if name != "id"}
+    error = served.server.post("/rerank", {"query": QUERY, "documents": []}).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "documents")
+    assert served.server.post("/rerank", {"query": QUERY}).json()["error"]["param"] == "texts"
 
 
 def test_a_pair_that_is_too_long_is_cut_or_refused_as_the_client_asks(served: Served) -> None:

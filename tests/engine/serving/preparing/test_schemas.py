@@ -291,6 +291,14 @@ def test_what_nobody_defines_is_ignored_and_in_the_request_itself_counted(schema
     assert schema.model_validate_json(json.dumps(body)).ignored == ignored
 
 
+def test_a_wrong_bias_is_named_and_no_more_of_them_than_a_few() -> None:
+    bias = {"1": 5, "bad{1}": 1, "x" * 1000: 1, **{f"worse {number}": 1 for number in range(9)}}
+    with pytest.raises(ValidationError) as raised:
+        CompletionRequest.model_validate({"prompt": "a", "logit_bias": bias})
+    (error,) = raised.value.errors()
+    assert error["msg"].endswith(f"; not so: 'bad(1)', '{'x' * 40}', 'worse 0'")
+
+
 @pytest.mark.parametrize("schema", [CompletionRequest, ChatRequest, EmbeddingRequest])
 def test_null_is_no_field(schema: Any) -> None:
     """But for those that no request can be without."""
