@@ -1,0 +1,89 @@
+"""What a run has shown: counts for `__main__`, and the tables of docs/peers-tests.md. Pure, but for the page's file."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+NOT_APPLICABLE = "not applicable: "
+_BEGIN, _END = "<!-- results: written by make peers-tests -->", "<!-- end of results -->"
+_REASON_CHARACTERS = 100
+
+
+@dataclass(slots=True)
+class Results:
+    """By test: its outcome and why. A test that fails after it passed, in a fixture's end, has failed."""
+
+    outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def count(self, outcome: str, file: str = "") -> int:
+        return sum(each == outcome for test, (each, _) in self.outcomes.items() if test.startswith(file))
+
+    @property
+    def files(self) -> list[str]:
+        return list(dict.fromkeys(test.partition("::")[0] for test in self.outcomes))
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        kinds = ("passed", "failed", "not_applicable")
+        return {
+            **{kind: self.count(kind) for kind in kinds},
+            "files": {file: {kind: self.count(kind, f"{file}::") for kind in kinds} for file in self.files},
+            "failures": {test: why for test, (outcome, why) in self.outcomes.items() if outcome == "failed"},
+        }
+
+
+def read_results(lines: Iterable[str]) -> Results:
+    """From what `plugin` writes."""
+    results = Results()
+    for line in lines:
+        told = json.loads(line)
+        outcome = {"skipped": "not_applicable"}.get(told["outcome"], told["outcome"])
+        if results.outcomes.get(told["test"], ("", ""))[0] != "failed":
+            results.outcomes[told["test"]] = (
+                outcome,
+                told["reason"].removeprefix("Skipped: ").removeprefix(NOT_APPLICABLE),
+            )
+    return results
+
+
+def write_table(page: Path, results: Results, version: str) -> None:
+    """Put the tables in the place of the page's last ones."""
+    text = page.read_text()
+    begin, end = text.index(_BEGIN), text.index(_END)
+    page.write_text(text[:begin] + _BEGIN + "\n" + "\n".join(build_table(results, version)) + "\n" + text[end:])
+
+
+def build_table(results: Results, version: str) -> list[str]:
+    """A row for each file, then one for each reason why tests do not apply."""
+    counts = [results.count(kind) for kind in ("passed", "failed", "not_applicable")]
+    lines = [
+        f"vLLM {version}: {counts[0]} tests pass, {counts[1]} fail, {counts[2]} do not apply.",
+        "",
+        "| file below `tests/` | pass | fail | not applicable |",
+        "| --- | --- | --- | --- |",
+    ]
+    for file in results.files:
+        row = [results.count(kind, f"{file}::") for kind in ("passed", "failed", "not_applicable")]
+        lines.append(f"| `{file}` | {row[0]} | {row[1]} | {row[2]} |")
+    reasons = Counter(why for outcome, why in results.outcomes.values() if outcome == "not_applicable")
+    lines += ["", "| tests | why they do not apply |", "| --- | --- |"]
+    lines += [f"| {number} | {_cell(why)} |" for why, number in reasons.most_common()]
+    failures = {test: why for test, (outcome, why) in results.outcomes.items() if outcome == "failed"}
+    if failures:
+        lines += ["", "| test that fails | with |", "| --- | --- |"]
+        lines += [f"| `{_name(test)}` | {_cell(why)} |" for test, why in failures.items()]
+    return lines
+
+
+def _name(test: str) -> str:
+    file, _, name = test.partition("::")
+    return f"{Path(file).name}::{name}".replace("|", "\\|")[:_REASON_CHARACTERS]
+
+
+def _cell(text: str) -> str:
+    """One line of a table."""
+    line = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'").replace("[", "\\[")
+    return line if len(line) <= _REASON_CHARACTERS else line[: _REASON_CHARACTERS - 3] + "..."

@@ -1,0 +1,104 @@
+"""The pytest plugin that puts the engine in the place of `vllm serve`. Runs in vLLM's environment.
+
+Its settings are in variables: CONVEYOR_PYTHON runs the engine, CONVEYOR_MODELS is the folder of `models`, and
+CONVEYOR_REPORT the file that gets a line of JSON for each test.
+"""
+
+import fnmatch
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm.platforms
+from huggingface_hub import snapshot_download
+from vllm.platforms.cpu import CpuPlatform
+
+from e2e.peers_tests.arguments import NotApplicable, translate
+from e2e.peers_tests.files import NOT_APPLICABLE
+from e2e.peers_tests.templates import with_template
+
+vllm.platforms.current_platform = CpuPlatform()  # vLLM finds it by how it was built, and nothing is built here
+utils = importlib.import_module("tests.utils")  # which looks at the platform
+
+REASON = "not applicable: "
+_MODELS = Path(os.environ["CONVEYOR_MODELS"])
+
+
+class EngineServer(utils.RemoteOpenAIServer):  # type: ignore[misc]
+    """Started and ended as vLLM's; the process is the engine's."""
+
+    def _pre_download_model(self, model: str, args: Any) -> None:
+        """The models are in the cache."""
+
+    def _get_gpu_memory_used(self) -> None:
+        return None
+
+    def _start_server(self, model: str, vllm_serve_args: list[str], env_dict: dict[str, str] | None) -> None:
+        try:
+            arguments = translate(vllm_serve_args)
+        except NotApplicable as error:
+            pytest.skip(f"{REASON}{error}")
+        directory = Path(model if os.path.isdir(model) else snapshot_download(model)).resolve()
+        if arguments.chat_template is not None:
+            key = hashlib.sha256(arguments.chat_template.encode()).hexdigest()[:8]
+            directory = with_template(directory, arguments.chat_template, _MODELS / "templates" / key)
+        command = [os.environ["CONVEYOR_PYTHON"], "-m", "conveyor_engine", "serve", "--model", str(directory)]
+        if "--served-model-name" not in arguments.settings:
+            command += ["--served-model-name", model]
+        if "--host" not in arguments.settings:
+            command += ["--host", "127.0.0.1"]
+        command += ["--device", "cpu", "--dtype", "float32", "--warmup", "false", *arguments.settings]
+        self.proc = subprocess.Popen(
+            command, env=_environment(), stdout=sys.stdout, stderr=sys.stderr, start_new_session=True
+        )
+
+
+def _environment() -> dict[str, str]:
+    """Without what this environment needs for itself."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
+utils.RemoteOpenAIServer = EngineServer
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests that need a server, and mark those that are not applicable."""
+    wanted, others = [], []
+    for item in items:
+        (wanted if _needs_server(item) else others).append(item)
+    items[:] = wanted
+    config.hook.pytest_deselected(items=others)
+    for item in wanted:
+        for pattern, reason in NOT_APPLICABLE:
+            if fnmatch.fnmatchcase(item.nodeid.removeprefix("tests/"), pattern.replace("[", "[[]")):
+                item.add_marker(pytest.mark.skip(reason=REASON + reason))
+                break
+
+
+def _needs_server(item: pytest.Item) -> bool:
+    """Whether the test, or a fixture of it, starts one."""
+    functions = [getattr(item, "function", None)]
+    fixtures = getattr(item, "_fixtureinfo", None)
+    if fixtures is not None:
+        functions += [definition.func for group in fixtures.name2fixturedefs.values() for definition in group]
+    sources = [inspect.getsource(function) for function in functions if function]
+    return any("RemoteOpenAIServer(" in source or "getfixturevalue(" in source for source in sources)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """One line for each phase that did not pass, and for each call that did."""
+    report = yield
+    if report.when == "call" or not report.passed:
+        reason = str(call.excinfo.value) if call.excinfo else ""
+        line = {"test": item.nodeid.removeprefix("tests/"), "outcome": report.outcome, "reason": reason[:2000]}
+        with Path(os.environ["CONVEYOR_REPORT"]).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    return report
