@@ -37,18 +37,13 @@ class Code(AnswerCode):
     MALFORMED_HTTP = "malformed_http", 400, "the request is not valid HTTP"
     MALFORMED_BODY = "malformed_body", 400, "the body does not match its Content-Length or chunked encoding"
     INVALID_JSON = "invalid_json", 400, "at the gateway's root: the body is not a JSON object"
-<<<<<<< HEAD
     INVALID_FORM = (
         "invalid_form",
         400,
         "at the gateway's root: the body is not the form that its Content-Type announces",
     )
     NO_MODEL = "no_model", 400, "at the gateway's root: the body has no `model`, or a form has none before its files"
-    INVALID_TIMEOUT = "invalid_timeout", 400, "`X-Request-Timeout-Seconds` is not a number above 0"
-=======
-    NO_MODEL = "no_model", 400, "at the gateway's root: the body has no `model`"
     INVALID_TIMEOUT = "invalid_timeout", 400, "`X-Request-Timeout-Seconds` is not a number of at least 0.001"
->>>>>>> 3adffb93 (engine: answer as vLLM does where its tests showed a difference)
     UNKNOWN_CLASS = "unknown_class", 400, "the service has no class of that name; the message lists its classes"
     NO_CLASSES = "no_classes", 400, "the body has a `priority`, and the service has no `queue.classes`"
     PRIORITY_NOT_READ = (
