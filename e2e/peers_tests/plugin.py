@@ -10,7 +10,6 @@ import importlib
 import inspect
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import vllm.platforms
 from huggingface_hub import snapshot_download
 from vllm.platforms.cpu import CpuPlatform
 
+from e2e.cluster import programs
 from e2e.peers_tests.arguments import NotApplicable, translate
 from e2e.peers_tests.files import NOT_APPLICABLE
 from e2e.peers_tests.templates import with_template
@@ -49,14 +49,15 @@ class EngineServer(utils.RemoteOpenAIServer):  # type: ignore[misc]
         if arguments.chat_template is not None:
             key = hashlib.sha256(arguments.chat_template.encode()).hexdigest()[:8]
             directory = with_template(directory, arguments.chat_template, _MODELS / "templates" / key)
-        command = [os.environ["CONVEYOR_PYTHON"], "-m", "conveyor_engine", "serve", "--model", str(directory)]
+        command = ["-m", "conveyor_engine", "serve", "--model", str(directory)]
         if "--served-model-name" not in arguments.settings:
             command += ["--served-model-name", model]
         if "--host" not in arguments.settings:
             command += ["--host", "127.0.0.1"]
         command += ["--device", "cpu", "--dtype", "float32", "--warmup", "false", *arguments.settings]
-        self.proc = subprocess.Popen(
-            command, env=_environment(), stdout=sys.stdout, stderr=sys.stderr, start_new_session=True
+        python, environment = Path(os.environ["CONVEYOR_PYTHON"]), _environment()
+        self.proc = programs.start(
+            python, *command, env=environment, stdout=sys.stdout, stderr=sys.stderr, start_new_session=True
         )
 
 

@@ -33,7 +33,7 @@ def peak(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def test_a_step_is_measured_beside_the_weights(peak: Callable[[int], None]) -> None:
-    assert measure_step(CUDA, 9, "", lambda: peak(10 * MIB)) == 7 * MIB
+    assert measure_step(CUDA, "9 tokens", "", lambda: peak(10 * MIB)) == 7 * MIB
 
 
 def test_a_step_that_does_not_fit_names_the_settings(peak: Callable[[int], None]) -> None:
@@ -41,7 +41,7 @@ def test_a_step_that_does_not_fit_names_the_settings(peak: Callable[[int], None]
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(ModelError, match=r"a step of 9 tokens does not fit.*; lower `max_model_len`") as caught:
-        measure_step(CUDA, 9, "`max_model_len`", run)
+        measure_step(CUDA, "9 tokens", "`max_model_len`", run)
     assert caught.value.reason == "OutOfMemory"
 
 

@@ -77,7 +77,7 @@ def test_a_gpu_runs_a_step_to_measure_it_and_a_cpu_does_not(
     monkeypatch.setattr(start, "measure_step", lambda device, *given: (measured.append((device, *given[:2])), 9)[1])
     on_gpu, on_cpu = (Start(ref.make_config(), Placement(device), print) for device in (CUDA, CPU))
     assert on_gpu.find_step_bytes(ref.model, 50, "`a`", pytest.fail, num_logits=4) == 9
-    assert measured == [(CUDA, 50, "`a`")]
+    assert measured == [(CUDA, "50 tokens", "`a`")]
     layer = 4 * 2 * max(m.in_features + m.out_features for m in ref.model.model.modules() if hasattr(m, "in_features"))
     assert on_cpu.find_step_bytes(ref.model, 50, "`a`", pytest.fail) == 50 * layer
     assert on_cpu.find_step_bytes(ref.model, 50, "`a`", pytest.fail, num_logits=4) == 50 * layer + 4 * 4 * VOCAB_SIZE

@@ -9,6 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from tests.engine.classifiers import LABELS, open_tokenizer, write_served_classifier
 from tests.engine.processes import EngineServer
+from tests.engine.serving.http.other_tasks import list_paths
 from transformers import TextClassificationPipeline, TokenClassificationPipeline
 
 from conveyor_api.endpoints import ENDPOINTS
@@ -179,7 +180,7 @@ def test_answers_and_errors_are_as_the_document_says(labels_one: Served, path: s
         Draft202012Validator(schema | {"components": document["components"]}).validate(answer.json())
 
 
-@pytest.mark.parametrize("path", [e.path for e in ENDPOINTS if e.models and e.models != "classifies"])
+@pytest.mark.parametrize("path", list_paths("classifies"))
 def test_an_engine_that_classifies_does_nothing_else(labels_one: Served, path: str) -> None:
     answer = labels_one.server.post(path, {"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")

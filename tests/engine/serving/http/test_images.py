@@ -13,9 +13,8 @@ from jsonschema import Draft202012Validator
 from PIL import Image
 from tests.engine.image_models import LABELS, draw, encode, open_pipeline, save_image_model
 from tests.engine.processes import EngineServer
+from tests.engine.serving.http.other_tasks import list_paths
 from transformers.image_utils import load_image
-
-from conveyor_api.endpoints import ENDPOINTS
 
 PATH = "/v1/images/classify"
 FILES = [
@@ -177,7 +176,7 @@ def test_answers_and_errors_are_as_the_document_says(labels_one: Served) -> None
         Draft202012Validator(schema | {"components": document["components"]}).validate(told)
 
 
-@pytest.mark.parametrize("path", [e.path for e in ENDPOINTS if e.models and e.models != "classifies images"])
+@pytest.mark.parametrize("path", list_paths("classifies images"))
 def test_an_engine_that_classifies_images_does_nothing_else(labels_one: Served, path: str) -> None:
     answer = labels_one.server.post(path, {"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")

@@ -10,6 +10,7 @@ import torch
 from jsonschema import Draft202012Validator
 from tests.engine.classifiers import open_tokenizer, write_served_classifier
 from tests.engine.processes import EngineServer
+from tests.engine.serving.http.other_tasks import list_paths
 
 from conveyor_api.endpoints import ENDPOINTS
 from conveyor_protocol.request_headers import USAGE_HEADER
@@ -234,7 +235,7 @@ def test_answers_and_errors_are_as_the_document_says(served: Served, path: str) 
         Draft202012Validator(schema | {"components": document["components"]}).validate(answer.json())
 
 
-@pytest.mark.parametrize("path", [e.path for e in ENDPOINTS if e.models and e.models != "ranks"])
+@pytest.mark.parametrize("path", list_paths("ranks"))
 def test_an_engine_that_ranks_does_nothing_else(served: Served, path: str) -> None:
     answer = served.server.post(path, {"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
