@@ -39,6 +39,7 @@ async def test_a_lone_replica_brings_its_successor_beside_itself_where_a_gpu_is_
     hub_model: dict[str, Any], namespace: str
 ) -> None:
     """The successor has the sizes that follow from the declared workload, and the status tells them."""
+    del hub_model["spec"]["engine"]["maxModelLen"]  # which would win
     lengths = {"inputTokens": {"p50": 16, "p95": 32}, "outputTokens": {"p50": 150, "p95": 200}}
     await assert_replaced(hub_model, {"workload": lengths}, namespace)
     status = (kube.get("infsvc", NAME, namespace) or {})["status"]
