@@ -36,12 +36,13 @@ class Bodies:
         """Bytes by namespace."""
         self._bytes = 0
 
-    def put(self, key: Key, body: Mapping[str, Any]) -> None:
-        """The resource is like this. An older version than the kept one is ignored: a watch lags behind our writes."""
+    def put(self, key: Key, body: Mapping[str, Any], *, listed: bool = False) -> None:
+        """The resource is like this. An older version than the kept one is ignored: a watch lags behind our writes.
+        What is `listed` counts whatever its version: where etcd was restored, versions begin anew."""
         metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
         uid, version = str(metadata["uid"]), _read_version(metadata.get("resourceVersion"))
         former = self._kept.get(uid)
-        if former is not None and version < former.version:
+        if former is not None and version < former.version and not listed:
             return
         self.drop(uid)
         compressed = zlib.compress(json.dumps({**body, "metadata": metadata}).encode(), 1)

@@ -67,7 +67,7 @@ class Watches:
             return
         try:
             async for line in read_lines(content):
-                event = self._read_event(kind, line)
+                event = self._read_event(kind, line, listed=seen is not None)
                 if event is None:
                     continue
                 if event["type"] == "ERROR":
@@ -92,8 +92,11 @@ class Watches:
         if seen is not None:
             yield _to_line(_START_ANEW)
 
-    def _read_event(self, kind: Kind, line: bytearray) -> Object | None:
-        """The event as Kopf gets it, after its object went into the store; None if it cannot be read."""
+    def _read_event(self, kind: Kind, line: bytearray, *, listed: bool) -> Object | None:
+        """The event as Kopf gets it, after its object went into the store; None if it cannot be read.
+
+        `listed`: it is of the beginning of a watch, which has all objects.
+        """
         try:
             event = json.loads(line)
             type, body = event["type"], event["object"]
@@ -103,7 +106,7 @@ class Watches:
             if type == "BOOKMARK":
                 metadata["annotations"] = body["metadata"].get("annotations") or {}
             else:
-                key = self._remember(kind, type, {**body, "kind": kind.kind})
+                key = self._remember(kind, type, {**body, "kind": kind.kind}, listed=listed)
                 if key is None:
                     return None
                 metadata["labels"] = self._labels(kind, key)
@@ -132,7 +135,7 @@ class Watches:
         self._metrics.unreadable_objects.labels(kind.plural).inc()
         logger.warning("event=object_unreadable kind=%s key=%s error=%.200r", kind.kind, name, error)
 
-    def _remember(self, kind: Kind, type: str, body: Object) -> Key | None:
+    def _remember(self, kind: Kind, type: str, body: Object, *, listed: bool = False) -> Key | None:
         """The key of the object's resource; None if it has none, or none any more."""
         uid, key = str(body["metadata"]["uid"]), self._find_key(kind, body)
         if key is None or type == "DELETED":
@@ -140,7 +143,7 @@ class Watches:
         else:
             left = self._store.put(kind, uid, key, self._resources[key.kind].project(kind, key, body))
             if kind == key.kind:
-                self._store.bodies.put(key, body)
+                self._store.bodies.put(key, body, listed=listed)
         if left not in (None, key):  # its label was changed; the event names only the new owner
             self._mark(left)
         return key

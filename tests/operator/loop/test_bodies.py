@@ -41,6 +41,15 @@ def test_a_watch_that_lags_behind_does_not_bring_back_an_older_version() -> None
     assert (kept.get("2") or {})["spec"] == {"x": 4}, "another object"
 
 
+def test_versions_of_a_list_count_though_they_are_lower() -> None:
+    """As after a restore of etcd."""
+    kept = Bodies()
+    kept.put(KEY, build(version="100", x=1))
+    kept.put(KEY, build(version="7", x=2), listed=True)
+    kept.put(KEY, build(version="8", x=3))
+    assert (kept.get("1") or {})["spec"] == {"x": 3}
+
+
 def test_versions_that_are_no_numbers_replace_each_other() -> None:
     kept = Bodies()
     for version in ("b", "a", None):
