@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import kopf
@@ -26,7 +26,7 @@ from conveyor_operator.kinds import SERVED_NAME, Key, Kind
 from conveyor_operator.loop.handlers import build_registry, configure
 from conveyor_operator.loop.optional import OptionalKinds
 from conveyor_operator.loop.reconcile import Reconciler
-from conveyor_operator.loop.resource import Resource
+from conveyor_operator.loop.resource import Resource, watched_kinds
 from conveyor_operator.loop.session import KopfSession
 from conveyor_operator.loop.store import Store
 from conveyor_operator.loop.watches import Watches
@@ -173,7 +173,7 @@ class Operator:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     beside = [tasks.create_task(each) for each in running]
-                    await _wait_any(self.served_names.synced, stop)  # before, no status could say whose a name is
+                    await _wait_any(self._know_all(), stop.wait())
                     self.workers.start()
                     await stop.wait()
                     for task in beside:
@@ -184,14 +184,24 @@ class Operator:
     async def _wait_for_services(self) -> None:
         await self.watches.wait_listed(INFERENCE_SERVICE, self.settings.watch_namespaces)
 
+    async def _wait_for_lists(self) -> None:
+        for kind in watched_kinds(self.resources):
+            await self.watches.wait_listed(kind, self.settings.watch_namespaces)
+
+    async def _know_all(self) -> None:
+        """Before, a child that was not listed yet would be taken for a missing one, and no name would have an owner."""
+        await self._wait_for_lists()
+        await self.served_names.synced.wait()
+
     async def _tell_ready(self, ready: asyncio.Event) -> None:
         await ready.wait()
+        await self._wait_for_lists()
         self.health.waiting_for = ""
         logger.info("event=ready namespaces=%s", ",".join(self.settings.watch_namespaces) or "all")
 
 
-async def _wait_any(*events: asyncio.Event) -> None:
-    waiting = [asyncio.create_task(event.wait()) for event in events]
+async def _wait_any(*awaited: Coroutine[Any, Any, Any]) -> None:
+    waiting = [asyncio.create_task(each) for each in awaited]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()

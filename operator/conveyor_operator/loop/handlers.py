@@ -85,12 +85,7 @@ def _find_owners(resources: Sequence[Resource]) -> dict[Kind, list[Resource]]:
 
 def _register(registry: kopf.OperatorRegistry, kind: Kind, mark: _Handler) -> None:
     group, version, plural = kind.group, kind.version, kind.plural
-    kopf.index(group=group, version=version, plural=plural, id=plural, registry=registry)(_index_nothing)
     kopf.on.event(group=group, version=version, plural=plural, registry=registry)(mark)
-
-
-async def _index_nothing(**_: Any) -> None:
-    """Kopf calls no event handler before everything that has an index function was listed."""
 
 
 def _build_cleanup(end: Callable[[], Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -10,8 +10,8 @@ import json
 import logging
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -32,12 +32,20 @@ _NAME = re.compile(rb'"name":"([a-z0-9.-]{1,253})","namespace":"([a-z0-9-]{1,63}
 Object = Mapping[str, Any]
 
 
-class Watches:
-    """`mark` is called with the key of a resource whose object now belongs to another one, or to none."""
+class Mark(Protocol):
+    """Queues a reconcile of a resource."""
 
-    def __init__(
-        self, resources: Sequence[Resource], store: Store, metrics: Metrics, mark: Callable[[Key], None]
-    ) -> None:
+    def __call__(self, key: Key, *, urgent: bool = True) -> None: ...
+
+
+class Watches:
+    """`mark` is called with the key of a resource whose object now belongs to another one, or to none.
+
+    It is also called for each child that a beginning shows, which Kopf need not hear of: with a task and a record for
+    each, an operator with thousands of children would take minutes to begin.
+    """
+
+    def __init__(self, resources: Sequence[Resource], store: Store, metrics: Metrics, mark: Mark) -> None:
         self._resources = {resource.kind: resource for resource in resources}
         self._store = store
         self._metrics = metrics
@@ -82,6 +90,8 @@ class Watches:
                     seen = None
                 elif seen is not None:
                     seen.add(event["object"]["metadata"]["uid"])
+                    if kind not in self._resources:
+                        continue
                 yield _to_line(event)
         except (aiohttp.ClientError, TimeoutError):
             if seen is None:
@@ -144,6 +154,8 @@ class Watches:
             left = self._store.put(kind, uid, key, self._resources[key.kind].project(kind, key, body))
             if kind == key.kind:
                 self._store.bodies.put(key, body, listed=listed)
+        if listed and key is not None and kind != key.kind:
+            self._mark(key, urgent=False)
         if left not in (None, key):  # its label was changed; the event names only the new owner
             self._mark(left)
         return key

@@ -36,7 +36,7 @@ async def follow(monkeypatch: pytest.MonkeyPatch, *answers: bool | None) -> list
     """What is told, with the number of ScaledObjects that are known then; each watch finds one."""
     store, told = Store(), []
     services = make_services()
-    watches = Watches([services], store, Metrics(), lambda key: None)
+    watches = Watches([services], store, Metrics(), lambda key, urgent=True: None)
     key = Key(services.kind, "a", "qwen")
 
     async def watch(*_: Any) -> None:

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from tests.operator.api_proxy import Call
 from tests.operator.builders import make_services
-from tests.operator.stage import Stage, wait_until
+from tests.operator.stage import Stage, make_service, wait_until
 
 from conveyor_api import names
 from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE, OPTIONAL
@@ -27,6 +27,7 @@ from e2e.cluster.tools import binary
 
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
 KINDS = [kind for kind in (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN) if kind not in OPTIONAL]
+NAMED = {"name": "a", "namespace": "b", "uid": "1"}
 
 
 @contextmanager
@@ -105,22 +106,35 @@ def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage:
 async def test_a_beginning_that_kopf_gave_up_is_not_resumed() -> None:
     """It cancels one that is silent for long, and would go on after the last object that it saw."""
     services = make_services()
-    watches = Watches([services], Store(), Metrics(), lambda key: None)
+    watches = Watches([services], Store(), Metrics(), lambda key, urgent=True: None)
     bookmark = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n'
 
     async def told(count: int, from_the_start: bool, text: bytes) -> list[str]:
         content = aiohttp.StreamReader(Mock(), 2**16)
         content.feed_data(text)
-        lines = watches.read(POD, None, content, from_the_start)
+        lines = watches.read(INFERENCE_SERVICE, None, content, from_the_start)
         async with asyncio.timeout(120), contextlib.aclosing(lines):
             return [json.loads(await anext(lines))["type"] for _ in range(count)]
 
-    pod = {"metadata": {"name": "a", "namespace": "b", "uid": "1", "labels": {names.INFERENCE_SERVICE_LABEL: "c"}}}
-    added = json.dumps({"type": "ADDED", "object": pod}).encode() + b"\n"
+    service = make_service() | {"metadata": {**NAMED, "creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1}}
+    added = json.dumps({"type": "ADDED", "object": service}).encode() + b"\n"
     assert await told(1, True, added) == ["ADDED"]
     assert await told(1, False, added) == ["ERROR"]
     assert await told(2, True, bookmark) == ["DELETED", "BOOKMARK"]
     assert await told(1, False, bookmark) == ["BOOKMARK"]
+
+
+async def test_a_child_of_a_beginning_marks_its_service_and_is_not_told_to_kopf() -> None:
+    marked: list[tuple[str, bool]] = []
+    mark = lambda key, urgent=True: marked.append((str(key), urgent))  # noqa: E731
+    watches = Watches([make_services()], Store(), Metrics(), mark)
+    pod = {"metadata": {**NAMED, "labels": {names.INFERENCE_SERVICE_LABEL: "c"}}}
+    events = [{"type": "ADDED", "object": pod}, {"type": "BOOKMARK", "object": {"metadata": {}}}]
+    content = aiohttp.StreamReader(Mock(), 2**16)
+    content.feed_data(b"".join(json.dumps(event).encode() + b"\n" for event in [*events, *events[:1]]))
+    content.feed_eof()
+    lines = [json.loads(line)["type"] async for line in watches.read(POD, None, content, True)]
+    assert (lines, marked) == (["BOOKMARK", "ADDED"], [("b/c", False)])
 
 
 def test_an_operator_lists_nothing_that_tenants_write(stage: Stage) -> None:
