@@ -116,7 +116,7 @@ def test_uninstall_leaves_no_trace_but_the_services_and_the_chart_comes_back(
 ) -> None:
     """It comes back under the same name, first beside another owner of the group, then as its owner."""
     kube.apply(service("leaves", pod={"nodeSelector": {"disk": "none"}}), ours)
-    kube.helm("uninstall", "conveyor", "-n", kube.SYSTEM_NAMESPACE, "--wait")
+    kube.helm("uninstall", "conveyor", "-n", kube.SYSTEM_NAMESPACE, "--wait", "--cascade", "foreground")
     kube.wait_until("no APIService of ours", lambda: not custom_metrics_apiservices(), 60)
     assert_namespaces_end()
     assert_services_stay(ours)
