@@ -1,12 +1,13 @@
 """What the operator costs: many InferenceServices on a real control plane; time, memory, calls.
 
 One real operator process against a real etcd, API server and controller manager, which makes pods that nobody runs.
-First life: the services are created as fast as the API server takes them, until each has its children and a status.
-Second life: an operator that starts on them, through a proxy that counts its calls; then a minute of idleness. Third
-life: the same start while services are edited one after the other, and then while others are edited all the time. Half
-of the services are autoscaled, one in ten has no replicas. Then a gateway starts on them, and a metrics server with
-three gateways is asked as the HPAs' controller asks it. Prints a table and one JSON line; ends with status 1 if an
-idle operator makes a call.
+First a client that only applies makes the children of a quarter as many services. First life: the services are created
+as fast as the API server takes them, until each has its children and a status, and all pods are made. Second life: an
+operator that starts on them, through a proxy that counts its calls; then a minute of idleness. Third life: the same
+start while services are edited one after the other, and then while others are edited all the time. Half of the services
+are autoscaled, one in ten has no replicas. Then a gateway starts on them, and a metrics server with three gateways is
+asked as the HPAs' controller asks it. Prints a table and one JSON line; ends with status 1 if an idle operator makes a
+call.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count as count_up
@@ -23,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.metrics.aggregation import free_port
-from tests.operator.api_proxy import ApiProxy
+from tests.operator.api_proxy import ApiProxy, Call
 from tests.operator.stage import Space, make_service, wait_until
 
+from conveyor_bench.control.bare import measure_bare
 from conveyor_bench.control.readers import measure_commands, measure_gateway, measure_metrics
 from conveyor_bench.processes import resident_mib, running
 from conveyor_bench.quantiles import p99
@@ -54,8 +57,16 @@ class Fleet:
         space.create("InferenceService", make_service(name, **_spec(number)))
 
     @property
+    def replicas(self) -> int:
+        """Pods that there are in the end."""
+        return sum(_spec(number).get("replicas", REPLICAS) for number in range(len(self.members)))
+
+    @property
     def autoscaled(self) -> list[tuple[Space, str]]:
         return [member for number, member in enumerate(self.members) if number % 2]
+
+    def count_pods(self) -> int:
+        return sum(len(space.list("Pod")) for space in self.spaces)
 
     def count_done(self) -> int:
         """Services whose status speaks of their present spec; the status is written after the children."""
@@ -74,20 +85,23 @@ def _spec(number: int) -> dict[str, Any]:
 
 def measure_creation(fleet: Fleet, kubeconfig: Path) -> dict[str, float]:
     count = len(fleet.members)
-    with running("conveyor_operator", kubeconfig) as process:
+    with restarted(kubeconfig) as (pid, pages):
         fleet.create(0)
         wait_until("the operator is up", lambda: fleet.count_done() == 1, 120)
-        idle_mib, began = resident_mib(process.pid), time.monotonic()
+        idle_mib, began = resident_mib(pid), time.monotonic()
         for number in range(1, count):
             fleet.create(number)
         created = time.monotonic()
-        wait_until("all are reconciled", lambda: fleet.count_done() == count, 900, fleet.count_done)
+        wait_looked_at(pages, count)  # by the operator's own metrics, since a list of all would slow the API server
         done = time.monotonic()
+        wait_until("all are reconciled", lambda: fleet.count_done() == count, 60, fleet.count_done)
+        wait_until("all pods are made", lambda: fleet.count_pods() == fleet.replicas, 900, fleet.count_pods)
+        wait_settled(pages)
         return {
             "create_seconds": created - began,
             "reconciled_seconds": done - began,
             "rss_empty_mib": idle_mib,
-            "rss_mib": resident_mib(process.pid),
+            "rss_mib": resident_mib(pid),
         }
 
 
@@ -100,7 +114,9 @@ def measure_restart(fleet: Fleet, kubeconfig: Path, folder: Path, idle_seconds: 
             proxy.wait_quiet(5, 600)
             restart_calls = len(proxy.calls)
             time.sleep(idle_seconds)
+            print(f"calls of the restart: {tell_calls(proxy.calls[:restart_calls])}")
             idle = proxy.calls[restart_calls:]
+            print(f"calls when idle: {tell_calls(idle)}")
             per_minute = 60 / idle_seconds
             return {
                 "restart_seconds": looked - began,
@@ -109,6 +125,12 @@ def measure_restart(fleet: Fleet, kubeconfig: Path, folder: Path, idle_seconds: 
                 "idle_watch_renewals_per_minute": sum(call.verb == "watch" for call in idle) * per_minute,
                 "restart_rss_mib": resident_mib(pid),
             }
+
+
+def tell_calls(calls: Sequence[Call]) -> str:
+    """How many of each verb and resource, the most frequent first."""
+    counted = Counter(f"{call.verb} {call.resource}" for call in calls)
+    return ", ".join(f"{count} {what}" for what, count in counted.most_common()) or "none"
 
 
 def measure_edits(fleet: Fleet, kubeconfig: Path, seconds: float) -> dict[str, float]:
@@ -176,6 +198,14 @@ def wait_looked_at(pages: str, count: int) -> None:
     wait_until("it has looked at all services", lambda: is_looked_at(pages, count), 600)
 
 
+def wait_settled(pages: str) -> None:
+    """Until nothing has happened for ten seconds."""
+    before = -1.0
+    while (now := read_metric(pages, "reconciles_total")) != before:
+        before = now
+        time.sleep(10)
+
+
 def is_looked_at(pages: str, count: int) -> bool:
     waiting = read_metric(pages, "queue_depth") + read_metric(pages, "busy_workers")
     return read_metric(pages, "reconciles_total") >= count and waiting == 0
@@ -197,6 +227,7 @@ def print_table(count: int, found: dict[str, float]) -> None:
         (f"{count} services created by the client", f"{found['create_seconds']:.1f} s"),
         ("all reconciled, since the first create", f"{found['reconciled_seconds']:.1f} s"),
         ("children applied per second", f"{count * CHILDREN_PER_SERVICE / found['reconciled_seconds']:.0f}"),
+        ("by a client that only applies, before", f"{found['bare_children_per_second']:.0f}"),
         ("memory with one service", f"{found['rss_empty_mib']:.0f} MiB"),
         (f"memory with {count} services", f"{found['rss_mib']:.0f} MiB"),
         ("restart until all is looked at", f"{found['restart_seconds']:.1f} s"),
@@ -231,7 +262,8 @@ def main(argv: Sequence[str]) -> int:
         api = Api(plane.kubeconfig)
         install_definitions(api)
         fleet = Fleet(api, given.services)
-        found = measure_creation(fleet, plane.kubeconfig)
+        bare = measure_bare(api, plane.kubeconfig, [_spec(number) for number in range(given.services // 4)])
+        found = {"bare_children_per_second": bare} | measure_creation(fleet, plane.kubeconfig)
         found |= measure_restart(fleet, plane.kubeconfig, Path(folder), given.idle_seconds)
         found |= measure_edits(fleet, plane.kubeconfig, given.edit_seconds)
         found |= measure_gateway(plane.kubeconfig, fleet.members)
