@@ -20,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-nightly nightly test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests oci keda alerts expose bench modes batchers soak release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-nightly nightly test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests oci keda alerts expose bench modes batchers soak faults release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -197,6 +197,9 @@ batchers: venv ## Compare dynamic batching with that of six other systems over H
 
 soak: venv tools demo-model ## Measure what others get while clients and engines are hostile
 	$(PY) -m conveyor_bench hostile; hostile=$$?; $(PY) -m conveyor_bench hostile-control && exit $$hostile
+
+faults: venv tools ## Break the API server and the programs around it in fifteen ways; prints what each cost, in 20 minutes
+	$(PY) -m pytest -p no:cacheprovider -m nightly tests/faults
 
 # What is in the two images: the extras of their Dockerfiles.
 EXTRAS_control := --extra operator --extra gateway

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from weakref import WeakSet
 
 import yaml
 from aiohttp import ClientSession, ClientTimeout, web
@@ -27,6 +28,9 @@ _PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>[^/]+)"
     r"(?:/namespaces/(?P<namespace>[^/]+)(?=/))?/(?P<resource>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<subresource>[^/]+))?"
 )
+CUT, TORN, ENDLESS = 0, -1, -2
+"""Instead of a status. CUT: the connection ends. TORN: it ends in the middle of what comes next from the API server.
+ENDLESS: nothing comes."""
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -53,11 +57,12 @@ class Call:
 class Fault:
     """Answer instead of the API server, for calls that `matches`, `times` times.
 
-    status 0: cut the connection. That a watch's version is gone is told as its API does, in the stream.
+    That a watch's version is gone is told as its API does, in the stream.
     """
 
     matches: Callable[[Call], bool]
     status: int
+    """An HTTP status, or CUT, TORN or ENDLESS."""
     times: int
     headers: dict[str, str] = field(default_factory=dict)
     hits: int = 0
@@ -81,12 +86,25 @@ class ApiProxy:
         self.num_cut = 0
         """Requests that got no answer."""
         self._open: set[asyncio.Transport] = set()
+        self._known: WeakSet[asyncio.Transport] = WeakSet()
+        self._lost: WeakSet[asyncio.Transport] = WeakSet()
+        self._frozen = False
         self.port = 0
 
     def sever(self) -> None:
         """Cut every connection now, and accept none until `severed` is reset: what a killed client looks like."""
         self.severed = True
         self._loop.call_soon_threadsafe(lambda: [transport.abort() for transport in list(self._open)])
+
+    @contextmanager
+    def half_open(self) -> Iterator[None]:
+        """Within, every connection stays open and nothing passes. Those that were open then are lost for ever."""
+        self._frozen = True
+        self._loop.call_soon_threadsafe(lambda: self._lost.update(self._known))
+        try:
+            yield
+        finally:
+            self._frozen = False
 
     @contextmanager
     def running(self) -> Iterator["ApiProxy"]:
@@ -159,20 +177,37 @@ class ApiProxy:
         if self.severed or not isinstance(transport, asyncio.Transport):
             return self._cut(request)
         self._open.add(transport)
+        self._known.add(transport)
         try:
-            return await self._answer(request, call)
+            await self._stay_if_lost(transport)
+            return await self._answer(request, call, transport)
         except ConnectionError:
             return self._cut(request)
         finally:
             self._open.discard(transport)
 
-    async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
-        self.before(call)
-        fault = next((f for f in self.faults if f.hits < f.times and f.matches(call)), None)
+    async def _stay_if_lost(self, transport: asyncio.Transport) -> None:
+        if self._frozen:
+            self._lost.add(transport)
+        if transport in self._lost:
+            await asyncio.Event().wait()
+
+    def _find_fault(self, call: Call, *, torn: bool = False) -> Fault | None:
+        fitting = (f for f in self.faults if f.hits < f.times and (f.status == TORN) == torn and f.matches(call))
+        fault = next(fitting, None)
         if fault is not None:
             fault.hits += 1
-            if fault.status == 0:
+        return fault
+
+    async def _answer(self, request: web.Request, call: Call, transport: asyncio.Transport) -> web.StreamResponse:
+        self.before(call)
+        fault = self._find_fault(call)
+        if fault is not None:
+            if fault.status == CUT:
                 return self._cut(request)
+            if fault.status == ENDLESS:
+                self._record(call, ENDLESS)
+                await asyncio.Event().wait()
             self._record(call, fault.status)
             body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": fault.status}
             body |= {"reason": "Injected", "message": f"injected {fault.status}"}
@@ -191,6 +226,10 @@ class ApiProxy:
                 response.headers["Content-Encoding"] = encoding
             await response.prepare(request)
             async for chunk in answer.content.iter_any():
+                await self._stay_if_lost(transport)
+                if self._find_fault(call, torn=True):
+                    await response.write(chunk[: len(chunk) // 2])
+                    raise ConnectionError("torn")
                 await response.write(chunk)
             await response.write_eof()
             return response

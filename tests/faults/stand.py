@@ -1,0 +1,254 @@
+"""An operator, a gateway and a metrics server as processes, which reach a real API server through a proxy with faults.
+
+An engine answers a client all the time, through the gateway. `endure` makes a fault happen, changes the cluster
+meanwhile, and tells what it cost until everything was right again.
+"""
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.engine.chat_model import write_chat_model
+from tests.engine.processes import IDLE, EngineServer
+from tests.gateway.cluster import Cluster, own_address, publish_gateway
+from tests.gateway.process import GatewayProcess
+from tests.metrics.aggregation import Aggregated, register, running_server, write_serving_certificate
+from tests.operator.api_proxy import ApiProxy
+from tests.operator.kubelet import Kubelet, ready
+from tests.operator.stage import Space, wait_until
+
+from conveyor_api.names import SYSTEM_NAMESPACE
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.certificates import Authority
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
+
+SERVED, EDITED, ROBBED = "served", "edited", "robbed"
+BYSTANDERS = ("one", "two", "three")
+CALLS_PER_SECOND_MAX = 10
+CALLS_OF_A_RECOVERY_MAX = 200
+_RIGHT_SECONDS_MAX = 200.0
+_LINES_MAX = 100
+
+Json = dict[str, Any]
+
+
+class OperatorProcess:
+    """`python -m conveyor_operator` on the services of one namespace, with the time of day of `clock`."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, log: Path, *flags: str, **environment: str) -> None:
+        command = [sys.executable, "-m", "conveyor_operator", f"--kubeconfig={kubeconfig}", "--host=127.0.0.1"]
+        command += ["--admin-port=0", f"--watch-namespaces={namespace}", "--metrics-api=false", *flags]
+        self.log = log
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(command, stderr=file, env={**os.environ, **environment})
+
+    def kill(self) -> None:
+        """Without a last word."""
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+
+class Client(threading.Thread):
+    """Sends a short request five times a second, and counts what is not answered with 200."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(name="client", daemon=True)
+        self._url = url
+        self._over = threading.Event()
+        self.answered = 0
+        self.failed: list[str] = []
+
+    def run(self) -> None:
+        while not self._over.wait(0.2):
+            body = b'{"prompt": "hello", "max_tokens": 2}'
+            request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    answer.read()
+                    self.answered += 1
+            except OSError as error:
+                self.failed.append(repr(error))
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a fault cost, until the cluster was right."""
+
+    seconds: float  # of the fault
+    right_after_seconds: float  # after its end
+    calls: int
+    answered: int
+
+
+class Stand:
+    """Everything that runs. Made by `running`."""
+
+    def __init__(
+        self, plane: ControlPlane, proxy: ApiProxy, space: Space, operator: OperatorProcess, folder: Path
+    ) -> None:
+        self.plane, self.proxy, self.space, self.operator = plane, proxy, space, operator
+        self.folder = folder
+        self.gateway: GatewayProcess
+        self.client: Client
+        self.metrics: Aggregated
+        self._numbers = itertools.count(20)
+
+    def start_operator(self, *flags: str, **environment: str) -> OperatorProcess:
+        """One more, beside the first."""
+        kubeconfig = self.folder / "kubeconfig"
+        return OperatorProcess(kubeconfig, self.space.namespace, self.folder / "operator.log", *flags, **environment)
+
+    def replace_operator(self, *flags: str, **environment: str) -> None:
+        """Kills the one that works and starts another."""
+        self.operator.kill()
+        self.operator = self.start_operator(*flags, **environment)
+
+    def pid(self, program: str) -> int:
+        """Of etcd, the API server or the controller manager."""
+        (found,) = [each.pid for each in self.plane.processes.recorded() if each.name == program]
+        return found
+
+    def endure(self, fault: AbstractContextManager[object], seconds: float) -> Cost:
+        """Fails if the cluster does not get right, or if the fault costs a request, a rollout or too many calls."""
+        undisturbed = {name: self._generation(name) for name in (SERVED, *BYSTANDERS)}
+        calls, answered = self._count_calls(), self.client.answered
+        most = next(self._numbers)
+        began = time.monotonic()
+        with fault:
+            self.space.edit(EDITED, autoscaling={"maxReplicas": most})
+            self.space.delete("PodDisruptionBudget", f"{ROBBED}-engine")
+            time.sleep(seconds)
+        ended = time.monotonic()
+        wait_until("the edit has reached its child", lambda: self._most() == most, _RIGHT_SECONDS_MAX, self._most)
+        wait_until("the child is back", lambda: self._is_back(), _RIGHT_SECONDS_MAX)
+        wait_until("its status is written", lambda: self._is_observed(EDITED), _RIGHT_SECONDS_MAX)
+        wait_until("the metric is served", self._is_measured, _RIGHT_SECONDS_MAX)
+        right = time.monotonic()
+        self.proxy.wait_quiet(2, 150)
+        cost = Cost(ended - began, right - ended, self._count_calls() - calls, self.client.answered - answered)
+        assert self.operator.alive
+        assert not self.client.failed, self.client.failed
+        assert cost.answered >= 3 * seconds, "the client waited"
+        assert {name: self._generation(name) for name in undisturbed} == undisturbed, "a service was rolled"
+        allowed = CALLS_OF_A_RECOVERY_MAX + CALLS_PER_SECOND_MAX * (right - began)
+        assert cost.calls <= allowed, f"{cost.calls} calls, {allowed:.0f} allowed"
+        return cost
+
+    @contextmanager
+    def told(self, *words: str) -> Iterator[None]:
+        """Some line of the logs of operator and gateway has these words, and they are not flooded."""
+        before = len(self._lines())
+        yield
+        lines = self._lines()[before:]
+        assert any(all(word in line for word in words) for line in lines), "\n".join(lines[-50:])
+        assert len([line for line in lines if "level=WARN" in line or "level=ERROR" in line]) <= _LINES_MAX
+        assert not [line for line in lines if "Traceback" in line]
+
+    def _lines(self) -> list[str]:
+        return self.operator.log.read_text().splitlines() + self.gateway.log
+
+    def _count_calls(self) -> int:
+        """All but the Lease's, as far as the proxy saw them, and those that it did not answer."""
+        return len([call for call in self.proxy.calls if call.resource != "leases"]) + self.proxy.num_cut
+
+    def _generation(self, service: str) -> int:
+        return int(self.space.need("Deployment", f"{service}-engine")["metadata"]["generation"])
+
+    def _most(self) -> int:
+        return int(self.space.need("HorizontalPodAutoscaler", f"{EDITED}-engine")["spec"]["maxReplicas"])
+
+    def _is_back(self) -> bool:
+        return self.space.get("PodDisruptionBudget", f"{ROBBED}-engine") is not None
+
+    def _is_observed(self, name: str) -> bool:
+        body = self.space.need("InferenceService", name)
+        return bool(body["status"]["observedGeneration"] == body["metadata"]["generation"])
+
+    def _is_measured(self) -> bool:
+        try:
+            return bool(self.metrics.value(SERVED, namespace=self.space.namespace))
+        except ApiError:
+            return False
+
+
+@contextmanager
+def running(folder: Path, namespace: str = "team") -> Iterator[Stand]:
+    """Five services, of which one is served by an engine."""
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        plane = enter(ControlPlane())
+        api = Api(plane.kubeconfig)
+        install_definitions(api)
+        for name in (namespace, SYSTEM_NAMESPACE):
+            api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        proxy = enter(ApiProxy(plane.kubeconfig).running())
+        kubeconfig, space = proxy.write_kubeconfig(folder / "kubeconfig"), Space(api, namespace)
+        operator = OperatorProcess(kubeconfig, namespace, folder / "operator.log")
+        stand = Stand(plane, proxy, space, operator, folder)
+        stack.callback(lambda: stand.operator.kill())
+        enter(Kubelet(space, ready, addresses=False))
+        for name in (SERVED, ROBBED, *BYSTANDERS):
+            space.make_service(name)
+        space.make_service(EDITED, autoscaling={"maxReplicas": 9})
+        flags: Json = {"host": "0.0.0.0", "max_num_seqs": 8}
+        engine = enter(EngineServer(folder / "engine", write_chat_model(folder / "model"), IDLE, **flags)).wait_ready()
+        Cluster(api, namespace).apply_engine(SERVED, own_address(), int(engine.url.rpartition(":")[2]))
+        stand.gateway = enter(GatewayProcess(kubeconfig, "--host", "0.0.0.0"))
+        publish_gateway(api, SYSTEM_NAMESPACE, "gateway", stand.gateway.admin_port)
+        stand.metrics = enter(_measured(plane, kubeconfig, folder))
+        for name in (SERVED, ROBBED, EDITED, *BYSTANDERS):
+            space.wait_condition(name, "Ready", "True", "Ready")
+        stand.client = Client(f"{stand.gateway.url}/{namespace}/{SERVED}/v1/completions")
+        stand.client.start()
+        stack.callback(stand.client.end)
+        wait_until("the client is answered", lambda: stand.client.answered > 5, 60, lambda: stand.client.failed)
+        stand.client.failed.clear()
+        wait_until("the metric is served", stand._is_measured, 60)
+        proxy.wait_quiet(2)
+        yield stand
+
+
+@contextmanager
+def _measured(plane: ControlPlane, kubeconfig: Path, folder: Path) -> Iterator[Aggregated]:
+    """The metrics server, registered at the API server, which it reaches through the proxy."""
+    authority = Authority(folder, "metrics-authority")
+    write_serving_certificate(authority, folder)
+    through_proxy = cast(ControlPlane, SimpleNamespace(kubeconfig=kubeconfig))
+    with running_server(through_proxy, folder) as (process, port, admin_port):
+        aggregated = Aggregated(plane, folder, authority, port, admin_port, process)
+        register(aggregated.api, port, authority)
+        yield aggregated
+
+
+def build_clock(folder: Path) -> tuple[dict[str, str], Callable[[int], None]]:
+    """The environment of a process whose time of day can be shifted, and what shifts it by some seconds."""
+    library, offset = folder / "clock.so", folder / "clock-offset"
+    source = Path(__file__).parent / "clock.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    offset.write_bytes(bytes(8))
+
+    def shift(seconds: int) -> None:
+        with offset.open("r+b") as file:  # in place: the process has mapped it
+            file.write(seconds.to_bytes(8, "little", signed=True))
+
+    return {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}, shift

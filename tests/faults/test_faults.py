@@ -1,0 +1,192 @@
+"""Each fault of the API server and of the programs around it: nothing breaks, and everything is right afterwards.
+
+`make faults` runs them, one after the other, and prints what each cost.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import pytest
+from tests.faults.stand import Cost, Stand, build_clock
+from tests.operator.api_proxy import CUT, ENDLESS, TORN, Call
+from tests.operator.stage import wait_until
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+
+Record = Callable[[str, Cost], None]
+ALWAYS = 10**9
+AWAY_SECONDS = 300.0
+
+
+def is_watch(call: Call) -> bool:
+    return call.verb == "watch"
+
+
+def is_any(call: Call) -> bool:
+    return call.resource != "leases"
+
+
+@contextmanager
+def failing(
+    stand: Stand, matches: Callable[[Call], bool], status: int, times: int = ALWAYS, **headers: str
+) -> Iterator[None]:
+    fault = stand.proxy.fail(matches, status, times, **headers)
+    try:
+        yield
+    finally:
+        fault.times = 0
+        stand.proxy.faults.remove(fault)
+    assert fault.hits, "it was never met"
+
+
+@contextmanager
+def severed(stand: Stand) -> Iterator[None]:
+    stand.proxy.sever()
+    yield
+    stand.proxy.severed = False
+
+
+@contextmanager
+def expired(stand: Stand) -> Iterator[None]:
+    """No watch can go on from where it was."""
+    with severed(stand):
+        time.sleep(1)
+    with failing(stand, is_watch, 410, 20):
+        yield
+
+
+@contextmanager
+def stopped_now_and_then(pid: int) -> Iterator[None]:
+    """Nine tenths of the time."""
+    over = threading.Event()
+
+    def stop() -> None:
+        while not over.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(0.9)
+            os.kill(pid, signal.SIGCONT)
+            over.wait(0.1)
+
+    thread = threading.Thread(target=stop, name="stops etcd")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_watches_that_end_in_the_middle_of_an_event(stand: Stand, record: Record) -> None:
+    with stand.told("watch"):
+        record("watches end in the middle of an event", stand.endure(failing(stand, is_watch, TORN, 12), 10))
+
+
+def test_watches_that_cannot_go_on(stand: Stand, record: Record) -> None:
+    with stand.told("watch"):
+        record("410: no watch can go on", stand.endure(expired(stand), 10))
+
+
+def test_too_many_requests(stand: Stand, record: Record) -> None:
+    patient = failing(stand, is_any, 429, Retry_After="2")
+    with stand.told("429"):
+        record("429 with Retry-After: 2 for everything", stand.endure(patient, 15))
+
+
+def test_a_storm_of_conflicts(stand: Stand, record: Record) -> None:
+    with stand.told("409"):
+        record("409 for each write", stand.endure(failing(stand, lambda call: call.is_write, 409), 10))
+
+
+def test_a_storm_of_errors(stand: Stand, record: Record) -> None:
+    with stand.told("500"):
+        record("500 for everything", stand.endure(failing(stand, is_any, 500), 15))
+
+
+def test_answers_that_never_come(stand: Stand, record: Record) -> None:
+    endless = failing(stand, lambda call: call.verb == "patch" and is_any(call), ENDLESS, 3)
+    with stand.told("event=reconcile_failed"):
+        record("three writes are never answered", stand.endure(endless, 5))
+
+
+def test_connections_that_are_cut(stand: Stand, record: Record) -> None:
+    record("every second call is cut", stand.endure(failing(stand, every_second(), CUT), 15))
+
+
+def every_second() -> Callable[[Call], bool]:
+    count = 0
+
+    def matches(call: Call) -> bool:
+        nonlocal count
+        count += is_any(call)
+        return is_any(call) and count % 2 == 0
+
+    return matches
+
+
+def test_half_open_connections(stand: Stand, record: Record) -> None:
+    """They stay open, and nothing passes any more."""
+    with stand.told("watch"):
+        record("connections are half open", stand.endure(stand.proxy.half_open(), 20))
+
+
+def test_an_api_server_that_is_away_for_minutes(stand: Stand, record: Record) -> None:
+    with stand.told("watch"):
+        record("the API server is away", stand.endure(severed(stand), AWAY_SECONDS))
+
+
+def test_a_slow_etcd(stand: Stand, record: Record) -> None:
+    record("etcd stands still nine tenths of the time", stand.endure(stopped_now_and_then(stand.pid("etcd")), 30))
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600], ids=["ahead", "back"])
+def test_a_clock_that_is_stepped_by_an_hour(stand: Stand, record: Record, seconds: int) -> None:
+    environment, shift = build_clock(stand.folder)
+    elected = ("--leader-elect", "--system-namespace=conveyor-system")
+    stand.replace_operator(*elected, **environment)
+    stand.proxy.wait_quiet(5)
+
+    @contextmanager
+    def stepped() -> Iterator[None]:
+        shift(seconds)
+        yield
+
+    record(f"the operator's clock steps {seconds // 3600:+d} h", stand.endure(stepped(), 20))
+    stand.replace_operator()
+
+
+def test_two_releases_at_once(stand: Stand, record: Record) -> None:
+    """Both act, and their default images differ."""
+
+    @contextmanager
+    def second() -> Iterator[None]:
+        other = stand.start_operator("--engine-image=example/engine:other")
+        try:
+            yield
+            stand.proxy.wait_quiet(2, 60)  # they do not undo each other's work
+        finally:
+            other.kill()
+
+    record("two operators act", stand.endure(second(), 20))
+
+
+def test_an_operator_that_is_killed_again_and_again(stand: Stand, record: Record) -> None:
+    @contextmanager
+    def killed() -> Iterator[None]:
+        for _ in range(5):
+            stand.replace_operator()
+            time.sleep(1.5)
+        yield
+
+    record("the operator is killed five times", stand.endure(killed(), 1))
+
+
+def test_without_a_fault_it_costs_little(stand: Stand, record: Record) -> None:
+    """To compare the others with."""
+    cost = stand.endure(nullcontext(), 10)
+    record("none", cost)
+    wait_until("it is quiet", lambda: True)
+    assert cost.calls < 40
