@@ -15,7 +15,7 @@ from conveyor_api.text import make_printable
 from conveyor_insight.explaining import explain
 from conveyor_insight.facts import Unanswered, read_facts
 from conveyor_insight.replaying import build_rules, read_moments, replay
-from conveyor_kubectl import advising, tuning
+from conveyor_kubectl import advising, migrating, tuning
 from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.prerequisites import Verdict, check
 from conveyor_kubectl.simulating import DESCRIPTION, EPILOG, add_flags, simulate
@@ -38,7 +38,8 @@ cluster. The requests in flight stay as recorded."""
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kubectl conveyor", description=__doc__, allow_abbrev=False)
     parser.description = (
-        "Explain, simulate and tune how Conveyor scales and batches. Check a cluster before installing."
+        "Explain, simulate and tune how Conveyor scales and batches. Check a cluster before installing, and migrate its"
+        " objects before an API version is removed."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     explaining = commands.add_parser(
@@ -62,7 +63,10 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("-n", "--namespace", help="namespace of the service (default: the context's)")
     tuning.add_arguments(tuned)
     checking = commands.add_parser("check", help="check whether a cluster has what Conveyor needs", description=_CHECK)
-    for command in (explaining, checking, tuned, advised):
+    migrated = commands.add_parser(
+        "migrate", help="store all objects in the CRDs' current version", description=migrating.DESCRIPTION
+    )
+    for command in (explaining, checking, tuned, advised, migrated):
         command.add_argument(
             "--kubeconfig", metavar="FILE", help="kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"
         )
@@ -127,6 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         match flags.command:
             case "check":
                 return _check(cluster)
+            case "migrate":
+                return migrating.migrate(cluster, _print)
             case "tune":
                 return tuning.tune(cluster, flags, _print)
             case "advise":

@@ -7,6 +7,7 @@ kinds are known, so it needs no discovery. Must not decide anything.
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ from conveyor_api import names
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
 from conveyor_operator.kinds import Kind
 from conveyor_operator.metrics import Metrics
+from conveyor_operator.pace import Pace
 
 Object = dict[str, Any]
 
@@ -31,13 +33,14 @@ _JSON = "application/json"
 
 
 class Cluster:
-    """An open connection; use as `async with`."""
+    """An open connection; use as `async with`. It makes at most `calls_per_second` on average, watches apart."""
 
-    def __init__(self, configuration: Any, metrics: Metrics) -> None:
+    def __init__(self, configuration: Any, metrics: Metrics, calls_per_second: float = math.inf) -> None:
         self.client = client.ApiClient(configuration)
         """For `conveyor_kube.watch`."""
         self._dynamic = DynamicClient(self.client)
         self._metrics = metrics
+        self._pace = Pace(calls_per_second)
 
     async def __aenter__(self) -> Self:
         return self
@@ -119,6 +122,7 @@ class Cluster:
         label: str = "",
     ) -> Object:
         status = "0"
+        self._metrics.api_wait_seconds.inc(await self._pace.wait())
         try:
             answer: Object = await self._dynamic.request(
                 method,

@@ -20,7 +20,7 @@ from conveyor_operator.kinds import LEASE
 
 logger = logging.getLogger(__name__)
 
-_LEASE_SECONDS: Final = 15
+LEASE_SECONDS: Final = 15
 _DEADLINE_SECONDS: Final = 10.0
 _RENEW_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 1.0
@@ -94,7 +94,7 @@ class Election:
             self._seen, self._seen_at = spec, time.monotonic()
         holder = spec.get("holderIdentity") or ""
         is_other = holder not in ("", self._identity)
-        if is_other and time.monotonic() < self._seen_at + _LEASE_SECONDS:
+        if is_other and time.monotonic() < self._seen_at + LEASE_SECONDS:
             if holder != self._other:
                 logger.info("event=standing_by leader=%s", holder)
             self._other = holder
@@ -111,7 +111,7 @@ class Election:
 
     def _claim(self, spec: Object, holder: str) -> Object:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        claim: dict[str, Any] = {"renewTime": now, "leaseDurationSeconds": _LEASE_SECONDS}
+        claim: dict[str, Any] = {"renewTime": now, "leaseDurationSeconds": LEASE_SECONDS}
         if holder != self._identity:
             claim |= {"holderIdentity": self._identity, "acquireTime": now}
             claim["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1

@@ -47,6 +47,11 @@ class Metrics:
             ["verb", "resource", "status"],
             registry=self.registry,
         )
+        self.api_wait_seconds = Counter(
+            "conveyor_operator_api_wait_seconds",
+            "Time that calls to the API server waited for the operator's own limit (--api-calls-per-second).",
+            registry=self.registry,
+        )
         self.unreadable_objects = Counter(
             "conveyor_operator_unreadable_objects",
             "Objects from watches that were skipped because they could not be parsed, by resource.",

@@ -217,5 +217,5 @@ async def run_operator(settings: Settings, stop: asyncio.Event) -> None:
     metrics = Metrics()
     configuration = await load_configuration(settings.kubeconfig)
     async with contextlib.AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(Cluster(configuration, metrics))
+        cluster = await stack.enter_async_context(Cluster(configuration, metrics, settings.api_calls_per_second))
         await Operator(settings, cluster, metrics).run(stop)

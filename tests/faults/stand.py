@@ -65,19 +65,21 @@ class OperatorProcess:
 
 
 class Client(threading.Thread):
-    """Sends a short request five times a second, and counts what is not answered with 200."""
+    """Sends a short request five times a second to each of `urls` in turn; counts what is not answered with 200."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, *urls: str) -> None:
         super().__init__(name="client", daemon=True)
-        self._url = url
+        self.urls = urls
         self._over = threading.Event()
         self.answered = 0
         self.failed: list[str] = []
 
     def run(self) -> None:
-        while not self._over.wait(0.2):
-            body = b'{"prompt": "hello", "max_tokens": 2}'
-            request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+        for number in itertools.count():
+            if self._over.wait(0.2):
+                return
+            body, urls = b'{"prompt": "hello", "max_tokens": 2}', self.urls
+            request = urllib.request.Request(urls[number % len(urls)], body, {"Content-Type": "application/json"})
             try:
                 with urllib.request.urlopen(request, timeout=30) as answer:
                     answer.read()

@@ -1,0 +1,173 @@
+"""An upgrade and a downgrade of operator and gateways, from and to an earlier commit, with 100 services under load.
+
+The earlier commit is $CONVEYOR_FORMER, by default the newest that is a day old. Its programs run from a checkout of
+its own, in this environment. A client sends requests to the gateways that are ready, as a Service would.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.engine.chat_model import write_chat_model
+from tests.engine.processes import IDLE, EngineServer
+from tests.faults.stand import SERVED, Client
+from tests.gateway.cluster import Cluster, own_address
+from tests.gateway.process import GatewayProcess
+from tests.operator.stage import Json, Space, make_service, wait_until
+
+from e2e.cluster.api import Api
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import claim_root
+from e2e.cluster.paths import REPOSITORY
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+
+NAMESPACE = "team"
+SERVICES = [SERVED, *(f"service-{number}" for number in range(99))]
+_FOLDERS = ("lib", "operator", "gateway")
+
+
+@dataclass(frozen=True)
+class Release:
+    """A checkout, whose programs are found before the installed ones."""
+
+    checkout: Path
+    name: str
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Processes that are started within are of this release."""
+        path = os.pathsep.join(str(self.checkout / folder) for folder in _FOLDERS)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", path)
+            found = subprocess.check_output([sys.executable, "-c", "import conveyor_gateway as g; print(g.__file__)"])
+            assert found.decode().startswith(str(self.checkout))
+            yield
+
+    def install_definitions(self, api: Api) -> None:
+        for file in sorted((self.checkout / "crds").glob("*.yaml")):
+            crd = yaml.safe_load(file.read_text())
+            api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}", crd)
+
+
+@dataclass
+class Rolled:
+    """Operator and gateways, which `roll` replaces."""
+
+    api: Api
+    space: Space
+    kubeconfig: Path
+    client: Client | None = None
+    _operator: subprocess.Popen[bytes] | None = None
+    _gateways: list[GatewayProcess] = field(default_factory=list)
+
+    def roll(self, release: Release) -> None:
+        """As Helm does: the CRDs, the operator, and the gateways one after the other."""
+        release.install_definitions(self.api)
+        self.stop_operator()
+        with release.active():
+            command = [sys.executable, "-m", "conveyor_operator", f"--kubeconfig={self.kubeconfig}"]
+            command += ["--host=127.0.0.1", "--admin-port=0", f"--watch-namespaces={NAMESPACE}", "--metrics-api=false"]
+            self._operator = subprocess.Popen([*command, "--log-level=warning"])
+            formers: list[GatewayProcess | None] = [*self._gateways] or [None, None]
+            for former in formers:
+                gateway = GatewayProcess(self.kubeconfig, "--host", "0.0.0.0", "--drain-delay-seconds", "2")
+                gateway.start()
+                self._gateways.append(gateway)
+                self._tell_client()
+                if former is not None:
+                    self._gateways.remove(former)
+                    self._tell_client()
+                    former.terminate()
+                    assert former.wait_ended() == 0, former.log[-5:]
+
+    @property
+    def urls(self) -> Sequence[str]:
+        return tuple(f"{gateway.url}/{NAMESPACE}/{SERVED}/v1/completions" for gateway in self._gateways)
+
+    def _tell_client(self) -> None:
+        if self.client is not None:
+            self.client.urls = tuple(self.urls)
+
+    def stop_operator(self) -> None:
+        if self._operator is not None:
+            self._operator.terminate()
+            assert self._operator.wait(60) == 0
+            self._operator = None
+
+    def close(self) -> None:
+        self.stop_operator()
+        for gateway in self._gateways:
+            gateway.kill()
+
+    def templates(self) -> dict[str, Json]:
+        """Each Deployment's pod template; another one would restart its engines."""
+        return {body["metadata"]["name"]: body["spec"]["template"] for body in self.space.list("Deployment")}
+
+    def wait_settled(self) -> None:
+        """Until each service has a Deployment and a status of its present spec, and nothing has changed for 5 s."""
+        wait_until("all services are observed", lambda: len(self._observed()) == len(SERVICES), 180, self._observed)
+        before: dict[str, str] = {}
+        while before != (now := self._observed()):
+            before = now
+            time.sleep(5)
+
+    def _observed(self) -> dict[str, str]:
+        """The versions of the services whose status is current."""
+        metadata = {
+            body["metadata"]["name"]: body["metadata"]
+            for body in self.space.list("InferenceService")
+            if body.get("status", {}).get("observedGeneration") == body["metadata"]["generation"]
+        }
+        return {name: each["resourceVersion"] for name, each in metadata.items()}
+
+
+@pytest.fixture
+def former(tmp_path: Path) -> Iterator[Release]:
+    git = ("git", "-C", str(REPOSITORY))
+    default = subprocess.check_output([*git, "log", "-1", "--format=%H", "--before=1 day ago"], text=True).strip()
+    commit = os.environ.get("CONVEYOR_FORMER") or default
+    if not commit:
+        pytest.skip("this checkout has no earlier commit")
+    checkout = tmp_path / "former"
+    subprocess.run([*git, "worktree", "add", "--detach", checkout, commit], check=True)
+    yield Release(checkout, commit)
+    subprocess.run([*git, "worktree", "remove", "--force", checkout], check=True)
+
+
+def test_an_upgrade_and_a_downgrade_fail_no_request_and_restart_no_engine(former: Release, tmp_path: Path) -> None:
+    present = Release(REPOSITORY, "present")
+    with contextlib.ExitStack() as stack:
+        plane = stack.enter_context(ControlPlane())
+        api, space = Api(plane.kubeconfig), Space(Api(plane.kubeconfig), NAMESPACE)
+        api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        former.install_definitions(api)
+        wait_until("the CRDs", lambda: api.reachable("/apis/conveyor.dev/v1alpha1/servednames"))
+        claim_root(api)
+        for name in SERVICES:
+            space.create("InferenceService", make_service(name))
+        engine = EngineServer(tmp_path / "engine", write_chat_model(tmp_path / "model"), IDLE, host="0.0.0.0")
+        stack.enter_context(engine).wait_ready()
+        Cluster(api, NAMESPACE).apply_engine(SERVED, own_address(), int(engine.url.rpartition(":")[2]))
+        rolled = Rolled(api, space, plane.kubeconfig)
+        stack.callback(rolled.close)
+        rolled.roll(former)
+        rolled.wait_settled()
+        before = rolled.templates()
+        rolled.client = client = Client(*rolled.urls)
+        client.start()
+        stack.callback(client.end)
+        for release in (present, former, present):
+            answered = client.answered
+            rolled.roll(release)
+            rolled.wait_settled()
+            assert client.failed == []
+            assert client.answered > answered + 20
+            assert rolled.templates() == before, release.name

@@ -1,0 +1,105 @@
+"""`kubectl conveyor migrate` on a real API server, whose CRDs get a second version and then lose the first."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from tests.operator.stage import Space, make_service, wait_until
+
+from conveyor_api import names
+from conveyor_kubectl import migrating
+from conveyor_kubectl.command import main
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import claim_name, install_definitions
+from e2e.cluster.paths import REPOSITORY
+
+NEXT = "v1beta1"
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    with ControlPlane() as started:
+        install_definitions(Api(started.kubeconfig))
+        yield started
+
+
+def install(api: Api, *versions: str) -> None:
+    """Both CRDs with these versions, of which the last is stored; until the API server serves them."""
+    for name in migrating.CRD_NAMES:
+        crd = yaml.safe_load((REPOSITORY / "crds" / f"{name}.yaml").read_text())
+        (first,) = crd["spec"]["versions"]
+        crd["spec"]["versions"] = [
+            copy.deepcopy(first) | {"name": version, "storage": version == versions[-1]} for version in versions
+        ]
+        api.apply(f"{_CRDS}/{name}", crd)
+        wait_served(api, f"/apis/{names.GROUP}/{versions[-1]}/{crd['spec']['names']['plural']}")
+
+
+def wait_served(api: Api, path: str) -> None:
+    wait_until(path, lambda: api.reachable(path), 30)
+
+
+def stored(api: Api, name: str = names.CRD_NAME) -> list[str]:
+    found: list[str] = api.get(f"{_CRDS}/{name}")["status"]["storedVersions"]
+    return found
+
+
+def read(api: Api, version: str) -> dict[str, Any]:
+    items = api.get(f"/apis/{names.GROUP}/{version}/{names.PLURAL}")["items"]
+    return {item["metadata"]["name"]: item for item in items}
+
+
+def test_a_version_can_be_removed_after_a_migration(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
+    api, command = Api(plane.kubeconfig), ["migrate", f"--kubeconfig={plane.kubeconfig}"]
+    space = Space(api, "default")
+    for number in range(migrating._PAGE_OBJECTS + 5):
+        space.create("InferenceService", make_service(f"qwen-{number}"))
+    claim_name(api, "default", "qwen")
+    assert main(command) == 0
+    assert "inferenceservices: all are stored in v1alpha1, nothing to do" in capsys.readouterr().out
+
+    install(api, names.VERSION, NEXT)
+    assert stored(api) == [names.VERSION, NEXT]
+    with pytest.raises(ApiError, match="storedVersions"):
+        install(api, NEXT)
+    before = read(api, NEXT)
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert "inferenceservices: 100 written" in told
+    assert "inferenceservices: 105 are stored in v1beta1; v1alpha1 can be removed from the CRD" in told
+    assert [stored(api, name) for name in migrating.CRD_NAMES] == [[NEXT], [NEXT]]
+
+    install(api, NEXT)
+    after = read(api, NEXT)
+    assert {name: item["spec"] for name, item in after.items()} == {n: item["spec"] for n, item in before.items()}
+    assert {item["metadata"]["generation"] for item in after.values()} == {1}, "nothing has to be reconciled"
+
+
+def test_an_object_that_is_refused_keeps_its_version(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
+    """A policy of the cluster, for example, refuses each write to it."""
+    api = Api(plane.kubeconfig)
+    install(api, NEXT, "v1")
+    rule = {"apiGroups": [names.GROUP], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": [names.PLURAL]}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "object.metadata.name != 'qwen-7'", "message": "qwen-7 is frozen"}],
+    }
+    root, policy = "/apis/admissionregistration.k8s.io/v1", {"metadata": {"name": "frozen"}}
+    api.create(f"{root}/validatingadmissionpolicies", policy | {"spec": spec})
+    binding = {"policyName": "frozen", "validationActions": ["Deny"]}
+    api.create(f"{root}/validatingadmissionpolicybindings", policy | {"spec": binding})
+    command = ["migrate", f"--kubeconfig={plane.kubeconfig}"]
+
+    def refused() -> bool:
+        return main(command) == 1
+
+    wait_until("the policy is in force", refused, 30)
+    assert "inferenceservices: default/qwen-7 is not written: " in capsys.readouterr().out
+    assert stored(api) == [NEXT, "v1"]
+    api.delete(f"{root}/validatingadmissionpolicybindings/frozen")
+    wait_until("the policy is gone", lambda: main(command) == 0, 30)
+    assert stored(api) == ["v1"]
