@@ -9,6 +9,7 @@ from typing import Final
 
 from aiohttp.web import BaseRequest, Response
 
+from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 ANY: Final = "*"
@@ -49,5 +50,5 @@ NOBODY: Final = Cors()
 def _allow(origin: str) -> dict[str, str]:
     return {
         "Access-Control-Allow-Origin": origin,
-        "Access-Control-Expose-Headers": f"{REQUEST_ID_HEADER}, Retry-After",
+        "Access-Control-Expose-Headers": f"{REQUEST_ID_HEADER}, Retry-After, {JSON_LENGTH_HEADER}",
     }

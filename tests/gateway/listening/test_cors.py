@@ -53,7 +53,7 @@ async def test_a_stream_may_be_read_by_pages_of_allowed_origins_alone(
         assert (answer.headers.get(ALLOW), answer.headers.get("Vary")) == (allowed, vary)
         assert "Access-Control-Allow-Credentials" not in answer.headers
         exposed = answer.headers.get("Access-Control-Expose-Headers")
-        assert exposed == ("X-Request-Id, Retry-After" if allowed else None)
+        assert exposed == ("X-Request-Id, Retry-After, Inference-Header-Content-Length" if allowed else None)
 
 
 async def test_a_gateway_answers_browsers_that_ask_before_they_send(

@@ -107,9 +107,15 @@ class PreparedInference(PreparedPrompts, frozen=True, kw_only=True, array_like=T
 
 
 def prepare_inference(
-    model: ServedModel, job: Job, signature: Signature, make_prompt: Callable[[dict[str, Tensor], str], Prompt]
+    model: ServedModel,
+    job: Job,
+    signature: Signature,
+    make_prompt: Callable[[dict[str, Tensor], str], Prompt],
+    items_max: int | None = None,
 ) -> PreparedInference:
     """Makes engine requests of a body. `make_prompt` gets the tensors of an item, and its name for errors.
+
+    items_max: of a body, where the task has a limit of its own.
 
     Raises InvalidRequest or UnknownModel.
     """
@@ -130,6 +136,8 @@ def prepare_inference(
     if number == 0:
         raise InvalidRequest("inputs must have an item: their first dimension is 0", param="inputs")
     check_num_inputs(number, "inputs")
+    if items_max is not None and number > items_max:
+        raise InvalidRequest(f"inputs must have at most {items_max} items, not {number}", param="inputs")
     items = zip(*(_split(*tensor) for tensor in tensors.values()), strict=True)
     prompts = [
         make_prompt(dict(zip(tensors, item, strict=True)), "inputs" if number == 1 else f"item {index}")

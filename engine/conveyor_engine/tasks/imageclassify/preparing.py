@@ -1,16 +1,19 @@
 """Makes engine requests of bodies with images, one for each. Runs in worker processes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, cast
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.images.decoding import decode_image, read_base64
 from conveyor_engine.serving.preparing.forms import is_form, parse_form
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, name_input, parse_body
+from conveyor_engine.serving.preparing.open_inference import PreparedInference, prepare_inference
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt, check_answer_size
 from conveyor_engine.tasks.imageclassify.bodies import IMAGES_MAX, TOP_K, ImageClassificationRequest, ImageOptions
+from conveyor_engine.tasks.imageclassify.tensors import IMAGE, PIXELS, read_signature
 from conveyor_engine.wire.classification import Activation
 from conveyor_engine.wire.images import ImageFacts, Shape, encode_pixels
+from conveyor_engine.wire.tensors import Tensor, decode_elements
 from conveyor_engine.wire.worker import Job
 
 MEMORY_BYTES: Final = 512 * 2**20  # of a job: a picture of PIXELS_MAX takes 270 MiB, 64 processed ones 37 MiB thrice
@@ -42,6 +45,21 @@ def prepare_images(model: ServedModel, job: Job) -> PreparedImages:
     return PreparedImages.of("image", prompts, job, fields, param, activation=activation, top_k=top_k)
 
 
+def prepare_image_tensors(model: ServedModel, job: Job) -> PreparedInference:
+    """A body of the Open Inference Protocol. Raises InvalidRequest or UnknownModel."""
+    facts = ImageFacts.read(job.facts)
+
+    def make_prompt(tensors: dict[str, Tensor], name: str) -> Prompt:
+        if len(tensors) != 1:
+            raise InvalidRequest(f"inputs must have either {IMAGE} or {PIXELS}, not both", param="inputs")
+        if PIXELS in tensors:
+            return Prompt([], encode_pixels(facts.shape, tensors[PIXELS].data), facts.shape.num_pixels)
+        (data,) = decode_elements(tensors[IMAGE].data)
+        return _read_image(model, job, read_base64(data.decode(), name) if data.isascii() else data, name)
+
+    return prepare_inference(model, job, read_signature(job.facts), make_prompt, IMAGES_MAX)
+
+
 def _read_all(texts: list[str]) -> Iterator[bytes]:
     return (read_base64(text, name_input("images", index, len(texts))) for index, text in enumerate(texts))
 
@@ -57,13 +75,18 @@ def _read_image(model: ServedModel, job: Job, data: bytes, param: str) -> Prompt
     return Prompt([], encode_pixels(shape, pixels.tobytes()), shape.num_pixels)
 
 
-TASK: Final[Mapping[str, Kind]] = {
-    "images": Kind(
-        prepare_images,
-        PreparedImages,
+def _build_kind(prepare: Callable[[ServedModel, Job], PreparedPrompts], prepared: type[PreparedPrompts]) -> Kind:
+    return Kind(
+        prepare,
+        prepared,
         memory_bytes=MEMORY_BYTES,
         cpu_seconds=CPU_SECONDS,
         reading="decoded and resized",
         advice="send smaller images, or fewer",
-    ),
+    )
+
+
+TASK: Final[Mapping[str, Kind]] = {
+    "images": _build_kind(prepare_images, PreparedImages),
+    "image_tensors": _build_kind(prepare_image_tensors, PreparedInference),
 }

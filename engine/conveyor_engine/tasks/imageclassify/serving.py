@@ -1,4 +1,4 @@
-"""POST /v1/images/classify."""
+"""POST /v1/images/classify, and the Open Inference Protocol."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,10 @@ from starlette.requests import Request
 from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.one_step import OneStepResponse, write_with
 from conveyor_engine.serving.http.scores import Prediction, activate, rank
-from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
+from conveyor_engine.serving.http.task_paths import Inference, TaskPath, TaskPaths
 from conveyor_engine.tasks.imageclassify.bodies import ImageClassificationForm, ImageClassificationRequest
 from conveyor_engine.tasks.imageclassify.preparing import PreparedImages
+from conveyor_engine.tasks.imageclassify.tensors import read_outputs, read_signature
 from conveyor_engine.wire.classification import read_logits
 from conveyor_engine.wire.images import ImageFacts
 
@@ -76,4 +77,5 @@ TASK: Final = TaskPaths(
         ),
     ),
     inputs_bytes_max=8 * 2**20,  # all that a gateway takes of one body by default
+    inference=Inference("image_tensors", read_signature, read_outputs),
 )  # fmt: skip

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import tritonclient.http as triton
 from jsonschema import Draft202012Validator
 from PIL import Image
 from tests.engine.image_models import LABELS, draw, encode, open_pipeline, save_image_model
 from tests.engine.processes import EngineServer
 from tests.engine.serving.http.other_tasks import list_paths
 from transformers.image_utils import load_image
+from tritonclient.utils import InferenceServerException
 
 PATH = "/v1/images/classify"
 FILES = [
@@ -116,6 +119,72 @@ def test_images_of_several_clients_share_batches(labels_one: Served) -> None:
     assert labels_one.server.metric("conveyor_engine_steps_total") - steps < len(answers)
     assert "conveyor_engine_batch_close_total{" in labels_one.server.get("/metrics").text
     assert 'unit="pixels"' in labels_one.server.get("/metrics").text
+
+
+@pytest.fixture(scope="module")
+def inference(labels_one: Served) -> Iterator[triton.InferenceServerClient]:
+    """The client of Triton, for the Open Inference Protocol."""
+    with triton.InferenceServerClient(labels_one.server.url.removeprefix("http://"), network_timeout=60) as client:
+        yield client
+
+
+def infer(client: triton.InferenceServerClient, binary: bool = True, **inputs: Any) -> Any:
+    tensors = []
+    for name, data in inputs.items():
+        datatype = "FP32" if data.dtype == np.float32 else "BYTES"
+        tensor = triton.InferInput(name, list(data.shape), datatype)
+        tensor.set_data_from_numpy(data, binary_data=binary)
+        tensors.append(tensor)
+    return client.infer("tiny", tensors)
+
+
+def assert_labelled(labels_one: Served, answer: Any) -> None:
+    for number, data in enumerate(FILES):
+        expected = labels_one.expect(data, function_to_apply="none")
+        assert answer.as_numpy("label")[number].decode() == expected[0]["label"]
+        by_label = {one["label"]: one["score"] for one in expected}
+        assert answer.as_numpy("logits")[number] == pytest.approx([by_label[label] for label in LABELS], abs=1e-4)
+
+
+def test_the_open_inference_protocol_takes_encoded_pictures(
+    labels_one: Served, inference: triton.InferenceServerClient
+) -> None:
+    told = inference.get_model_metadata("tiny")
+    assert told["inputs"] == [
+        {"name": "image", "datatype": "BYTES", "shape": [-1]},
+        {"name": "pixel_values", "datatype": "FP32", "shape": [-1, 3, 32, 32]},
+    ]
+    assert told["outputs"] == [
+        {"name": "logits", "datatype": "FP32", "shape": [-1, 3]},
+        {"name": "label", "datatype": "BYTES", "shape": [-1]},
+    ]
+    assert_labelled(labels_one, infer(inference, image=np.array(FILES, dtype=np.object_)))
+    in_base64 = np.array([text.encode() for text in TEXTS], dtype=np.object_)
+    assert_labelled(labels_one, infer(inference, binary=False, image=in_base64))
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_the_open_inference_protocol_takes_pixels(
+    labels_one: Served, inference: triton.InferenceServerClient, binary: bool
+) -> None:
+    pictures = [load_image(text) for text in TEXTS]
+    pixels = labels_one.pipeline.image_processor(pictures, return_tensors="np")["pixel_values"]
+    assert_labelled(labels_one, infer(inference, binary, pixel_values=pixels))
+
+
+def test_what_the_open_inference_protocol_cannot_take_is_named(inference: triton.InferenceServerClient) -> None:
+    picture, pixels = np.array(FILES[:1], dtype=np.object_), np.zeros((1, 3, 32, 32), dtype=np.float32)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"image": picture, "pixel_values": pixels}, "inputs must have either image or pixel_values, not both"),
+        ({"pixel_values": np.zeros((1, 3, 32, 31), dtype=np.float32)}, "pixel_values has [batch, 3, 32, 32]"),
+        ({"image": np.array([FILES[0], b"no image"], dtype=np.object_)}, "item 1 "),
+        ({"image": np.array([b"\xff" * 9], dtype=np.object_)}, "inputs "),
+        ({"image": np.array(FILES[:1] * 65, dtype=np.object_)}, "inputs must have at most 64 items, not 65"),
+    ]
+    for inputs, words in refused:
+        with pytest.raises(InferenceServerException) as refusal:
+            infer(inference, **inputs)
+        assert words in refusal.value.message()
 
 
 REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
