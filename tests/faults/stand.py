@@ -25,7 +25,6 @@ from tests.gateway.cluster import Cluster, own_address, publish_gateway
 from tests.gateway.process import GatewayProcess
 from tests.metrics.aggregation import Aggregated, register, running_server, write_serving_certificate
 from tests.operator.api_proxy import ApiProxy
-from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Space, wait_until
 
 from conveyor_api.names import SYSTEM_NAMESPACE
@@ -159,15 +158,17 @@ class Stand:
     @contextmanager
     def told(self, *words: str) -> Iterator[None]:
         """Some line of the logs of operator and gateway has these words, and they are not flooded."""
-        before = len(self._lines())
+        before = [len(log) for log in self._logs()]
         yield
-        lines = self._lines()[before:]
+        lines = [line for log, start in zip(self._logs(), before, strict=True) for line in log[start:]]
+        lines = [line for line in lines if "event=request" not in line]
         assert any(all(word in line for word in words) for line in lines), "\n".join(lines[-50:])
         assert len([line for line in lines if "level=WARN" in line or "level=ERROR" in line]) <= _LINES_MAX
         assert not [line for line in lines if "Traceback" in line]
 
-    def _lines(self) -> list[str]:
-        return self.operator.log.read_text().splitlines() + self.gateway.log
+    def _logs(self) -> tuple[list[str], list[str]]:
+        """The lines of operator and gateway."""
+        return self.operator.log.read_text().splitlines(), self.gateway.log
 
     def _count_calls(self) -> int:
         """All but the Lease's, as far as the proxy saw them, and those that it did not answer."""
@@ -201,14 +202,12 @@ def running(folder: Path, namespace: str = "team") -> Iterator[Stand]:
         plane = enter(ControlPlane())
         api = Api(plane.kubeconfig)
         install_definitions(api)
-        for name in (namespace, SYSTEM_NAMESPACE):
-            api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
         proxy = enter(ApiProxy(plane.kubeconfig).running())
         kubeconfig, space = proxy.write_kubeconfig(folder / "kubeconfig"), Space(api, namespace)
         operator = OperatorProcess(kubeconfig, namespace, folder / "operator.log")
         stand = Stand(plane, proxy, space, operator, folder)
         stack.callback(lambda: stand.operator.kill())
-        enter(Kubelet(space, ready, addresses=False))
         for name in (SERVED, ROBBED, *BYSTANDERS):
             space.make_service(name)
         space.make_service(EDITED, autoscaling={"maxReplicas": 9})
@@ -219,7 +218,7 @@ def running(folder: Path, namespace: str = "team") -> Iterator[Stand]:
         publish_gateway(api, SYSTEM_NAMESPACE, "gateway", stand.gateway.admin_port)
         stand.metrics = enter(_measured(plane, kubeconfig, folder))
         for name in (SERVED, ROBBED, EDITED, *BYSTANDERS):
-            space.wait_condition(name, "Ready", "True", "Ready")
+            space.wait_observed(name)
         stand.client = Client(f"{stand.gateway.url}/{namespace}/{SERVED}/v1/completions")
         stand.client.start()
         stack.callback(stand.client.end)
