@@ -38,6 +38,12 @@ def read_architectures(directory: Path) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
+def has_vision(directory: Path) -> bool:
+    """Whether config.json describes an encoder of images beside one of texts. Raises ModelError."""
+    config = read_object(directory / "config.json")
+    return all(isinstance(config.get(name), dict) for name in ("vision_config", "text_config"))
+
+
 def count_labels(directory: Path) -> int:
     """Return the number of labels of a classifier, as transformers reads config.json. Raises ModelError."""
     config = read_object(directory / "config.json")

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from tests.contract.serving import serving
 from tests.engine.classifiers import LABELS, write_served_classifier
+from tests.engine.dual_models import save_dual_model
 from tests.engine.image_models import draw, encode, save_image_model
 from tests.engine.processes import EngineServer
 from tests.gateway.process import GatewayProcess
@@ -28,9 +30,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "rerank": {"num_labels": 1},
     "classify": {"num_labels": 3, "id2label": dict(enumerate(LABELS))},
     "image-classify": {},
+    "image-embed": {},
 }
 DOCUMENTS = ["the fox", "naïve café", "the lazy dog"]
 IMAGES = [encode(draw(number)) for number in range(3)]
+ENCODED = [base64.b64encode(each).decode() for each in IMAGES]
 BODIES: dict[str, dict[str, dict[str, Any]]] = {
     "rerank": {
         "/v1/rerank": {"query": "the fox", "documents": DOCUMENTS},
@@ -40,11 +44,20 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
         "/rerank": {"query": "the fox", "texts": DOCUMENTS},
     },
     "classify": {"/classify": {"input": DOCUMENTS}, "/predict": {"inputs": [[text] for text in DOCUMENTS]}},
-    "image-classify": {"/v1/images/classify": {"images": [base64.b64encode(each).decode() for each in IMAGES]}},
+    "image-classify": {"/v1/images/classify": {"images": ENCODED}},
+    "image-embed": {
+        "/v1/embeddings": {"modality": "image", "input": [f"data:image/png;base64,{each}" for each in ENCODED]},
+        "/embed": {"inputs": DOCUMENTS},
+    },
 }
 
 
-PAGES = {"rerank": "docs/rerank.md", "classify": "docs/classify.md", "image-classify": "docs/images.md"}
+PAGES = {
+    "rerank": "docs/rerank.md",
+    "classify": "docs/classify.md",
+    "image-classify": "docs/images.md",
+    "image-embed": "docs/image-embeddings.md",
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -67,6 +80,8 @@ def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "image-classify":
         save_image_model("vit", folder / "tiny")
+    elif request.param == "image-embed":
+        save_dual_model("clip", folder / "tiny")
     else:
         write_served_classifier("bert", folder / "tiny", **MODELS[request.param])
     body = yaml.safe_load((kube.MANIFESTS / f"{request.param}.yaml").read_text())
@@ -117,6 +132,22 @@ async def test_a_form_with_images_is_routed_by_its_path_and_by_its_model(
             async with http.post(gateway.url + url, data=form) as answer:
                 assert answer.status == 200, await answer.text()
                 assert read_scores(await answer.json()) == pytest.approx(read_scores(direct.json()), abs=1e-5)
+
+
+async def test_the_page_s_request_for_images_is_answered(
+    task: Task, gateway: GatewayProcess, crd: Api, namespace: str
+) -> None:
+    if task.name != "image-embed":
+        return
+    page = (REPOSITORY / "docs/image-embeddings.md").read_text()
+    command = re.search(r"```sh\n(.*?)```", page, re.DOTALL)
+    assert command
+    async with serving(task.engine, [gateway], crd, namespace) as service:
+        told = command[1].replace("http://127.0.0.1:8080/default/image-embed", f"{gateway.url}/{service}")
+        run = await asyncio.create_subprocess_exec("bash", "-c", told, cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE)
+        printed, _ = await run.communicate()
+    (one,) = json.loads(printed)["data"]
+    assert sum(number * number for number in one["embedding"]) == pytest.approx(1)
 
 
 def read_scores(answer: Any) -> list[float]:

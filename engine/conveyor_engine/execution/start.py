@@ -96,11 +96,13 @@ class Start:
         eos_token_ids: tuple[int, ...] = (),
         num_kv_blocks: int = 0,
         max_num_batched_tokens: int | None = None,
+        vocab_size: int = 0,
         of_task: bytes = b"",
     ) -> ModelFacts:
         """What the start found out, with what only the runner knows.
 
         `max_num_batched_tokens`: the budget of a step, where the default in tokens does not fit the task.
+        `vocab_size`: of a model that reads tokens and runs its own attention.
         """
         num_held = self._count_held(num_kv_blocks)
         if self.config.workload is not None:
@@ -111,7 +113,7 @@ class Start:
         return ModelFacts(
             task=self._kind.task,
             max_model_len=max_model_len,
-            vocab_size=model.get_input_embeddings().num_embeddings if self._kind.own_attention else 0,
+            vocab_size=model.get_input_embeddings().num_embeddings if self._kind.own_attention else vocab_size,
             eos_token_ids=eos_token_ids,
             dtype=dtype_name(self.dtype),
             device=str(self.device),

@@ -1,7 +1,9 @@
 """Copies between host and device. Neither waits for the work that the device still has to do."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -16,6 +18,17 @@ def copy_into(tensor: torch.Tensor, array: npt.NDArray[Any]) -> None:
     """Copies the array into a contiguous tensor of its shape and type, behind all work that the device has so far."""
     source = torch.from_numpy(array)
     tensor.copy_(source.pin_memory() if tensor.is_cuda else source, non_blocking=True)
+
+
+def stack_pictures(
+    pictures: Sequence[bytes | memoryview], shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """float32 numbers of pictures of one shape -> (pictures, channels, height, width), in the model's number type."""
+    batch = torch.empty((len(pictures), *shape), dtype=torch.float32, pin_memory=device.type == "cuda")
+    rows = batch.view(len(pictures), -1).numpy()
+    for number, pixels in enumerate(pictures):
+        rows[number] = np.frombuffer(pixels, dtype=np.float32)
+    return batch.to(device, non_blocking=True).to(dtype)
 
 
 class HostCopy:

@@ -38,6 +38,16 @@ class ImageProcessor:
 
     def find_shape(self) -> Shape:
         """The shape of a square picture. Raises ModelError if pictures become something else than pixels."""
+        return self._find_shapes()[0]
+
+    def find_only_shape(self) -> Shape:
+        """The same, for a model whose pictures all have one shape. Raises ModelError too if they have others."""
+        shape, *others = self._find_shapes()
+        if any(other != shape for other in others):
+            raise ModelError(f"the model's image processor makes pictures of several shapes: {[shape, *others]}")
+        return shape
+
+    def _find_shapes(self) -> list[Shape]:
         try:
             made = [self._processor(images=Image.new("RGB", size), return_tensors=None) for size in _PROBES]
             shapes = [Shape(*np.shape(each["pixel_values"][0])) for each in made]
@@ -47,7 +57,7 @@ class ImageProcessor:
             raise ModelError(
                 f"the model's image processor makes {', '.join(others)} too, which this engine does not read"
             )
-        return shapes[0]
+        return shapes
 
 
 def load_processor(directory: Path) -> ImageProcessor:

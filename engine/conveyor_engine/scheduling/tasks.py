@@ -77,6 +77,10 @@ class OneStep:
 
     def check(self, request: EngineRequest) -> None:
         """Rejects requests that ask for generated tokens."""
+        self.check_params(request)
+
+    def check_params(self, request: EngineRequest) -> None:
+        """Raises InvalidRequest if it asks for generated tokens."""
         if request.params is not None:
             raise wrong_task(self._task)
 

@@ -4,14 +4,16 @@ from typing import Self
 
 import msgspec
 
+from conveyor_engine.wire.images import Shape
 from conveyor_engine.wire.request import ModelFacts
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How a prompt's vector is made. The API process validates the values."""
+    """How the vector of a prompt or a picture is made. The API process validates the values."""
 
     dimensions: int | None = None  # only so many, the first ones, if the model was trained for it; None: all
     normalizes: bool | None = None  # to length 1; None: as the model's files say
+    pixels: bytes = b""  # of a picture, float32, channels first, in the model's shape; empty: the prompt's tokens count
 
     def encode(self) -> bytes:
         """The payload of a request."""
@@ -22,6 +24,13 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return msgspec.msgpack.decode(payload, type=cls)
 
 
+class PictureFacts(msgspec.Struct, frozen=True, array_like=True):
+    """The pictures that a model embeds beside texts."""
+
+    shape: Shape  # of each, processed
+    num_tokens: int  # that its encoder makes of one: what it costs of a step's budget
+
+
 class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Properties of a model that embeds."""
 
@@ -30,6 +39,8 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     matryoshka_dimensions: tuple[int, ...] = ()  # ... and which numbers of dimensions; empty: any number
     instructions: dict[str, str] = {}  # texts that begin an input, by name
     default_instruction: str = ""  # the name of that which begins an input that names none
+    pictures: PictureFacts | None = None  # None: it embeds texts only
+    padded_tokens: int = 0  # to which each text is padded; 0: to no fixed number
 
     def encode(self) -> bytes:
         """The `of_task` of the model's facts."""

@@ -3,12 +3,14 @@
 The GPU is pretended by torch's fake tensors, which have shapes and no numbers, so that whatever asks for one raises.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy.typing as npt
 import pytest
 import torch
+from tests.engine.dual_models import KINDS as DUAL_KINDS
+from tests.engine.dual_models import build_dual_model
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
 from tests.engine.image_models import KINDS, SIDE, build_image_model
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
@@ -25,6 +27,7 @@ from conveyor_engine.execution.kernels import sample
 from conveyor_engine.execution.models.sentence_files import PoolingMode
 from conveyor_engine.execution.pooling import pool
 from conveyor_engine.execution.rows import Rows
+from conveyor_engine.execution.runners import dual
 from conveyor_engine.execution.runners.image import ImageClassifyRunner
 from conveyor_engine.execution.sampling import (
     logit_processors,
@@ -126,10 +129,10 @@ def test_vectors_are_pooled_without_waiting(mode: PoolingMode) -> None:
     assert pool(torch.empty((10, 8), device=CUDA), [0, 4, 10], mode).shape == (2, 8)
 
 
-def pretend_model(kind: str) -> PreTrainedModel:
+def pretend(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
     """A model with pretended weights: real ones are made first, because their making asks for numbers."""
     with unset_fake_temporarily():
-        model = build_image_model(kind)
+        model = build()
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             pretended = torch.empty(weight.shape, dtype=weight.dtype, device=CUDA)
@@ -142,14 +145,27 @@ def pretend_model(kind: str) -> PreTrainedModel:
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_are_classified_without_waiting(kind: str) -> None:
     runner = object.__new__(ImageClassifyRunner)
-    runner.model = pretend_model(kind)
+    runner.model = pretend(lambda: build_image_model(kind))
     logits = runner._forward(torch.empty((5, 3, SIDE, SIDE), device=CUDA))
     assert (logits.shape, logits.device.type, logits.dtype) == ((5, 3), "cuda", torch.float32)
 
 
 def test_a_model_that_asks_for_a_number_is_found_out() -> None:
     runner = object.__new__(ImageClassifyRunner)
-    runner.model = pretend_model("vit")
+    runner.model = pretend(lambda: build_image_model("vit"))
     runner.model.register_forward_hook(lambda _, __, output: output.logits.sum().item())
     with pytest.raises(DataDependentOutputException):
         runner._forward(torch.empty((5, 3, SIDE, SIDE), device=CUDA))
+
+
+@pytest.mark.parametrize("kind", DUAL_KINDS)
+def test_images_and_texts_are_embedded_without_waiting(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        dual, "to_device", lambda array, device: torch.empty(array.shape, dtype=torch.int64, device=CUDA)
+    )
+    runner = object.__new__(dual.DualRunner)
+    runner.model = pretend(lambda: build_dual_model(kind))
+    runner.device, runner._padded_tokens, runner._pad_token = CUDA, 24 if kind == "siglip" else 0, 1
+    vectors = runner._embed_pictures(torch.empty((5, 3, SIDE, SIDE), device=CUDA))
+    assert (vectors.shape[0], vectors.device.type, vectors.dtype) == (5, "cuda", torch.float32)
+    assert runner._embed_texts([[1, 2, 3], [4]]).shape == (2, vectors.shape[1])

@@ -10,6 +10,10 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    CLIPConfig,
+    CLIPModel,
+    SiglipConfig,
+    SiglipModel,
 )
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -55,5 +59,12 @@ IMAGE_CLASSIFIER: Final = ModelKind(
     "image classifier",
     AutoModelForImageClassification,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    own_attention=False,
+)
+DUAL_ENCODER: Final = ModelKind(
+    "embed",
+    "encoder of images and texts (of the kinds clip and siglip)",
+    AutoModel,
+    {CLIPConfig: CLIPModel, SiglipConfig: SiglipModel},
     own_attention=False,
 )

@@ -19,7 +19,7 @@ from conveyor_engine.execution.models.classifier_files import describe_classifie
 from conveyor_engine.execution.models.kinds import IMAGE_CLASSIFIER
 from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.start import Progress, Start
-from conveyor_engine.execution.transfer import HostCopy
+from conveyor_engine.execution.transfer import HostCopy, stack_pictures
 from conveyor_engine.images.processor import SIDE_MAX, load_processor
 from conveyor_engine.wire.images import ImageFacts, Shape, read_pixels
 from conveyor_engine.wire.step import StepPlan, StepResult
@@ -88,7 +88,7 @@ class ImageClassifyRunner:
             shape, pixels = read_pixels(brought[row])
             groups.setdefault(shape, []).append((index, pixels))
         with torch.inference_mode():
-            logits = [self._forward(self._to_device(shape, group)) for shape, group in groups.items()]
+            logits = [self._compute(shape, [pixels for _, pixels in group]) for shape, group in groups.items()]
             copy = HostCopy(*logits)
 
         def read() -> StepResult:
@@ -100,13 +100,8 @@ class ImageClassifyRunner:
 
         return lambda _: read
 
-    def _to_device(self, shape: Shape, group: Sequence[tuple[int, memoryview]]) -> torch.Tensor:
-        """(pictures, channels, height, width), in the model's number type."""
-        batch = torch.empty((len(group), *shape), dtype=torch.float32, pin_memory=self.device.type == "cuda")
-        rows = batch.view(len(group), -1).numpy()
-        for number, (_, pixels) in enumerate(group):
-            rows[number] = np.frombuffer(pixels, dtype=np.float32)
-        return batch.to(self.device, non_blocking=True).to(self._dtype)
+    def _compute(self, shape: Shape, pictures: Sequence[memoryview]) -> torch.Tensor:
+        return self._forward(stack_pictures(pictures, shape, self.device, self._dtype))
 
     def _forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """-> float32 (pictures, labels)."""

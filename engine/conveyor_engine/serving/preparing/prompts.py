@@ -23,6 +23,7 @@ class Prompt(NamedTuple):
     token_ids: list[int]
     payload: bytes = b""
     payload_cost: int = 0
+    payload_tokens: int = 0  # that `usage` counts beside the prompt's
 
 
 class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -56,7 +57,7 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
         return cls(
             id=request_id,
             request_ids=[request.request_id for request in requests],
-            nums_prompt_tokens=[len(prompt.token_ids) for prompt in prompts],
+            nums_prompt_tokens=[len(prompt.token_ids) + prompt.payload_tokens for prompt in prompts],
             arrival_time=job.arrival_time,
             ignored_fields=fields.ignored,
             param=param,

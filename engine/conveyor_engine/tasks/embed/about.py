@@ -23,5 +23,6 @@ TASK: Final = About(
     does_not="makes no embeddings",
     path="/v1/embeddings",
     recognises=_recognises,
+    reads=True,
     runs_also=("generate",),
 )

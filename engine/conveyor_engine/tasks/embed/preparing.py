@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, name_input, parse_body
+from conveyor_engine.serving.preparing.pictures import IMAGES_MAX, build_kind, process_picture, read_files
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt, check_answer_size, read_input
 from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
 from conveyor_engine.tasks.embed.bodies import EmbedRequest
-from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
+from conveyor_engine.wire.embedding import EmbeddingFacts, PictureFacts, PoolingParams
 from conveyor_engine.wire.worker import Job
 
 
@@ -21,7 +24,9 @@ class PreparedEmbeddings(PreparedPrompts, frozen=True, kw_only=True, array_like=
 def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, EmbeddingRequest, job.body)
-    prompts = _read_inputs(model, job, fields, fields.input, "input", PoolingParams(dimensions=fields.dimensions))
+    asked = PoolingParams(dimensions=fields.dimensions)
+    read = _read_pictures if fields.modality == "image" else _read_inputs
+    prompts = read(model, job, fields, fields.input, "input", asked)
     return PreparedEmbeddings.of("embd", prompts, job, fields, "input", as_base64=fields.encoding_format == "base64")
 
 
@@ -44,8 +49,7 @@ def _read_inputs(
     number = len(inputs)
     check_num_inputs(number, param)
     embedding = EmbeddingFacts.read(job.facts)
-    _check_dimensions(asked.dimensions, embedding)
-    check_answer_size(number, asked.dimensions or embedding.size, "dimensions", param)
+    _check_answer(number, asked, embedding, param)
     truncation = fields.truncation(job.facts.max_model_len)
     begin = _find_instruction(fields.prompt_name, embedding)
     payload = asked.encode()
@@ -54,8 +58,45 @@ def _read_inputs(
         text = inputs[index]  # ids, which need no list of their own until here
         whole = begin + text if isinstance(text, str) else text
         tokens = read_input(model, whole, truncation, job.facts, name_input(param, index, number))
-        prompts.append(Prompt(tokens, payload))
+        prompts.append(Prompt(tokens, payload, max(0, embedding.padded_tokens - len(tokens))))
     return prompts
+
+
+def _read_pictures(
+    model: ServedModel,
+    job: Job,
+    _: EmbeddingRequest,
+    inputs: Sequence[str | list[int]],
+    param: str,
+    asked: PoolingParams,
+) -> list[Prompt]:
+    number, embedding = len(inputs), EmbeddingFacts.read(job.facts)
+    if embedding.pictures is None:
+        raise InvalidRequest("modality is 'image', and this model embeds texts only", param="modality")
+    texts = [text for text in inputs if isinstance(text, str)]
+    if len(texts) < number:
+        raise InvalidRequest(f"{param} has token ids: with modality 'image' send data: URIs with base64", param=param)
+    if number > IMAGES_MAX:
+        raise InvalidRequest(f"{param} has {number} images, and may have {IMAGES_MAX}", param=param)
+    _check_answer(number, asked, embedding, param)
+    return [
+        _read_picture(model, embedding.pictures, data, name_input(param, index, number), asked)
+        for index, data in enumerate(read_files(texts, param))
+    ]
+
+
+def _read_picture(model: ServedModel, facts: PictureFacts, data: bytes, param: str, asked: PoolingParams) -> Prompt:
+    pixels = process_picture(model, data, param)
+    if pixels.shape != facts.shape:
+        made = " x ".join(map(str, pixels.shape))
+        raise InvalidRequest(f"{param} becomes {made}, and the model takes squares: make its sides alike", param=param)
+    payload = msgspec.structs.replace(asked, pixels=pixels.tobytes()).encode()
+    return Prompt([], payload, facts.num_tokens, facts.num_tokens)
+
+
+def _check_answer(number: int, asked: PoolingParams, embedding: EmbeddingFacts, param: str) -> None:
+    _check_dimensions(asked.dimensions, embedding)
+    check_answer_size(number, asked.dimensions or embedding.size, "dimensions", param)
 
 
 def _find_instruction(name: str | None, embedding: EmbeddingFacts) -> str:
@@ -82,5 +123,6 @@ def _check_dimensions(dimensions: int | None, embedding: EmbeddingFacts) -> None
 
 TASK: Final[Mapping[str, Kind]] = {
     "embedding": Kind(prepare_embeddings, PreparedEmbeddings),
+    "embedding_of_images": build_kind(prepare_embeddings, PreparedEmbeddings),
     "embed": Kind(prepare_embed, PreparedEmbeddings),
 }

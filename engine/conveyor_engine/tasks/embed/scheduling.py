@@ -1,17 +1,38 @@
-"""Prompts that each become a vector, as the scheduler sees them."""
+"""Prompts and pictures that each become a vector, as the scheduler sees them."""
 
+from array import array
 from typing import Final
 
 from conveyor_engine.scheduling.tasks import OneStepPrompt
-from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
+from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 
 class Embed(OneStepPrompt):
-    """Its payload says how its vector is made."""
+    """Its payload says how its vector is made, and has the pixels of a picture."""
 
     result_name = "vectors"
     not_finite = "the model's vector is not finite (NaN or infinity)"
     dummy_payload = PoolingParams().encode()
+
+    def __init__(self, facts: ModelFacts) -> None:
+        super().__init__(facts)
+        self._pictures = EmbeddingFacts.read(facts).pictures
+
+    def build_dummy(self, number: int, cost: int) -> EngineRequest:
+        """A prompt; every other one is a picture, if the model embeds those, whatever it may cost."""
+        if self._pictures is None or number % 2:
+            return super().build_dummy(number, cost)
+        pixels = array("f", [number % 16 / 16]) * (self._pictures.shape.num_bytes // 4)
+        payload = PoolingParams(pixels=pixels.tobytes()).encode()
+        return EngineRequest(request_id=str(number), payload=payload, payload_cost=self._pictures.num_tokens)
+
+    def check(self, request: EngineRequest) -> None:
+        """As for a prompt; a picture has no tokens."""
+        if self._pictures is None or request.prompt_token_ids:
+            super().check(request)
+        else:
+            self.check_params(request)
 
 
 TASK: Final = Embed

@@ -8,12 +8,14 @@ from typing import Final
 import msgspec
 from starlette.requests import Request
 
+from conveyor_engine.serving.http.app_state import app_state, model_facts
 from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.one_step import OneStepResponse, PromptUsage, write_list, write_with
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
 from conveyor_engine.tasks.embed.bodies import EmbedRequest
 from conveyor_engine.tasks.embed.preparing import PreparedEmbeddings
+from conveyor_engine.wire.embedding import EmbeddingFacts
 
 
 class Embedding(msgspec.Struct):
@@ -35,7 +37,8 @@ class EmbeddingList(msgspec.Struct):
 
 async def create_embeddings(request: Request) -> "EmbeddingsResponse":
     """Answers with a vector of each input. Each is an engine request of its own, so it shares batches with others."""
-    return EmbeddingsResponse(await open_request(request, "embedding"))
+    sees = EmbeddingFacts.read(model_facts(app_state(request))).pictures is not None
+    return EmbeddingsResponse(await open_request(request, "embedding_of_images" if sees else "embedding"))
 
 
 class EmbeddingsResponse(OneStepResponse):

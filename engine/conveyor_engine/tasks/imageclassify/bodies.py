@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
+from conveyor_engine.serving.preparing.pictures import IMAGES_MAX
 from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.serving.preparing.values import INTEGRAL
 
-IMAGES_MAX = 64  # of one body
 TOP_K = 5
 
 _FILES: dict[str, Any] = {

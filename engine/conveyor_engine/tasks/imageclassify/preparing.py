@@ -1,23 +1,21 @@
 """Makes engine requests of bodies with images, one for each. Runs in worker processes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final, cast
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.images.decoding import decode_image, read_base64
+from conveyor_engine.images.decoding import read_base64
 from conveyor_engine.serving.preparing.forms import is_form, parse_form
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, name_input, parse_body
 from conveyor_engine.serving.preparing.open_inference import PreparedInference, prepare_inference
+from conveyor_engine.serving.preparing.pictures import IMAGES_MAX, build_kind, process_picture, read_files
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt, check_answer_size
-from conveyor_engine.tasks.imageclassify.bodies import IMAGES_MAX, TOP_K, ImageClassificationRequest, ImageOptions
+from conveyor_engine.tasks.imageclassify.bodies import TOP_K, ImageClassificationRequest, ImageOptions
 from conveyor_engine.tasks.imageclassify.tensors import IMAGE, PIXELS, read_signature
 from conveyor_engine.wire.classification import Activation
 from conveyor_engine.wire.images import ImageFacts, Shape, encode_pixels
 from conveyor_engine.wire.tensors import Tensor, decode_elements
 from conveyor_engine.wire.worker import Job
-
-MEMORY_BYTES: Final = 512 * 2**20  # of a job: a picture of PIXELS_MAX takes 270 MiB, 64 processed ones 37 MiB thrice
-CPU_SECONDS: Final = 2.0  # of a job, beside those of its bytes: a picture of PIXELS_MAX takes 0.5
 
 
 class PreparedImages(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
@@ -35,7 +33,7 @@ def prepare_images(model: ServedModel, job: Job) -> PreparedImages:
         param, number, encoded = "image", len(files), iter(files)
     else:
         fields = parse_body(model, ImageClassificationRequest, job.body)
-        param, number, encoded = "images", len(fields.images), _read_all(fields.images)
+        param, number, encoded = "images", len(fields.images), read_files(fields.images, "images")
     facts = ImageFacts.read(job.facts)
     check_answer_size(number, len(facts.labels), "labels", param)
     prompts = [_read_image(model, job, data, name_input(param, index, number)) for index, data in enumerate(encoded)]
@@ -60,12 +58,8 @@ def prepare_image_tensors(model: ServedModel, job: Job) -> PreparedInference:
     return prepare_inference(model, job, read_signature(job.facts), make_prompt, IMAGES_MAX)
 
 
-def _read_all(texts: list[str]) -> Iterator[bytes]:
-    return (read_base64(text, name_input("images", index, len(texts))) for index, text in enumerate(texts))
-
-
 def _read_image(model: ServedModel, job: Job, data: bytes, param: str) -> Prompt:
-    pixels = model.reader.process(decode_image(data, param))
+    pixels = process_picture(model, data, param)
     shape = Shape(*pixels.shape)
     if shape.num_pixels > job.facts.max_model_len:
         message = (
@@ -75,18 +69,7 @@ def _read_image(model: ServedModel, job: Job, data: bytes, param: str) -> Prompt
     return Prompt([], encode_pixels(shape, pixels.tobytes()), shape.num_pixels)
 
 
-def _build_kind(prepare: Callable[[ServedModel, Job], PreparedPrompts], prepared: type[PreparedPrompts]) -> Kind:
-    return Kind(
-        prepare,
-        prepared,
-        memory_bytes=MEMORY_BYTES,
-        cpu_seconds=CPU_SECONDS,
-        reading="decoded and resized",
-        advice="send smaller images, or fewer",
-    )
-
-
 TASK: Final[Mapping[str, Kind]] = {
-    "images": _build_kind(prepare_images, PreparedImages),
-    "image_tensors": _build_kind(prepare_image_tensors, PreparedInference),
+    "images": build_kind(prepare_images, PreparedImages),
+    "image_tensors": build_kind(prepare_image_tensors, PreparedInference),
 }
