@@ -1,10 +1,14 @@
 """A service of each task that takes one step, by its manifest and its page."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import torch
+import tritonclient.http as triton
 import yaml
 
 from e2e import kube
@@ -14,7 +18,12 @@ from e2e.demo_model.shapes import SHAPES
 from e2e.gateway import service_url
 from e2e.test_quickstart import commands, shell
 
-PAGES = {"rerank": "docs/rerank.md", "classify": "docs/classify.md", "image-classify": "docs/images.md"}
+PAGES = {
+    "rerank": "docs/rerank.md",
+    "classify": "docs/classify.md",
+    "image-classify": "docs/images.md",
+    "custom": "docs/custom.md",
+}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -38,9 +47,23 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
         assert answer.json()["data"][0]["label"] == "dictionaries"
     if name == "image-classify":
         assert [each["label"] for each in answer.json()["data"]] == list(SHAPES)
+    if name == "custom":
+        assert_program_computed(url, demo_model_directory(TASKS[name].model) / "model.pt2")
     if name in PAGES:
         (curl,) = [block for block in commands(PAGES[name]) if block.startswith("curl")]
         assert "model" in shell(re.sub(r"http://[^ ]*/default/[\w-]+", url, curl))
+
+
+def assert_program_computed(url: str, program: Path) -> None:
+    """Triton's client gets, through the gateway, what the program gives alone."""
+    rows = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    tensor = triton.InferInput("input", list(rows.shape), "FP32")
+    tensor.set_data_from_numpy(rows)
+    with triton.InferenceServerClient(url.removeprefix("http://"), network_timeout=60) as client:
+        assert client.is_model_ready("custom")
+        told = client.infer("custom", [tensor]).as_numpy("output")
+    expected = torch.export.load(program).module()(torch.from_numpy(rows)).detach().numpy()
+    assert np.abs(told - expected).max() < 1e-5
 
 
 def test_a_task_that_the_model_has_not_is_refused_with_what_it_does(namespace: str) -> None:

@@ -78,6 +78,14 @@ TASKS: Final = {
         lambda answer: [", ".join(f"{b['label']:9} {b['score']:.3f}" for b in one["scores"]) for one in answer["data"]],
         "demo-image",
     ),
+    "custom": Task(
+        "/v2/models/custom/infer",
+        {"inputs": [{"name": "input", "shape": [2, 4], "datatype": "FP32", "data": [[1, 2, 3, 4], [0, 0, 0, 0]]}]},
+        lambda answer: [
+            f"{one['name']}: {', '.join(f'{number:.3f}' for number in one['data'])}" for one in answer["outputs"]
+        ],
+        "custom",
+    ),
 }
 
 
