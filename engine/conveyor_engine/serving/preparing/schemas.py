@@ -131,8 +131,8 @@ class EmbeddingRequest(PromptFields):
     """Return only the first dimensions, this many; for models that were trained for it."""
     prompt_name: str | None = None
     """Which of the model's instructions begins each text, such as `query`; default: the model's own default."""
-    modality: Literal["text", "image"] | None = "text"
-    """What the inputs are. An image is a data: URI with base64, or base64 alone; for models that embed images."""
+    modality: Literal["text", "image"] | None = None
+    """What the inputs are; default: text. Each image is a data: URI with base64, or base64 alone."""
 
 
 FORMS = (

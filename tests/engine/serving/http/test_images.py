@@ -1,4 +1,4 @@
-"""/v1/images/classify on a real server, with the labels and scores of transformers' pipeline."""
+"""/v1/images/classify on a real server, with the labels and scores of transformers' pipeline: docs/images.md."""
 
 import base64
 import json
