@@ -94,10 +94,15 @@ def test_an_object_that_is_refused_keeps_its_version(plane: ControlPlane, capsys
     api.create(f"{root}/validatingadmissionpolicybindings", policy | {"spec": binding})
     command = ["migrate", f"--kubeconfig={plane.kubeconfig}"]
 
-    def refused() -> bool:
-        return main(command) == 1
+    def is_frozen() -> bool:
+        try:
+            Space(api, "default").patch("InferenceService", "qwen-7", {"metadata": {"labels": {"seen": "yes"}}})
+        except ApiError as error:
+            return "qwen-7 is frozen" in str(error)
+        return False
 
-    wait_until("the policy is in force", refused, 30)
+    wait_until("the policy is in force", is_frozen, 30)
+    assert main(command) == 1
     assert "inferenceservices: default/qwen-7 is not written: " in capsys.readouterr().out
     assert stored(api) == [NEXT, "v1"]
     api.delete(f"{root}/validatingadmissionpolicybindings/frozen")
