@@ -32,6 +32,9 @@ COMMANDS = {
     "host": Command("engine.host", "what a step costs the host, and streams over HTTP, without a model"),
     "start": Command("engine.start", "how long an engine takes to be ready, and what it streams first"),
     "waits": Command("engine.waits", "how long one request waits behind many of another client"),
+    "constrained": Command(
+        "engine.constrained", "what following a JSON schema costs 32 rows, beside as many free ones"
+    ),
     "batches": Command("engine.batches", "what length grouping saves a padded backlog, and eager an idle engine"),
     "gpu": Command("gpu.suite", "everything that is measured on a GPU, stage by stage"),
     "tune": Command("tune.command", "which batch limit, window and step budget serve most within an objective"),

@@ -20,6 +20,7 @@ class Marked:
     around: str = ""  # before the first call, and never text
     is_list: bool = False  # objects may stand in a list
     name_ends: Collection[str] = ()  # what follows a name that stands before the object
+    id_mark: str = ""  # between such a name and an id of the model's own, which is left out
 
     def build(self) -> Program:
         """The parser."""
@@ -55,8 +56,13 @@ class Marked:
 
     def _read_named(self, write: Write, before: str, first: str) -> Reading[tuple[bool, str | None]]:
         name: list[str] = []
-        space, mark = yield from read_until(name.append, self.name_ends, first)
+        marks = (*filter(None, [self.id_mark]), *self.name_ends)
+        space, mark = yield from read_until(name.append, marks, first)
         held = [before, *name, space]
+        if self.id_mark and mark == self.id_mark:
+            held.append(mark)
+            space, mark = yield from read_until(held.append, self.name_ends, None)
+            held.append(space)
         if mark == "{":  # the object's own
             character = mark
         else:

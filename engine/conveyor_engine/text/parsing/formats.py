@@ -95,7 +95,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         templates=[["<｜tool▁calls▁begin｜>"]],
     ),
     "mistral": Format(
-        Marked("[TOOL_CALLS]", is_list=True, name_ends=("[ARGS]", "{")),
+        Marked("[TOOL_CALLS]", is_list=True, name_ends=("[ARGS]", "{"), id_mark="[CALL_ID]"),
         has_special_tokens=True,
         templates=[["[TOOL_CALLS]"]],
     ),

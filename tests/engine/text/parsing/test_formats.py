@@ -63,6 +63,8 @@ EXAMPLES: list[Example] = [
         [CALL, TIME],
     ),
     ("mistral", f"Yes.[TOOL_CALLS]get_weather[ARGS]{WEATHER}[TOOL_CALLS]get_time[ARGS]{{}}", "Yes.", [CALL, TIME]),
+    ("mistral", f"Yes.[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{WEATHER}", "Yes.", [CALL]),
+    ("mistral", "Yes.[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e", "Yes.[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e", []),
     ("mistral", f"[TOOL_CALLS]get_weather{WEATHER}", "", [CALL]),
     ("mistral", "[TOOL_CALLS]none", "[TOOL_CALLS]none", []),
     ("mistral", "[TOOL_CALLS][1]", "[TOOL_CALLS][1]", []),
@@ -193,7 +195,8 @@ PIECES = sorted({
     *"{}[]()<>:,;=\"'\\ \n.a1ntu", "name", '"name"', '"arguments"', '"parameters": {', "True", "é", "function=",
     '"f"', "f(a=", "\\u0041", "```json\n", "|python_tag|>", "parameter=a>", ">", "</parameter>", "</function>",
     *(text for _, answer, _, _ in EXAMPLES for text in (answer, answer[:50], answer[50:])),
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", BEGIN, SEP, END, ALL, ALL_END, "<|python_start|>",
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", BEGIN, SEP, END, ALL, ALL_END,
+    "<|python_start|>",
 })  # fmt: skip
 
 
