@@ -38,7 +38,7 @@ BYSTANDERS = ("one", "two", "three")
 CALLS_PER_SECOND_MAX = 10
 CALLS_OF_A_RECOVERY_MAX = 200
 _RIGHT_SECONDS_MAX = 200.0
-_LINES_MAX = 100
+_LINES_MAX = 400
 
 Json = dict[str, Any]
 

@@ -129,8 +129,7 @@ def every_second() -> Callable[[Call], bool]:
 
 def test_half_open_connections(stand: Stand, record: Record) -> None:
     """They stay open, and nothing passes any more."""
-    with stand.told("watch"):
-        record("connections are half open", stand.endure(stand.proxy.half_open(), 20))
+    record("connections are half open", stand.endure(stand.proxy.half_open(), 20))
 
 
 def test_an_api_server_that_is_away_for_minutes(stand: Stand, record: Record) -> None:
@@ -145,7 +144,7 @@ def test_a_slow_etcd(stand: Stand, record: Record) -> None:
 @pytest.mark.parametrize("seconds", [3600, -3600], ids=["ahead", "back"])
 def test_a_clock_that_is_stepped_by_an_hour(stand: Stand, record: Record, seconds: int) -> None:
     environment, shift = build_clock(stand.folder)
-    elected = ("--leader-elect", "--system-namespace=conveyor-system")
+    elected = ("--leader-elect=true", "--system-namespace=conveyor-system")
     stand.replace_operator(*elected, **environment)
     stand.proxy.wait_quiet(5)
 

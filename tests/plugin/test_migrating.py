@@ -49,7 +49,9 @@ def stored(api: Api, name: str = names.CRD_NAME) -> list[str]:
 
 
 def read(api: Api, version: str) -> dict[str, Any]:
-    items = api.get(f"/apis/{names.GROUP}/{version}/{names.PLURAL}")["items"]
+    path = f"/apis/{names.GROUP}/{version}/{names.PLURAL}"
+    wait_served(api, path)  # a CRD that has just changed is not served for a moment
+    items = api.get(path)["items"]
     return {item["metadata"]["name"]: item for item in items}
 
 
