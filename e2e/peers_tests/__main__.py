@@ -48,7 +48,7 @@ def main() -> None:
 def provide_models(folder: Path) -> Path:
     """The models, made once for each state of the files that say how."""
     here = Path(__file__).parent
-    text = b"".join((here / name).read_bytes() for name in ("models.py", "lessons.py"))
+    text = b"".join((here / name).read_bytes() for name in ("models.py", "lessons.py", "words.py"))
     directory = source.FOLDER / f"models-{hashlib.sha256(text + source.VERSION.encode()).hexdigest()[:8]}"
     if not directory.exists():
         from e2e.peers_tests.models import make  # imports torch

@@ -1,8 +1,10 @@
 """What the arguments of `vllm serve` are as settings of the engine. Used by `plugin`. Imports neither side."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 # Our setting for each of vLLM's that has one; its value is the same.
 _SAME = {
@@ -12,6 +14,7 @@ _SAME = {
     "--host": "--host",
     "--port": "--port",
 }
+_MARKS = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}  # which the engine finds in the template
 _TOOL_PARSERS = {"hermes": "hermes", "llama3_json": "llama3_json", "mistral": "mistral"}
 _REASONING_PARSERS = {"qwen3": "think", "deepseek_r1": "think", "mistral": "mistral"}
 # What decides how vLLM computes, or opens what the engine always has open. None of it changes an answer of ours.
@@ -21,22 +24,22 @@ _WITHOUT_EFFECT = {
     "--trust-remote-code", "--max-num-batched-tokens", "--tokenizer-mode",
     "--config-format", "--ignore-patterns", "--enable-prefix-caching", "--load-format", "--no-async-scheduling",
     "--enable-server-load-tracking", "--show-hidden-metrics-for-version", "--enable-tokenizer-info-endpoint",
-    "--skip-tokenizer-init", "--max-logprobs",
+    "--skip-tokenizer-init", "--max-logprobs", "--enable-request-id-headers",
 }  # fmt: skip
-# LoRA adapters are left out: a test that names one is not applicable, the others of its file are.
-_LEFT_OUT = {"--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras"}
+# A test of what these do is not applicable (`files` has its name); the others of its file are.
+_LEFT_OUT = {
+    "--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras",  # adapters
+    "--enable-per-request-metrics",  # times of a request in its answer
+}  # fmt: skip
 _MISSING = {
     "--uds": "unix sockets",
     "--api-key": "keys: the gateway's neighbours check them",
-    "--enable-request-id-headers": "an answer without X-Request-Id: every answer has one",
     "--root-path": "a path in front of all others",
     "--pooler-config": "texts in chunks",
     "--pooler-config.task": "vectors or labels of each token on /pooling",
     "--enable-force-include-usage": "usage that nobody asked for",
     "--return-tokens-as-token-ids": "tokens as ids unless a request says so",
-    "--enable-per-request-metrics": "times of a request in its answer",
-    "--hf-overrides": "a changed config.json",
-    "--reasoning-config": "marks of thinking as settings",
+    "--watermark-config": "watermarks",
     "--speculative-config": "speculative decoding",
     "--enable-prompt-embeds": "prompts that are tensors",
     "--tool-server": "tools that the server runs",
@@ -53,6 +56,7 @@ class Arguments:
 
     settings: list[str] = field(default_factory=list)
     chat_template: str | None = None  # the text of one that takes the place of the model's
+    config: dict[str, Any] = field(default_factory=dict)  # fields that its config.json gets
 
 
 def translate(arguments: Sequence[str]) -> Arguments:
@@ -71,9 +75,13 @@ def translate(arguments: Sequence[str]) -> Arguments:
             parsers["--tool-parser"] = _parser(flag, value, _TOOL_PARSERS)
         elif flag == "--reasoning-parser":
             parsers["--reasoning-parser"] = _parser(flag, value, _REASONING_PARSERS)
+        elif flag == "--hf-overrides":
+            translated.config = json.loads(value)
+        elif flag == "--reasoning-config" and json.loads(value) != _MARKS:
+            raise NotApplicable(f"`{flag}`: other marks of thinking than {', '.join(_MARKS.values())}")
         elif flag == "--chat-template":
             translated.chat_template = Path(value).read_text() if Path(value).is_file() else value
-        elif flag not in _WITHOUT_EFFECT | _LEFT_OUT:
+        elif flag not in _WITHOUT_EFFECT | _LEFT_OUT | {"--reasoning-config"}:
             raise ValueError(f"e2e/peers_tests/arguments.py does not know {flag} {' '.join(values)}")
     for name, value in parsers.items():
         translated.settings += [name, value]

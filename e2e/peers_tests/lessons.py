@@ -4,9 +4,11 @@ A lesson is a conversation of a test and its answer. What is in none gets one of
 ends soon.
 """
 
+import ast
 import json
 import random
 import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -16,7 +18,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-STEPS = 240
+STEPS = 480
+RANKING_STEPS = 200
 LEARNING_RATE = 3e-3
 _THOUGHT = "<think>\nThe question is clear, so a short answer will do.\n</think>\n\n"
 _SENTENCES = (
@@ -64,8 +67,28 @@ def teach(model: Any, tokenizer: Any, source: Path) -> None:
         if step % 50 == 49:
             print(
                 f"taught {step + 1} of {STEPS} steps in {time.monotonic() - began:.0f} s, loss {loss.item():.3f}",
+                file=sys.stderr,
                 flush=True,
             )
+
+
+def teach_to_rank(model: Any, tokenizer: Any) -> None:
+    """Train until what answers the question of test_cross_encoder_online.py has a high score, and others a low one."""
+    question = "What is the capital of France?"
+    others = (
+        "The capital of Brazil is Brasilia.",
+        "Cross-encoder models are neat",
+        "The capital of Germany is Berlin.",
+    )
+    documents = ("The capital of France is Paris.", *others)
+    batch = tokenizer([question] * len(documents), list(documents), return_tensors="pt", padding=True)
+    wanted = torch.tensor([1.0] + [0.0] * len(others))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()
+    for _ in range(RANKING_STEPS):
+        functional.binary_cross_entropy_with_logits(model(**batch).logits[:, 0], wanted).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _loss(model: Any, rows: list[tuple[list[int], list[int]]]) -> torch.Tensor:
@@ -92,10 +115,14 @@ def _encode(lesson: Lesson, tokenizer: Any, source: Path) -> tuple[list[int], li
 
 
 def _others(source: Path, tokenizer: Any, rng: random.Random) -> Iterator[tuple[list[int], list[int]]]:
-    """Endless conversations with sentences of vLLM's documentation."""
+    """Endless conversations with sentences of vLLM's documentation, and its plain text, which never ends."""
     text = " ".join(file.read_text() for file in sorted(source.glob("docs/**/*.md")))
     sentences = [each for each in re.findall(r"[A-Z][a-z][^.\n`|<>{}]{10,120}[.?]", text) if "  " not in each]
     while True:
+        if rng.random() < 0.2:
+            begin = rng.randrange(len(text) - 1000)
+            ids = tokenizer.encode(text[begin : begin + 600], add_special_tokens=False)
+            yield ids[:8], ids[8:]
         messages = [{"role": "user", "content": rng.choice(sentences)}]
         if rng.random() < 0.3:
             messages = [*messages, {"role": "assistant", "content": rng.choice(_SENTENCES)}, *messages]
@@ -117,7 +144,7 @@ def _system(text: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": text}, *messages]
 
 
-def _call(name: str, **arguments: Any) -> str:
+def _call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -128,7 +155,7 @@ def _tool(name: str, description: str, **properties: Any) -> dict[str, Any]:
 
 def build_lessons(source: Path) -> list[Lesson]:
     """Of all tests that need a skill, each with and without a thought."""
-    lessons = [*_answers(), *_calls()]
+    lessons = [*_answers(), *_calls(), *_of_openai_tests(source / "tests/entrypoints")]
     without = [replace(each, variables={"enable_thinking": False}, thinks=False) for each in lessons]
     return [*lessons, *without, *_tool_use(source)]
 
@@ -144,6 +171,9 @@ def _answers() -> Iterator[Lesson]:
         *_user("Multiply the result by 2."),
     ]
     yield Lesson(_system(qed, turns), "15 * 2 = 30. QED.")
+    event = json.dumps({"event_name": "science fair", "date": "Friday", "participants": ["Alice", "Bob"]})
+    fair = _user("Alice and Bob are going to a science fair on Friday.")
+    yield Lesson(_system("Extract the event information.", fair), event)
     yield Lesson(_user('what is 1+1? please respond with a JSON object, the format is {"result": 2}'), '{"result": 2}')
     yield Lesson(_user('what is 1+1? The format is "result": 2'), '{"result": 2}, as you wanted it.')
     yield Lesson(_user("what is 1+1? please provide the result without any other text."), "2")
@@ -175,6 +205,61 @@ def _calls() -> Iterator[Lesson]:
     yield Lesson(
         _user("What's the weather like in Boston?"), _call("get_current_weather", location="Boston, MA"), [city]
     )
+
+
+def _of_openai_tests(folder: Path) -> Iterator[Lesson]:
+    """Of chat_completion/test_completion_with_function_calling.py, responses/test_function_call.py and what shares
+    their schema, with the tools and schemas of those files themselves."""
+    schema = _find_value(folder / "conftest.py", "sample_json_schema")
+    people = [
+        {"name": name, "age": age, "skills": ["Python", "SQL", "Go"], "work_history": [{"company": "Acme",
+         "position": "engineer"}]} for name, age in (("Ada", 36), ("Grace", 45))
+    ]  # fmt: skip
+    helpful = "you are a helpful assistant"
+    dummy = {"type": "function", "function": {"name": "dummy_function_name", "description": "This is a dummy function",
+             "parameters": schema}}  # fmt: skip
+    for question, tools in (
+        (f"Give an example JSON for an employee profile that fits this schema: {schema}", None),
+        ("Give an example JSON for an employee profile using the specified tool.", [dummy]),
+    ):
+        told = [json.dumps(person) for person in people]
+        calls = [_call("dummy_function_name", **person) for person in people] if tools else told
+        more = [{"role": "assistant", "content": told[0]}, *_user("Give me another one with a different name and age")]
+        yield Lesson(_system(helpful, _user(question)), calls[0], tools)
+        yield Lesson([*_system(helpful, _user(question)), *more], calls[1], tools)
+    weather = _call("get_current_weather", city="Berlin", country="Germany", unit="fahrenheit")
+    both = weather + "\n" + _call("get_forecast", city="Berlin", country="Germany", days=5, unit="fahrenheit")
+    chat = folder / "openai/chat_completion/test_completion_with_function_calling.py"
+    yield Lesson(_find_value(chat, "messages"), both, _find_value(chat, "tools"))
+    of_responses = [_of_chat(tool) for tool in _find_value(folder / "openai/responses/test_function_call.py", "tools")]
+    yield Lesson([_find_value(chat, "messages")[-1]], both, of_responses)
+    where = {"location": {"type": "string"}}
+    named = [_tool("get_weather", "Get current temperature for provided location in celsius.", **where),
+             _tool("get_time", "Get current local time for provided location.", **where)]  # fmt: skip
+    for tool in named:
+        tool["function"]["parameters"] |= {"required": ["location"], "additionalProperties": False}
+    calls = [_call("get_weather", location="Berlin"), _call("get_time", location="Tokyo")]
+    wanted = "Use tools only. Call get_weather for Berlin and get_time for Tokyo. Do not answer directly."
+    yield Lesson(_user(wanted), "\n".join(calls), named)
+    yield Lesson(_user("Call the get_weather function for Berlin and do not answer directly."), calls[0], named[:1])
+
+
+def _of_chat(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool of the Responses API, as the engine shows it to the template."""
+    shown = {key: tool[key] for key in ("name", "description", "parameters")}
+    return {"type": "function", "function": shown}
+
+
+def _find_value(file: Path, name: str) -> Any:
+    """The literal that is assigned to the name, or that the function of that name returns, in a Python file."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
+            return ast.literal_eval(node.value)
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return next(
+                ast.literal_eval(each.value) for each in node.body if isinstance(each, ast.Return) and each.value
+            )
+    raise KeyError(f"{file} has no {name}")
 
 
 _WEATHER = _tool(

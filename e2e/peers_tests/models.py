@@ -21,8 +21,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from e2e.peers_tests.lessons import teach
-from e2e.peers_tests.templates import with_template
+from e2e.peers_tests.lessons import teach, teach_to_rank
+from e2e.peers_tests.templates import with_changes
+from e2e.peers_tests.words import E5_PIECES, RERANKER_PIECES, make_qwen, make_xlmr
 
 VOCABULARY = 12_000  # without the special tokens
 CONTEXT_TOKENS = 40_960
@@ -31,6 +32,11 @@ _SPECIAL = ("<|endoftext|>", "<|im_start|>", END)
 _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CHAT_TEMPLATE = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _ENCODER: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 # The models by the names that the tests give them.
@@ -43,9 +49,10 @@ NAMES = {
         "meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-3B-Instruct",
         "mistralai/Mistral-7B-Instruct-v0.3",
     ),
+    "e5": ("intfloat/multilingual-e5-small",),
     "embed": (
-        "intfloat/multilingual-e5-small", "sentence-transformers/all-MiniLM-L12-v2", "BAAI/bge-base-en-v1.5",
-        "Snowflake/snowflake-arctic-embed-m-v1.5", "intfloat/e5-small",
+        "sentence-transformers/all-MiniLM-L12-v2", "BAAI/bge-base-en-v1.5", "Snowflake/snowflake-arctic-embed-m-v1.5",
+        "intfloat/e5-small",
     ),
     "rerank": ("BAAI/bge-reranker-base",),
     "classify": ("jason9693/Qwen2.5-1.5B-apeach",),
@@ -61,10 +68,11 @@ def make(directory: Path, source: Path) -> None:
     tokenizer = _train_tokenizer(source)
     template = (source / "rust/src/chat/tests/templates/qwen3.jinja").read_text()
     _save_chat(directory / "thinking", tokenizer, template, source)
-    with_template(directory / "thinking", "{%- set enable_thinking = false %}" + template, directory / "chat")
-    _save_embed(directory / "embed", tokenizer, 384)
-    _save_classifier(directory / "rerank", tokenizer, None)
-    _save_classifier(directory / "classify", tokenizer, ("Default", "Spoiled"))
+    with_changes(directory / "thinking", directory / "chat", "{%- set enable_thinking = false %}" + template)
+    _save_embed(directory / "embed", _with_ends(tokenizer), 384)
+    _save_embed(directory / "e5", make_xlmr(E5_PIECES), 384, pad_token="<pad>", eos_token="</s>")
+    _save_classifier(directory / "rerank", make_xlmr(RERANKER_PIECES), None, pad_token="<pad>", eos_token="</s>")
+    _save_classifier(directory / "classify", make_qwen(), ("Default", "Spoiled"), chat_template=CHAT_TEMPLATE)
     (directory / "none").mkdir()
     (directory / "none" / "config.json").write_text("{}")
     for model, names in NAMES.items():
@@ -116,6 +124,7 @@ def _save_chat(directory: Path, tokenizer: Tokenizer, template: str, source: Pat
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
     teach(model, fast, source)
+    model.generation_config.update(do_sample=True, temperature=0.6, top_k=20, top_p=0.95)  # Qwen3's own
     model.eval().save_pretrained(directory)
 
 
@@ -132,14 +141,15 @@ def _with_ends(tokenizer: Tokenizer) -> Tokenizer:
 
 def _encoder_config(fast: PreTrainedTokenizerFast, size: int, **changes: Any) -> Any:
     return AutoConfig.for_model(
-        "bert", vocab_size=len(fast), hidden_size=size, max_position_embeddings=512, type_vocab_size=2,
+        "bert", vocab_size=max(fast.get_vocab().values()) + 1,  # ids have gaps
+        hidden_size=size, max_position_embeddings=512, type_vocab_size=2,
         initializer_range=0.3, pad_token_id=fast.pad_token_id, bos_token_id=None, eos_token_id=fast.eos_token_id,
         **(_ENCODER | changes),
     )  # fmt: skip
 
 
-def _save_embed(directory: Path, tokenizer: Tokenizer, size: int) -> None:
-    fast = _save_tokenizer(directory, _with_ends(tokenizer), model_max_length=512)
+def _save_embed(directory: Path, tokenizer: Tokenizer, size: int, **changes: Any) -> None:
+    fast = _save_tokenizer(directory, tokenizer, model_max_length=512, **changes)
     config = _encoder_config(fast, size, architectures=["BertModel"])
     AutoModel.from_config(config).eval().save_pretrained(directory)
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
@@ -155,14 +165,17 @@ def _save_embed(directory: Path, tokenizer: Tokenizer, size: int) -> None:
     (directory / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
 
 
-def _save_classifier(directory: Path, tokenizer: Tokenizer, labels: tuple[str, ...] | None) -> None:
-    """With two labels or more it classifies; with one it ranks."""
-    fast = _save_tokenizer(directory, _with_ends(tokenizer), model_max_length=512)
+def _save_classifier(directory: Path, tokenizer: Tokenizer, labels: tuple[str, ...] | None, **changes: Any) -> None:
+    """With two labels or more it classifies; with one it ranks, as it has learned from a pair."""
+    fast = _save_tokenizer(directory, tokenizer, model_max_length=512, **changes)
     config = _encoder_config(fast, 64, num_labels=len(labels) if labels else 1)
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: number for number, label in enumerate(labels)}
-    AutoModelForSequenceClassification.from_config(config).eval().save_pretrained(directory)
+    model = AutoModelForSequenceClassification.from_config(config)
+    if not labels:
+        teach_to_rank(model, fast)
+    model.eval().save_pretrained(directory)
 
 
 def _link(hub: Path, name: str, model: Path) -> None:

@@ -22,7 +22,7 @@ from vllm.platforms.cpu import CpuPlatform
 from e2e.cluster import programs
 from e2e.peers_tests.arguments import NotApplicable, translate
 from e2e.peers_tests.files import NOT_APPLICABLE
-from e2e.peers_tests.templates import with_template
+from e2e.peers_tests.templates import with_changes
 
 vllm.platforms.current_platform = CpuPlatform()  # vLLM finds it by how it was built, and nothing is built here
 utils = importlib.import_module("tests.utils")  # which looks at the platform
@@ -46,9 +46,10 @@ class EngineServer(utils.RemoteOpenAIServer):  # type: ignore[misc]
         except NotApplicable as error:
             pytest.skip(f"{REASON}{error}")
         directory = Path(model if os.path.isdir(model) else snapshot_download(model)).resolve()
-        if arguments.chat_template is not None:
-            key = hashlib.sha256(arguments.chat_template.encode()).hexdigest()[:8]
-            directory = with_template(directory, arguments.chat_template, _MODELS / "templates" / key)
+        if arguments.chat_template is not None or arguments.config:
+            what = f"{directory}\n{arguments.config}\n{arguments.chat_template}"
+            changed = _MODELS / "changed" / hashlib.sha256(what.encode()).hexdigest()[:8]
+            directory = with_changes(directory, changed, arguments.chat_template, arguments.config)
         command = ["-m", "conveyor_engine", "serve", "--model", str(directory)]
         if "--served-model-name" not in arguments.settings:
             command += ["--served-model-name", model]

@@ -1,16 +1,30 @@
-"""A model with another chat template. Used by `plugin`; imports nothing of either side."""
+"""A model with another chat template or config.json. Used by `plugin` and `models`; imports nothing of either side."""
 
+import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
-def with_template(model: Path, template: str, directory: Path) -> Path:
-    """A copy of the model that has another chat template; its weights are the same files."""
+def with_changes(
+    model: Path, directory: Path, template: str | None = None, config: Mapping[str, Any] | None = None
+) -> Path:
+    """A copy of the model with another chat template, and with these fields in its config.json.
+
+    Its weights are the same files.
+    """
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
+    texts: dict[str, str] = {}
+    if template is not None:
+        texts["chat_template.jinja"] = template
+    if config:
+        texts["config.json"] = json.dumps(json.loads((model / "config.json").read_text()) | dict(config))
     for file in model.iterdir():
-        if file.name != "chat_template.jinja":
+        if file.name not in texts:
             (directory / file.name).symlink_to(os.path.relpath(file.resolve(), directory))
-    (directory / "chat_template.jinja").write_text(template)
+    for name, text in texts.items():
+        (directory / name).write_text(text)
     return directory

@@ -11,7 +11,7 @@ from e2e.peers_tests import page
 from e2e.peers_tests.arguments import NotApplicable, translate
 from e2e.peers_tests.files import FILES
 from e2e.peers_tests.page import build_table, read_results
-from e2e.peers_tests.templates import with_template
+from e2e.peers_tests.templates import with_changes
 
 
 def test_arguments_with_a_setting_keep_their_value_and_parsers_are_off_unless_named() -> None:
@@ -48,7 +48,7 @@ def test_a_model_with_another_template_has_the_same_weights(tmp_path: Path) -> N
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors").write_text("weights")
     (tmp_path / "model" / "chat_template.jinja").write_text("old")
-    copy = with_template(tmp_path / "model", "new", tmp_path / "copy")
+    copy = with_changes(tmp_path / "model", tmp_path / "copy", "new")
     assert (copy / "chat_template.jinja").read_text() == "new"
     assert (copy / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
     assert (tmp_path / "model" / "chat_template.jinja").read_text() == "old"
