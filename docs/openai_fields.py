@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from conveyor_engine.serving.preparing.chat_schemas import ChatMessage, ChatRequest
+from conveyor_engine.serving.preparing.comparing_schemas import RerankRequest, ScoreRequest
 from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.fields import TABLE, Place
 from conveyor_engine.serving.preparing.messages_schemas import MessagesRequest
 from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
-from conveyor_engine.serving.preparing.schemas import EmbeddingRequest, StreamOptions
+from conveyor_engine.serving.preparing.schemas import StreamOptions
 from conveyor_engine.serving.preparing.tokens import TokenizeRequest
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest
-from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest
+from conveyor_engine.tasks.embed.bodies import EmbeddingRequest
 
 _HEAD = """\
 # Fields of requests

@@ -90,6 +90,8 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
     named = endpoint.match(path) or {}
     model, version = (unquote(named.get(name, "")) for name in ("model", "version"))
     match endpoint.kind:
+        case Kind.DESCRIBE | Kind.ENGINE_PAGE if service is None and not endpoint.has_model:
+            raise NotFound(f"each service has its own, at /<namespace>/<name>{path}", Code.PATH_NOT_FOUND)
         case Kind.ENGINE:
             return Route(endpoint.kind, service, endpoint.path, model, version, endpoint.may_stream)
         case Kind.ENGINE_PAGE:
@@ -100,8 +102,6 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
             return Route(endpoint.kind, service, model=model)
         case Kind.LIST_MODELS:
             return Route(endpoint.kind, service)
-        case Kind.DESCRIBE if service is None:
-            raise NotFound(f"each service has its own document, at /<namespace>/<name>{path}", Code.PATH_NOT_FOUND)
         case Kind.DESCRIBE:
             return Route(endpoint.kind, service, path)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenizers import Encoding
 
 from conveyor_engine.errors import InvalidRequest, context_exceeded
-from conveyor_engine.text.tokenizer import Side, Tokenizer, Truncation
+from conveyor_engine.text.tokenizer import SHORTEN, Side, Tokenizer, Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class PairEncoder:
         if len(joined.ids) > self._max_tokens:
             raise context_exceeded(
                 self._max_tokens,
-                f"{param} has {len(joined.ids)} tokens with the text that it is compared with. Shorten them, or send "
+                f"{param} has {len(joined.ids)} tokens with the text that it is compared with. {SHORTEN} Or send "
                 "truncate_prompt_tokens.",
                 param=param,
             )

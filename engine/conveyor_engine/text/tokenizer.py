@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as _FastTokenizer
@@ -27,6 +27,8 @@ _UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each token
 _PENDING_TOKENS_MAX = 16  # in a row that each end one character and begin the next
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # SentencePiece's token for a byte
 _REPLACEMENT = "\ufffd"  # what bytes that are no text, or not yet, decode to
+
+SHORTEN: Final = "Please reduce the length of the input prompt."  # vLLM's words, which clients look for
 
 Side = Literal["left", "right"]
 
@@ -111,14 +113,22 @@ class Tokenizer:
         encoding.truncate(max_tokens, direction=cut)
         return encoding
 
-    def encode_spans(self, text: str, max_tokens: int, param: str, truncation: Truncation | None = None) -> Encoding:
+    def encode_spans(
+        self,
+        text: str,
+        max_tokens: int,
+        param: str,
+        truncation: Truncation | None = None,
+        *,
+        add_special_tokens: bool = True,
+    ) -> Encoding:
         """A whole text with its special tokens, and where in it each token stands. Raises InvalidRequest as `encode`.
 
-        A truncation loses the end.
+        A truncation loses the end, and is of texts with special tokens.
         """
         if truncation is None:
             self._check_length(text, max_tokens, param)
-            return self._encode(text, add_special_tokens=True, spans=True)
+            return self._encode(text, add_special_tokens=add_special_tokens, spans=True)
         room = max(0, truncation.max_tokens - int(self._fast.num_special_tokens_to_add(False)))
         encoding = self._encode_end(text, room + _CUT_TOKENS_MAX, "right", spans=True)
         encoding.truncate(room)
@@ -131,8 +141,21 @@ class Tokenizer:
     @cached_property
     def unknown_id(self) -> int | None:
         """The token that stands for what the vocabulary lacks."""
-        named = _special_tokens(self._directory, read_object(self._directory / "tokenizer_config.json"))
-        return self._fast.token_to_id(named["unk_token"]) if "unk_token" in named else None
+        return self._find_special_id("unk_token")
+
+    @cached_property
+    def padding_id(self) -> int | None:
+        """The token that fills prompts up."""
+        return self._find_special_id("pad_token")
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        return read_object(self._directory / "tokenizer_config.json")
+
+    def _find_special_id(self, name: str) -> int | None:
+        """The id of a special token that the tokenizer's files name."""
+        named = _special_tokens(self._directory, self._config)
+        return self._fast.token_to_id(named[name]) if name in named else None
 
     def join(self, first: Encoding, second: Encoding) -> Encoding:
         """Join both texts with special tokens between and around them. Return the tokens and their types."""
@@ -180,7 +203,7 @@ class Tokenizer:
             return self._chat_template.render(messages, max_characters, variables or {}, asked)
         except TooManyCharacters:
             problem = f"the model's chat template makes more than {max_characters} characters of your messages"
-            raise context_exceeded(max_tokens, f"{problem}. Shorten the prompt.", param="messages") from None
+            raise context_exceeded(max_tokens, f"{problem}. {SHORTEN}", param="messages") from None
 
     def encode_chat(
         self,
@@ -196,10 +219,10 @@ class Tokenizer:
         """Ids of a chat's text. Raises InvalidRequest."""
         return self.encode(text, max_tokens, add_special_tokens=False, param="messages", truncation=truncation)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, special tokens included. Raises InvalidRequest."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of tokens. Raises InvalidRequest."""
         try:
-            text: str = self._fast.decode(token_ids, skip_special_tokens=False)
+            text: str = self._fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
         except BaseException as error:  # `tokenizers` raises bare Exception; a panic is a BaseException of its own
             raise InvalidRequest(f"the model's tokenizer cannot decode these tokens: {error}", param="tokens") from None
         return text
@@ -208,6 +231,16 @@ class Tokenizer:
         """The token that stands for this text, as the vocabulary has it."""
         token_id: int | None = self._fast.token_to_id(piece)
         return token_id
+
+    def describe(self) -> dict[str, Any]:
+        """What tokenizer_config.json says, with the chat template, as vLLM's /tokenizer_info does.
+
+        Tokens are texts, and names of files are left out.
+        """
+        told = {key: value for key, value in self._config.items() if not key.endswith("_file")}
+        described: dict[str, Any] = _in_texts(told)
+        described["tokenizer_class"] = str(told.get("tokenizer_class") or "PreTrainedTokenizerFast")
+        return described | ({"chat_template": source} if (source := self.chat_template_source) else {})
 
     @property
     def chat_template_source(self) -> str:
@@ -307,9 +340,8 @@ class TextStream:
 def too_long(num_tokens: int | str, max_model_len: int, param: str) -> InvalidRequest:
     """The error for a prompt, sent in the field `param`, that leaves no room for an answer, where it needs one."""
     answer = ", and the answer needs at least one more" if param in ("prompt", "messages") else ""
-    return context_exceeded(
-        max_model_len, f"your prompt contains {num_tokens} input tokens{answer}. Shorten the prompt.", param=param
-    )
+    problem = f"your prompt contains {num_tokens} input tokens{answer}. {SHORTEN}"
+    return context_exceeded(max_model_len, problem, param=param)
 
 
 def read_chat_template(directory: Path) -> ChatTemplate | None:
@@ -333,6 +365,13 @@ def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | N
         named = {entry["name"]: entry["template"] for entry in source}
         source = named.get("default")
     return source
+
+
+def _in_texts(value: Any) -> Any:
+    """The same JSON with the text of each token in place of its object."""
+    if isinstance(value, dict):
+        return value["content"] if "content" in value else {key: _in_texts(each) for key, each in value.items()}
+    return list(map(_in_texts, value)) if isinstance(value, list) else value
 
 
 def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:

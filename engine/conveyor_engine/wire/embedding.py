@@ -1,11 +1,14 @@
 """Messages of the task Embed: the payload of a request and the facts of a model. Only this task reads them."""
 
-from typing import Self
+from typing import Final, Literal, Self
 
 import msgspec
 
 from conveyor_engine.wire.images import Shape
 from conveyor_engine.wire.request import ModelFacts
+
+EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
+NUM_BYTES: Final[dict[EmbedDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -14,6 +17,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     dimensions: int | None = None  # only so many, the first ones, if the model was trained for it; None: all
     normalizes: bool | None = None  # to length 1; None: as the model's files say
     pixels: bytes = b""  # of a picture, float32, channels first, in the model's shape; empty: the prompt's tokens count
+    dtype: EmbedDtype = "float32"  # of the numbers in the payload ...
+    is_big_endian: bool = False  # ... and the order of their bytes
 
     def encode(self) -> bytes:
         """The payload of a request."""

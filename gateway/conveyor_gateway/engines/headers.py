@@ -29,7 +29,15 @@ _TO_ENGINES: Final = frozenset(
         JSON_LENGTH_HEADER.lower(),
     ]
 )
-_TO_CLIENTS: Final = frozenset(["content-encoding", "content-length", "retry-after", JSON_LENGTH_HEADER.lower()])
+_TO_CLIENTS: Final = frozenset(
+    [
+        "content-encoding",
+        "content-length",
+        "retry-after",
+        "metadata",  # of vectors that are sent as bytes, in vLLM's form
+        JSON_LENGTH_HEADER.lower(),
+    ]
+)
 _CONTENT_TYPES: Final = {
     "application/json": "application/json",
     "text/event-stream": EVENT_STREAM,

@@ -126,7 +126,7 @@ class DualRunner:
             vectors = (vector for part in copy.wait() for vector in part.numpy())
             for index, vector in zip(pictures + texts, vectors, strict=True):
                 how = asked[index]
-                payloads[index] = finish(vector, how.dimensions, normalizes=how.normalizes is not False)
+                payloads[index] = finish(vector, how, normalizes=True)
             return StepResult(plan.number, [], payloads=payloads)
 
         return lambda _: read

@@ -45,9 +45,7 @@ class PoolRunner(PackedRunner):
 
     def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
         for vector, prompt in zip(computed, prompts, strict=True):
-            asked = PoolingParams.read(prompt.payload)
-            normalizes = self._pooling.normalizes if asked.normalizes is None else asked.normalizes
-            yield finish(vector, asked.dimensions, normalizes=normalizes)
+            yield finish(vector, PoolingParams.read(prompt.payload), normalizes=self._pooling.normalizes)
 
 
 def _describe(model_config: PretrainedConfig, instructions: Instructions) -> EmbeddingFacts:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -10,13 +11,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from conveyor_engine.errors import ConveyorEngineError, ErrorCode, Overloaded, Unavailable
-from conveyor_engine.serving.http import open_inference, status
+from conveyor_engine.serving.http import open_inference, status, tokens
 from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.http.task_paths import build_task_routes
-from conveyor_engine.serving.http.usage import UsageReports
-from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, USAGE_PATH, choose_request_id
 
@@ -39,12 +38,14 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("GET", "/livez"): status.get_livez,
     ("GET", "/readyz"): status.get_readyz,
     ("GET", "/load"): status.get_load,
+    ("GET", "/tokenizer_info"): tokens.get_tokenizer_info,
     ("GET", "/place"): status.ask_for_place,
     ("DELETE", "/place"): status.give_place_back,
     ("GET", USAGE_PATH): status.get_usage,
     ("GET", "/metrics"): status.get_metrics,
 }
 _REQUEST_ID, _USAGE = REQUEST_ID_HEADER.lower().encode(), USAGE_HEADER.lower().encode()
+_LOAD, _LOAD_FORMAT = b"endpoint-load-metrics", b"endpoint-load-metrics-format"
 _V2_MODELS = "/v2/models/"
 _LABELS = {"/openapi.json", *(path for _, path in ROUTES)}
 
@@ -61,7 +62,7 @@ def build_app(state: AppState) -> ASGIApp:
     app.add_exception_handler(ConveyorEngineError, _handle_failure)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(Exception, _handle_bug)
-    return _Envelope(app, state.metrics, state.usage)
+    return _Envelope(app, state)
 
 
 def _by_method(
@@ -102,18 +103,18 @@ async def _handle_bug(request: Request, error: Exception) -> Response:
 
 
 class _Envelope:
-    """Around every answer: X-Request-Id as it came, or a new one; what it has used; and a count by route and status."""
+    """Around every answer: X-Request-Id as it came, or a new one; what it has used; the engine's load, if the client
+    wants it; and a count by route and status."""
 
-    def __init__(self, app: ASGIApp, metrics: EngineMetrics, usage: UsageReports) -> None:
+    def __init__(self, app: ASGIApp, state: AppState) -> None:
         self._app = app
-        self._metrics = metrics
-        self._usage = usage
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        request_id, load_format = _request_id(scope), _load_format(scope)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -121,16 +122,34 @@ class _Envelope:
                 if report is not None:
                     headers.append((_USAGE, report.encode()))
                 message["headers"] = headers
-                self._metrics.count_response(_route(scope["path"]), scope["method"], message["status"])
+                if load_format:
+                    headers.append((_LOAD, self._describe_load(load_format)))
+                self._state.metrics.count_response(_route(scope["path"]), scope["method"], message["status"])
             await send(message)
 
-        with self._usage.reporting(scope) as report:
+        with self._state.usage.reporting(scope) as report:
             await self._app(scope, receive, send_with_headers)
+
+    def _describe_load(self, load_format: str) -> bytes:
+        """An ORCA report, as vLLM writes it."""
+        engine = self._state.engine
+        waiting, usage = float(engine.num_waiting), round(engine.stats.kv_cache_usage, 4)
+        named = {"num_requests_waiting": waiting, "kv_cache_usage_perc": usage}
+        if load_format == "JSON":
+            return b"JSON " + msgspec.json.encode({"named_metrics": named})
+        return b"TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in named.items()).encode()
 
 
 def _request_id(scope: Scope) -> bytes:
     wish = next((value for name, value in scope["headers"] if name == _REQUEST_ID), b"")
     return choose_request_id(wish.decode("latin-1")).encode()
+
+
+def _load_format(scope: Scope) -> str:
+    """In which the client wants the engine's load: `TEXT`, `JSON`, or not at all."""
+    wish: bytes = next((value for name, value in scope["headers"] if name == _LOAD_FORMAT), b"")
+    wanted = wish.decode("latin-1").upper()
+    return wanted if wanted in ("TEXT", "JSON") else ""
 
 
 def _route(path: str) -> str:

@@ -103,7 +103,7 @@ class ChatChoice(msgspec.Struct):
     message: Message
     logprobs: ChatLogprobs | None
     finish_reason: str
-    token_ids: Sequence[int] | UnsetType = UNSET
+    token_ids: Sequence[int] | None = None
 
 
 class ChatCompletion(msgspec.Struct):
@@ -114,7 +114,7 @@ class ChatCompletion(msgspec.Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType | None = UNSET
     object: str = "chat.completion"
 
@@ -125,6 +125,7 @@ class ChatFormat(ChoicesFormat):
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
         self._hides_reasoning = prepared.hides_reasoning
+        self._continued = prepared.continued_text
         self._begun: set[int] = set()
         self._nums_calls: dict[int, int] = {}  # so far, by choice of a stream
 
@@ -132,7 +133,7 @@ class ChatFormat(ChoicesFormat):
         """One event; the role is in the first of a choice."""
         role = None if delta.choice in self._begun else "assistant"
         self._begun.add(delta.choice)
-        message = DeltaMessage(role, "" if role else None)
+        message = DeltaMessage(role, self._continued if role else None)
         for name, text in delta.parts:
             if name == "reasoning" and self._hides_reasoning:
                 continue
@@ -165,7 +166,8 @@ class ChatFormat(ChoicesFormat):
 
     def whole(self, usage: Usage) -> ChatCompletion:
         """The body without its choices."""
-        return ChatCompletion(*self._head, [], usage, self._prompt_of(0))
+        prompt = self._prompt_of(0)
+        return ChatCompletion(*self._head, [], usage, None if prompt is UNSET else prompt)
 
     def choice(self, answer: WholeChoice) -> Iterator[bytes]:
         """One choice of the body."""
@@ -173,6 +175,7 @@ class ChatFormat(ChoicesFormat):
         for kind in dict.fromkeys(block.kind for block in answer.blocks):
             if kind != "tool_call" and not (kind == "reasoning" and self._hides_reasoning):
                 setattr(message, kind, answer.join(kind))
+        message.content = self._continued + (message.content or "")
         message.reasoning_content = message.reasoning
         if answer.calls:
             message.content = message.content or None
@@ -185,8 +188,7 @@ class ChatFormat(ChoicesFormat):
         else:
             yield b"null"
         yield b',"finish_reason":%b' % encode(answer.finish_reason)
-        if self._prompts:
-            yield b',"token_ids":%b' % encode(answer.token_ids.tolist())
+        yield b',"token_ids":%b' % (encode(answer.token_ids.tolist()) if self._prompts else b"null")
         yield b"}"
 
     def behind_choices(self, answers: Sequence[WholeChoice]) -> Iterator[bytes]:

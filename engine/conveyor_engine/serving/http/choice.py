@@ -6,7 +6,7 @@ Used by `generated`, one per engine request. Knows neither HTTP nor the JSON it 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from conveyor_engine.serving.http.failures import find_failure
 from conveyor_engine.serving.metrics import EngineMetrics
@@ -28,6 +28,9 @@ class Token(NamedTuple):
     start: int
 
 
+_HELD_CHARACTERS_MAX: Final = 1024  # that a parser holds back
+
+
 class Delta(NamedTuple):
     """What is new of one choice. `finish_reason` is OpenAI's word, in the last delta only."""
 
@@ -39,6 +42,7 @@ class Delta(NamedTuple):
     token_ids: Sequence[int] = ()  # all that are new, where they are asked for
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt's next tokens, from the second on
     stop_string: str | None = None  # that ended it, in the last delta
+    text_tokens: Sequence[Token] = ()  # those of its `content`, once each
 
 
 class Choice:
@@ -72,6 +76,8 @@ class Choice:
             skip_special_tokens=request.skip_special_tokens,
         )
         self._logprobs: list[TokenLogprobs] = []  # of the tokens not shown yet
+        self._unread: list[Token] = []  # whose text the parser may hold back
+        self._unread_text, self._unread_begin = "", 0  # that text, and where it begins in the whole text
         self._has_called = False  # tools
         self._thinking = _ThinkingTokens(thinking_end)
         self._clock = _Clock(metrics, request.arrival_time, time.monotonic())
@@ -141,7 +147,46 @@ class Choice:
         if self._has_called and reason == FinishReason.STOP:
             reason = "tool_calls"
         stop = self._detokenizer.stop_string if piece.stopped else None
-        return Delta(self.index, parts, tokens, reason, self.num_tokens, token_ids, prompt_logprobs, stop)
+        text_tokens = self._find_text_tokens(parts, tokens[:num_tokens], piece.text)
+        return Delta(self.index, parts, tokens, reason, self.num_tokens, token_ids, prompt_logprobs, stop, text_tokens)
+
+    def _find_text_tokens(self, parts: Sequence[Part], tokens: list[Token], text: str) -> list[Token]:
+        """The tokens of the content in these parts. `tokens`: the new ones; `text`: the new text, marks included.
+
+        A parser holds text back, so content is looked for in the text that has not been content so far.
+        """
+        self._unread += tokens
+        self._unread_text += text
+        found: list[Token] = []
+        for name, part in parts:
+            if name == "content":
+                found += self._take_content(part)
+        if parts and len(self._unread_text) > _HELD_CHARACTERS_MAX:  # of a call, for example
+            self._skip(len(self._unread_text) - _HELD_CHARACTERS_MAX)
+        return found
+
+    def _take_content(self, content: str) -> list[Token]:
+        """The tokens of `content`, once each."""
+        text = self._unread_text
+        at = 0 if text.startswith(content) else text.rfind(content)
+        if at < 0:
+            return []
+        begin = self._unread_begin + at
+        end = begin + len(content)
+        ends = [*(token.start for token in self._unread[1:]), self._unread_begin + len(text)]
+        found = [
+            token
+            for token, its_end in zip(self._unread, ends, strict=False)
+            if token.start < end and max(token.start, its_end - 1) >= begin
+        ]
+        self._skip(at + len(content))
+        return found
+
+    def _skip(self, number: int) -> None:
+        """Drops so many characters, and the tokens that begin in them."""
+        self._unread_text = self._unread_text[number:]
+        self._unread_begin += number
+        self._unread = [token for token in self._unread if token.start >= self._unread_begin]
 
     def _raise_failure(self, output: RequestOutput) -> None:
         if (failure := find_failure(output)) is not None:

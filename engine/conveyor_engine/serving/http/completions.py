@@ -30,8 +30,8 @@ class CompletionChoice(msgspec.Struct):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
-    token_ids: Sequence[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType | None = UNSET
 
 
@@ -105,6 +105,8 @@ class CompletionFormat(ChoicesFormat):
         if self._prompts:
             yield b',"token_ids":%b' % encode(answer.token_ids.tolist())
             yield b',"prompt_token_ids":%b' % encode(self._prompt_of(answer.index))
+        else:
+            yield b',"token_ids":null,"prompt_token_ids":null'
         if self._tells_prompt_logprobs:
             yield b","
             yield from prompt_logprobs_pieces(self._names, answer.prompt_logprobs)

@@ -51,6 +51,7 @@ class Block:
     kind: BlockKind
     name: str = ""
     written: io.StringIO = field(default_factory=io.StringIO)
+    tokens: list[Token] = field(default_factory=list)  # of content, where they have log probabilities
 
     @property
     def text(self) -> str:
@@ -82,6 +83,8 @@ class WholeChoice:
                 self._find_block("tool_call" if name == "arguments" else name).written.write(text)
             num_bytes += 4 * len(text)
         self.tokens += delta.tokens
+        if delta.text_tokens:
+            self._find_last_text().tokens.extend(delta.text_tokens)
         self.finish_reason, self.stop_string = delta.finish_reason, delta.stop_string
         return num_bytes + _BLOCK_BYTES * (len(self.blocks) - num_blocks)
 
@@ -89,6 +92,9 @@ class WholeChoice:
         if not self.blocks or self.blocks[-1].kind != kind:
             self.blocks.append(Block(kind))
         return self.blocks[-1]
+
+    def _find_last_text(self) -> Block:
+        return next(block for block in reversed(self.blocks) if block.kind == "content")
 
     def join(self, kind: BlockKind) -> str:
         """The text of all its blocks of one kind."""
@@ -220,12 +226,14 @@ class BlocksFormat(Format):
         super().__init__(state, prepared)
         self._id, self._model = prepared.id, state.model.name
         self._open: Block | None = None  # of a stream
+        self._text_tokens: Sequence[Token] = ()  # of the delta's content, until they are written
         self._finish_reason: str | None = None
         self._stop_string: str | None = None
 
     def write_events(self, delta: Delta, usage: Usage | None) -> bytes:
         """Begins and ends blocks as the parts of the delta demand."""
         events = []
+        self._text_tokens = delta.text_tokens
         for name, text in delta.parts:
             kind: BlockKind = "tool_call" if name == "arguments" else name
             if name == "tool_call" or self._open is None or self._open.kind != kind:

@@ -55,7 +55,7 @@ class GeneratedResponse(EngineResponse):
     async def _send_answer(self, send: Send) -> None:
         for choice in self._prepared.choices:
             self._state.metrics.observe_prompt(choice.num_prompt_tokens, choice.max_tokens)
-        self._held.grow(len(self._prepared.repeated))
+        self._held.grow(len(self._prepared.repeated) + 4 * len(self._prepared.continued_text))
         if self._prepared.stream:
             await self._send_stream(send)
         else:

@@ -1,6 +1,6 @@
 """Log probabilities in the shapes of OpenAI and vLLM, whole for an event, in pieces for a body.
 
-Used by `completions` and `chat`.
+Used by `completions`, `chat` and `responses`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +87,7 @@ def completion_logprobs(names: TokenNames, tokens: Sequence[Token]) -> Completio
 
 def chat_logprobs(names: TokenNames, tokens: Sequence[Token]) -> ChatLogprobs:
     """As many alternatives as the engine was asked for."""
-    return ChatLogprobs([_chat_token(names, token) for token in tokens])
+    return ChatLogprobs([build_chat_logprob(names, token) for token in tokens])
 
 
 def completion_logprobs_pieces(names: TokenNames, tokens: Sequence[Token]) -> Iterator[bytes]:
@@ -106,7 +106,7 @@ def completion_logprobs_pieces(names: TokenNames, tokens: Sequence[Token]) -> It
 def chat_logprobs_pieces(names: TokenNames, tokens: Sequence[Token]) -> Iterator[bytes]:
     """The JSON of `chat_logprobs`, a few tokens at a time."""
     yield b'{"content":'
-    yield from _array(tokens, lambda t: _chat_token(names, t))
+    yield from _array(tokens, lambda t: build_chat_logprob(names, t))
     yield b',"refusal":null}'
 
 
@@ -135,7 +135,8 @@ def _array(tokens: Sequence[T], item: Callable[[T], object]) -> Iterator[bytes]:
     yield b"]"
 
 
-def _chat_token(names: TokenNames, token: Token) -> ChatTokenLogprob:
+def build_chat_logprob(names: TokenNames, token: Token) -> ChatTokenLogprob:
+    """One token's entry."""
     logprobs = token.logprobs
     pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
     top = [_top(names, token_id, logprob) for token_id, logprob in pairs]
@@ -151,12 +152,14 @@ def _top(names: TokenNames, token_id: int, logprob: float) -> TopLogprob:
 
 
 def _top_by_text(names: TokenNames, token: Token) -> dict[str, float] | None:
-    """Two tokens of the same text (pieces of characters) share an entry: the likelier one's, as it comes first."""
+    """The chosen token comes first, as in vLLM. Two tokens of the same text (pieces of characters) share an entry: the
+    likelier one's."""
     logprobs = token.logprobs
     if logprobs.logprob is None:
         return None
     top: dict[str, float] = {}
     pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
-    for token_id, logprob in (*pairs, (logprobs.token_id, logprobs.logprob)):
-        top.setdefault(names.text(token_id), max(LOWEST, logprob))
+    for token_id, logprob in ((logprobs.token_id, logprobs.logprob), *pairs):
+        name = names.text(token_id)
+        top[name] = max(top.get(name, LOWEST), logprob)
     return top

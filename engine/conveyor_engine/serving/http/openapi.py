@@ -52,6 +52,11 @@ _ANSWERS = (
 )  # fmt: skip
 _MODELS_OF_V2 = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
 _INFER = TaskPath("/v2/models/{model}/infer", infer, "Computes a batch of tensors.", InferRequest, InferAnswer)
+_TOKENIZER: Json = {
+    "type": "object",
+    "properties": {"tokenizer_class": {"type": "string"}, "chat_template": {"type": "string"}},
+    "required": ["tokenizer_class"],
+}
 _HEADERS = [
     {"name": "X-Request-Id", "in": "header", "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"}},
     {"name": "X-Request-Timeout-Seconds", "in": "header", "schema": {"type": "number", "exclusiveMinimum": 0}},
@@ -95,6 +100,10 @@ def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
         yield f"{base}/version", "get", _page("The engine's version.", Version)
     yield "/livez", "get", _probe("Whether the engine lives, also while it loads.")
     yield "/readyz", "get", _probe("Whether requests are taken.")
+    told = {"description": "As tokenizer_config.json has it.", "content": {"application/json": {"schema": _TOKENIZER}}}
+    yield "/tokenizer_info", "get", {
+        "summary": "The model's tokenizer.", "responses": {"200": told, **_refusals({400})},
+    }  # fmt: skip
     yield "/load", "get", _page("Who runs and who waits.", Load)
     yield "/place", "get", _of_place("Keeps a place for the next request of a gateway, as soon as there is one.")
     yield "/place", "delete", _of_place("The place is not needed.")
@@ -118,6 +127,8 @@ def _task_path(row: TaskPath) -> Json:
         description = (
             "Whole, or with `stream` server-sent events, each `event: ` and its `type`, `data: ` and the object."
         )
+    if row.is_bytes_too:
+        content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     return {
         "summary": row.summary,
         "parameters": [*build_path_parameters(row.path), *_HEADERS],

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, cast
+from typing import Final, cast
 
 import msgspec
 from starlette.requests import Request
@@ -11,16 +11,19 @@ from starlette.requests import Request
 from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.serving.http import responses_events as events
 from conveyor_engine.serving.http.app_state import AppState
+from conveyor_engine.serving.http.choice import Token
 from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.events import event
 from conveyor_engine.serving.http.formats import Block, BlocksFormat, Usage, WholeChoice, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse
+from conveyor_engine.serving.http.logprobs import ChatTokenLogprob, TokenNames, build_chat_logprob
 from conveyor_engine.serving.http.responses_events import (
     Answered,
     Failure,
     FunctionCall,
     IncompleteDetails,
     Item,
+    ItemStatus,
     OutputMessage,
     OutputText,
     Reasoning,
@@ -40,6 +43,7 @@ class ResponsesFormat(BlocksFormat):
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
+        self._names = TokenNames(state.model.tokenizer, as_ids=False)
         self._created = int(time.time())
         self._repeated = prepared.repeated
         self._sequence = 0  # of the next event
@@ -51,7 +55,7 @@ class ResponsesFormat(BlocksFormat):
         (answer,) = answers
         is_cut = answer.finish_reason == "length"
         items = [
-            _make_item(block, "incomplete" if is_cut and block is answer.blocks[-1] else "completed", self._make_ids())
+            self._make_item(block, "incomplete" if is_cut and block is answer.blocks[-1] else "completed")
             for block in answer.blocks
         ]
         yield encode(self._end(items, usage, is_cut=is_cut))
@@ -63,7 +67,7 @@ class ResponsesFormat(BlocksFormat):
 
     def begin_block(self, block: Block) -> bytes:
         """An item, and its part if it has parts."""
-        self._item = item = _make_item(block, "in_progress", self._make_ids())
+        self._item = item = self._make_item(block, "in_progress")
         return self._write(events.ItemAdded(self._index, item)) + self._write_part(item, events.PartAdded)
 
     def write_text(self, block: Block, text: str) -> bytes:
@@ -77,14 +81,17 @@ class ResponsesFormat(BlocksFormat):
                 return self._write(events.ReasoningDelta(*at, text))
             case "tool_call":
                 return self._write(events.ArgumentsDelta(*at, text))
-        return self._write(events.OutputTextDelta(*at, text))
+        tokens, self._text_tokens = self._text_tokens, ()
+        block.tokens.extend(tokens)
+        self.on_held(500 * len(tokens))
+        return self._write(events.OutputTextDelta(*at, text, logprobs=self._tell(tokens)))
 
     def end_block(self, block: Block) -> bytes:
         """The whole text, the whole part and the whole item."""
         assert self._item is not None, "a block is open"
         is_cut = self._finish_reason == "length"
         ids = (self._item.id, self._item.call_id if isinstance(self._item, FunctionCall) else "")
-        item = _make_item(block, "incomplete" if is_cut else "completed", ids)
+        item = self._make_item(block, "incomplete" if is_cut else "completed", ids)
         at = item.id, self._index
         match item:
             case Reasoning():
@@ -92,7 +99,7 @@ class ResponsesFormat(BlocksFormat):
             case FunctionCall():
                 done = self._write(events.ArgumentsDone(*at, block.text, block.name))
             case OutputMessage():
-                done = self._write(events.OutputTextDone(*at, block.text))
+                done = self._write(events.OutputTextDone(*at, block.text, logprobs=item.content[0].logprobs))
         done += self._write_part(item, events.PartDone) + self._write(events.ItemDone(self._index, item))
         self._output.append(item)
         self._item = None
@@ -144,22 +151,31 @@ class ResponsesFormat(BlocksFormat):
         )
         return self._write(make(item.id, self._index, part))
 
+    def _make_item(
+        self,
+        block: Block,
+        status: ItemStatus,
+        ids: tuple[str, str] | None = None,
+    ) -> Item:
+        """Without content while it is in progress. `ids`: the item's, and that of a call; None: new ones."""
+        digits, call_id = ids or self._make_ids()
+        item_id = digits if "_" in digits else f"{_PREFIXES[block.kind]}_{digits}"
+        is_begun = status != "in_progress"
+        match block.kind:
+            case "reasoning":
+                return Reasoning(item_id, status, [ReasoningText(block.text)] if is_begun else [])
+            case "tool_call":
+                return FunctionCall(item_id, status, call_id, block.name, block.text)
+        text = [OutputText(block.text, logprobs=self._tell(block.tokens))] if is_begun else []
+        return OutputMessage(item_id, status, text)
+
+    def _tell(self, tokens: Sequence[Token]) -> list[ChatTokenLogprob]:
+        return [build_chat_logprob(self._names, token) for token in tokens]
+
     def _write(self, told: events.Event) -> bytes:
         told.sequence_number = self._sequence
         self._sequence += 1
         return event(encode(told), str(told.__struct_config__.tag))
-
-
-def _make_item(block: Block, status: Literal["in_progress", "completed", "incomplete"], ids: tuple[str, str]) -> Item:
-    """Without content while it is in progress. `ids`: the item's digits or whole id, and that of a call."""
-    item_id = ids[0] if "_" in ids[0] else f"{_PREFIXES[block.kind]}_{ids[0]}"
-    is_begun = status != "in_progress"
-    match block.kind:
-        case "reasoning":
-            return Reasoning(item_id, status, [ReasoningText(block.text)] if is_begun else [])
-        case "tool_call":
-            return FunctionCall(item_id, status, ids[1], block.name, block.text)
-    return OutputMessage(item_id, status, [OutputText(block.text)] if is_begun else [])
 
 
 async def create_response(request: Request) -> GeneratedResponse:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from conveyor_engine.serving.http.formats import Usage
+from conveyor_engine.serving.http.logprobs import ChatTokenLogprob
 from conveyor_engine.serving.preparing.responses import Repeated
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -16,7 +17,7 @@ class OutputText(msgspec.Struct, tag="output_text"):
 
     text: str
     annotations: list[None] = []
-    logprobs: list[None] = []
+    logprobs: list[ChatTokenLogprob] = []
 
 
 class ReasoningText(msgspec.Struct, tag="reasoning_text"):
@@ -194,7 +195,7 @@ class OutputTextDelta(Event, tag="response.output_text.delta"):
     output_index: int
     delta: str
     content_index: int = 0
-    logprobs: list[None] = []
+    logprobs: list[ChatTokenLogprob] = []
 
 
 class OutputTextDone(Event, tag="response.output_text.done"):
@@ -204,7 +205,7 @@ class OutputTextDone(Event, tag="response.output_text.done"):
     output_index: int
     text: str
     content_index: int = 0
-    logprobs: list[None] = []
+    logprobs: list[ChatTokenLogprob] = []
 
 
 class ReasoningDelta(Event, tag="response.reasoning_text.delta"):

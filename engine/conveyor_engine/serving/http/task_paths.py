@@ -4,7 +4,7 @@ Several tasks may answer one path, each with its own body and answer: the task o
 `app` for its routes and by `openapi` for their description.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ class TaskPath:
     chunk: type[msgspec.Struct] | None = None  # ... or each event of a stream, where it can be one
     form: type[Object] | None = None  # the fields and files of its body, where that may be a form
     events: tuple[type[msgspec.Struct], ...] = ()  # the same, where events have names: each one's is its `type`
+    is_bytes_too: bool = False  # whether a client may ask for bytes in place of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,15 @@ def _by_task(rows: Mapping[str, TaskPath]) -> Handler:
         facts = model_facts(app_state(request))
         row = rows.get(facts.task)
         if row is None:
-            raise _wrong_task(facts, next(iter(rows)))
+            raise _wrong_task(facts, rows)
         return await row.handler(request)
 
     return handle
 
 
-def _wrong_task(facts: ModelFacts, asked: str) -> InvalidRequest:
-    own, other = registry.load_about(facts.task), registry.load_about(asked)
+def _wrong_task(facts: ModelFacts, asked: Iterable[str]) -> InvalidRequest:
+    own = registry.load_about(facts.task)
+    others = " and ".join(registry.load_about(task).does_not for task in asked)
     return InvalidRequest(
-        f"this engine's model {own.does} and {other.does_not}; it answers {own.path}", code=ErrorCode.WRONG_TASK
+        f"this engine's model {own.does} and {others}; it answers {own.path}", code=ErrorCode.WRONG_TASK
     )

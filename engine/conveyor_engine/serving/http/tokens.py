@@ -1,15 +1,25 @@
-"""POST /tokenize and POST /detokenize: what the model's tokenizer makes of a text, without a step of the engine."""
+"""/tokenize, /detokenize, /decode and /tokenizer_info: the model's tokenizer, without a step of the engine."""
 
+import json
 from array import array
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from conveyor_engine.errors import ErrorCode, InvalidRequest
 from conveyor_engine.serving.http.app_state import app_state, model_facts
 from conveyor_engine.serving.http.engine_response import prepare_request
 from conveyor_engine.serving.http.formats import encode
-from conveyor_engine.serving.preparing.tokens import PreparedTokens
+from conveyor_engine.serving.http.task_paths import TaskPath
+from conveyor_engine.serving.preparing.tokens import (
+    DecodeRequest,
+    DetokenizeRequest,
+    PreparedTokens,
+    TeiToken,
+    TokenizeRequest,
+)
 
 
 class Tokenized(msgspec.Struct):
@@ -30,6 +40,8 @@ class Detokenized(msgspec.Struct):
 async def tokenize(request: Request) -> Response:
     """Answers with the tokens of a prompt, or of a conversation as the chat template shows it."""
     prepared = await _prepare(request, "tokenize")
+    if prepared.answer:
+        return _json(prepared.answer)
     ids = array("I", prepared.packed_token_ids).tolist()
     longest = model_facts(app_state(request)).max_model_len
     return _answer(Tokenized(len(ids), longest, ids, prepared.pieces))
@@ -40,6 +52,19 @@ async def detokenize(request: Request) -> Response:
     return _answer(Detokenized((await _prepare(request, "detokenize")).text))
 
 
+async def decode(request: Request) -> Response:
+    """Answers with the text of each list of tokens."""
+    return _json((await _prepare(request, "decode")).answer)
+
+
+async def get_tokenizer_info(request: Request) -> Response:
+    """GET /tokenizer_info. Raises InvalidRequest if the model reads no text."""
+    text = app_state(request).model.text
+    if text is None:
+        raise InvalidRequest("this engine's model reads no text, so it has no tokenizer", code=ErrorCode.WRONG_TASK)
+    return _json(json.dumps(text.describe()).encode())  # which may have numbers of any size
+
+
 async def _prepare(request: Request, kind: str) -> PreparedTokens:
     async with prepare_request(request, kind) as arriving:
         prepared = arriving.prepared
@@ -48,4 +73,18 @@ async def _prepare(request: Request, kind: str) -> PreparedTokens:
 
 
 def _answer(body: msgspec.Struct) -> Response:
-    return Response(encode(body), media_type="application/json")
+    return _json(encode(body))
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+TOKEN_PATHS: Final = (
+    TaskPath(
+        "/tokenize", tokenize, "Tells the tokens of texts or of a conversation.", TokenizeRequest,
+        (Tokenized, list[list[TeiToken]]),
+    ),
+    TaskPath("/detokenize", detokenize, "Tells the text of tokens.", DetokenizeRequest, Detokenized),
+    TaskPath("/decode", decode, "Tells the text of each list of tokens.", DecodeRequest, list[str]),
+)  # fmt: skip

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from pydantic_core import PydanticCustomError
 
 from conveyor_engine.serving.preparing.fields import Place
-from conveyor_engine.serving.preparing.schemas import Object, SamplingFields
+from conveyor_engine.serving.preparing.schemas import FORMS, Object, SamplingFields
 from conveyor_engine.serving.preparing.structured import Form
 from conveyor_engine.serving.preparing.tools import TOOLS_MAX, EarlierCall, Tool, ToolChoice, ToolUse
 from conveyor_engine.serving.preparing.values import INTEGRAL, Alternatives, list_of
@@ -90,10 +90,17 @@ class ChatMessage(Object):
         return {key: value for key, value in fields.items() if value is not None}
 
 
+Messages = Annotated[
+    list[Annotated[ChatMessage, AfterValidator(ChatMessage.for_template)]], Field(min_length=1, fail_fast=True)
+]
+
+
 def check_call_and_form(use: ToolUse, forms: Mapping[str, Form]) -> None:
-    """Raises PydanticCustomError if a request demands both."""
-    if use.choice == "required" and forms:
-        field = next(iter(forms))
+    """Raises PydanticCustomError if a request demands both.
+
+    A format of the text, as OpenAI's and Anthropic's requests have it, is no such form: a call has no text.
+    """
+    if use.choice == "required" and (field := next(filter(FORMS.__contains__, forms), None)):
         raise PydanticCustomError("tool_choice", f"tool_choice demands a call and {field} a form; send one of them")
 
 
@@ -103,9 +110,7 @@ class ChatRequest(SamplingFields):
     place = Place.CHAT
     prompt_field = "messages"
 
-    messages: Annotated[
-        list[Annotated[ChatMessage, AfterValidator(ChatMessage.for_template)]], Field(min_length=1, fail_fast=True)
-    ]
+    messages: Messages
     """The conversation."""
     logprobs: bool | None = False
     """True: return log probabilities of the answer's tokens."""
@@ -117,6 +122,8 @@ class ChatRequest(SamplingFields):
     """False: the prompt does not begin the assistant's turn."""
     continue_final_message: bool | None = False
     """True: the answer continues the last message, without a new turn."""
+    echo: bool | None = False
+    """True: an answer that continues the last message begins with that message."""
     documents: list[dict[str, Any]] | None = None
     """For chat templates that show documents."""
     tools: Annotated[list[Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
@@ -170,6 +177,10 @@ class ChatRequest(SamplingFields):
     def messages_for_template(self) -> list[dict[str, Any]]:
         """What each message became as it was checked: a ChatMessage takes four times as much memory."""
         return cast(list[dict[str, Any]], self.messages)
+
+    def continued_text(self) -> str:
+        """What the answer shows before its own text."""
+        return str(self.messages_for_template()[-1]["content"]) if self.echo and self.continue_final_message else ""
 
     def max_tokens_field(self) -> str:
         """The newer name if the client uses it."""

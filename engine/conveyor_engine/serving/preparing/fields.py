@@ -100,6 +100,7 @@ _PAIRS = (Place.RERANK, Place.SCORE)
 _CLASSIFY = (Place.CLASSIFY,)
 _MESSAGES = (Place.MESSAGES,)
 _RESPONSES = (Place.RESPONSES,)
+_INPUTS = (*_EMBEDDINGS, *_CLASSIFY)
 _EVERYWHERE = (*BOTH, Place.EMBEDDINGS, *_PAIRS, *_CLASSIFY)
 
 TABLE: tuple[Row, ...] = (
@@ -118,8 +119,8 @@ TABLE: tuple[Row, ...] = (
     *_ignored(_HOSTED, [OPENAI], "max_tool_calls", on=_RESPONSES),
     *_ignored(_LABEL, [VLLM], "request_id", on=_RESPONSES),
     *_ignored(_WITHOUT, [SGLANG], "separate_reasoning", "stream_reasoning", on=_CHAT),
-    *_ignored(_WITHOUT, [VLLM], "media_io_kwargs", on=_CHAT),
-    *_ignored(_WITHOUT, [VLLM], "mm_processor_kwargs", on=(*_CHAT, *_PAIRS)),
+    *_ignored(_WITHOUT, [VLLM], "media_io_kwargs", on=(*_CHAT, *_INPUTS, Place.TOKENIZE)),
+    *_ignored(_WITHOUT, [VLLM], "mm_processor_kwargs", on=(*_CHAT, *_INPUTS, *_PAIRS, Place.TOKENIZE)),
     *_ignored(_WITHOUT, [SGLANG], "images_config"),
     *_ignored(_WITHOUT, [SGLANG], "max_dynamic_patch", "min_dynamic_patch", on=_CHAT),
     *_ignored(_WITHOUT, [SGLANG], "use_audio_in_video", on=_CHAT),
@@ -145,19 +146,17 @@ TABLE: tuple[Row, ...] = (
     *_only(({},), [SGLANG], "custom_params"),
     *_only((), [SGLANG], "custom_logit_processor", "lora_path", "session_params"),
     # what the prompt is
-    *_only((False,), [VLLM], "add_special_tokens", "echo", on=_CHAT),
-    *_only((True,), [VLLM], "add_special_tokens", on=(*_COMPLETIONS, *_EMBEDDINGS, *_CLASSIFY)),
+    *_only((False,), [VLLM], "add_special_tokens", on=_CHAT),
+    *_only((True,), [VLLM], "add_special_tokens", on=_COMPLETIONS),
     *_only((), [VLLM], "prompt_embeds", on=_COMPLETIONS),
     *_only(("",), _ALL, "suffix", on=_COMPLETIONS),
-    *_only((), [VLLM], "chat_template", on=_CHAT),
+    *_only((), [VLLM], "chat_template", on=(*_CHAT, *_INPUTS, Place.TOKENIZE)),
     *_only((), [SGLANG], "input_ids", "task", on=_CHAT),
     # what its vector is
-    *_only(("float32",), [VLLM], "embed_dtype", on=_EMBEDDINGS),
-    *_only(("native", "little"), [VLLM], "endianness", on=_EMBEDDINGS),
-    *_only((), [VLLM], "normalize", "use_activation", on=_EMBEDDINGS),
-    *_only(("do_not_pad",), [VLLM], "padding", on=_EMBEDDINGS),
+    *_only((), [VLLM], "normalize", on=_EMBEDDINGS, instead="send `use_activation`"),
+    *_only((), [VLLM], "late_chunking_params", on=_EMBEDDINGS, instead="send the chunks as inputs"),
+    *_only(("do_not_pad",), [VLLM], "padding", on=_PAIRS),
     # what is compared with what
-    *_only((), [VLLM], "messages", on=_CLASSIFY),
     *_only((), [VLLM], "instruction", on=_PAIRS),
     *_only(({},), [VLLM], "chat_template_kwargs", on=_PAIRS),
     *_only((["text"],), [COHERE], "rank_fields", on=(Place.RERANK,)),
@@ -177,7 +176,6 @@ TABLE: tuple[Row, ...] = (
     *_only((False,), [OPENAI], "background", on=_RESPONSES, instead=_STORES),
     *_only((), [OPENAI], "previous_response_id", "conversation", "prompt", on=_RESPONSES, instead=_STORES),
     *_only(("disabled",), [OPENAI], "truncation", on=_RESPONSES, instead="send `truncate_prompt_tokens`"),
-    *_only((0,), [OPENAI], "top_logprobs", on=_RESPONSES, instead="/v1/chat/completions has them"),
     *_only((), [OPENAI], "context_management", "moderation", "access_programs", "image", on=_RESPONSES),
     *_only((False,), [OPENAI], "include_obfuscation", on=(Place.STREAM_OPTIONS,)),
     # whose prefixes are shared with whom: accepted, these would promise what is not done

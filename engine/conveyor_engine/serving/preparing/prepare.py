@@ -75,6 +75,7 @@ class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     tells_prompt_logprobs: bool = False
     parsing: Parsing = NO_PARSING
     hides_reasoning: bool = False  # the answer is told without the model's thinking
+    continued_text: str = ""  # that the answer shows before its own
     repeated: bytes = b""  # JSON of what the answer repeats of its request
 
 
@@ -94,7 +95,8 @@ def prepare_chat(model: ServedModel, job: Job) -> PreparedText:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ChatRequest, job.body)
     prepared = prepare_conversation(model, fields, job, "chatcmpl-", ignored_fields=fields.ignored)
-    return msgspec.structs.replace(prepared, hides_reasoning=fields.include_reasoning is False)
+    hides, continued = fields.include_reasoning is False, fields.continued_text()
+    return msgspec.structs.replace(prepared, hides_reasoning=hides, continued_text=continued)
 
 
 def render_conversation(model: ServedModel, fields: ChatRequest, longest: int) -> str:
@@ -163,11 +165,19 @@ def _no_budget(why: str) -> InvalidRequest:
 
 
 def read_prompt(
-    model: ServedModel, prompt: str | list[int], truncation: Truncation | None, facts: ModelFacts, param: str
+    model: ServedModel,
+    prompt: str | list[int],
+    truncation: Truncation | None,
+    facts: ModelFacts,
+    param: str,
+    *,
+    add_special_tokens: bool = True,
 ) -> list[int]:
     """The prompt's tokens, cut as the client wants it. Raises InvalidRequest, which names the field `param`."""
     if isinstance(prompt, str):
-        return model.tokenizer.encode(prompt, facts.max_model_len, param=param, truncation=truncation)
+        return model.tokenizer.encode(
+            prompt, facts.max_model_len, add_special_tokens=add_special_tokens, param=param, truncation=truncation
+        )
     return prompt if truncation is None else truncation.cut(prompt)
 
 

@@ -67,10 +67,16 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
 
 
 def read_input(
-    model: ServedModel, text: str | list[int], truncation: Truncation | None, facts: ModelFacts, param: str
+    model: ServedModel,
+    text: str | list[int],
+    truncation: Truncation | None,
+    facts: ModelFacts,
+    param: str,
+    *,
+    add_special_tokens: bool = True,
 ) -> list[int]:
     """The input's tokens; a text's with those that the model's tokenizer puts around it. Raises InvalidRequest."""
-    prompt = read_prompt(model, text, truncation, facts, param)
+    prompt = read_prompt(model, text, truncation, facts, param, add_special_tokens=add_special_tokens)
     check_input(prompt, facts, param)
     return prompt
 

@@ -52,12 +52,12 @@ class Repeated(msgspec.Struct, kw_only=True):
     user: str | None
     presence_penalty: float
     frequency_penalty: float
+    top_logprobs: int
     background: Literal[False] = False
     max_tool_calls: None = None
     previous_response_id: None = None
     service_tier: Literal["default"] = "default"
     store: Literal[False] = False
-    top_logprobs: Literal[0] = 0
     truncation: Literal["disabled"] = "disabled"
 
 
@@ -70,6 +70,8 @@ def prepare_response(model: ServedModel, job: Job) -> PreparedText:
         messages=fields.conversation(),
         response_format=fields.text.form() if fields.text else None,
         max_completion_tokens=fields.max_output_tokens,
+        logprobs=fields.includes_logprobs,
+        top_logprobs=fields.top_logprobs,
         reasoning_effort=fields.reasoning.effort if fields.reasoning else None,
         thinking_token_budget=fields.thinking_token_budget,
         chat_template_kwargs=fields.chat_template_kwargs,
@@ -107,4 +109,5 @@ def _repeat(fields: ResponsesRequest, defaults: SamplingDefaults) -> Repeated:
         user=fields.user,
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
+        top_logprobs=fields.top_logprobs or 0,
     )

@@ -22,7 +22,7 @@ from conveyor_engine.serving.preparing.tools import (
     ToolName,
     ToolUse,
 )
-from conveyor_engine.serving.preparing.values import INTEGRAL
+from conveyor_engine.serving.preparing.values import INTEGRAL, Alternatives
 
 Json = dict[str, Any]
 Label = Annotated[str, Field(max_length=512)]
@@ -171,6 +171,14 @@ class ReasoningConfig(Object):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+# Of the others, thinking is returned without encryption, and no answer has what the rest are about.
+_Includable = Literal[
+    "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
+    "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+]  # fmt: skip
+
+
 class ResponseStreamOptions(Object):
     """Of a stream: nothing that acts."""
 
@@ -208,8 +216,10 @@ class ResponsesRequest(ChoosingFields):
     """The most tokens of thinking, which then has to end, for a model whose template shows that it thinks; -1: any."""
     chat_template_kwargs: Json | None = None
     """Variables for the model's chat template, as `{"enable_thinking": false}`."""
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
-    """Has no effect: thinking is returned without encryption."""
+    include: list[_Includable] | None = None
+    """`message.output_text.logprobs`: log probabilities of the text's tokens. Other values of OpenAI have no effect."""
+    top_logprobs: Alternatives | None = None
+    """Number of alternatives for each token, where `include` has log probabilities."""
     stream_options: ResponseStreamOptions | None = None
     """Only for streams."""
     metadata: Metadata | None = None
@@ -227,6 +237,11 @@ class ResponsesRequest(ChoosingFields):
             raise PydanticCustomError("stream_options", "stream_options is only allowed when stream is true")
         check_call_and_form(self.tool_use, self.forms())
         return self
+
+    @property
+    def includes_logprobs(self) -> bool:
+        """Whether the text comes with log probabilities."""
+        return "message.output_text.logprobs" in (self.include or ())
 
     def forms(self) -> dict[str, Form]:
         """What the answer must be, by the field that says so: one at most."""

@@ -1,12 +1,13 @@
 """The schemas of requests: the fields that act, with OpenAI's and vLLM's names. `fields` has those that do not.
 
-Here is what all requests have, what those of text share, and embeddings; `completion_schemas` and `chat_schemas` have
-the rest. A wrong value is an error that names the field; null is the same as no field. A field that nobody defines is
-ignored: `ModelFields.ignored` counts those of the request itself. Used by `prepare` and `sampling_defaults`. Pure.
+Here is what all requests have, and what those of text share; `completion_schemas`, `chat_schemas`, `inputs` and the
+tasks have the rest. A wrong value is an error that names the field; null is the same as no field. A field that nobody
+defines is ignored: `ModelFields.ignored` counts those of the request itself. Used by `prepare` and
+`sampling_defaults`. Pure.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -26,7 +27,6 @@ from conveyor_engine.serving.preparing.values import (
     INTEGRAL,
     Alternatives,
     BadWord,
-    Inputs,
     ListedTokens,
     LogitBias,
     NamedTokens,
@@ -113,26 +113,9 @@ class PromptFields(ModelFields):
             return None
         if wanted > room:
             most = f"must be at most {room}, the tokens that this model's context leaves for the prompt"
-            raise InvalidRequest(f"truncate_prompt_tokens {most}, not {wanted}", param="truncate_prompt_tokens")
+            message = f"truncate_prompt_tokens {most}, not {wanted}. Please request a smaller truncation size."
+            raise InvalidRequest(message, param="truncate_prompt_tokens")
         return Truncation(room if wanted < 0 else wanted, self.truncation_side or self.truncates)
-
-
-class EmbeddingRequest(PromptFields):
-    """POST /v1/embeddings."""
-
-    place = Place.EMBEDDINGS
-    truncates = "right"
-
-    input: Inputs
-    """A text, token ids, or a list of either: each is embedded by itself. No text may be empty."""
-    encoding_format: Literal["float", "base64"] | None = "float"
-    """Numbers, or the bytes of float32, little-endian, in base64."""
-    dimensions: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """Return only the first dimensions, this many; for models that were trained for it."""
-    prompt_name: str | None = None
-    """Which of the model's instructions begins each text, such as `query`; default: the model's own default."""
-    modality: Literal["text", "image"] | None = None
-    """What the inputs are; default: text. Each image is a data: URI with base64, or base64 alone."""
 
 
 FORMS = (

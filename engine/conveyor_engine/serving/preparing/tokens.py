@@ -1,25 +1,52 @@
-"""The bodies of /tokenize and /detokenize, in vLLM's shape, and what a worker makes of them: no engine request.
+"""The bodies of /tokenize, /detokenize and /decode, and what a worker makes of them: no engine request.
 
-The kinds of bodies of `tasks.generate`. No I/O, no asyncio.
+In the shapes of vLLM and of text-embeddings-inference (TEI). Kinds of bodies of all tasks that read text. No I/O, no
+asyncio.
 """
 
 from array import array
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Self
 
 import msgspec
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
+from tokenizers import Encoding
 
-from conveyor_engine.serving.preparing.chat_schemas import ChatMessage, ChatRequest
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.chat_schemas import ChatRequest, Messages
 from conveyor_engine.serving.preparing.fields import Place
-from conveyor_engine.serving.preparing.jobs import ServedModel, parse_body
+from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, name_input, parse_body
 from conveyor_engine.serving.preparing.prepare import check_token_ids
 from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.serving.preparing.tools import TOOLS_MAX, Tool
-from conveyor_engine.serving.preparing.values import TokenId
+from conveyor_engine.serving.preparing.values import TokenId, list_of, parse_inputs
 from conveyor_engine.wire.worker import Job, Part
 
+TOKENS_MAX: Final = 65_536  # of one answer in TEI's shape, which has about 60 bytes for each
 _CHAT_FIELDS: Final = ("messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
+
+
+_TEXT: Final[dict[str, Any]] = {"type": "string"}
+_TEXTS: Final = {"anyOf": [_TEXT, list_of(_TEXT), {"type": "null"}]}
+_IDS: Final = list_of({"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31})
+_ID_LISTS: Final = {"anyOf": [_IDS, list_of(_IDS)]}
+
+
+def _read_texts(value: object) -> object:
+    """A text, or several -> a list."""
+    texts = [value] if isinstance(value, str) else value
+    if texts is None or (isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)):
+        return texts
+    raise PydanticCustomError("inputs", "must be a text or a list of texts, not empty")
+
+
+def _read_id_lists(value: object) -> list[Any]:
+    """Ids, or lists of them -> lists."""
+    lists = parse_inputs(value)
+    if isinstance(lists[0], str):
+        raise PydanticCustomError("ids", "must be a list of token ids, or a list of such lists, none of them empty")
+    return lists
 
 
 class TokenizeRequest(ModelFields):
@@ -29,15 +56,12 @@ class TokenizeRequest(ModelFields):
 
     prompt: str | None = None
     """A text."""
-    messages: (
-        Annotated[
-            list[Annotated[ChatMessage, AfterValidator(ChatMessage.for_template)]], Field(min_length=1, fail_fast=True)
-        ]
-        | None
-    ) = None
+    messages: Messages | None = None
     """A conversation, which the model's chat template turns into a text."""
+    inputs: Annotated[list[str] | None, BeforeValidator(_read_texts), WithJsonSchema(_TEXTS)] = None
+    """A text, or several: the answer is a list of each text's tokens, in TEI's shape."""
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds its own; default: to a prompt, not to messages."""
+    """Whether the tokenizer adds its own; default: to texts, not to messages."""
     return_token_strs: bool | None = False
     """True: return the tokens' texts in the vocabulary too."""
     add_generation_prompt: bool | None = None
@@ -51,8 +75,8 @@ class TokenizeRequest(ModelFields):
 
     @model_validator(mode="after")
     def _check_tokenize(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise PydanticCustomError("prompt", "send prompt or messages, one of them")
+        if (self.prompt, self.messages, self.inputs).count(None) != 2:
+            raise PydanticCustomError("prompt", "send prompt, messages or inputs, one of them")
         if self.add_generation_prompt and self.continue_final_message:
             raise PydanticCustomError(
                 "add_generation_prompt", "add_generation_prompt and continue_final_message exclude each other; send one"
@@ -73,8 +97,29 @@ class DetokenizeRequest(ModelFields):
     """Token ids, as many as the model's context has."""
 
 
+class DecodeRequest(ModelFields):
+    """POST /decode, in TEI's shape."""
+
+    place = Place.TOKENIZE
+
+    ids: Annotated[list[list[int]], PlainValidator(_read_id_lists), WithJsonSchema(_ID_LISTS)]
+    """Token ids, or lists of them."""
+    skip_special_tokens: bool | None = True
+    """False: the texts include special tokens."""
+
+
+class TeiToken(msgspec.Struct):
+    """A token of a text. `start` and `stop` are bytes of it, as UTF-8; null for a special token."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
 class PreparedTokens(msgspec.Struct, frozen=True, array_like=True):
-    """What the answer has: packed ids (uint32 each) and their pieces, or the text of ids."""
+    """What the answer has: packed ids (uint32 each) and their pieces, or the text of ids; or the answer itself."""
 
     id: str
     ignored_fields: int
@@ -82,11 +127,14 @@ class PreparedTokens(msgspec.Struct, frozen=True, array_like=True):
     pieces: list[str] | None = None
     text: str = ""
     parts: list[Part] = []
+    answer: bytes = b""  # JSON in TEI's shape
 
 
 def prepare_tokenize(model: ServedModel, job: Job) -> PreparedTokens:
     """Raises InvalidRequest or UnknownModel."""
     fields, longest = parse_body(model, TokenizeRequest, job.body), job.facts.max_model_len
+    if fields.inputs is not None:
+        return PreparedTokens("tokenize", fields.ignored, answer=_tokenize_texts(model, job, fields, fields.inputs))
     text, param = fields.prompt or "", "prompt"
     if fields.messages is not None:
         chat, param = fields.chat(), "messages"
@@ -98,9 +146,60 @@ def prepare_tokenize(model: ServedModel, job: Job) -> PreparedTokens:
     return PreparedTokens("tokenize", fields.ignored, array("I", ids).tobytes(), pieces)
 
 
+def _tokenize_texts(model: ServedModel, job: Job, fields: TokenizeRequest, texts: list[str]) -> bytes:
+    check_num_inputs(len(texts), "inputs")
+    answer: list[list[TeiToken]] = []
+    adds = fields.add_special_tokens is not False
+    for index, text in enumerate(texts):
+        param = name_input("inputs", index, len(texts))
+        encoding = model.tokenizer.encode_spans(text, job.facts.max_model_len, param, add_special_tokens=adds)
+        answer.append(list(_describe(text, encoding)))
+        _check_num_tokens(sum(map(len, answer)), "inputs")
+    return msgspec.json.encode(answer)
+
+
+def _describe(text: str, encoding: Encoding) -> Iterator[TeiToken]:
+    """Each token, as TEI has it: a special one by its name, others by the text that they stand for."""
+    read, num_bytes = 0, 0  # characters, and their bytes
+    tokens = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
+    for token_id, piece, is_special, (start, stop) in tokens:
+        if is_special:
+            yield TeiToken(token_id, piece, True, None, None)
+            continue
+        if start < read:  # a token may begin within the character that the one before it ends in
+            read, num_bytes = 0, 0
+        num_bytes += len(text[read:start].encode())
+        read, shown = start, text[start:stop]
+        yield TeiToken(token_id, shown, False, num_bytes, num_bytes + len(shown.encode()))
+
+
+def _check_num_tokens(number: int, param: str) -> None:
+    if number > TOKENS_MAX:
+        raise InvalidRequest(f"{param} has more than {TOKENS_MAX} tokens in all; send fewer at a time", param=param)
+
+
+def prepare_decode(model: ServedModel, job: Job) -> PreparedTokens:
+    """Raises InvalidRequest or UnknownModel."""
+    fields = parse_body(model, DecodeRequest, job.body)
+    check_num_inputs(len(fields.ids), "ids")
+    _check_num_tokens(sum(map(len, fields.ids)), "ids")
+    for ids in fields.ids:
+        check_token_ids(ids, job.facts, "ids")
+    skips = fields.skip_special_tokens is not False
+    texts = [model.tokenizer.decode(ids, skip_special_tokens=skips) for ids in fields.ids]
+    return PreparedTokens("decode", fields.ignored, answer=msgspec.json.encode(texts))
+
+
 def prepare_detokenize(model: ServedModel, job: Job) -> PreparedTokens:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, DetokenizeRequest, job.body)
     if fields.tokens:
         check_token_ids(fields.tokens, job.facts, "tokens")
     return PreparedTokens("detokenize", fields.ignored, text=model.tokenizer.decode(fields.tokens))
+
+
+TOKEN_KINDS: Final[Mapping[str, Kind]] = {
+    "tokenize": Kind(prepare_tokenize, PreparedTokens, runs_template=True),
+    "detokenize": Kind(prepare_detokenize, PreparedTokens),
+    "decode": Kind(prepare_decode, PreparedTokens),
+}

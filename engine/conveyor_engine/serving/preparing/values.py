@@ -67,12 +67,14 @@ def _parse_prompt(value: object) -> list[Any]:
         lists = list(map(_read_ids, value))
         if None not in lists:
             return lists
+        if any(type(v) is int and v < 0 for v in value):
+            raise PydanticCustomError("prompt", "has a negative token id, which is out of vocabulary")
     raise PydanticCustomError(
         "prompt", "must be a string, a list of strings, a list of token ids or a list of such lists, none of them empty"
     )
 
 
-def _parse_input(value: object) -> list[Any]:
+def parse_inputs(value: object) -> list[Any]:
     """As `_parse_prompt`; the empty text has no vector."""
     inputs = _parse_prompt(value)
     if "" in inputs:
@@ -119,6 +121,8 @@ _BIASES: dict[str, Any] = {
 _TEXT = {"type": "string"}
 _NOT_EMPTY = {"type": "string", "minLength": 1}
 
+INPUTS_SCHEMA: dict[str, Any] = {"anyOf": [_NOT_EMPTY, list_of(_NOT_EMPTY), _IDS, list_of(_IDS)]}
+
 _Prompts = list[str] | list[list[int]]
 Prompts = Annotated[
     _Prompts,
@@ -127,8 +131,8 @@ Prompts = Annotated[
 ]
 Inputs = Annotated[
     _Prompts,
-    PlainValidator(_parse_input),
-    WithJsonSchema({"anyOf": [_NOT_EMPTY, list_of(_NOT_EMPTY), _IDS, list_of(_IDS)]}),
+    PlainValidator(parse_inputs),
+    WithJsonSchema(INPUTS_SCHEMA),
 ]
 Stops = Annotated[
     tuple[str, ...],

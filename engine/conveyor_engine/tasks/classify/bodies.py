@@ -6,9 +6,8 @@ from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from conveyor_engine.serving.preparing.fields import Place
-from conveyor_engine.serving.preparing.schemas import PromptFields
+from conveyor_engine.serving.preparing.inputs import InputFields
 from conveyor_engine.serving.preparing.tei import TeiScoreFields
-from conveyor_engine.serving.preparing.values import Inputs
 
 _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
 
@@ -35,14 +34,11 @@ def _list_of(items: dict[str, Any], most: int | None = None) -> dict[str, Any]:
     return {"type": "array", "items": items, "minItems": 1} | ({} if most is None else {"maxItems": most})
 
 
-class ClassificationRequest(PromptFields):
+class ClassificationRequest(InputFields):
     """POST /classify."""
 
     place = Place.CLASSIFY
-    truncates = "right"
 
-    input: Inputs
-    """A text, token ids, or a list of either: each is classified by itself. No text may be empty."""
     use_activation: bool | None = True
     """Whether to apply the model's activation; if false, the response has logits."""
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from conveyor_engine.errors import ErrorCode, InvalidRequest
+from conveyor_engine.serving.preparing.inputs import read_inputs
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, name_input, parse_body
 from conveyor_engine.serving.preparing.pairs import encode_pairs
 from conveyor_engine.serving.preparing.prompts import (
@@ -14,6 +15,7 @@ from conveyor_engine.serving.preparing.prompts import (
     check_input,
     read_input,
 )
+from conveyor_engine.serving.preparing.tokens import TOKEN_KINDS
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest, PredictRequest
 from conveyor_engine.text.tokenizer import Truncation
 from conveyor_engine.wire.classification import Activation, ClassifierFacts
@@ -32,15 +34,10 @@ class PreparedTexts(PreparedPrompts, frozen=True, kw_only=True, array_like=True)
 def prepare_classification(model: ServedModel, job: Job) -> PreparedTexts:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ClassificationRequest, job.body)
-    facts = _check_inputs(len(fields.input), job, "input")
-    truncation = fields.truncation(job.facts.max_model_len)
-    number = len(fields.input)
-    prompts = [
-        Prompt(read_input(model, fields.input[index], truncation, job.facts, name_input("input", index, number)))
-        for index in range(number)
-    ]
+    facts = _check_inputs(fields.num_inputs(), job, fields.inputs_field)
+    prompts = [Prompt(tokens) for tokens in read_inputs(model, job, fields)]
     activation = "none" if fields.use_activation is False else facts.activation
-    return PreparedTexts.of("classify", prompts, job, fields, "input", activation=activation)
+    return PreparedTexts.of("classify", prompts, job, fields, fields.inputs_field, activation=activation)
 
 
 class PreparedWords(PreparedTexts, frozen=True, kw_only=True, array_like=True):
@@ -58,6 +55,7 @@ class PreparedWords(PreparedTexts, frozen=True, kw_only=True, array_like=True):
 def prepare_words(model: ServedModel, job: Job) -> PreparedWords:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ClassificationRequest, job.body)
+    _check_words(fields)
     facts = _check_inputs(len(fields.input), job, "input")
     truncation = fields.truncation(job.facts.max_model_len)
     if truncation is not None and truncation.side == "left":
@@ -80,6 +78,14 @@ def prepare_words(model: ServedModel, job: Job) -> PreparedWords:
     return PreparedWords.of(
         "classify", prompts, job, fields, "input", activation=activation, texts=texts, tokens=tokens
     )
+
+
+def _check_words(fields: ClassificationRequest) -> None:
+    """Raises InvalidRequest for what has no words to label."""
+    others = {"messages": fields.messages, "add_special_tokens": fields.add_special_tokens is False or None}
+    for name, value in {**others, "padding": fields.padding == "max_length" or None}.items():
+        if value is not None:
+            raise InvalidRequest(f"{name} is not for a model that labels the words of texts; leave it out", param=name)
 
 
 def prepare_predict(model: ServedModel, job: Job) -> PreparedTexts:
@@ -113,6 +119,7 @@ def _check_inputs(number: int, job: Job, param: str) -> ClassifierFacts:
 
 
 TASK: Final[Mapping[str, Kind]] = {
+    **TOKEN_KINDS,
     "classify": Kind(prepare_classification, PreparedTexts),
     "classify_tokens": Kind(prepare_words, PreparedWords),
     "predict": Kind(prepare_predict, PreparedTexts),

@@ -14,6 +14,8 @@ from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.one_step import OneStepResponse, PromptUsage, write_list, write_with
 from conveyor_engine.serving.http.scores import Prediction, activate, rank
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
+from conveyor_engine.serving.http.tokens import TOKEN_PATHS
+from conveyor_engine.serving.preparing.inputs import needs_inputs
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest, PredictRequest
 from conveyor_engine.tasks.classify.preparing import NOWHERE, PreparedTexts, PreparedWords
 from conveyor_engine.wire.classification import ClassifierFacts, read_logits, read_token_labels
@@ -157,6 +159,8 @@ TASK: Final = TaskPaths(
             "/predict", create_predictions, "Scores each label of texts.", PredictRequest,
             (list[Prediction], list[list[Prediction]]),
         ),
+        *TOKEN_PATHS,
     ),
+    refine=lambda schemas: needs_inputs(schemas["ClassificationRequest"]),
     inputs_bytes_max=4 * 2**20,  # half of what a gateway takes of one body by default
 )  # fmt: skip

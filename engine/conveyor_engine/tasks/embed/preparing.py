@@ -1,87 +1,125 @@
 """Makes engine requests of bodies that ask for vectors, one for each input. Runs in worker processes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+import sys
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import msgspec
 
 from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.comparing import Comparison, PreparedComparison, build_kinds
+from conveyor_engine.serving.preparing.inputs import read_inputs
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, name_input, parse_body
 from conveyor_engine.serving.preparing.pictures import IMAGES_MAX, build_kind, process_picture, read_files
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt, check_answer_size, read_input
-from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
-from conveyor_engine.tasks.embed.bodies import EmbedRequest
-from conveyor_engine.wire.embedding import EmbeddingFacts, PictureFacts, PoolingParams
+from conveyor_engine.serving.preparing.tokens import TOKEN_KINDS
+from conveyor_engine.tasks.embed.bodies import EmbeddingRequest, EmbedRequest
+from conveyor_engine.text.tokenizer import Truncation
+from conveyor_engine.wire.embedding import EmbeddingFacts, EmbedDtype, PictureFacts, PoolingParams
 from conveyor_engine.wire.worker import Job
+
+METADATA_INPUTS_MAX: Final = 48  # each takes 110 to 140 bytes of a header, and many clients read 8 KiB of one
 
 
 class PreparedEmbeddings(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
     """An admissible request, in the inputs' order."""
 
-    as_base64: bool = False
+    encoding: Literal["float", "base64", "bytes", "bytes_only"] = "float"
+    dtype: EmbedDtype = "float32"
+    endianness: Literal["native", "little", "big"] = "native"
 
 
 def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, EmbeddingRequest, job.body)
-    asked = PoolingParams(dimensions=fields.dimensions)
-    read = _read_pictures if fields.modality == "image" else _read_inputs
-    prompts = read(model, job, fields, fields.input, "input", asked)
-    return PreparedEmbeddings.of("embd", prompts, job, fields, "input", as_base64=fields.encoding_format == "base64")
+    encoding, endianness = fields.encoding_format or "float", fields.endianness or "native"
+    dtype = "float32" if encoding == "float" else fields.embed_dtype or "float32"
+    asked = PoolingParams(
+        dimensions=fields.dimensions,
+        normalizes=fields.use_activation,
+        dtype=dtype,
+        is_big_endian=encoding != "float" and (sys.byteorder if endianness == "native" else endianness) == "big",
+    )
+    embedding = _check_size(job, fields.num_inputs(), fields.dimensions, fields.inputs_field)
+    if encoding == "bytes" and fields.num_inputs() > METADATA_INPUTS_MAX:
+        most = f"the header `metadata` has room for {METADATA_INPUTS_MAX} inputs, not {fields.num_inputs()}"
+        raise InvalidRequest(f"{most}; send fewer, or encoding_format bytes_only", param="encoding_format")
+    if fields.modality == "image":
+        prompts = _read_pictures(model, fields, embedding, asked)
+    else:
+        tokens = read_inputs(model, job, fields, _find_instruction(fields.prompt_name, embedding))
+        prompts = [_build_prompt(each, asked.encode(), embedding) for each in tokens]
+    own = {"encoding": encoding, "dtype": dtype, "endianness": endianness}
+    return PreparedEmbeddings.of("embd", prompts, job, fields, fields.inputs_field, **own)
 
 
 def prepare_embed(model: ServedModel, job: Job) -> PreparedEmbeddings:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, EmbedRequest, job.body)
-    asked = PoolingParams(dimensions=fields.dimensions, normalizes=fields.normalize is not False)
-    prompts = _read_inputs(model, job, fields, fields.inputs, "inputs", asked)
+    number = len(fields.inputs)
+    check_num_inputs(number, "inputs")
+    embedding = _check_size(job, number, fields.dimensions, "inputs")
+    truncation, begin = fields.truncation(job.facts.max_model_len), _find_instruction(fields.prompt_name, embedding)
+    payload = PoolingParams(dimensions=fields.dimensions, normalizes=fields.normalize is not False).encode()
+    prompts = []
+    for index in range(number):
+        text = fields.inputs[index]
+        whole = begin + text if isinstance(text, str) else text
+        tokens = read_input(model, whole, truncation, job.facts, name_input("inputs", index, number))
+        prompts.append(_build_prompt(tokens, payload, embedding))
     return PreparedEmbeddings.of("embed", prompts, job, fields, "inputs")
 
 
-def _read_inputs(
-    model: ServedModel,
-    job: Job,
-    fields: EmbeddingRequest | EmbedRequest,
-    inputs: Sequence[str | list[int]],
-    param: str,
-    asked: PoolingParams,
-) -> list[Prompt]:
-    number = len(inputs)
-    check_num_inputs(number, param)
+class PreparedCosines(PreparedComparison, frozen=True, kw_only=True, array_like=True):
+    """An admissible request: the first texts, then the second ones."""
+
+    num_first: int
+
+
+def prepare_cosines(model: ServedModel, job: Job, comparison: Comparison) -> PreparedCosines:
+    """Raises InvalidRequest or UnknownModel."""
+    first, second = comparison.first, comparison.second
+    embedding = _check_size(job, len(first) + len(second), None, comparison.params[1].partition("[")[0])
+    truncation, begin = comparison.truncation(job), _find_instruction(None, embedding)
+    cut = truncation
+    if (most := comparison.max_second_tokens) is not None:
+        cut = Truncation(min(most, job.facts.max_model_len if truncation is None else truncation.max_tokens), "right")
+    payload = PoolingParams(normalizes=True).encode()
+    prompts = [
+        _build_prompt(read_input(model, begin + text, how, job.facts, param.format(index)), payload, embedding)
+        for texts, how, param in ((first, truncation, comparison.params[0]), (second, cut, comparison.params[1]))
+        for index, text in enumerate(texts)
+    ]
+    return PreparedCosines.of_comparison(comparison, prompts, job, num_first=len(first))
+
+
+def _check_size(job: Job, number: int, dimensions: int | None, param: str) -> EmbeddingFacts:
+    """Raises InvalidRequest for vectors that the model lacks, or more than one answer may have."""
     embedding = EmbeddingFacts.read(job.facts)
-    _check_answer(number, asked, embedding, param)
-    truncation = fields.truncation(job.facts.max_model_len)
-    begin = _find_instruction(fields.prompt_name, embedding)
-    payload = asked.encode()
-    prompts = []
-    for index in range(number):
-        text = inputs[index]  # ids, which need no list of their own until here
-        whole = begin + text if isinstance(text, str) else text
-        tokens = read_input(model, whole, truncation, job.facts, name_input(param, index, number))
-        prompts.append(Prompt(tokens, payload, max(0, embedding.padded_tokens - len(tokens))))
-    return prompts
+    _check_dimensions(dimensions, embedding)
+    check_answer_size(number, dimensions or embedding.size, "dimensions", param)
+    return embedding
+
+
+def _build_prompt(tokens: list[int], payload: bytes, embedding: EmbeddingFacts) -> Prompt:
+    return Prompt(tokens, payload, max(0, embedding.padded_tokens - len(tokens)))
 
 
 def _read_pictures(
-    model: ServedModel,
-    job: Job,
-    _: EmbeddingRequest,
-    inputs: Sequence[str | list[int]],
-    param: str,
-    asked: PoolingParams,
+    model: ServedModel, fields: EmbeddingRequest, embedding: EmbeddingFacts, asked: PoolingParams
 ) -> list[Prompt]:
-    number, embedding = len(inputs), EmbeddingFacts.read(job.facts)
     if embedding.pictures is None:
         raise InvalidRequest("modality is 'image', and this model embeds texts only", param="modality")
-    texts = [text for text in inputs if isinstance(text, str)]
+    if fields.messages is not None:
+        raise InvalidRequest("modality is 'image': send the images as `input`, not as messages", param="messages")
+    number, texts = len(fields.input), [text for text in fields.input if isinstance(text, str)]
     if len(texts) < number:
-        raise InvalidRequest(f"{param} has token ids: with modality 'image' send data: URIs with base64", param=param)
+        raise InvalidRequest("input has token ids: with modality 'image' send data: URIs with base64", param="input")
     if number > IMAGES_MAX:
-        raise InvalidRequest(f"{param} has {number} images, and may have {IMAGES_MAX}", param=param)
-    _check_answer(number, asked, embedding, param)
+        raise InvalidRequest(f"input has {number} images, and may have {IMAGES_MAX}", param="input")
     return [
-        _read_picture(model, embedding.pictures, data, name_input(param, index, number), asked)
-        for index, data in enumerate(read_files(texts, param))
+        _read_picture(model, embedding.pictures, data, name_input("input", index, number), asked)
+        for index, data in enumerate(read_files(texts, "input"))
     ]
 
 
@@ -92,11 +130,6 @@ def _read_picture(model: ServedModel, facts: PictureFacts, data: bytes, param: s
         raise InvalidRequest(f"{param} becomes {made}, and the model takes squares: make its sides alike", param=param)
     payload = msgspec.structs.replace(asked, pixels=pixels.tobytes()).encode()
     return Prompt([], payload, facts.num_tokens, facts.num_tokens)
-
-
-def _check_answer(number: int, asked: PoolingParams, embedding: EmbeddingFacts, param: str) -> None:
-    _check_dimensions(asked.dimensions, embedding)
-    check_answer_size(number, asked.dimensions or embedding.size, "dimensions", param)
 
 
 def _find_instruction(name: str | None, embedding: EmbeddingFacts) -> str:
@@ -122,7 +155,9 @@ def _check_dimensions(dimensions: int | None, embedding: EmbeddingFacts) -> None
 
 
 TASK: Final[Mapping[str, Kind]] = {
+    **TOKEN_KINDS,
     "embedding": Kind(prepare_embeddings, PreparedEmbeddings),
     "embedding_of_images": build_kind(prepare_embeddings, PreparedEmbeddings),
     "embed": Kind(prepare_embed, PreparedEmbeddings),
+    **build_kinds(prepare_cosines, PreparedCosines),
 }

@@ -1,25 +1,32 @@
-"""POST /v1/embeddings and /embed."""
+"""The paths of models that embed."""
 
 import base64
+import itertools
+import operator
+import time
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 from starlette.requests import Request
+from starlette.types import Send
 
 from conveyor_engine.serving.http.app_state import app_state, model_facts
+from conveyor_engine.serving.http.comparing import ComparisonResponse, build_comparison_paths
 from conveyor_engine.serving.http.engine_response import Opened, open_request
+from conveyor_engine.serving.http.formats import encode
 from conveyor_engine.serving.http.one_step import OneStepResponse, PromptUsage, write_list, write_with
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
-from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
-from conveyor_engine.tasks.embed.bodies import EmbedRequest
-from conveyor_engine.tasks.embed.preparing import PreparedEmbeddings
-from conveyor_engine.wire.embedding import EmbeddingFacts
+from conveyor_engine.serving.http.tokens import TOKEN_PATHS
+from conveyor_engine.serving.preparing.inputs import needs_inputs
+from conveyor_engine.tasks.embed.bodies import EmbeddingRequest, EmbedRequest
+from conveyor_engine.tasks.embed.preparing import PreparedCosines, PreparedEmbeddings
+from conveyor_engine.wire.embedding import NUM_BYTES, EmbeddingFacts, EmbedDtype
 
 
 class Embedding(msgspec.Struct):
-    """The vector of one input: numbers, or their float32 bytes (little-endian) in base64."""
+    """The vector of one input: numbers, or their bytes in base64."""
 
     index: int
     embedding: list[float] | str
@@ -33,6 +40,27 @@ class EmbeddingList(msgspec.Struct):
     model: str
     usage: PromptUsage
     object: str = "list"
+
+
+class VectorPlace(msgspec.Struct):
+    """Where the vector of one input stands in an answer of bytes, as vLLM has it."""
+
+    index: int
+    embed_dtype: EmbedDtype
+    endianness: str
+    start: int
+    end: int
+    shape: tuple[int]
+
+
+class Metadata(msgspec.Struct):
+    """What the header of an answer of bytes says of it."""
+
+    id: str
+    created: int
+    model: str
+    data: list[VectorPlace]
+    usage: PromptUsage
 
 
 async def create_embeddings(request: Request) -> "EmbeddingsResponse":
@@ -49,13 +77,31 @@ class EmbeddingsResponse(OneStepResponse):
         super().__init__(opened, opened.prepared)
         self._prepared = opened.prepared
 
+    async def _send_payloads(self, payloads: Sequence[bytes], send: Send) -> None:
+        if not self._prepared.encoding.startswith("bytes"):
+            await super()._send_payloads(payloads, send)
+            return
+        headers = [(b"content-type", b"application/octet-stream")]
+        if self._prepared.encoding == "bytes":
+            headers.append((b"metadata", encode(self._describe(payloads))))
+        await self._send_body(iter(payloads), headers, send)
+
+    def _describe(self, payloads: Sequence[bytes]) -> "Metadata":
+        """Where the vector of each input stands in the body."""
+        places, end = [], 0
+        for index, vector in enumerate(payloads):
+            begin, end = end, end + len(vector)
+            shape = (len(vector) // NUM_BYTES[self._prepared.dtype],)
+            places.append(VectorPlace(index, self._prepared.dtype, self._prepared.endianness, begin, end, shape))
+        return Metadata(self._id, int(time.time()), self._state.model.name, places, self._sum_usage())
+
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         """The JSON of an EmbeddingList."""
         vectors = (Embedding(index, self._show(vector)) for index, vector in enumerate(payloads))
         return write_with(EmbeddingList([], self._state.model.name, self._sum_usage()), "data", vectors)
 
     def _show(self, vector: bytes) -> list[float] | str:
-        return base64.b64encode(vector).decode() if self._prepared.as_base64 else array("f", vector).tolist()
+        return base64.b64encode(vector).decode() if self._prepared.encoding == "base64" else array("f", vector).tolist()
 
 
 async def embed(request: Request) -> "VectorsResponse":
@@ -70,10 +116,27 @@ class VectorsResponse(EmbeddingsResponse):
         return write_list(map(self._show, payloads))
 
 
+class CosinesResponse(ComparisonResponse):
+    """The cosine of the two vectors of each pair, as vLLM scores pairs by a model that embeds."""
+
+    def _score(self, payloads: Sequence[bytes]) -> list[float]:
+        assert isinstance(self._comparison, PreparedCosines)
+        vectors = [array("f", payload) for payload in payloads]
+        first, second = vectors[: self._comparison.num_first], vectors[self._comparison.num_first :]
+        firsts = itertools.repeat(first[0]) if len(first) == 1 else first
+        return [sum(map(operator.mul, *pair)) for pair in zip(firsts, second, strict=False)]
+
+
 TASK: Final = TaskPaths(
     (
-        TaskPath("/v1/embeddings", create_embeddings, "Makes a vector of each input.", EmbeddingRequest, EmbeddingList),
+        TaskPath(
+            "/v1/embeddings", create_embeddings, "Makes a vector of each input.", EmbeddingRequest, EmbeddingList,
+            is_bytes_too=True,
+        ),
         TaskPath("/embed", embed, "Makes a vector of each input.", EmbedRequest, list[list[float]]),
+        *build_comparison_paths(CosinesResponse),
+        *TOKEN_PATHS,
     ),
+    refine=lambda schemas: needs_inputs(schemas["EmbeddingRequest"]),
     inputs_bytes_max=4 * 2**20,  # half of what a gateway takes of one body by default
-)
+)  # fmt: skip

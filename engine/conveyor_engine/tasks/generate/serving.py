@@ -16,13 +16,12 @@ from conveyor_engine.serving.http.responses import create_response
 from conveyor_engine.serving.http.responses_events import EVENTS as RESPONSE_EVENTS
 from conveyor_engine.serving.http.responses_events import Response
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
-from conveyor_engine.serving.http.tokens import Detokenized, Tokenized, detokenize, tokenize
+from conveyor_engine.serving.http.tokens import TOKEN_PATHS
 from conveyor_engine.serving.preparing.chat_schemas import ChatMessage, ChatRequest
 from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.messages_schemas import CountTokensRequest, MessagesRequest
 from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
 from conveyor_engine.serving.preparing.schemas import FORMS, StreamOptions
-from conveyor_engine.serving.preparing.tokens import DetokenizeRequest, TokenizeRequest
 from conveyor_engine.serving.preparing.values import TOP_LOGPROBS_MAX
 
 Json = dict[str, Any]
@@ -43,20 +42,18 @@ def _refine(schemas: Json) -> None:
     chat.append(_needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs"))
     chat.append(_needs("logprob_token_ids", {"type": "array"}, "logprobs"))
     completion.append(_needs("logprob_token_ids", {"type": "array"}, "logprobs", list(range(TOP_LOGPROBS_MAX + 1))))
-    text = {"anyOf": [{"type": "null"}, {"properties": {"type": {"const": "text"}}}]}
-    chat.append(_calls_fit({"not": {"enum": [None, "none", "auto"]}}, {"response_format": text, **_NO_FORMS}))
+    chat.append(_calls_fit({"not": {"enum": [None, "none", "auto"]}}, _NO_FORMS))
     must = {"type": "object", "properties": {"type": {"enum": ["any", "tool"]}}}
-    own = {"output_config": {"properties": {"format": {"type": "null"}}}}
     schemas["ResponsesRequest"]["allOf"] = [
         _needs("stream_options", {"type": "object"}, "stream"),
-        _calls_fit({"not": {"enum": [None, "none", "auto"]}}, {"text": {"properties": {"format": text}}, **_NO_FORMS}),
+        _calls_fit({"not": {"enum": [None, "none", "auto"]}}, _NO_FORMS),
     ]
-    for name, no_forms in (("MessagesRequest", own | _NO_FORMS), ("CountTokensRequest", own)):
+    for name, no_forms in (("MessagesRequest", _NO_FORMS), ("CountTokensRequest", {})):
         schemas[name]["allOf"] = [_calls_fit(must, no_forms)]
     begins = _needs("continue_final_message", {"const": True}, "add_generation_prompt", [False, None], absent=True)
     chat.append(begins)
-    either = [("prompt", "string"), ("messages", "array")]
-    one = {"oneOf": [{"properties": {name: {"type": kind}}, "required": [name]} for name, kind in either]}
+    either = [("prompt", ["string"]), ("messages", ["array"]), ("inputs", ["string", "array"])]
+    one = {"oneOf": [{"properties": {name: {"type": kinds}}, "required": [name]} for name, kinds in either]}
     schemas["TokenizeRequest"]["allOf"] = [one, begins]
 
 
@@ -99,8 +96,7 @@ TASK: Final = TaskPaths(
             "/v1/messages/count_tokens", count_message_tokens, "Counts the tokens of a conversation.",
             CountTokensRequest, TokenCount,
         ),
-        TaskPath("/tokenize", tokenize, "Tells the tokens of a text or conversation.", TokenizeRequest, Tokenized),
-        TaskPath("/detokenize", detokenize, "Tells the text of tokens.", DetokenizeRequest, Detokenized),
+        *TOKEN_PATHS,
     ),
     objects=(ChatMessage, StreamOptions),
     refine=_refine,

@@ -3,100 +3,42 @@
 from collections.abc import Mapping
 from typing import Final
 
-import msgspec
-from msgspec import UNSET, UnsetType
-
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, parse_body
+from conveyor_engine.serving.preparing.comparing import Comparison, PreparedComparison, build_kinds
+from conveyor_engine.serving.preparing.comparing_schemas import TeiRerankRequest
+from conveyor_engine.serving.preparing.jobs import Kind, ServedModel
 from conveyor_engine.serving.preparing.pairs import encode_pairs
-from conveyor_engine.serving.preparing.prompts import PreparedPrompts
-from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest, TeiRerankRequest
+from conveyor_engine.serving.preparing.tokens import TOKEN_KINDS
 from conveyor_engine.wire.classification import Activation, ClassifierFacts
 from conveyor_engine.wire.worker import Job
 
 
-class PreparedPairs(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
+class PreparedPairs(PreparedComparison, frozen=True, kw_only=True, array_like=True):
     """An admissible request, in the pairs' order."""
 
     activation: Activation  # what makes scores of the logits
-    top_n: int | None = None  # only so many results
-    texts: list[str] | None = None  # that the results are to have
-    as_ranks: bool = False  # in text-embeddings-inference's shape
 
 
-class _Documents(msgspec.Struct):
-    """What tells vLLM's body from that of text-embeddings-inference."""
-
-    documents: msgspec.Raw | UnsetType = UNSET
-
-
-def prepare_rerank(model: ServedModel, job: Job) -> PreparedPairs:
+def prepare_pairs(model: ServedModel, job: Job, comparison: Comparison) -> PreparedPairs:
     """Raises InvalidRequest or UnknownModel."""
-    fields = parse_body(model, RerankRequest, job.body)
-    check_num_inputs(len(fields.documents), "documents")
+    second = comparison.second
+    first = comparison.first if len(comparison.first) > 1 else [comparison.first[0]] * len(second)
     prompts = encode_pairs(
         model,
         job.facts,
-        [(fields.query, document) for document in fields.documents],
-        ("query", "documents[{}]"),
-        fields.truncation(job.facts.max_model_len),
-        fields.max_tokens_per_doc,
+        list(zip(first, second, strict=True)),
+        comparison.params,
+        comparison.truncation(job),
+        comparison.max_second_tokens,
     )
-    return PreparedPairs.of(
-        "rerank",
-        prompts,
-        job,
-        fields,
-        "documents",
-        activation=_choose_activation(job, fields.use_activation),
-        top_n=fields.top_n or None,
-        texts=fields.documents if fields.return_documents else None,
-    )
+    return PreparedPairs.of_comparison(comparison, prompts, job, activation=_choose_activation(job, comparison))
 
 
-def prepare_score(model: ServedModel, job: Job) -> PreparedPairs:
-    """Raises InvalidRequest or UnknownModel."""
-    fields = parse_body(model, ScoreRequest, job.body)
-    pairs, *params = fields.read_pairs()
-    check_num_inputs(len(pairs), params[1])
-    truncation = fields.truncation(job.facts.max_model_len)
-    prompts = encode_pairs(model, job.facts, pairs, (params[0], f"{params[1]}[{{}}]"), truncation)
-    activation = _choose_activation(job, fields.use_activation)
-    return PreparedPairs.of("score", prompts, job, fields, params[1], activation=activation)
+def _choose_activation(job: Job, comparison: Comparison) -> Activation:
+    """The model's own, unless the client wants its logits; text-embeddings-inference's is always the sigmoid."""
+    fields = comparison.fields
+    if isinstance(fields, TeiRerankRequest):
+        return "none" if fields.raw_scores else "sigmoid"
+    return "none" if fields.use_activation is False else ClassifierFacts.read(job.facts).activation
 
 
-def prepare_either_rerank(model: ServedModel, job: Job) -> PreparedPairs:
-    """By whether the body has `documents`. Raises InvalidRequest or UnknownModel."""
-    try:
-        has_documents = msgspec.json.decode(job.body, type=_Documents).documents is not UNSET
-    except msgspec.DecodeError:
-        has_documents = False  # what is wrong with it is told below
-    return prepare_rerank(model, job) if has_documents else _prepare_tei_rerank(model, job)
-
-
-def _prepare_tei_rerank(model: ServedModel, job: Job) -> PreparedPairs:
-    fields = parse_body(model, TeiRerankRequest, job.body)
-    check_num_inputs(len(fields.texts), "texts")
-    pairs = [(fields.query, text) for text in fields.texts]
-    prompts = encode_pairs(model, job.facts, pairs, ("query", "texts[{}]"), fields.truncation(job.facts.max_model_len))
-    return PreparedPairs.of(
-        "rerank",
-        prompts,
-        job,
-        fields,
-        "texts",
-        activation="none" if fields.raw_scores else "sigmoid",
-        texts=fields.texts if fields.return_text else None,
-        as_ranks=True,
-    )
-
-
-def _choose_activation(job: Job, wanted: bool | None) -> Activation:
-    """The model's own, unless the client wants its logits."""
-    return "none" if wanted is False else ClassifierFacts.read(job.facts).activation
-
-
-TASK: Final[Mapping[str, Kind]] = {
-    "rerank": Kind(prepare_rerank, PreparedPairs),
-    "score": Kind(prepare_score, PreparedPairs),
-    "either_rerank": Kind(prepare_either_rerank, PreparedPairs),
-}
+TASK: Final[Mapping[str, Kind]] = {**TOKEN_KINDS, **build_kinds(prepare_pairs, PreparedPairs)}

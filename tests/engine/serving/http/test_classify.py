@@ -69,6 +69,19 @@ def assert_same(told: list[dict[str, Any]], expected: list[dict[str, Any]]) -> N
     assert [one["score"] for one in told] == pytest.approx([one["score"] for one in expected], abs=1e-4)
 
 
+def test_a_conversation_gets_the_labels_of_its_text(labels_one: Served) -> None:
+    messages = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "x"}]
+    answer = labels_one.server.post("/classify", {"messages": messages}).json()
+    text = "<|user|>the fox<|end|><|assistant|>x<|end|>"
+    expected = labels_one.expect(text, add_special_tokens=False)
+    scores = {one["label"]: one["score"] for one in expected}
+    assert answer["data"][0]["probs"] == pytest.approx([scores[label] for label in LABELS], abs=1e-4)
+    num_tokens = len(labels_one.tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert answer["usage"]["prompt_tokens"] == num_tokens
+    begun = labels_one.server.post("/classify", {"messages": messages, "add_generation_prompt": True}).json()
+    assert begun["usage"]["prompt_tokens"] == num_tokens + 1
+
+
 def test_texts_get_the_labels_of_the_pipeline(served: Served) -> None:
     answer = post(served, "/classify", model="tiny")
     labels = [served.pipeline.model.config.id2label[index] for index in range(served.pipeline.model.config.num_labels)]
@@ -140,7 +153,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("/classify", {"input": ["a", ""]}, "invalid_value", "input"),
     ("/classify", {"input": ["a"] * 10_000}, "invalid_value", "input"),
     ("/classify", {"input": [384]}, "invalid_value", "input"),
-    ("/classify", {"messages": []}, "unsupported_value", "messages"),
+    ("/classify", {"messages": []}, "invalid_value", "messages"),
     ("/classify", {"model": "other"}, "model_not_found", "model"),
     ("/predict", {"inputs": []}, "invalid_value", "inputs"),
     ("/predict", {"inputs": None}, "invalid_value", "inputs"),

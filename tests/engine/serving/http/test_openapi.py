@@ -18,15 +18,14 @@ from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
+from conveyor_engine.serving.preparing.comparing_schemas import RerankRequest, ScoreRequest, TeiRerankRequest
 from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.fields import ROWS, Place
 from conveyor_engine.serving.preparing.messages_schemas import CountTokensRequest, MessagesRequest
 from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
-from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
-from conveyor_engine.serving.preparing.tokens import DetokenizeRequest, TokenizeRequest
+from conveyor_engine.serving.preparing.tokens import DecodeRequest, DetokenizeRequest, TokenizeRequest
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest, PredictRequest
-from conveyor_engine.tasks.embed.bodies import EmbedRequest
-from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest, TeiRerankRequest
+from conveyor_engine.tasks.embed.bodies import EmbeddingRequest, EmbedRequest
 
 DOCUMENT = build_document()
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -48,6 +47,7 @@ REQUESTS: tuple[tuple[type[BaseModel], dict[str, Any], Place | None], ...] = (
     (PredictRequest, {"inputs": "a"}, None),
     (TokenizeRequest, {"prompt": "a"}, Place.TOKENIZE),
     (DetokenizeRequest, {"tokens": [1]}, Place.TOKENIZE),
+    (DecodeRequest, {"ids": [1]}, Place.TOKENIZE),
     (MessagesRequest, MESSAGE, Place.MESSAGES),
     (ResponsesRequest, RESPONSE, Place.RESPONSES),
     (CountTokensRequest, {"messages": MESSAGE["messages"]}, Place.MESSAGES),

@@ -18,7 +18,7 @@ from conveyor_protocol.request_headers import USAGE_HEADER
 CONTEXT_TOKENS = 512
 QUERY = "the quick fox"
 DOCUMENTS = ["the fox", "naïve café", "x", "the quick brown fox jumps over the lazy dog", "the fox", ""]
-PATHS = [endpoint.path for endpoint in ENDPOINTS if endpoint.models == "ranks"]
+PATHS = [endpoint.path for endpoint in ENDPOINTS if "ranks" in endpoint.models]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/rerank": {"query": QUERY, "documents": DOCUMENTS},
     "/v2/rerank": {"query": QUERY, "documents": DOCUMENTS},
@@ -112,7 +112,7 @@ def test_pairs_are_scored_one_to_one_or_one_to_many(served: Served, first: Any, 
     seconds = [second] if isinstance(second, str) else second
     firsts = [first] if isinstance(first, str) else first
     pairs = list(zip(firsts * (len(seconds) if len(firsts) == 1 else 1), seconds, strict=True))
-    for names in (("text_1", "text_2"), ("queries", "documents")):
+    for names in (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")):
         answer = served.server.post("/v1/score", dict(zip(names, (first, second), strict=True))).json()
         assert [one["score"] for one in answer["data"]] == pytest.approx(served.scores(pairs), abs=1e-4)
         assert [(one["index"], one["object"]) for one in answer["data"]] == [(n, "score") for n in range(len(pairs))]
@@ -131,9 +131,12 @@ def test_the_shape_of_text_embeddings_inference_is_a_list(served: Served) -> Non
 
 def test_a_body_with_documents_is_answered_on_the_same_path_as_vllm_does(served: Served) -> None:
     body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 2}
-    there, here = (served.server.post(path, body).json() for path in ("/v1/rerank", "/rerank"))
+    there = served.server.post("/v1/rerank", body | {"return_documents": True}).json()
+    here = served.server.post("/rerank", body).json()
     assert here.pop("id").startswith("rerank-")
     assert here == {name: value for name, value in there.items() if name != "id"}
+    bare = served.server.post("/rerank", body | {"return_documents": False}).json()["results"]
+    assert all("document" not in result for result in bare)
     error = served.server.post("/rerank", {"query": QUERY, "documents": []}).json()["error"]
     assert (error["code"], error["param"]) == ("invalid_value", "documents")
     assert served.server.post("/rerank", {"query": QUERY}).json()["error"]["param"] == "texts"
@@ -187,7 +190,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str, str | None], ...] = (
     ("/v1/rerank", {"query": None}, "invalid_value", "query"),
     ("/v1/rerank", {"query": "fox " * 5000}, "context_length_exceeded", "query"),
     ("/v1/rerank", {"top_n": -1}, "invalid_value", "top_n"),
-    ("/v1/rerank", {"max_tokens_per_doc": 0}, "invalid_value", "max_tokens_per_doc"),
+    ("/v1/rerank", {"max_tokens_per_doc": -1}, "invalid_value", "max_tokens_per_doc"),
     ("/v1/rerank", {"truncate_prompt_tokens": CONTEXT_TOKENS + 1}, "invalid_value", "truncate_prompt_tokens"),
     ("/v1/rerank", {"truncate_prompt_tokens": 2}, "invalid_value", "truncate_prompt_tokens"),
     ("/v1/rerank", {"rank_fields": ["title"]}, "unsupported_value", "rank_fields"),

@@ -253,6 +253,48 @@ def test_thinking_is_an_item_of_its_own(agent: AgentServer, client: OpenAI) -> N
     assert ask(client, **effort).reasoning.effort == "low"
 
 
+LOGPROBS: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+def test_text_has_the_log_probabilities_of_chat(agent: AgentServer, client: OpenAI) -> None:
+    asked: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    expected = chat(agent, **asked, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    response = ask(client, **asked, **LOGPROBS)
+    assert [one.model_dump() for one in response.output[0].content[0].logprobs] == expected
+    assert response.top_logprobs == 2
+    events: list[Any] = list(ask(client, **asked, **LOGPROBS, stream=True))
+    streamed = events[-1].response
+    told = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    assert [one.model_dump() for one in told] == expected
+    assert [one.model_dump() for one in streamed.output[0].content[0].logprobs] == expected
+    assert ask(client, **asked).output[0].content[0].logprobs == []
+
+
+def test_thinking_and_calls_have_no_log_probabilities(agent: AgentServer, client: OpenAI) -> None:
+    """Those of a text behind thinking are the tokens of that text alone."""
+    never = {"logit_bias": {str(agent.end): -100}, "ignore_eos": True, "seed": 3}
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 7}
+    for response in (
+        ask(client, max_output_tokens=60, **LOGPROBS, **thinks, **never),
+        list(ask(client, max_output_tokens=60, **LOGPROBS, **thinks, **never, stream=True))[-1].response,
+    ):
+        text = response.output[1].content[0]
+        assert b"".join(bytes(one.bytes) for one in text.logprobs).decode(errors="replace").strip() == text.text.strip()
+    called = ask(client, guided_regex=CALL, tools=TOOLS, max_output_tokens=400, **LOGPROBS)
+    messages = [item for item in called.output if item.type == "message"]
+    for item in messages:
+        told = b"".join(bytes(one.bytes) for one in item.content[0].logprobs).decode()
+        assert item.content[0].text.strip() in told
+        assert "tool_call" not in told.replace(item.content[0].text, "")
+
+
+def test_a_format_of_the_text_is_none_of_a_demanded_call(client: OpenAI) -> None:
+    text: Any = {"format": {"type": "json_schema", "name": "it", "schema": {"type": "integer"}}}
+    response = ask(client, text=text, tools=TOOLS, tool_choice="required", max_output_tokens=400, seed=1)
+    assert {item.type for item in response.output} == {"function_call"}
+    jsonschema.validate(json.loads(response.output[0].arguments), SCHEMA | {"required": []})
+
+
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"store": True}, "store"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
@@ -260,8 +302,8 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"background": True}, "background"),
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"truncation": "auto"}, "truncation"),
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"include": ["message.output_text"]}, "include[0]"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": CONTEXT_TOKENS}, "max_output_tokens"),
     ({"input": []}, "input"),
@@ -276,7 +318,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "none such"}}, "tool_choice"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
-    ({"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
     ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
     ({"model": "other"}, "model"),
     ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),

@@ -150,6 +150,14 @@ def test_an_answer_continues_the_last_message(server: EngineServer) -> None:
     body = {"messages": messages, **LIMITED, "continue_final_message": True, "add_generation_prompt": False}
     chat = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
     assert chat == ask(server, prompt="<|user|>a<|end|><|assistant|>the qui")["text"]
+    shown = server.post("/v1/chat/completions", body | {"echo": True}).json()["choices"][0]["message"]["content"]
+    assert shown == f"the qui{chat}"
+    lines = server.post("/v1/chat/completions", body | {"echo": True, "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == shown
+    begun = {**body, "continue_final_message": False, "add_generation_prompt": True, "echo": True}
+    answer = server.post("/v1/chat/completions", begun).json()["choices"][0]["message"]["content"]
+    assert not answer.startswith("the qui")
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,37 @@ def test_a_conversation_has_the_tokens_of_its_prompt(server: EngineServer) -> No
     assert answer["tokens"][: len(begun)] == begun != answer["tokens"]
 
 
+def test_texts_have_the_tokens_of_text_embeddings_inference(server: EngineServer, theirs: Any) -> None:
+    """Each with the bytes of the text that it stands for; test_embeddings.py has special ones."""
+    texts = ["Hello<|end|> world", "naïve 🙂 café"]
+    answer = post(server, "/tokenize", inputs=texts)
+    for text, tokens in zip(texts, answer, strict=True):
+        assert [token["id"] for token in tokens] == theirs.encode(text)
+        for token in tokens:
+            shown = text.encode()[token["start"] : token["stop"]].decode()
+            assert (token["text"], token["special"], bool(shown)) == (shown, False, True)
+    assert " 🙂" in {token["text"] for token in answer[1]}
+    assert post(server, "/tokenize", inputs="a") == [[{"id": theirs.encode("a")[0], "text": "a", "special": False,
+                                                        "start": 0, "stop": 1}]]  # fmt: skip
+    ids = theirs.encode("Hello<|end|>")
+    assert post(server, "/decode", ids=ids) == ["Hello"]
+    assert post(server, "/decode", ids=[ids, ids], skip_special_tokens=False) == ["Hello<|end|>"] * 2
+
+
+def test_an_answer_of_many_tokens_is_refused(server: EngineServer) -> None:
+    error = server.post("/tokenize", {"inputs": ["a b c d " * 900] * 30}).json()["error"]
+    assert (error["param"], "65536" in error["message"]) == ("inputs", True)
+    assert server.post("/decode", {"ids": [[5] * 1000] * 70}).json()["error"]["param"] == "ids"
+
+
+def test_the_tokenizer_is_described_as_its_files_have_it(server: EngineServer, theirs: Any) -> None:
+    told = server.get("/tokenizer_info").json()
+    assert told["chat_template"] == theirs.chat_template
+    assert (told["eos_token"], told["pad_token"]) == (theirs.eos_token, theirs.pad_token)
+    assert told["tokenizer_class"]
+    assert not [name for name in told if name.endswith("_file")]
+
+
 REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("/tokenize", {}, "invalid_value", "prompt"),
     ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "invalid_value", "prompt"),
@@ -55,6 +86,11 @@ REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("/tokenize", {"messages": MESSAGES, "tools": [{"type": "x"}]}, "invalid_value", "tools[0].type"),
     ("/tokenize", {"prompt": "a b " * 100_000}, "context_length_exceeded", "prompt"),
     ("/tokenize", {"prompt": "a", "model": "other"}, "model_not_found", "model"),
+    ("/tokenize", {"prompt": "a", "inputs": "a"}, "invalid_value", "prompt"),
+    ("/tokenize", {"inputs": []}, "invalid_value", "inputs"),
+    ("/tokenize", {"inputs": ["a", "a b " * 100_000]}, "context_length_exceeded", "inputs[1]"),
+    ("/decode", {"ids": ["a"]}, "invalid_value", "ids"),
+    ("/decode", {"ids": [2**30]}, "invalid_value", "ids"),
     ("/detokenize", {}, "invalid_value", "tokens"),
     ("/detokenize", {"tokens": [-1]}, "invalid_value", "tokens[0]"),
     ("/detokenize", {"tokens": [2**30]}, "invalid_value", "tokens"),

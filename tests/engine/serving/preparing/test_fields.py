@@ -18,14 +18,16 @@ from tests.engine.processes import EngineServer
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.chat_schemas import ChatMessage, ChatRequest
+from conveyor_engine.serving.preparing.comparing_schemas import RerankRequest, ScoreRequest
 from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.fields import OPENAI, ROWS, TABLE, Place, Row
 from conveyor_engine.serving.preparing.messages_schemas import MessagesRequest
 from conveyor_engine.serving.preparing.refusals import invalid_request
 from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
-from conveyor_engine.serving.preparing.schemas import EmbeddingRequest, ModelFields, StreamOptions
+from conveyor_engine.serving.preparing.schemas import ModelFields, StreamOptions
+from conveyor_engine.serving.preparing.tokens import TokenizeRequest
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest
-from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest
+from conveyor_engine.tasks.embed.bodies import EmbeddingRequest
 
 SAMPLES: list[Any] = [True, 3, "x", ["x"], {"a": "b"}]
 CASES = [pytest.param(place, row, id=f"{place.name}-{row.name}") for place in Place for row in ROWS[place].values()]
@@ -45,6 +47,8 @@ def place_fields(place: Place, fields: dict[str, Any]) -> tuple[type[ModelFields
             return ScoreRequest, {"text_1": "a", "text_2": "b", **fields}
         case Place.CLASSIFY:
             return ClassificationRequest, {"input": "a", **fields}
+        case Place.TOKENIZE:
+            return TokenizeRequest, {"prompt": "a", **fields}
         case Place.STREAM_OPTIONS:
             return CompletionRequest, {"prompt": "a", "stream": True, "stream_options": fields}
         case Place.RESPONSES:
@@ -93,7 +97,7 @@ def test_no_field_is_in_the_table_twice_or_acts_besides() -> None:
         Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
         Place.RERANK: RerankRequest, Place.SCORE: ScoreRequest, Place.CLASSIFY: ClassificationRequest,
         Place.STREAM_OPTIONS: StreamOptions, Place.MESSAGES: MessagesRequest,
-        Place.RESPONSES: ResponsesRequest,
+        Place.RESPONSES: ResponsesRequest, Place.TOKENIZE: TokenizeRequest,
         Place.MESSAGE: ChatMessage,
     }  # fmt: skip
     assert sum(len(row.places) for row in TABLE) == sum(len(rows) for rows in ROWS.values())

@@ -1,4 +1,7 @@
-"""The bodies that ask for scores of pairs, with the names of Cohere, Jina, vLLM and text-embeddings-inference. Pure."""
+"""The bodies that ask for scores of pairs, with the names of Cohere, Jina, vLLM and text-embeddings-inference.
+
+Used by `comparing`, for tasks whose models rank or embed. Pure.
+"""
 
 from typing import Annotated, Any, ClassVar, Self
 
@@ -40,6 +43,12 @@ def _parse_texts(value: object) -> object:
     raise PydanticCustomError("texts", "must be a text or a list of texts, not empty")
 
 
+def _refuse_negative(value: object) -> object:
+    if isinstance(value, int) and value < 0:
+        raise PydanticCustomError("non_negative", "must be a non-negative integer")
+    return value
+
+
 def _list_of(items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items, "minItems": 1}
 
@@ -58,7 +67,7 @@ class PairFields(PromptFields):
     truncates = "right"
 
     use_activation: bool | None = True
-    """Whether to apply the model's activation; if false, the response has logits."""
+    """Whether to apply the model's activation; if false, the response has logits. Cosines of vectors have none."""
 
 
 class RerankRequest(PairFields):
@@ -72,17 +81,19 @@ class RerankRequest(PairFields):
     """Texts, or objects with a `text`. A text may be empty."""
     top_n: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = None
     """Return only this many results, the best ones; 0: all."""
-    return_documents: bool | None = False
-    """True: each result has the document's text."""
-    max_tokens_per_doc: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """Use only the first tokens of each document, this many."""
+    return_documents: bool | None = None
+    """Whether each result has the document's text; default: on /rerank, not on /v1/rerank and /v2/rerank."""
+    max_tokens_per_doc: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL, BeforeValidator(_refuse_negative)] | None = None
+    """Use only the first tokens of each document, this many; 0: all."""
 
 
 class ScoreRequest(PairFields):
     """POST /v1/score."""
 
     place = Place.SCORE
-    pairs_of: ClassVar[tuple[tuple[str, str], ...]] = (("text_1", "text_2"), ("queries", "documents"))
+    pairs_of: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"),
+    )  # fmt: skip
 
     text_1: Texts = None
     """A text, or several."""
@@ -91,26 +102,37 @@ class ScoreRequest(PairFields):
     queries: Texts = None
     """Another name of `text_1`."""
     documents: Texts = None
+    """Another name of `text_2`, beside `queries`."""
+    items: Texts = None
+    """Another name of `documents`."""
+    data_1: Texts = None
+    """Another name of `text_1`."""
+    data_2: Texts = None
     """Another name of `text_2`."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        given = {name for names in self.pairs_of for name in names if getattr(self, name) is not None}
-        if given not in map(set, self.pairs_of):
-            raise PydanticCustomError("text_1", "text_1 and text_2 are needed, or queries and documents, and no others")
+        self._find_names()
         return self
 
-    def read_pairs(self) -> tuple[list[tuple[str, str]], str, str]:
-        """The pairs of texts, and the names of the two fields. Raises InvalidRequest unless the texts match."""
-        first_name, second_name = next(names for names in self.pairs_of if getattr(self, names[0]) is not None)
-        first: list[str] = getattr(self, first_name)
-        second: list[str] = getattr(self, second_name)
-        if len(first) == 1:
-            first = first * len(second)
-        if len(first) != len(second):
-            message = f"{first_name} has {len(first)} texts and {second_name} {len(second)}; send as many, or one query"
-            raise InvalidRequest(message, param=second_name)
-        return list(zip(first, second, strict=True)), first_name, second_name
+    def _find_names(self) -> tuple[str, str]:
+        """The two fields that have the texts. Raises PydanticCustomError unless there are two that belong together."""
+        given = {name for names in self.pairs_of for name in names if getattr(self, name) is not None}
+        for names in self.pairs_of:
+            if given == set(names):
+                return names
+        pairs = ", or ".join(" and ".join(names) for names in self.pairs_of)
+        raise PydanticCustomError("text_1", f"{pairs} are needed, and no others")
+
+    def read_texts(self) -> tuple[list[str], list[str], tuple[str, str]]:
+        """Both sides' texts, and the names of their fields. Raises InvalidRequest unless the texts match."""
+        names = self._find_names()
+        first: list[str] = getattr(self, names[0])
+        second: list[str] = getattr(self, names[1])
+        if len(first) not in (1, len(second)):
+            message = f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}; send as many, or one query"
+            raise InvalidRequest(message, param=names[1])
+        return first, second, names
 
 
 class TeiRerankRequest(TeiScoreFields):
