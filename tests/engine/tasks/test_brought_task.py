@@ -54,7 +54,7 @@ def test_it_is_warm_and_its_log_says_so(served: EngineServer) -> None:
         ("/v1/completions", {"prompt": "a"}, "generates no text"),
         ("/v1/chat/completions", {"messages": []}, "generates no text"),
         ("/v1/embeddings", {"input": "a"}, "makes no embeddings"),
-        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "ranks no documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "makes no embeddings and ranks no documents"),
         ("/classify", {"input": "a"}, "classifies no texts"),
     ],
 )
