@@ -146,7 +146,7 @@ def test_a_clock_that_is_stepped_by_an_hour(stand: Stand, record: Record, second
     environment, shift = build_clock(stand.folder)
     elected = ("--leader-elect=true", "--system-namespace=conveyor-system")
     stand.replace_operator(*elected, **environment)
-    stand.proxy.wait_quiet(5)
+    stand.proxy.wait_quiet(2)  # the Lease is renewed every 5 s
 
     @contextmanager
     def stepped() -> Iterator[None]:
