@@ -19,7 +19,7 @@ from conveyor_bench.modes.running import VirtualClock, run_requests
 from conveyor_engine.config.engine_config import BatchingMode, EngineConfig
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Sample
-from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, RequestOutput
 from conveyor_engine.wire.step import StepPlan, StepResult
 from conveyor_insight.svg import Axis, Series, axis_for, lines
@@ -38,6 +38,7 @@ REQUESTS = 4000
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9)  # of a setting's capacity
 _STEP_TOKENS = 8192  # the engine's default on a GPU
 _VOCABULARY = 1000
+_DIMENSIONS = 768
 _PICTURE = "virtual-embeddings"
 
 
@@ -133,6 +134,7 @@ def run(setting: Setting, number: int, rate: float | None) -> dict[str, float]:
         block_size=16,
         max_num_seqs=setting.batch_size,
         max_num_batched_tokens=_STEP_TOKENS,
+        of_task=EmbeddingFacts(size=_DIMENSIONS).encode(),
     )
     config = EngineConfig(
         model="",

@@ -19,7 +19,7 @@ from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
 from conveyor_engine.loop.executor import Sample
 from conveyor_engine.loop.overlap import Overlap
-from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 from conveyor_engine.wire.step import StepPlan, StepResult
 
@@ -83,6 +83,7 @@ class EmbeddingHistory(SchedulerHistory):
             max_num_queued_requests=MAX_QUEUED,
             batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
             task="embed",
+            of_task=EmbeddingFacts(size=8).encode(),
         )
         self.model = PretendedEncoder()
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)

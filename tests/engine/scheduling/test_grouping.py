@@ -18,6 +18,7 @@ from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.scheduling.token_budget import TokenBudget
 from conveyor_engine.scheduling.waiting_queue import WaitingQueue
+from conveyor_engine.wire.embedding import EmbeddingFacts
 from conveyor_engine.wire.request import EngineRequest
 
 WINDOW = 1.0
@@ -180,7 +181,14 @@ def test_the_statistics_of_a_batch_are_those_of_the_one_that_closed_last() -> No
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 def test_a_batch_of_one_step_requests_is_a_step(mode: str) -> None:
-    scheduler = make_scheduler(mode, task="embed", num_kv_blocks=0, max_num_seqs=8, max_num_batched_tokens=32)
+    scheduler = make_scheduler(
+        mode,
+        task="embed",
+        of_task=EmbeddingFacts(size=8).encode(),
+        num_kv_blocks=0,
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+    )
     for number in range(6):
         scheduler.add_request(EngineRequest(request_id=str(number), prompt_token_ids=[1] * 12))
     plan = scheduler.schedule(0.0)

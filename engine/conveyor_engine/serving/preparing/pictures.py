@@ -4,14 +4,15 @@ Runs in worker processes, whose `ServedModel.reader` is the model's image proces
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Final
 
 from conveyor_engine.images.decoding import decode_image, read_base64
 from conveyor_engine.serving.preparing.jobs import Kind, Prepared, ServedModel, name_input
 from conveyor_engine.wire.worker import Job
+
+if TYPE_CHECKING:  # the API process imports this module, and has no numpy
+    import numpy as np
+    import numpy.typing as npt
 
 IMAGES_MAX: Final = 64  # of one body
 _MEMORY_BYTES: Final = 512 * 2**20  # of a job: a picture of PIXELS_MAX takes 270 MiB, 64 processed ones 37 MiB thrice
@@ -35,7 +36,7 @@ def read_files(texts: Sequence[str], param: str) -> Iterator[bytes]:
     return (read_base64(text, name_input(param, index, len(texts))) for index, text in enumerate(texts))
 
 
-def process_picture(model: ServedModel, data: bytes, param: str) -> npt.NDArray[np.float32]:
+def process_picture(model: ServedModel, data: bytes, param: str) -> "npt.NDArray[np.float32]":
     """What the model's image processor makes of a file: (channels, height, width). Raises InvalidRequest."""
     pixels: npt.NDArray[np.float32] = model.reader.process(decode_image(data, param))
     return pixels
