@@ -24,14 +24,12 @@ _EXPIRED: Final = 410
 
 def migrate(cluster: Cluster, say: Callable[[str], None]) -> int:
     """Return the exit code: 1 if an object could not be written. Raises Refused or Unanswered."""
-    failures = [failure for name in CRD_NAMES for failure in _migrate_kind(cluster, name, say)]
-    for failure in failures:
-        say(failure)
-    return 1 if failures else 0
+    num_failed = sum(_migrate_kind(cluster, name, say) for name in CRD_NAMES)
+    return 1 if num_failed else 0
 
 
-def _migrate_kind(cluster: Cluster, crd_name: str, say: Callable[[str], None]) -> list[str]:
-    """A sentence for each object that the API server did not take."""
+def _migrate_kind(cluster: Cluster, crd_name: str, say: Callable[[str], None]) -> int:
+    """Return the number of objects that the API server rejected."""
     crd = cluster.find(f"{_CRDS}/{crd_name}")
     if crd is None:
         raise Unanswered(f"the CRD {crd_name} is not installed")
@@ -40,19 +38,19 @@ def _migrate_kind(cluster: Cluster, crd_name: str, say: Callable[[str], None]) -
     kind = crd["spec"]["names"]["plural"]
     if not former:
         say(f"{kind}: all are stored in {version}, nothing to do")
-        return []
+        return 0
     say(f"{kind}: some may still be stored in {', '.join(former)}; writing each in {version}")
-    failures, count = [], 0
-    for body in _list_all(cluster, f"/apis/{names.GROUP}/{version}", kind):
-        failure = _write(cluster, f"/apis/{names.GROUP}/{version}", kind, body)
-        count += failure is None
-        failures += [failure] if failure else []
-        if count % _PAGE_OBJECTS == 0:
-            say(f"{kind}: {count} written")
-    if not failures:
+    number = num_failed = 0
+    for number, body in enumerate(_list_all(cluster, f"/apis/{names.GROUP}/{version}", kind), start=1):
+        if (failure := _write(cluster, f"/apis/{names.GROUP}/{version}", kind, body)) is not None:
+            say(failure)
+            num_failed += 1
+        if number % _PAGE_OBJECTS == 0:
+            say(f"{kind}: {number - num_failed} written")
+    if not num_failed:
         _finish(cluster, crd_name, version, former)
-        say(f"{kind}: {count} are stored in {version}; {', '.join(former)} can be removed from the CRD")
-    return failures
+        say(f"{kind}: {number} are stored in {version}; {', '.join(former)} can be removed from the CRD")
+    return num_failed
 
 
 def _list_all(cluster: Cluster, root: str, kind: str) -> Iterator[Object]:

@@ -19,7 +19,7 @@ from kubernetes.aio.dynamic import DynamicClient
 
 from conveyor_api import names
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
-from conveyor_operator.kinds import Kind
+from conveyor_operator.kinds import LEASE, Kind
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.pace import Pace
 
@@ -33,7 +33,10 @@ _JSON = "application/json"
 
 
 class Cluster:
-    """An open connection; use as `async with`. It makes at most `calls_per_second` on average, watches apart."""
+    """An open connection; use as `async with`.
+
+    It makes at most `calls_per_second` on average. Watches and the Lease's calls are not counted.
+    """
 
     def __init__(self, configuration: Any, metrics: Metrics, calls_per_second: float = math.inf) -> None:
         self.client = client.ApiClient(configuration)
@@ -122,7 +125,8 @@ class Cluster:
         label: str = "",
     ) -> Object:
         status = "0"
-        self._metrics.api_wait_seconds.inc(await self._pace.wait())
+        if kind != LEASE:  # its holder must renew in time, whatever else waits
+            self._metrics.api_wait_seconds.inc(await self._pace.wait())
         try:
             answer: Object = await self._dynamic.request(
                 method,

@@ -6,9 +6,9 @@ _BURST_SECONDS = 1.0
 
 
 class Pace:
-    """At most `per_second` calls a second on average. After a pause, as many calls may start at once.
+    """Allows `per_second` calls a second on average, and a burst of as many calls after a pause of a second.
 
-    The rate is kept by the generic cell rate algorithm (ITU-T I.371).
+    Uses the generic cell rate algorithm (ITU-T I.371).
     """
 
     def __init__(self, per_second: float) -> None:
@@ -16,7 +16,7 @@ class Pace:
         self._next = 0.0
 
     async def wait(self) -> float:
-        """Wait until the next call may start; return the seconds waited. Calls start in the order of their waiting."""
+        """Wait until the next call may start, first come, first served; return the seconds waited."""
         now = asyncio.get_running_loop().time()
         self._next = max(self._next, now - _BURST_SECONDS) + self._interval
         seconds = max(0.0, self._next - now)

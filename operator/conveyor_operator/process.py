@@ -189,7 +189,7 @@ class Operator:
             await self.watches.wait_listed(kind, self.settings.watch_namespaces)
 
     async def _know_all(self) -> None:
-        """Before, a child that was not listed yet would be taken for a missing one, and no name would have an owner."""
+        """Wait for all objects and all claims of names: an earlier reconcile would create children that exist."""
         await self._wait_for_lists()
         await self.served_names.synced.wait()
 

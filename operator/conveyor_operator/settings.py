@@ -50,7 +50,7 @@ class Settings:
         8, "services reconciled at once, at most half of them in one namespace", whole_number(1, 1000)
     )
     api_calls_per_second: int = setting(
-        500, "calls to the API server a second at most, on average; a burst may have as many at once", whole_number(1)
+        500, "most calls to the API server a second, on average; a burst may have as many at once", whole_number(1)
     )
     log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)

@@ -41,8 +41,8 @@ class Mark(Protocol):
 class Watches:
     """`mark` is called with the key of a resource whose object now belongs to another one, or to none.
 
-    It is also called for each child that a beginning shows, which Kopf need not hear of: with a task and a record for
-    each, an operator with thousands of children would take minutes to begin.
+    It is also called for each child in the first list of a watch. Kopf does not get these children, because it creates
+    a task and a record for each object; with thousands of them, the operator would take minutes to start.
     """
 
     def __init__(self, resources: Sequence[Resource], store: Store, metrics: Metrics, mark: Mark) -> None:

@@ -6,8 +6,9 @@ Used by `generated`, one per engine request. Knows neither HTTP nor the JSON it 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from conveyor_engine.serving.http.content_tokens import ContentTokens, Token
 from conveyor_engine.serving.http.failures import find_failure
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.prepare import PreparedChoice
@@ -16,19 +17,6 @@ from conveyor_engine.text.parsing.interface import OutputParser, Part
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs
-
-
-class Token(NamedTuple):
-    """A token's log probabilities, and where in the choice's text it begins (characters).
-
-    Those of an end token are told although its text is not shown.
-    """
-
-    logprobs: TokenLogprobs
-    start: int
-
-
-_HELD_CHARACTERS_MAX: Final = 1024  # that a parser holds back
 
 
 class Delta(NamedTuple):
@@ -42,7 +30,7 @@ class Delta(NamedTuple):
     token_ids: Sequence[int] = ()  # all that are new, where they are asked for
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt's next tokens, from the second on
     stop_string: str | None = None  # that ended it, in the last delta
-    text_tokens: Sequence[Token] = ()  # those of its `content`, once each
+    content_tokens: Sequence[Token] = ()  # those of its content, once each, where they are asked for
 
 
 class Choice:
@@ -57,6 +45,8 @@ class Choice:
         metrics: EngineMetrics,
         parser: OutputParser,
         thinking_end: int | None = None,
+        *,
+        with_content_tokens: bool = False,
     ) -> None:
         """`thinking_end`: the token that ends the thinking, if there is one."""
         self.index = index
@@ -76,8 +66,7 @@ class Choice:
             skip_special_tokens=request.skip_special_tokens,
         )
         self._logprobs: list[TokenLogprobs] = []  # of the tokens not shown yet
-        self._unread: list[Token] = []  # whose text the parser may hold back
-        self._unread_text, self._unread_begin = "", 0  # that text, and where it begins in the whole text
+        self._content_tokens = ContentTokens() if with_content_tokens else None
         self._has_called = False  # tools
         self._thinking = _ThinkingTokens(thinking_end)
         self._clock = _Clock(metrics, request.arrival_time, time.monotonic())
@@ -147,46 +136,10 @@ class Choice:
         if self._has_called and reason == FinishReason.STOP:
             reason = "tool_calls"
         stop = self._detokenizer.stop_string if piece.stopped else None
-        text_tokens = self._find_text_tokens(parts, tokens[:num_tokens], piece.text)
-        return Delta(self.index, parts, tokens, reason, self.num_tokens, token_ids, prompt_logprobs, stop, text_tokens)
-
-    def _find_text_tokens(self, parts: Sequence[Part], tokens: list[Token], text: str) -> list[Token]:
-        """The tokens of the content in these parts. `tokens`: the new ones; `text`: the new text, marks included.
-
-        A parser holds text back, so content is looked for in the text that has not been content so far.
-        """
-        self._unread += tokens
-        self._unread_text += text
-        found: list[Token] = []
-        for name, part in parts:
-            if name == "content":
-                found += self._take_content(part)
-        if parts and len(self._unread_text) > _HELD_CHARACTERS_MAX:  # of a call, for example
-            self._skip(len(self._unread_text) - _HELD_CHARACTERS_MAX)
-        return found
-
-    def _take_content(self, content: str) -> list[Token]:
-        """The tokens of `content`, once each."""
-        text = self._unread_text
-        at = 0 if text.startswith(content) else text.rfind(content)
-        if at < 0:
-            return []
-        begin = self._unread_begin + at
-        end = begin + len(content)
-        ends = [*(token.start for token in self._unread[1:]), self._unread_begin + len(text)]
-        found = [
-            token
-            for token, its_end in zip(self._unread, ends, strict=False)
-            if token.start < end and max(token.start, its_end - 1) >= begin
-        ]
-        self._skip(at + len(content))
-        return found
-
-    def _skip(self, number: int) -> None:
-        """Drops so many characters, and the tokens that begin in them."""
-        self._unread_text = self._unread_text[number:]
-        self._unread_begin += number
-        self._unread = [token for token in self._unread if token.start >= self._unread_begin]
+        own: Sequence[Token] = ()
+        if self._content_tokens is not None:
+            own = self._content_tokens.take(parts, tokens[:num_tokens], piece.text)
+        return Delta(self.index, parts, tokens, reason, self.num_tokens, token_ids, prompt_logprobs, stop, own)
 
     def _raise_failure(self, output: RequestOutput) -> None:
         if (failure := find_failure(output)) is not None:

@@ -8,7 +8,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from conveyor_engine.serving.http.app_state import AppState
-from conveyor_engine.serving.http.choice import Delta, Token
+from conveyor_engine.serving.http.choice import Delta
+from conveyor_engine.serving.http.content_tokens import Token
 from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.formats import ChoicesFormat, Usage, WholeChoice, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse

@@ -11,14 +11,15 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.serving.http.app_state import AppState
-from conveyor_engine.serving.http.choice import Delta, Token
+from conveyor_engine.serving.http.choice import Delta
+from conveyor_engine.serving.http.content_tokens import Token
 from conveyor_engine.serving.http.events import event
 from conveyor_engine.serving.http.failures import failure_body
 from conveyor_engine.serving.http.logprobs import TokenNames
@@ -83,8 +84,8 @@ class WholeChoice:
                 self._find_block("tool_call" if name == "arguments" else name).written.write(text)
             num_bytes += 4 * len(text)
         self.tokens += delta.tokens
-        if delta.text_tokens:
-            self._find_last_text().tokens.extend(delta.text_tokens)
+        if delta.content_tokens:
+            self._find_last_text().tokens.extend(delta.content_tokens)
         self.finish_reason, self.stop_string = delta.finish_reason, delta.stop_string
         return num_bytes + _BLOCK_BYTES * (len(self.blocks) - num_blocks)
 
@@ -108,6 +109,9 @@ class WholeChoice:
 
 class Format(ABC):
     """The format of one answer, whole or as a stream."""
+
+    shows_content_tokens: ClassVar[bool] = False
+    """Whether log probabilities, if they are asked for, stand beside the content that they belong to."""
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         self._parsing = prepared.parsing
@@ -226,14 +230,14 @@ class BlocksFormat(Format):
         super().__init__(state, prepared)
         self._id, self._model = prepared.id, state.model.name
         self._open: Block | None = None  # of a stream
-        self._text_tokens: Sequence[Token] = ()  # of the delta's content, until they are written
+        self._content_tokens: Sequence[Token] = ()  # of the delta's content, until they are written
         self._finish_reason: str | None = None
         self._stop_string: str | None = None
 
     def write_events(self, delta: Delta, usage: Usage | None) -> bytes:
         """Begins and ends blocks as the parts of the delta demand."""
         events = []
-        self._text_tokens = delta.text_tokens
+        self._content_tokens = delta.content_tokens
         for name, text in delta.parts:
             kind: BlockKind = "tool_call" if name == "arguments" else name
             if name == "tool_call" or self._open is None or self._open.kind != kind:

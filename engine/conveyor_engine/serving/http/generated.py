@@ -42,10 +42,14 @@ class GeneratedResponse(EngineResponse):
         self._format.on_held = self._held.grow
         stop, tokenizer, thinking = StopStrings(prepared.stop), state.model.tokenizer, prepared.parsing.thinking
         end = tokenizer.find_id(MARKS[thinking].end) if thinking else None
+        with_own = self._format.shows_content_tokens and prepared.top_logprobs is not None
         self._choices = [
-            Choice(index, choice, stop, tokenizer, state.metrics, self._format.build_parser(), end)
+            Choice(
+                index, choice, stop, tokenizer, state.metrics, self._format.build_parser(), end,
+                with_content_tokens=with_own,
+            )
             for index, choice in enumerate(prepared.choices)
-        ]
+        ]  # fmt: skip
         self._choice_of = {choice.request_id: choice for choice in self._choices}
 
     def _leave(self) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from conveyor_engine.serving.http.choice import Token
+from conveyor_engine.serving.http.content_tokens import Token
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import TokenLogprobs
 

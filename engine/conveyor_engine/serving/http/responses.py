@@ -11,7 +11,7 @@ from starlette.requests import Request
 from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.serving.http import responses_events as events
 from conveyor_engine.serving.http.app_state import AppState
-from conveyor_engine.serving.http.choice import Token
+from conveyor_engine.serving.http.content_tokens import Token
 from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.events import event
 from conveyor_engine.serving.http.formats import Block, BlocksFormat, Usage, WholeChoice, encode
@@ -40,6 +40,8 @@ _PREFIXES: Final = {"content": "msg", "reasoning": "rs", "tool_call": "fc"}
 
 class ResponsesFormat(BlocksFormat):
     """Answers as responses. A stream keeps the answer: its last event has all of it."""
+
+    shows_content_tokens = True
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
@@ -81,7 +83,7 @@ class ResponsesFormat(BlocksFormat):
                 return self._write(events.ReasoningDelta(*at, text))
             case "tool_call":
                 return self._write(events.ArgumentsDelta(*at, text))
-        tokens, self._text_tokens = self._text_tokens, ()
+        tokens, self._content_tokens = self._content_tokens, ()
         block.tokens.extend(tokens)
         self.on_held(500 * len(tokens))
         return self._write(events.OutputTextDelta(*at, text, logprobs=self._tell(tokens)))

@@ -1,0 +1,62 @@
+"""Finds the tokens of a message's content among those of the whole answer, for formats that show each part's own.
+
+Used by `choice`. An answer has other tokens too: those of thinking, of calls and of the marks around them.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from conveyor_engine.text.parsing.interface import Part
+from conveyor_engine.wire.request import TokenLogprobs
+
+_HELD_CHARACTERS_MAX: Final = 1024  # a parser holds back less: a mark, and the name in it
+
+
+class Token(NamedTuple):
+    """A token's log probabilities, and where in the choice's text it begins (characters).
+
+    An end token has log probabilities too, although its text is not shown.
+    """
+
+    logprobs: TokenLogprobs
+    start: int
+
+
+class ContentTokens:
+    """The tokens of one choice that have not been part of its content so far, with their text."""
+
+    def __init__(self) -> None:
+        self._tokens: list[Token] = []
+        self._text, self._begin = "", 0  # `_begin`: where in the choice's text `_text` begins
+
+    def take(self, parts: Sequence[Part], tokens: Sequence[Token], text: str) -> list[Token]:
+        """Return the tokens of the content in `parts`. `tokens` and `text` are new; `text` includes the marks.
+
+        The content of a part may be older than `text`, because a parser holds text back until it is certain.
+        """
+        self._tokens += tokens
+        self._text += text
+        found = [token for name, part in parts if name == "content" for token in self._take_content(part)]
+        if parts and len(self._text) > _HELD_CHARACTERS_MAX:  # of a call, for example
+            self._drop(len(self._text) - _HELD_CHARACTERS_MAX)
+        return found
+
+    def _take_content(self, content: str) -> list[Token]:
+        at = 0 if self._text.startswith(content) else self._text.rfind(content)
+        if at < 0:
+            return []
+        begin, end = self._begin + at, self._begin + at + len(content)
+        ends = [*(token.start for token in self._tokens[1:]), self._begin + len(self._text)]
+        found = [
+            token
+            for token, its_end in zip(self._tokens, ends, strict=False)
+            if token.start < end and max(token.start, its_end - 1) >= begin
+        ]
+        self._drop(at + len(content))
+        return found
+
+    def _drop(self, num_characters: int) -> None:
+        """Drops the first characters, and the tokens that begin in them."""
+        self._text = self._text[num_characters:]
+        self._begin += num_characters
+        self._tokens = [token for token in self._tokens if token.start >= self._begin]

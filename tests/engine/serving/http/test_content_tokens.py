@@ -1,0 +1,39 @@
+"""Content is told by the parser later than its tokens come, and between text that is not content."""
+
+import pytest
+
+from conveyor_engine.serving.http.content_tokens import ContentTokens, Token
+from conveyor_engine.text.parsing.interface import Part
+from conveyor_engine.wire.request import TokenLogprobs
+
+THOUGHT, TEXT, CALL = "<think>it is so</think>", "so it is.", "<tool_call>f</tool_call>"
+
+
+def read_all(size: int, late: int) -> str:
+    """The characters whose tokens were told, where tokens have `size` characters and parts come `late` pieces later."""
+    text = THOUGHT + TEXT + CALL
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    begin, told = len(THOUGHT), ContentTokens()
+    found: list[Token] = []
+    for number, piece in enumerate([*pieces, *[""] * late]):
+        token = [Token(TokenLogprobs(number, -1.0, b"", b""), number * size)] if piece else []
+        shown = (number - late) * size, (number - late + 1) * size
+        content = text[max(begin, shown[0]) : min(begin + len(TEXT), shown[1])] if shown[1] > begin else ""
+        parts: list[Part] = [("content", content)] if content else []
+        found += told.take(parts, token, piece)
+    assert len({token.start for token in found}) == len(found), "each token once"
+    assert all(begin - size < token.start < begin + len(TEXT) for token in found)
+    return "".join(text[token.start : token.start + size] for token in found)
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_the_tokens_of_content_are_those_of_its_place(size: int, late: int) -> None:
+    told = read_all(size, late)
+    assert TEXT in told
+    assert len(told) <= len(TEXT) + 2 * (size - 1), "only the tokens at both ends have other text too"
+
+
+def test_content_that_is_nowhere_has_no_tokens() -> None:
+    told = ContentTokens()
+    assert told.take([("content", "x")], [Token(TokenLogprobs(1, -1.0, b"", b""), 0)], "abc") == []
