@@ -10,7 +10,7 @@ from tests.engine.builders import make_facts
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Sample
-from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.request import EngineRequest, FinishReason, ModelFacts, SamplingParams
 from conveyor_engine.wire.step import StepPlan, StepResult
 from conveyor_protocol.limit_reasons import LimitReason
@@ -34,6 +34,7 @@ class Engine:
         self.facts: ModelFacts = make_facts(
             task=task, max_model_len=512, num_kv_blocks=64 * 128 if task == "generate" else 0,
             max_num_seqs=64, max_num_batched_tokens=1024,
+            of_task=EmbeddingFacts(size=8).encode() if task == "embed" else b"",
         )  # fmt: skip
         config = EngineConfig(
             model="none", batching_mode=mode, max_num_seqs=64, warmup=False, prefix_caching=False,
