@@ -20,7 +20,7 @@ _BLOCKS = 5  # of replays; their median counts
 class Ceilings:
     """What this device does at most, as measured in the same process."""
 
-    bytes_per_second: float  # of a copy, read and written
+    bytes_per_second: float  # read and written
     flops: float  # of a square product in the stage's number type
 
 
@@ -77,10 +77,22 @@ def _elapsed(run: Work, passes: int, device: torch.device) -> float:
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype, copied_bytes: int, width: int) -> Ceilings:
-    """A copy of so many bytes, and a product of random matrices (width, width): zeros multiply faster."""
+    """The fastest way over so many bytes, and a product of random matrices (width, width): zeros multiply faster.
+
+    A graph's copies are the driver's, which may be slower than a kernel; attention and products read, and write little.
+    """
     source = torch.randn(copied_bytes // dtype.itemsize, device=device, dtype=dtype)
     target = torch.empty_like(source)
-    copy_seconds = seconds_of([lambda: target.copy_(source)], device, 0.2)
+    moved = {
+        2: (lambda: target.copy_(source), lambda: torch.neg(source, out=target)),
+        1: (lambda: torch.amax(source),),
+    }
+    rates = [
+        times * copied_bytes / seconds_of([way], device, 0.1, capture=capture)
+        for times, ways in moved.items()
+        for way in ways
+        for capture in (True, False)
+    ]
     a, b = torch.randn((2, width, width), device=device, dtype=dtype).unbind()
     product_seconds = seconds_of([lambda: torch.mm(a, b)], device, 0.5)
-    return Ceilings(2 * copied_bytes / copy_seconds, 2 * width**3 / product_seconds)
+    return Ceilings(max(rates), 2 * width**3 / product_seconds)

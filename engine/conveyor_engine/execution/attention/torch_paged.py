@@ -47,7 +47,7 @@ def attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec
     group = num_heads // num_kv_heads
     # (Hkv, group * n, D): the heads of one group are further queries of the same kv head
     grouped = query.view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    grouped = grouped.reshape(num_kv_heads, group * num_queries, head_dim)
+    grouped = grouped.reshape(num_kv_heads, group * num_queries, head_dim).contiguous()  # CUDA: rows must be aligned
     key, value = key.transpose(0, 1), value.transpose(0, 1)
     mask = _mask(num_queries, num_keys, group, spec.sliding_window, query.device)
     if spec.softcap is None:

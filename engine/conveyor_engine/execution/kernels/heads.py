@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from conveyor_engine.execution.kernels.part import early_launch
+
 _HEADS_PER_PROGRAM = 4
 
 
@@ -31,7 +33,11 @@ def _prepare_heads(
     eps, offset,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
     ROTARY: tl.constexpr, HAS_NORMS: tl.constexpr, BLOCK: tl.constexpr,
+    BEGINS_EARLY: tl.constexpr,
 ):  # fmt: skip
+    if BEGINS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     heads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -98,6 +104,6 @@ def prepare_heads(
         qkv, query, keys, values, slots, cos, sin,
         norms and norms.query, norms and norms.key, norms.eps if norms else 0.0, norms.offset if norms else 0.0,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim),
-        ROTARY=cos.shape[2], HAS_NORMS=norms is not None, BLOCK=_HEADS_PER_PROGRAM,
+        ROTARY=cos.shape[2], HAS_NORMS=norms is not None, BLOCK=_HEADS_PER_PROGRAM, **early_launch(),
     )  # fmt: skip
     return query

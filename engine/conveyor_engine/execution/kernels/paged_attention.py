@@ -14,6 +14,7 @@ addresses hang on no load of the same iteration. Where they are is looked up one
 # Triton compiles the kernels from their source: annotations mean other things to it.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,9 @@ import triton
 import triton.language as tl
 
 from conveyor_engine.execution.kernels.decode_plan import DecodePlan
+from conveyor_engine.execution.kernels.part import early_launch, has_warp_groups
 
+_LOG2_E = tl.constexpr(math.log2(math.e))
 _MIN_ROWS = 16  # the smallest M of the tensor cores' products; the interpreter would take less
 _MOST_ROWS_FLOAT32 = 64  # it is multiplied without tensor cores, whose operands would stay in registers
 
@@ -37,21 +40,26 @@ class TileShape:
 
 
 # By (decode only, bytes of a head up to); wider heads leave less room in registers and shared memory. With three stages
-# two tiles of keys and values are on their way while a third is computed with. All of them fit into the 99 KiB that a
-# block has on parts 8.6, 8.9 and 12.0.
+# two tiles of keys and values are on their way while a third is computed with. All of these fit into the 99 KiB that a
+# block has on parts 8.6, 8.9 and 12.0, and no part spills registers. ADR 104 has what was measured.
 _TILES = (
-    (True, 256, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
+    (True, 128, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
+    (True, 256, TileShape(rows=16, keys=32, num_warps=4, num_stages=4)),
     (True, 512, TileShape(rows=16, keys=32, num_warps=4, num_stages=3)),
     (True, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
-    (False, 256, TileShape(rows=128, keys=64, num_warps=8, num_stages=3)),
+    (False, 256, TileShape(rows=128, keys=32, num_warps=8, num_stages=3)),
     (False, 512, TileShape(rows=64, keys=16, num_warps=8, num_stages=3)),
     (False, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
 )
+_OF_A_WARP_GROUP = TileShape(rows=64, keys=64, num_warps=4, num_stages=3)
 
 
 def tile_shape(decode: bool, head_dim: int, item_bytes: int, group: int) -> TileShape:
     """The tile for heads of this size, tall enough for one token of a whole group of query heads."""
     head_bytes = head_dim * item_bytes
+    fits_a_warp_group = not decode and item_bytes == 2 and head_bytes <= 256 and group <= _OF_A_WARP_GROUP.rows
+    if fits_a_warp_group and has_warp_groups():
+        return _OF_A_WARP_GROUP
     for for_decode, limit, tile in _TILES:
         if for_decode == decode and head_bytes <= limit:
             rows = tile.rows if item_bytes < 4 else min(tile.rows, _MOST_ROWS_FLOAT32)
@@ -90,19 +98,24 @@ def _attend(
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, DECODE: tl.constexpr,
+    BEGINS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    if BEGINS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    kv_head = tl.program_id(0)
+    tile = tl.program_id(1)
+    num_tiles = tl.num_programs(1)
     if DECODE:  # the first of the batch, one query each
         seq = tl.load(work + tile)
         if seq < 0:
             return
-        num_tiles = tl.num_programs(0)
         seq_len = tl.load(work + num_tiles + tile)
         first_share = tl.load(work + 4 * num_tiles + tile)
         num_shares = tl.load(work + 5 * num_tiles + tile)
         start, num_queries, first_query = seq, 1, 0
     else:
+        tile = num_tiles - 1 - tile  # the last tiles of a prompt see most keys, and begin first
         first_of_all = tl.load(query_start)
         seq = _find_sequence(query_start, tile, num_seqs, first_of_all, BLOCK_Q)
         start = tl.load(query_start + seq)
@@ -131,44 +144,35 @@ def _attend(
     else:  # the keys that some row of the tile sees
         last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
         end = seq_len - num_queries + last_query + 1
-        begin = 0
+        begin, seen_by_all = 0, 0
+        unseen_by_some = (seq_len - num_queries + first_query + 1) // BLOCK_N * BLOCK_N
         if WINDOW > 0:
             begin = tl.maximum(seq_len - num_queries + first_query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+            seen_by_all = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), BLOCK_N) * BLOCK_N, end)
+            unseen_by_some = tl.maximum(unseen_by_some, seen_by_all)
 
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
     acc = tl.full([BLOCK_M, VALUE_PADDED], 0.0, tl.float32)
     table = block_tables + seq.to(tl.int64) * table_stride
-    next_keys = begin + tl.arange(0, BLOCK_N)
-    block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
-    for first_key in range(begin, end, BLOCK_N):
-        keys = first_key + tl.arange(0, BLOCK_N)
-        real_key = keys < end
-        slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
-        next_keys = keys + BLOCK_N
-        block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
-        k = tl.load(
-            key_cache + (slot * NUM_KV_HEADS + kv_head)[None, :] * DIM + dims[:, None],
-            mask=real_key[None, :] & (dims[:, None] < DIM), other=0.0,
-        )  # fmt: skip
-        scores = tl.dot(q, k, input_precision="ieee") * scale
-        if HAS_SOFTCAP:  # tanh(x) = 2 sigmoid(2x) - 1
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-        visible = (keys[None, :] <= positions[:, None]) & real_key[None, :]
+    if not DECODE:
         if WINDOW > 0:
-            visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
-        scores = tl.where(visible, scores * 1.4426950408889634, float("-inf"))  # log2(e): exp2 is the fast one
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-        safe = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # a row that has seen nothing yet
-        p = tl.exp2(scores - safe[:, None])
-        factor = tl.exp2(highest - safe)
-        total = total * factor + tl.sum(p, axis=1)
-        v = tl.load(
-            value_cache + (slot * NUM_KV_HEADS + kv_head)[:, None] * VALUE_DIM + value_dims[None, :],
-            mask=real_key[:, None] & (value_dims[None, :] < VALUE_DIM), other=0.0,
+            acc, total, highest = _see_keys(
+                acc, total, highest, q, key_cache, value_cache, table, kv_head, positions, begin, seen_by_all, scale,
+                softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, BLOCK_SIZE, WINDOW, HAS_SOFTCAP,
+                BLOCK_N, MASKED=True,
+            )  # fmt: skip
+        acc, total, highest = _see_keys(
+            acc, total, highest, q, key_cache, value_cache, table, kv_head, positions, seen_by_all, unseen_by_some,
+            scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, BLOCK_SIZE, WINDOW, HAS_SOFTCAP,
+            BLOCK_N, MASKED=False,
         )  # fmt: skip
-        acc = acc * factor[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        highest = new_highest
+        begin = unseen_by_some
+    acc, total, highest = _see_keys(
+        acc, total, highest, q, key_cache, value_cache, table, kv_head, positions, begin, end, scale,
+        softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, BLOCK_SIZE, WINDOW, HAS_SOFTCAP,
+        BLOCK_N, MASKED=True,
+    )  # fmt: skip
 
     real_out = real_row[:, None] & (value_dims[None, :] < VALUE_DIM)
     if DECODE:
@@ -190,6 +194,59 @@ def _attend(
             _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
     else:
         _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
+
+
+@triton.jit
+def _see_keys(
+    acc, total, highest, q, key_cache, value_cache, table, kv_head, positions, begin, end, scale, softcap,
+    NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The tile's (acc, total, highest) after the keys begin .. end. MASKED: else every row sees all of these."""
+    dims = tl.arange(0, DIM_PADDED)
+    value_dims = tl.arange(0, VALUE_PADDED)
+    next_keys = begin + tl.arange(0, BLOCK_N)
+    block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
+    for first_key in range(begin, end, BLOCK_N):
+        keys = first_key + tl.arange(0, BLOCK_N)
+        row = (block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+        next_keys = keys + BLOCK_N
+        block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
+        real_key = keys < end
+        k = _load_tile(
+            key_cache + row[None, :] * DIM + dims[:, None],
+            real_key[None, :] & (dims[:, None] < DIM), MASKED or DIM < DIM_PADDED,
+        )  # fmt: skip
+        scores = tl.dot(q, k, input_precision="ieee")
+        if HAS_SOFTCAP:  # tanh(x) = 2 sigmoid(2x) - 1
+            scores = (2.0 * tl.sigmoid(2.0 * (scores * scale) / softcap) - 1.0) * softcap * _LOG2_E
+        else:
+            scores *= scale * _LOG2_E  # exp2 is the fast one
+        if MASKED:
+            visible = (keys[None, :] <= positions[:, None]) & real_key[None, :]
+            if WINDOW > 0:
+                visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        safe = new_highest
+        if MASKED:  # a row that has seen nothing yet
+            safe = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+        p = tl.exp2(scores - safe[:, None])
+        factor = tl.exp2(highest - safe)
+        total = total * factor + tl.sum(p, axis=1)
+        v = _load_tile(
+            value_cache + row[:, None] * VALUE_DIM + value_dims[None, :],
+            real_key[:, None] & (value_dims[None, :] < VALUE_DIM), MASKED or VALUE_DIM < VALUE_PADDED,
+        )  # fmt: skip
+        acc = acc * factor[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        highest = new_highest
+    return acc, total, highest
+
+
+@triton.jit
+def _load_tile(pointers, real, MASKED: tl.constexpr):
+    return tl.load(pointers, mask=real, other=0.0) if MASKED else tl.load(pointers)
 
 
 @triton.jit
@@ -258,7 +315,7 @@ def paged_attention(
     value_padded = max(16, triton.next_power_of_2(value_dim))
     # Sequence s begins at tile (its first token) // tokens_per_tile + s: never more tiles than this.
     num_tiles = num_queries // tokens_per_tile + num_seqs if plan is None else plan.work.shape[1]
-    _attend[(num_tiles, num_kv_heads)](
+    _attend[(num_kv_heads, num_tiles)](
         out, plan and plan.work, plan and plan.arrived,
         plan and plan.partial_out, plan and plan.partial_highest, plan and plan.partial_sum,
         query, keys, values, query_start, seq_lens, block_tables,
@@ -268,6 +325,6 @@ def paged_attention(
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
         BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
         BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys,
-        DECODE=decode,
+        DECODE=decode, **early_launch(),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

@@ -55,13 +55,8 @@ class TritonElementwise(TorchElementwise):
     def __init__(self) -> None:
         from conveyor_engine.execution.kernels import elementwise  # needs triton
 
-        self._kernels = elementwise
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
-        return self._kernels.rms_norm(x, weight, eps, offset)
-
-    def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
-        return self._kernels.silu_mul(x)
+        self.rms_norm = elementwise.rms_norm  # type: ignore[method-assign]
+        self.silu_mul = elementwise.silu_mul  # type: ignore[method-assign]
 
 
 def choose_elementwise(device: torch.device, dtype: torch.dtype) -> Elementwise:

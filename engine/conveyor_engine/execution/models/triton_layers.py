@@ -2,9 +2,11 @@
 
 Made by `recognise` where Triton runs, in place of the classes that these extend; they compute the
 same. A decode of a layer without further norms is nine launches: norm; queries, keys and values; heads and cache;
-attention; output; residual and norm; gate and up; activation; down.
+attention; output; residual and norm; gate and up; activation; down. Of a single row it is six: its products are ours
+too, with the norm before them and the activation or the residual behind them.
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 from conveyor_engine.execution.attention.interface import Caches, Paged, attend_stored, residual_of
 from conveyor_engine.execution.kernels import elementwise
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
+from conveyor_engine.execution.kernels.one_row import Norm, multiply_row
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, RmsNorm, Rotation
 from conveyor_engine.execution.models.linear import Linear
 
@@ -22,14 +25,17 @@ class TritonAttention(Attention):
 
     def attend(self, hidden_states: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
         """-> (1, T, hidden)."""
-        qkv = self.qkv_proj(hidden_states).view(hidden_states.shape[1], -1, self.head_dim)
+        out: torch.Tensor = self.o_proj(self.attend_merged(self.qkv_proj(hidden_states)[0], rotation, paged)[None])
+        return out
+
+    def attend_merged(self, qkv: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
+        """qkv (T, all heads * D), queries first -> what goes into the last product (T, H * D)."""
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
 
         def store(caches: Caches, slots: torch.Tensor) -> torch.Tensor:
-            return prepare_heads(qkv, rotation, self._head_norms(), caches, slots)
+            return prepare_heads(heads, rotation, self._head_norms(), caches, slots)
 
-        attended = attend_stored(paged, self.spec, self.shape, qkv, store)
-        out: torch.Tensor = self.o_proj(attended.flatten(1)[None])
-        return out
+        return attend_stored(paged, self.spec, self.shape, heads, store).flatten(1)
 
     def _head_norms(self) -> HeadNorms | None:
         query, key = self.q_norm, self.k_norm
@@ -45,6 +51,8 @@ class TritonDecoderLayer(DecoderLayer):
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
         """The call of transformers' layers."""
+        if hidden_states.shape[1] == 1 and self._multiplies_rows:
+            return self._compute_row(hidden_states[0], position_embeddings, paged)[None]
         attended = self._attend(hidden_states, position_embeddings, paged)
         residual = residual_of(paged, self.self_attn.spec, hidden_states)
         norm = self.before_mlp
@@ -54,6 +62,41 @@ class TritonDecoderLayer(DecoderLayer):
             return _add_product(hidden_states, self.mlp.down_proj, self.mlp.activate(normed))
         computed: torch.Tensor = self.after_mlp(self.mlp(normed))
         return hidden_states + computed
+
+    @cached_property
+    def _multiplies_rows(self) -> bool:
+        """Whether `_compute_row` computes this layer."""
+        attention, mlp = self.self_attn, self.mlp
+        linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+        return (
+            isinstance(attention, TritonAttention)
+            and isinstance(self.before_attention, RmsNorm)
+            and self.after_attention is None
+            and self.after_mlp is None
+            and mlp.activates(elementwise.silu_mul)
+            and all(type(linear) is nn.Linear for linear in linears)
+        )
+
+    def _compute_row(self, x: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
+        """x (1, hidden) -> (1, hidden)."""
+        attention, mlp = self.self_attn, self.mlp
+        assert isinstance(attention, TritonAttention)
+        qkv = _multiply(attention.qkv_proj, x, norm=_norm(self.before_attention))
+        x = _multiply(attention.o_proj, attention.attend_merged(qkv, rotation, paged), residual=x)
+        return _multiply(
+            mlp.down_proj, _multiply(mlp.gate_up_proj, x, norm=_norm(self.before_mlp), gated=True), residual=x
+        )
+
+
+def _norm(norm: nn.Module) -> Norm:
+    assert isinstance(norm, RmsNorm)
+    return Norm(norm.weight, norm.eps, norm.offset)
+
+
+def _multiply(linear: nn.Module, x: torch.Tensor, **options: Any) -> torch.Tensor:
+    """`multiply_row` by the layer's weight and bias."""
+    assert isinstance(linear, nn.Linear)
+    return multiply_row(x, linear.weight, linear.bias, **options)
 
 
 def _add_product(residual: torch.Tensor, linear: Linear, x: torch.Tensor) -> torch.Tensor:

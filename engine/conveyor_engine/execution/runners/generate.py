@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution import kernels
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.attention.select import select_backend
@@ -36,8 +37,6 @@ from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 class GenerateRunner:
     """One model on one device, ready to run after construction. `loop.core` warms it up."""
-
-    extra_warmup_tokens = 0
 
     def __init__(
         self,
@@ -105,6 +104,11 @@ class GenerateRunner:
             lambda: self._forward(*step),
             num_logits=start.max_num_seqs,
         )
+
+    @property
+    def extra_warmup_tokens(self) -> int:
+        """One where the kernels run, whose layers compute a single row by kernels of its own (`kernels.one_row`)."""
+        return int(kernels.why_missing(self.device) is None)
 
     @property
     def graph_sizes(self) -> list[int]:

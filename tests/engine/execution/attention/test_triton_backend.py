@@ -24,7 +24,7 @@ from conveyor_engine.execution.attention.backend import AttentionBackend, Attent
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store, sample
+from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store, one_row, sample
 from conveyor_engine.execution.kernels import paged_attention as kernels
 from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.placement import open_placement
@@ -113,7 +113,7 @@ class Compilations:
         watched: tuple[tuple[ModuleType, str], ...] = (
             *((kernels, "_attend"), (decode_plan, "_plan_decodes"), (kv_store, "_store")),
             *((elementwise, "_rms_norm"), (elementwise, "_silu_mul"), (heads, "_prepare_heads")),
-            *((sample, "_weigh_slices"), (sample, "_choose")),
+            *((one_row, "_multiply_row"), (sample, "_weigh_slices"), (sample, "_choose")),
         )
         for module, name in watched:
             monkeypatch.setattr(module, name, self._watch(name, getattr(module, name)))
@@ -135,7 +135,8 @@ class Compilations:
         return Watched()
 
 
-OURS = ["_prepare_heads", "_rms_norm", "_rms_norm", "_silu_mul"]  # the norm with a residual and without
+# The norm with a residual and without; the product of one row with a norm, gated, and with a residual.
+OURS = ["_prepare_heads", "_rms_norm", "_rms_norm", "_silu_mul", *["_multiply_row"] * 3]
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from conveyor_engine.execution.kernels import part
+
 
 class AbsentGpu:
     """As much of a Triton driver as its launcher asks before a kernel begins."""
@@ -65,6 +67,7 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
     JITFunction.run = compile_only
     for capability in capabilities:
         triton.runtime.driver.set_active(AbsentGpu(capability))
+        part.capability.cache_clear()
         for layer, shape in SHAPES.items():
             for step in STEPS:
                 place = (layer, step, capability)

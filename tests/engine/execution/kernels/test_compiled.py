@@ -15,7 +15,10 @@ from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, SMALL_
 from tests.engine.execution.kernels.ptx import copied_from_where_a_load_just_said, copies_in_flight, product_loop
 
 ROOT = Path(__file__).parents[4]
-KERNELS = {"_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_silu_mul", "_weigh_slices", "_choose"}
+KERNELS = {
+    *("_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_silu_mul", "_multiply_row"),
+    *("_weigh_slices", "_choose"),
+}
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # the most that one block may have
 # Triton 3.6 keeps one register more in the prompt kernel of Qwen3 on sm_80.
 SPILLED_BYTES_MOST = 8 if version("triton").startswith("3.6.") else 0

@@ -22,6 +22,7 @@ NO_KERNEL = {
 }
 LAYER = ["_rms_norm", "linear", "_prepare_heads", "_attend", "linear", "_rms_norm", "linear", "_silu_mul", "addmm_"]
 PLANNED = [*LAYER[:3], "_plan_decodes", *LAYER[3:]]  # a step's first layer
+OF_A_ROW = ["_multiply_row", "_prepare_heads", "_attend", *["_multiply_row"] * 3]
 
 
 class Launches(TorchDispatchMode):
@@ -58,8 +59,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, int], list[
 @pytest.mark.parametrize("shape", ["Llama-3.2-1B", "Qwen3-8B"])
 def test_a_layer_launches_nine_kernels(launched: Callable[[str, str, int], list[str]], shape: str) -> None:
     assert launched(shape, "decodes", 2) == PLANNED + LAYER
-    assert launched(shape, "one long decode", 2) == PLANNED + LAYER
     assert launched(shape, "a chunk of a prompt", 1) == LAYER
+
+
+@pytest.mark.parametrize("shape", ["Llama-3.2-1B", "Qwen3-8B"])
+def test_a_layer_of_one_row_launches_six(launched: Callable[[str, str, int], list[str]], shape: str) -> None:
+    assert launched(shape, "one long decode", 2) == [*OF_A_ROW[:2], "_plan_decodes", *OF_A_ROW[2:], *OF_A_ROW]
 
 
 def test_further_norms_and_another_activation_are_launches_of_their_own(

@@ -11,11 +11,13 @@ from tests.engine.execution.interpreter import DEVICE, DTYPES, ON_DEVICE, TOLERA
 from tests.engine.execution.models.families import logits_of, make_model, relative_error
 from tests.engine.references import Reference, add, run, tokens_of
 from torch import nn
+from torch.nn import functional
 
 from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import elementwise
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
+from conveyor_engine.execution.kernels.one_row import Norm, multiply_row
 from conveyor_engine.execution.models.elementwise import TorchElementwise, TritonElementwise, choose_elementwise
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.triton_layers import TritonAttention, TritonDecoderLayer, _add_product
@@ -86,6 +88,52 @@ def test_heads_are_normed_rotated_and_written(
     for cache, source in zip(caches, (turned[1], exact[2]), strict=True):
         assert_close(cache[[4, 0]], source[[0, 2]])
         assert not cache[[1, 2, 3, 5]].any()
+
+
+@DTYPES
+@pytest.mark.parametrize(("size", "columns"), [(10, 40), (6, 2500)])
+@pytest.mark.parametrize("offset", [None, 0.0, 1.0], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_row_is_normed_and_multiplied(
+    dtype: torch.dtype, size: int, columns: int, offset: float | None, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    x, weight, residual = (random(*shape, dtype=dtype) for shape in ((1, columns), (size, columns), (1, size)))
+    norm = None if offset is None else Norm(random(columns, dtype=dtype), 0.1, offset)
+    added = random(size, dtype=dtype) if bias else None
+    normed = x.double() if norm is None else rms_norm(x, norm.weight, 0.1, norm.offset).to(dtype).double()
+    exact = functional.linear(normed, weight.double(), None if added is None else added.double())
+    assert_close(multiply_row(x, weight, added, norm=norm), exact)
+    assert_close(multiply_row(x, weight, added, norm=norm, residual=residual), exact + residual.double())
+    gate, up = exact.chunk(2, dim=-1)
+    assert_close(multiply_row(x, weight, added, norm=norm, gated=True), gate * gate.sigmoid() * up)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("triton_runs_here")
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Gemma2"])
+def test_a_layer_gives_a_row_alone_what_it_gives_it_among_others(family: str) -> None:
+    model = make_model(family).to(DEVICE)
+    fuse_model(model)
+    layer = model.model.layers[1]
+    assert layer._multiplies_rows == (family != "Gemma2")
+    torch.manual_seed(0)
+    hidden = torch.randn(1, 3, model.config.hidden_size, device=DEVICE)
+    rotation = model.model.rotary_emb(hidden, torch.arange(3, device=DEVICE)[None])
+
+    class OwnValues:
+        """Attention of each token over itself alone."""
+
+        runs_bidirectional = False
+
+        def attend(self, spec: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+
+    with torch.inference_mode():
+        together = layer(hidden.clone(), rotation, OwnValues())
+        for row in range(3):
+            alone = layer(hidden[:, row : row + 1].clone(), tuple(x[:, row : row + 1] for x in rotation), OwnValues())
+            assert_close(alone, together[:, row : row + 1].double())
 
 
 @pytest.mark.parametrize("bias", [False, True])
