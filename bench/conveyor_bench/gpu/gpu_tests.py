@@ -19,6 +19,7 @@ REHEARSES = "CONVEYOR_REHEARSE_GPU_TESTS"  # set: run them on the CPU
 _FOLDER = "tests/engine"
 _FILES = (
     "execution/attention/test_triton_backend.py",
+    "execution/kernels/test_cut.py",
     "execution/kernels/test_decode_plan.py",
     "execution/models/test_triton_layers.py",
     "test_on_gpu.py",

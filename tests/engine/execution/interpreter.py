@@ -5,6 +5,8 @@ The interpreter computes bfloat16 wrongly, so that type is tried on a GPU only.
 
 import os
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -30,3 +32,10 @@ DTYPES = pytest.mark.parametrize(
     ],
     ids=["float32", "float16", "bfloat16"],
 )
+
+
+def sum_in_disorder(weights: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.float32]:
+    """The cumulated weights, each with an error of its own: as a GPU's parallel sum rounds, many times as large."""
+    ends: npt.NDArray[np.float32] = weights.cumsum(axis)
+    errors = np.random.default_rng(0).uniform(-0.02, 0.02, ends.shape)
+    return (ends * (1 + errors)).astype(np.float32)

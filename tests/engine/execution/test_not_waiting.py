@@ -119,7 +119,11 @@ def test_a_step_of_decodes_is_captured_and_given_without_waiting(monkeypatch: py
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 257}, {"top_p": 0.9}])
-def test_only_a_large_top_k_and_top_p_alone_wait_for_the_logits(cut: dict[str, Any]) -> None:
+def test_cuts_without_a_small_top_k_wait_where_their_kernel_cannot_run(
+    cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_step({}, cut)
+    monkeypatch.setattr(sampler, "_find_cut", lambda _: None)
     with pytest.raises(DataDependentOutputException):
         run_step({}, cut)
 

@@ -92,7 +92,7 @@ def test_the_kv_cache_gets_what_weights_the_largest_step_and_graphs_leave(
     steps = {13: 1_000_000, 4: 300_000}  # by tokens: the budget's, one for each row
     monkeypatch.setattr(start, "estimate_step", lambda model, num_tokens, num_logits: steps[num_tokens])
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 16_000_000)
-    monkeypatch.setattr("conveyor_engine.execution.runners.generate.peak_bytes", lambda rows, vocab: 100_000)
+    monkeypatch.setattr("conveyor_engine.execution.runners.generate.peak_bytes", lambda *_: 100_000)
     config = ref.make_config(num_kv_blocks=None, kv_memory_fraction=0.5, attention_backend="native")
     runner = GenerateRunner(config, open_placement(config), capture=run_again if has_graphs else None)
     block_bytes = runner.backend.block_bytes([LayerShape(4, 2, 12, 12)] * 3, 16, torch.float32)

@@ -82,7 +82,7 @@ class GenerateRunner:
         block_bytes = self.backend.block_bytes(layers, block_size, dtype)
         vocab_size = self.model.get_input_embeddings().num_embeddings
         step_bytes = self._find_step_bytes(start, start.max_num_batched_tokens, max_model_len)
-        step_bytes += peak_bytes(start.max_num_seqs, vocab_size)
+        step_bytes += peak_bytes(start.max_num_seqs, vocab_size, self.device)
         if num_spare:  # graphs keep the memory of their largest step
             step_bytes += self._find_step_bytes(start, start.max_num_seqs, max_model_len) + num_spare * block_bytes
         num_blocks = start.plan_num_blocks(max_model_len, block_bytes, step_bytes)

@@ -1,7 +1,7 @@
 """top_k and top_p: cut a row's distribution to its best tokens, from which the row draws.
 
 This is no logit processor: a processor would have to restore the vocabulary's order. Here the kept tokens stay sorted,
-best first, and the draw uses them in this order.
+best first, and the draw uses them in this order. `kernels.cut` is the same on CUDA, in the vocabulary's order.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from conveyor_engine.wire.request import SamplingParams
 FEW = 32  # rows with top_k up to this number use only this many best tokens
 CANDIDATES = 256  # best tokens that are searched first; the vocabulary is sorted only for rows that need more of them
 SORTED_AT_ONCE = 32  # rows; sorting needs several times the memory of its input
-_LEAST_TOP_P = 1e-6  # keeps only the best token, as any smaller value does, and is not 0 in float32
+_ONLY_THE_BEST = 1e-6  # a top_p up to this keeps no other token: even of a million equal ones each has as much
 
 
 class Cuts:
@@ -30,9 +30,11 @@ class Cuts:
 
     def set_row(self, row: int, params: SamplingParams) -> Way:
         """Stores the row's cuts. Returns what the row then draws from."""
-        top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+        top_k = find_top_k(params, self._vocab_size)
         self._top_k[row] = top_k
-        self._top_p[row] = max(params.top_p, _LEAST_TOP_P)
+        self._top_p[row] = params.top_p
+        if top_k == 1 or params.top_p <= _ONLY_THE_BEST:
+            return Way.GREEDY
         if top_k < self._vocab_size:
             return Way.FROM_FEW if top_k <= FEW else Way.FROM_PART
         return Way.FROM_PART if params.top_p < 1 else Way.FROM_ALL
@@ -56,6 +58,11 @@ class Cuts:
         if (self._top_k.host[samples.rows] > CANDIDATES).any() and not bool(enough.all()):
             for rest in torch.split((~enough).nonzero().squeeze(1), SORTED_AT_ONCE):
                 yield Choices(rest, _among_all(weights[rest], top_k[rest], top_p[rest]))
+
+
+def find_top_k(params: SamplingParams, vocab_size: int) -> int:
+    """The vocabulary's size if top_k is off."""
+    return params.top_k if 0 < params.top_k < vocab_size else vocab_size
 
 
 def find_few(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

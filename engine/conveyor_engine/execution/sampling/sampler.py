@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from conveyor_engine.execution import kernels, native
-from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts, find_few
+from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts, find_few, find_top_k
 from conveyor_engine.execution.sampling.draw import BELOW_ONE, BLOCK, Choices, Way, uniform_numbers
 from conveyor_engine.execution.sampling.logit_processors import (
     GREEDY_BELOW,
@@ -30,13 +30,19 @@ from conveyor_engine.wire.step import NOTHING_ALLOWED, RowMask, RowSampling
 
 AtOnce = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, float], tuple[torch.Tensor, torch.Tensor]]
 """`native.sample`, or the same on CUDA."""
+Cut = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, float], None]
+"""`kernels.cut.cut`."""
 
 
-def peak_bytes(max_num_seqs: int, vocab_size: int) -> int:
+def peak_bytes(max_num_seqs: int, vocab_size: int, device: torch.device) -> int:
     """The most memory that `Sampler.sample` takes beside its logits, whatever the parameters."""
-    weighed = max_num_seqs * 3 * 4  # per token of the vocabulary: a copy for the processors, and two in float32
+    changed = max_num_seqs * 3 * 4 * vocab_size  # in float32: a copy for the processors, and two that they or cuts make
+    if kernels.why_missing(device) is None:
+        from conveyor_engine.execution.kernels.cut import scratch_bytes  # needs triton
+
+        return changed + scratch_bytes(max_num_seqs)
     in_order = min(max_num_seqs, SORTED_AT_ONCE) * 11 * 4  # copy, sorted with indices and the sort's own, cumulated
-    return (weighed + in_order) * vocab_size
+    return changed + in_order * vocab_size
 
 
 @dataclass(slots=True)
@@ -68,7 +74,10 @@ class Sampler:
         self._of_drawing = Pipeline(of_drawing, max_num_seqs)
         self._at_once = _find_kernel(device) if _kernels_do(of_drawing) else None
         self._drawn_at_once = RowValues.full(max_num_seqs, 0, np.float32, device, width=2)  # temperature (0: no), floor
+        self._cut = _find_cut(device) if self._at_once is not None else None
+        self._cut_by_kernel = RowValues.full(max_num_seqs, 0, np.float32, device, width=4)  # and top_k, top_p
         self._cuts = Cuts(max_num_seqs, vocab_size, device)
+        self._vocab_size = vocab_size
         self._way = np.full(max_num_seqs, Way.GREEDY, dtype=np.int8)
         self._seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         self._wants_logprobs = np.zeros(max_num_seqs, dtype=np.bool_)
@@ -84,7 +93,10 @@ class Sampler:
         self._of_drawing.set_row(row, sampling)
         way = self._cuts.set_row(row, params) if params.temperature >= GREEDY_BELOW else Way.GREEDY
         self._way[row] = way
-        self._drawn_at_once[row] = params.temperature if way is Way.FROM_ALL else 0, find_floor(params.min_p)
+        floor, top_k = find_floor(params.min_p), find_top_k(params, self._vocab_size)
+        self._drawn_at_once[row] = params.temperature if way is Way.FROM_ALL else 0, floor
+        has_cuts = way in (Way.FROM_FEW, Way.FROM_PART)
+        self._cut_by_kernel[row] = params.temperature if has_cuts else 0, floor, top_k, params.top_p
         self._seeds[row] = sampling.seed
         self._wants_logprobs[row] = params.logprobs is not None
         self._logprobs_asked[row] = Asked(params.logprobs or 0, params.logprob_token_ids)
@@ -106,6 +118,10 @@ class Sampler:
             draws, uniforms = self._drawn_at_once[samples.device_rows], self._uniforms(samples)
             best, tokens = self._at_once(processed, draws, uniforms, GREEDY_BELOW, BELOW_ONE)
             ways[ways == Way.FROM_ALL] = Way.GREEDY
+            if self._cut is not None and ways.any():
+                draws = self._cut_by_kernel[samples.device_rows]
+                self._cut(processed, draws, uniforms, best, tokens, GREEDY_BELOW, BELOW_ONE)
+                ways[:] = Way.GREEDY
         else:
             best, tokens = _best(processed)
         for way, entries in _group(ways):
@@ -165,6 +181,15 @@ def _find_kernel(device: torch.device) -> AtOnce | None:
 
         return sample
     return native.sample if device.type == "cpu" and native.why_missing() is None else None
+
+
+def _find_cut(device: torch.device) -> Cut | None:
+    """What draws for the rows with cuts on CUDA, in one call."""
+    if kernels.why_missing(device) is None:
+        from conveyor_engine.execution.kernels.cut import cut  # needs triton
+
+        return cut
+    return None
 
 
 def _kernels_do(processors: Sequence[LogitProcessor]) -> bool:

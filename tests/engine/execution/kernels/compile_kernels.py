@@ -19,7 +19,14 @@ from typing import Any
 import torch
 import triton
 from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, SMALL_CAPABILITIES, Compiled
-from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, prepare, prepare_attention, prepare_sampling
+from tests.engine.execution.kernels.cuda_layers import (
+    SHAPES,
+    STEPS,
+    prepare,
+    prepare_attention,
+    prepare_cuts,
+    prepare_sampling,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
@@ -79,6 +86,10 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
         place = ("sampler", "draws", capability)
         with FakeTensorMode(), torch.inference_mode():
             prepare_sampling(64)()
+            prepare_cuts(64)()
+        place = ("sampler", "draws from float32", capability)  # what processors leave
+        with FakeTensorMode(), torch.inference_mode():
+            prepare_cuts(64, torch.float32)()
     return list(found.values())
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.interface import PagedStep
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
+from conveyor_engine.execution.kernels.cut import cut
 from conveyor_engine.execution.kernels.sample import sample
 from conveyor_engine.execution.models.elementwise import choose_elementwise
 from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, LayerNorms, RmsNorm
@@ -136,3 +137,11 @@ def prepare_sampling(rows: int, dtype: torch.dtype = torch.bfloat16) -> Callable
     logits = torch.empty((rows, 151_936), dtype=dtype, device=CUDA)
     draws, uniforms = torch.empty((rows, 2), device=CUDA), torch.empty((rows, 1), device=CUDA)
     return partial(sample, logits, draws, uniforms, 1e-5, 1 - 1e-6)
+
+
+def prepare_cuts(rows: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
+    """Drawing from the kept ones of the same logits."""
+    logits = torch.empty((rows, 151_936), dtype=dtype, device=CUDA)
+    draws, uniforms = torch.empty((rows, 4), device=CUDA), torch.empty((rows, 1), device=CUDA)
+    best, tokens = torch.empty(rows, device=CUDA), torch.empty(rows, dtype=torch.int64, device=CUDA)
+    return partial(cut, logits, draws, uniforms, best, tokens, 1e-5, 1 - 1e-6)

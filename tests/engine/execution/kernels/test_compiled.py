@@ -17,7 +17,7 @@ from tests.engine.execution.kernels.ptx import copied_from_where_a_load_just_sai
 ROOT = Path(__file__).parents[4]
 KERNELS = {
     *("_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_silu_mul", "_multiply_row"),
-    *("_weigh_slices", "_choose"),
+    *("_weigh_slices", "_choose", "_cut"),
 }
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # the most that one block may have
 # Triton 3.6 keeps one register more in the prompt kernel of Qwen3 on sm_80.
@@ -65,6 +65,7 @@ def test_every_kernel_fits_into_a_blocks_shared_memory_on_parts_that_have_less(t
     compiled = compile_for(SMALL_CAPABILITIES, tmp_path)
     assert {kernel.capability for kernel in compiled} == set(SMALL_CAPABILITIES)
     assert above_shared_memory(compiled) == []
+    assert [str(kernel) for kernel in compiled if kernel.name == "_cut" and kernel.stack_bytes] == []
 
 
 def loops_of_attention(compiled: list[Compiled]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
-from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, prepare, prepare_sampling
+from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, prepare, prepare_cuts, prepare_sampling
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -80,3 +80,11 @@ def test_sampling_launches_two_kernels_whatever_rows_ask_for(monkeypatch: pytest
         with Launches(monkeypatch) as launches:
             call()
     assert launches.names == ["_weigh_slices", "_choose"]
+
+
+def test_cuts_are_one_kernel_and_copy_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode(), torch.inference_mode():
+        call = prepare_cuts(64)
+        with Launches(monkeypatch) as launches:
+            call()
+    assert launches.names == ["_cut"]

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from tests.engine.builders import make_state
-from tests.engine.execution.interpreter import DEVICE, HAVE_GPU, ON_DEVICE
+from tests.engine.execution.interpreter import DEVICE, HAVE_GPU, ON_DEVICE, sum_in_disorder
 from triton.runtime.interpreter import ScanOps
 
 from conveyor_engine.execution import native
@@ -126,13 +125,6 @@ def test_a_token_of_probability_zero_is_never_drawn(kernel: Kernel, uniform: flo
     assert tokens[2] in (4095, 4096)
 
 
-def sum_in_disorder(weights: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.float32]:
-    """The cumulated weights, each with an error of its own: as a GPU's parallel sum rounds, many times as large."""
-    ends: npt.NDArray[np.float32] = weights.cumsum(axis)
-    errors = np.random.default_rng(0).uniform(-0.02, 0.02, ends.shape)
-    return (ends * (1 + errors)).astype(np.float32)
-
-
 @pytest.mark.skipif(HAVE_GPU, reason="a GPU sums in its own way")
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("draw_from", [None, {}, {"top_k": 3}, {"top_k": 300}, {"top_p": 0.9}], ids=str)
@@ -201,6 +193,7 @@ def test_the_sampler_draws_as_it_does_without_the_kernels(
 
     def tokens(way: AtOnce | None) -> list[int]:
         monkeypatch.setattr(sampler, "_find_kernel", lambda device: way)
+        monkeypatch.setattr(sampler, "_find_cut", lambda device: None)
         chosen = sampler.Sampler(len(rows), 5000, kernel.device, NO_TOKENS.to(kernel.device))
         for number, row in enumerate(rows):
             chosen.set_row(number, row)

@@ -175,7 +175,7 @@ def test_only_rows_that_choose_at_random_are_weighed(monkeypatch: pytest.MonkeyP
     weighed: list[int] = []
     exp = torch.Tensor.exp_
     monkeypatch.setattr(torch.Tensor, "exp_", lambda x: (weighed.append(len(x)), exp(x))[1])
-    rows = [row(temperature=0) for _ in range(9)] + [row(top_p=0.3), row(top_k=1), row(), row()]
+    rows = [row(temperature=0) for _ in range(9)] + [row(top_p=0.3), row(top_k=2, top_p=0.1), row(), row()]
     assert sample(logits_of(*PROBABILITIES, rows=13), rows)[:11] == [0] * 11
     assert weighed == [2, 1, 1], "those that draw from all tokens, then those that draw from a few, then from some"
 
