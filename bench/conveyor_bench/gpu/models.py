@@ -3,6 +3,7 @@
 `python -m conveyor_bench.gpu.models --fd N` is the engine process of one, for the stage `http`.
 """
 
+import gc
 import os
 import sys
 import time
@@ -54,6 +55,7 @@ def timed_core(config: EngineConfig) -> tuple[EngineCore, float, list[str]]:
     said: list[str] = []
     started = time.monotonic()
     core = open_core(config, said.append)
+    gc.freeze()  # as the engine process does: a collection of all that is loaded would delay a step
     return core, time.monotonic() - started, said
 
 

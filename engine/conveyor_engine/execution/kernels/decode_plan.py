@@ -14,9 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-KEYS_PER_PROGRAM = 256  # at least, where a row has so many; fewer are not worth joining
+KEYS_PER_PROGRAM = 128  # at least, where a row has so many; fewer are not worth joining
+_MOST_SHARES = 32  # of one row: its last program joins them one after another
 _ALIGNED_TO = 64  # keys; a multiple of every tile's
-_PROGRAMS_PER_PROCESSOR = 3  # that its shared memory has room for
+_PROGRAMS_PER_PROCESSOR = 8  # more than run at once: the shares of rows of unlike lengths then end together
 _ROWS_AT_ONCE = 256
 _COLUMNS = 6
 
@@ -39,7 +40,8 @@ class DecodePlan:
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["seq_lens"])
 def _plan_decodes(
     work, arrived, seq_lens, num_rows,
-    SPREAD: tl.constexpr, WINDOW: tl.constexpr, LEAST: tl.constexpr, ALIGNED_TO: tl.constexpr,
+    SPREAD: tl.constexpr, WINDOW: tl.constexpr, LEAST: tl.constexpr, MOST_SHARES: tl.constexpr,
+    ALIGNED_TO: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, KV_HEADS_PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Each program finds out what one program of attention is to do."""
@@ -54,7 +56,7 @@ def _plan_decodes(
     row, first, planned = 0, 0, 0  # of this program; the first program of that row; programs of all rows so far
     for begin in range(0, num_rows, ROWS):
         rows = begin + lanes
-        shares = tl.where(rows < num_rows, _shares(_visible(seq_lens, rows, num_rows, WINDOW), most), 0)
+        shares = tl.where(rows < num_rows, _shares(_visible(seq_lens, rows, num_rows, WINDOW), most, MOST_SHARES), 0)
         ends = planned + tl.cumsum(shares, axis=0)
         before = (rows < num_rows) & (ends <= program)
         row += tl.sum(before.to(tl.int32), axis=0)
@@ -63,7 +65,7 @@ def _plan_decodes(
 
     seq_len = tl.load(seq_lens + tl.minimum(row, num_rows - 1))
     visible = _cut(seq_len, WINDOW)
-    shares = _shares(visible, most)
+    shares = _shares(visible, most, MOST_SHARES)
     share = tl.cdiv(tl.cdiv(visible, shares), ALIGNED_TO) * ALIGNED_TO
     first_key = seq_len - visible + (program - first) * share
     column = work + program
@@ -92,8 +94,8 @@ def _cut(lengths, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _shares(visible, most):
-    return tl.maximum(1, tl.cdiv(visible, most))
+def _shares(visible, most, MOST_SHARES: tl.constexpr):
+    return tl.minimum(tl.maximum(1, tl.cdiv(visible, most)), MOST_SHARES)
 
 
 def plan_decodes(
@@ -113,7 +115,8 @@ def plan_decodes(
     arrived = torch.empty((num_rows, num_kv_heads), dtype=torch.int32, device=device)
     _plan_decodes[(num_programs,)](
         work, arrived, seq_lens, num_rows,
-        SPREAD=spread, WINDOW=sliding_window or 0, LEAST=KEYS_PER_PROGRAM, ALIGNED_TO=_ALIGNED_TO,
+        SPREAD=spread, WINDOW=sliding_window or 0, LEAST=KEYS_PER_PROGRAM, MOST_SHARES=_MOST_SHARES,
+        ALIGNED_TO=_ALIGNED_TO,
         NUM_KV_HEADS=num_kv_heads, KV_HEADS_PADDED=triton.next_power_of_2(num_kv_heads), ROWS=_ROWS_AT_ONCE,
         num_warps=1,
     )  # fmt: skip

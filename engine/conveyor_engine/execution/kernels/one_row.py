@@ -16,7 +16,8 @@ import triton.language as tl
 
 from conveyor_engine.execution.kernels.part import early_launch
 
-_COLUMNS = 1024  # of the weight, at once
+_COLUMNS, _COLUMNS_OF_LONG_ROWS = 1024, 512  # of the weight, at once
+_LONG = 4096  # columns: rows in which more programs at once read faster than more columns at once
 _NUM_WARPS = 4
 _MANY_ROWS = 8192  # of the weight: enough of them for programs of more rows
 _FEW, _MORE = 4, 8  # rows of a program
@@ -102,7 +103,8 @@ def multiply_row(
     _multiply_row[(triton.cdiv(size, rows),)](
         x, norm and norm.weight, weight, bias, residual, out,
         norm.eps if norm else 0.0, norm.offset if norm else 0.0, size,
-        IN=columns, IN_PADDED=triton.next_power_of_2(columns), ROWS=rows, COLUMNS=_COLUMNS,
+        IN=columns, IN_PADDED=triton.next_power_of_2(columns), ROWS=rows,
+        COLUMNS=_COLUMNS if columns < _LONG else _COLUMNS_OF_LONG_ROWS,
         HAS_NORM=norm is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, GATED=gated,
         num_warps=_NUM_WARPS, **early_launch(),
     )  # fmt: skip

@@ -43,8 +43,7 @@ class TileShape:
 # two tiles of keys and values are on their way while a third is computed with. All of these fit into the 99 KiB that a
 # block has on parts 8.6, 8.9 and 12.0, and no part spills registers. ADR 104 has what was measured.
 _TILES = (
-    (True, 128, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
-    (True, 256, TileShape(rows=16, keys=32, num_warps=4, num_stages=4)),
+    (True, 256, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
     (True, 512, TileShape(rows=16, keys=32, num_warps=4, num_stages=3)),
     (True, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
     (False, 256, TileShape(rows=128, keys=32, num_warps=8, num_stages=3)),
