@@ -20,7 +20,7 @@ class Stage:
 STAGES = {
     stage.name: stage
     for stage in (
-        Stage("tests", "the tests marked `gpu`", "gpu_tests:run", needs=("pytest",)),
+        Stage("tests", "the tests marked `gpu`", "gpu_tests:run", needs=("pytest", "PIL")),
         Stage("kernels", "each kernel's time and share of the device's limits", "kernels:run", interprets=True),
         Stage("nano", "nano-vllm's bench", "throughput:run_nano"),
         Stage("one", "one request at a time, at both shapes", "throughput:run_one"),

@@ -33,7 +33,7 @@ def rehearse(out: Path, *options: str, **environment: str) -> str:
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_few_packages_are_enough_for_all_stages_but_http(tmp_path: Path) -> None:
-    hidden = hide_all_but(tmp_path, {"torch", "triton", "transformers", "msgspec", "pytest"})
+    hidden = hide_all_but(tmp_path, {"torch", "triton", "transformers", "msgspec", "pytest", "pillow"})
     assert {"greenlet", "fastapi", "hypothesis"} <= hidden
     rehearse(tmp_path, PYTHONPATH=str(tmp_path))
     results = {name: Results(tmp_path, name) for name in STAGES}
