@@ -21,6 +21,7 @@ _FILES = (
     "execution/attention/test_triton_backend.py",
     "execution/kernels/test_cut.py",
     "execution/kernels/test_decode_plan.py",
+    "execution/kernels/test_uniform.py",
     "execution/models/test_triton_layers.py",
     "test_on_gpu.py",
 )

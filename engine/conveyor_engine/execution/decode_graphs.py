@@ -1,7 +1,8 @@
 """Steps of decodes alone, in a few sizes, over buffers that stay where they are: so CUDA graphs can replay them.
 
 Used by `runners.generate` for steps in which every row computes one token and samples one. Such a step gets two numbers
-for each row from the host, and gathers the rest on the device from `rows`. The step is padded to the next size with a
+for each row from the host, and gathers the rest on the device from `rows`. Where the sampler can, it chooses the tokens
+in the same graph, and writes them into the rows. The step is padded to the next size with a
 spare row, which is the last one; its token lies in a block that no request is given. The sizes are vLLM's and
 nano-vllm's up to 256. Only `cuda_graph` knows what a graph is.
 """
@@ -19,6 +20,7 @@ from conveyor_engine.execution.attention.interface import Paged, PagedStep
 from conveyor_engine.execution.cuda_graph import Capture, Work
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.processor import Samples
+from conveyor_engine.execution.sampling.sampler import Found, Sampler
 from conveyor_engine.execution.transfer import copy_into
 from conveyor_engine.wire.step import StepPlan
 
@@ -42,9 +44,19 @@ class DecodeGraphs:
     """One captured step for each size."""
 
     def __init__(
-        self, rows: Rows, backend: AttentionBackend, forward: Forward, *, block_size: int, spare_block: int
+        self,
+        rows: Rows,
+        backend: AttentionBackend,
+        forward: Forward,
+        sampler: Sampler | None = None,
+        *,
+        block_size: int,
+        spare_block: int,
     ) -> None:
-        """rows: with one more than the engine has, which is the padding's; so is `spare_block`."""
+        """rows: with one more than the engine has, which is the padding's; so is `spare_block`.
+
+        sampler: chooses tokens in the graph, which writes them into the rows. It knows the spare row too.
+        """
         self._rows, self._backend, self._forward = rows, backend, forward
         self._block_size = block_size
         self._spare_row = len(rows.block_tables) - 1
@@ -54,6 +66,11 @@ class DecodeGraphs:
         self._starts = np.arange(self._spare_row + 1, dtype=np.int32)
         self._device_starts = torch.arange(self._spare_row + 1, dtype=torch.int32, device=device)
         self._logits = torch.empty(0, device=device)
+        self._sampler = sampler
+        self._found = Found(
+            torch.zeros(self._spare_row, device=device),
+            torch.zeros(self._spare_row, dtype=torch.int64, device=device),
+        )
         self._replays: dict[int, Work] = {}
         self.sizes: list[int] = []  # captured ones, ascending
 
@@ -63,6 +80,8 @@ class DecodeGraphs:
         `largest`: rows beyond which steps are too rare for a graph.
         """
         started = time.monotonic()
+        if self._sampler is not None:
+            self._sampler.refresh()
         for size in reversed(batch_sizes(largest or self._spare_row)):
             self._fill([], [], size)
             try:
@@ -74,17 +93,23 @@ class DecodeGraphs:
         seconds = time.monotonic() - started
         progress(f"event=cuda_graphs_captured sizes={len(self.sizes)} seconds={seconds:.1f}")
 
-    def run(self, plan: StepPlan) -> tuple[torch.Tensor, Samples] | None:
-        """Logits (rows, vocabulary), which the next run overwrites, and whose they are. None: no graph is so large."""
+    def run(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
+        """Logits (rows, vocabulary), whose they are, and the tokens that were chosen and written, if a sampler did so.
+
+        The next run overwrites them. None: no graph is so large.
+        """
         number = len(plan.rows)
         index = bisect_left(self.sizes, number)
         if index == len(self.sizes):
             return None
         size = self.sizes[index]
         host, device = self._fill(plan.rows, plan.num_computed_tokens, size)
+        if self._sampler is not None:
+            self._sampler.refresh()
         self._replays[size]()
         samples = Samples(host[0, :number], host[2, :number], device[0, :number], device[2, :number])
-        return self._logits[:number], samples
+        found = None if self._sampler is None else Found(self._found.best[:number], self._found.tokens[:number])
+        return self._logits[:number], samples, found
 
     def _fill(self, rows: list[int], computed: list[int], size: int) -> tuple[np.ndarray, torch.Tensor]:
         """Writes rows, positions and the positions behind them (3, size), on the host and on the device."""
@@ -120,3 +145,8 @@ class DecodeGraphs:
         if not self._logits.numel():
             self._logits = logits.new_empty((self._spare_row, logits.shape[1]))
         self._logits[:size].copy_(logits)
+        if self._sampler is not None:
+            found = self._sampler.choose(self._logits[:size], rows, ends)
+            self._found.best[:size].copy_(found.best)
+            self._found.tokens[:size].copy_(found.tokens)
+            self._rows.append(rows, ends, found.tokens)

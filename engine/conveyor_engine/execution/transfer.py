@@ -35,7 +35,8 @@ class HostCopy:
     """A copy of one device's tensors to the host, queued behind all work that the device has been given so far."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
-        self._copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]  # pinned, if they come from a GPU
+        """The tensors may be overwritten by what follows. The copies are pinned, if they come from a GPU."""
+        self._copies = [t.to("cpu", non_blocking=True) if t.is_cuda else t.clone() for t in tensors]
         self._arrived: torch.cuda.Event | None = None
         if tensors[0].is_cuda:
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
+_SILENT_SECONDS = 65.0
+"""The API server sends a bookmark every minute. After 70 seconds without a line, Kopf cancels a watch."""
 _START_ANEW = {"type": "ERROR", "object": {"code": 410}}
 _TOLD_TO_KOPF = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
 _NAME = re.compile(rb'"name":"([a-z0-9.-]{1,253})","namespace":"([a-z0-9-]{1,63})"')
@@ -68,6 +70,8 @@ class Watches:
         objects that it has seen, or end.
         """
         seen: set[str] | None = set() if from_the_start else None
+        loop = asyncio.get_running_loop()
+        last_line_at = loop.time()
         if seen is not None:
             self._unfinished.add((kind, namespace))
         elif (kind, namespace) in self._unfinished:
@@ -75,6 +79,7 @@ class Watches:
             return
         try:
             async for line in read_lines(content):
+                last_line_at = loop.time()
                 event = self._read_event(kind, line, listed=seen is not None)
                 if event is None:
                     continue
@@ -93,6 +98,10 @@ class Watches:
                     if kind not in self._resources:
                         continue
                 yield _to_line(event)
+        except asyncio.CancelledError:
+            if (seconds := loop.time() - last_line_at) >= _SILENT_SECONDS:
+                logger.warning("event=watch_silent kind=%s seconds=%.0f consequence=starts_anew", kind.kind, seconds)
+            raise
         except (aiohttp.ClientError, TimeoutError):
             if seen is None:
                 raise

@@ -94,24 +94,30 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Work], Work]:
     return record
 
 
+def make_core(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work] | None
+) -> tuple[EngineCore, GenerateRunner]:
+    monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
+    monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
+    monkeypatch.setattr(generate, "select_backend", lambda *_: TritonPaged(num_processors=2))
+    config = EngineConfig(
+        model=str(model), device="cpu", dtype="float32", max_model_len=96, max_num_seqs=3,
+        num_kv_blocks=32, max_num_batched_tokens=64, warmup=False,
+    )  # fmt: skip
+    runner = GenerateRunner(config, open_placement(config), capture=capture)
+    return EngineCore(config, runner), runner
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work], kind: str
 ) -> None:
-    monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
-    monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
-    monkeypatch.setattr(generate, "select_backend", lambda *_: TritonPaged(num_processors=2))
     model = save_tiny_model(kind, tmp_path)
-    config = EngineConfig(
-        model=str(tmp_path), device="cpu", dtype="float32", max_model_len=96, max_num_seqs=3,
-        num_kv_blocks=32, max_num_batched_tokens=64, warmup=False,
-    )  # fmt: skip
-    runner = GenerateRunner(config, open_placement(config), capture=capture)
+    core, runner = make_core(tmp_path, monkeypatch, capture)
     assert runner.graphs is not None
     assert runner.graphs.sizes == [1, 2, 3], "every step could be recorded"
-    core = EngineCore(config, runner)
     monkeypatch.setattr(DecodeGraphs, "_compute", lambda *_: pytest.fail("the engine's code runs again"))
     prompts = [[7, 3, 9, 4], [11] * 18, [*range(50, 55)]]
     for number, (prompt, max_tokens) in enumerate(zip(prompts, (5, 2, 3), strict=True)):
@@ -119,3 +125,27 @@ def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generat
     outputs = run(core)
     for number, (prompt, max_tokens) in enumerate(zip(prompts, (5, 2, 3), strict=True)):
         assert tokens_of(outputs[str(number)]) == greedy(model, prompt, max_tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+def test_tokens_that_a_graph_chooses_are_those_chosen_outside_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work]
+) -> None:
+    """Steps that a graph chooses for whole, in part (cuts), and not at all (penalties), one after another."""
+    save_tiny_model("llama", tmp_path)
+    asked: list[dict[str, Any]] = [
+        {"max_tokens": 9, "temperature": 0.0},
+        {"max_tokens": 5, "temperature": 1.5, "min_p": 0.01},
+        {"max_tokens": 2, "temperature": 1.0, "top_p": 0.9},
+        {"max_tokens": 3, "temperature": 1.2, "presence_penalty": 1.5},
+        {"max_tokens": 2, "temperature": 0.0, "logprobs": 2},
+    ]
+    told = []
+    for chosen_by in (capture, None):
+        core, _ = make_core(tmp_path, monkeypatch, chosen_by)
+        for number, params in enumerate(asked):
+            add(core, str(number), [*range(3 + number, 9 + number)], ignore_eos=True, seed=number, **params)
+        outputs = run(core)
+        told.append([tokens_of(outputs[str(number)]) for number in range(len(asked))])
+    assert told[0] == told[1]

@@ -55,6 +55,7 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         return torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, device=device)
 
+    monkeypatch.setattr(row_values, "copy_into", lambda *_: None)
     for module in (batch, pooling, rows, logit_processors, logprobs, penalties, processor, row_values, sampler):
         monkeypatch.setattr(module, "to_device", to_device)
     monkeypatch.setattr(type(sample._choose), "run", lambda *_, **__: None)
@@ -111,11 +112,16 @@ def test_a_step_of_decodes_is_captured_and_given_without_waiting(monkeypatch: py
 
     monkeypatch.setattr(decode_graphs, "copy_into", copy_into)
     backend = TorchPaged()  # asked for nothing here
-    graphs = DecodeGraphs(Rows(9, 32, BLOCK_SIZE, CUDA), backend, forward, block_size=BLOCK_SIZE, spare_block=7)
+    state = Rows(9, 32, BLOCK_SIZE, CUDA)
+    chooser = Sampler(9, VOCAB_SIZE, CUDA, state.token_ids)
+    graphs = DecodeGraphs(state, backend, forward, chooser, block_size=BLOCK_SIZE, spare_block=7)
     graphs.capture(run_again, lambda _: None)
     assert graphs.sizes == [1, 2, 4, 8]
-    logits, samples = graphs.run(StepPlan(0, [], [], [3, 0, 5], [4, 5, 6], [1] * 3, [1] * 3, 3)) or pytest.fail("none")
+    plan = StepPlan(0, [], [], [3, 0, 5], [4, 5, 6], [1] * 3, [1] * 3, 3)
+    logits, samples, found = graphs.run(plan) or pytest.fail("none")
     assert (logits.shape, samples.device_positions.shape) == ((3, VOCAB_SIZE), (3,))
+    assert found is not None
+    assert (found.best.shape, found.tokens.shape) == ((3,), (3,))
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 257}, {"top_p": 0.9}])

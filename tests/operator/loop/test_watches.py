@@ -124,6 +124,22 @@ async def test_a_beginning_that_kopf_gave_up_is_not_resumed() -> None:
     assert await told(1, False, bookmark) == ["BOOKMARK"]
 
 
+async def test_a_silent_watch_that_kopf_cancels_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    content = aiohttp.StreamReader(Mock(), 2**16)
+    lines = Watches([make_services()], Store(), Metrics(), Mock()).read(INFERENCE_SERVICE, None, content, True)
+    task = asyncio.ensure_future(anext(lines))
+    await asyncio.sleep(0)
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now + 70)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert "event=watch_silent kind=InferenceService seconds=70" in caplog.text
+
+
 async def test_a_child_of_a_beginning_marks_its_service_and_is_not_told_to_kopf() -> None:
     marked: list[tuple[str, bool]] = []
     mark = lambda key, urgent=True: marked.append((str(key), urgent))  # noqa: E731

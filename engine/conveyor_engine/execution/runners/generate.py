@@ -28,7 +28,7 @@ from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.logprobs import Logprobs
 from conveyor_engine.execution.sampling.processor import Samples
-from conveyor_engine.execution.sampling.sampler import Sampled, Sampler, peak_bytes
+from conveyor_engine.execution.sampling.sampler import Found, Sampled, Sampler, peak_bytes
 from conveyor_engine.execution.start import Load, Progress, Start
 from conveyor_engine.execution.transfer import HostCopy
 from conveyor_engine.wire.request import TokenLogprobs
@@ -73,7 +73,8 @@ class GenerateRunner:
             eos_token_ids=_eos_token_ids(self.model),
             num_kv_blocks=num_blocks,
         )
-        self._sampler = Sampler(start.max_num_seqs, self.facts.vocab_size, self.device, self._rows.token_ids)
+        num_rows = start.max_num_seqs + num_spare
+        self._sampler = Sampler(num_rows, self.facts.vocab_size, self.device, self._rows.token_ids)
         self.graphs = self._make_graphs(capture, num_blocks, progress) if capture is not None else None
 
     def _allocate(self, start: Start, layers: list[LayerShape], max_model_len: int, num_spare: int) -> int:
@@ -118,7 +119,10 @@ class GenerateRunner:
     def _make_graphs(self, capture: Capture, spare_block: int, progress: Progress) -> DecodeGraphs:
         """Captures what fits."""
         block_size = self.facts.block_size
-        graphs = DecodeGraphs(self._rows, self.backend, self._forward, block_size=block_size, spare_block=spare_block)
+        sampler = self._sampler if self._sampler.chooses else None
+        graphs = DecodeGraphs(
+            self._rows, self.backend, self._forward, sampler, block_size=block_size, spare_block=spare_block
+        )
         with torch.inference_mode():
             capacity = self.facts.num_kv_blocks * block_size
             graphs.capture(capture, progress, self._find_largest_graph(self.facts.max_num_seqs, capacity))
@@ -140,31 +144,38 @@ class GenerateRunner:
             for admitted in plan.admitted:
                 assert admitted.sampling is not None
                 self._sampler.set_row(admitted.row, admitted.sampling)
-            logits, samples = self._replay(plan) or self._launch(plan)
-        return partial(self._sample, plan, logits, samples)
+            logits, samples, found = self._replay(plan) or self._launch(plan)
+        return partial(self._sample, plan, logits, samples, found)
 
     def _sample(
-        self, plan: StepPlan, logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask]
+        self,
+        plan: StepPlan,
+        logits: torch.Tensor,
+        samples: Samples,
+        found: Found | None,
+        masks: Sequence[RowMask],
     ) -> Callable[[], StepResult]:
-        """Chooses the tokens and writes them into the rows.
+        """Chooses the tokens and writes them into the rows. `found`: what the step's graph chose and wrote.
 
-        On a GPU it launches that, and waits only if a row has top_k or top_p (`sampling.cuts`). So the next step, whose
-        inputs are these tokens, can begin before they reach the host. The returned function waits for them.
+        On a GPU it only launches. So the next step, whose inputs are these tokens, can begin before they reach the
+        host. The returned function waits for them.
         """
         with torch.inference_mode():
-            sampled = self._sampler.sample(logits, samples, masks)
+            if found is not None and not masks and self._sampler.is_enough(samples):
+                return _start_copy(plan, Sampled(found.tokens, None))
+            sampled = self._sampler.sample(logits, samples, masks, found)
             self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
             return _start_copy(plan, sampled)
 
-    def _replay(self, plan: StepPlan) -> tuple[torch.Tensor, Samples] | None:
+    def _replay(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
         return self.graphs.run(plan) if self.graphs is not None and is_decode_only(plan) else None
 
-    def _launch(self, plan: StepPlan) -> tuple[torch.Tensor, Samples]:
+    def _launch(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, None]:
         batch = build_batch(plan, self._rows, self.facts.block_size)
         last = None if self.last_layer is None else only_sampled(self.last_layer, batch, self._rows)
         paged = PagedStep(self.backend, batch.metadata, last)
         sample_rows = batch.logit_indices if last is None else 0
-        return self._forward(batch.input_ids, batch.position_ids, sample_rows, paged), batch.samples
+        return self._forward(batch.input_ids, batch.position_ids, sample_rows, paged), batch.samples, None
 
     def free_memory(self) -> None:
         """Returns cached memory to the device after a failed step. Raises if the device is broken."""

@@ -76,9 +76,18 @@ class Pipeline:
         for index, processor in enumerate(self._processors):
             self._needed_before[index, row] = processor.set_row(row, sampling)
 
+    def is_used(self, samples: Samples) -> bool:
+        """Whether some entry uses a processor."""
+        return bool(self._find_used(samples).any())
+
+    def _find_used(self, samples: Samples) -> npt.NDArray[np.bool_]:
+        """(processors, entries)."""
+        used: npt.NDArray[np.bool_] = samples.positions < self._needed_before[:, samples.rows]
+        return used
+
     def apply(self, logits: torch.Tensor, samples: Samples, *, in_place: bool) -> torch.Tensor:
         """The processed logits (entries, vocabulary) in float32; the same tensor if no entry uses a processor."""
-        used = samples.positions < self._needed_before[:, samples.rows]
+        used = self._find_used(samples)
         if not used.any():
             return logits
         changed = logits.to(torch.float32, copy=not in_place)

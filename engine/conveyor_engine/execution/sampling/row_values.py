@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conveyor_engine.execution.transfer import to_device
+from conveyor_engine.execution.transfer import copy_into, to_device
 
 
 class RowValues:
@@ -32,10 +32,14 @@ class RowValues:
 
     def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the values of `rows`, int64 (n,): (n, ...)."""
+        return self.on_device()[rows]
+
+    def on_device(self) -> torch.Tensor:
+        """The values of all rows, always in the same memory, so that a graph can read them."""
         if self._stale and self._on_device.device.type != "cpu":
-            self._on_device = to_device(self.host, self._on_device.device)
+            copy_into(self._on_device, self.host)
         self._stale = False
-        return self._on_device[rows]
+        return self._on_device
 
 
 class RowLists:

@@ -54,6 +54,14 @@ class Sampled:
     is_scored: npt.NDArray[np.bool_] | None = None  # entries whose token is the prompt's own, if any are
 
 
+@dataclass(slots=True)
+class Found:
+    """What `Sampler.choose` finds for n entries."""
+
+    best: torch.Tensor  # float32 (n,): the largest logit
+    tokens: torch.Tensor  # int64 (n,); -1 where the logits are not finite
+
+
 class Sampler:
     """Samples for all rows, each by its own parameters."""
 
@@ -79,7 +87,7 @@ class Sampler:
         self._cuts = Cuts(max_num_seqs, vocab_size, device)
         self._vocab_size = vocab_size
         self._way = np.full(max_num_seqs, Way.GREEDY, dtype=np.int8)
-        self._seeds = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._seeds = RowValues.full(max_num_seqs, 0, np.int64, device)  # of unsigned numbers, bit by bit
         self._wants_logprobs = np.zeros(max_num_seqs, dtype=np.bool_)
         self._logprobs_asked: dict[int, Asked] = {}  # by row, of those
         self._token_ids = token_ids
@@ -97,17 +105,49 @@ class Sampler:
         self._drawn_at_once[row] = params.temperature if way is Way.FROM_ALL else 0, floor
         has_cuts = way in (Way.FROM_FEW, Way.FROM_PART)
         self._cut_by_kernel[row] = params.temperature if has_cuts else 0, floor, top_k, params.top_p
-        self._seeds[row] = sampling.seed
+        self._seeds[row] = np.uint64(sampling.seed).astype(np.int64)
         self._wants_logprobs[row] = params.logprobs is not None
         self._logprobs_asked[row] = Asked(params.logprobs or 0, params.logprob_token_ids)
         self._num_scored[row] = 0 if params.prompt_logprobs is None else sampling.num_prompt_tokens
         self._scores_asked[row] = Asked(params.prompt_logprobs or 0)
 
-    def sample(self, logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask] = ()) -> Sampled:
+    @property
+    def chooses(self) -> bool:
+        """Whether `choose` can be used."""
+        return self._cut is not None
+
+    def refresh(self) -> None:
+        """Brings to the device what `choose` reads there, before a graph that holds it."""
+        self._drawn_at_once.on_device()
+        self._seeds.on_device()
+
+    def choose(self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> Found:
+        """What most rows need: their best token, or one drawn from all. On CUDA, without anything of the host.
+
+        logits (n, vocabulary), for the tokens of these rows, int64 (n,), at these positions, int64 (n,).
+        """
+        assert self._at_once is not None
+        uniforms = self._hash_rows(rows, positions)
+        best, tokens = self._at_once(logits, self._drawn_at_once[rows], uniforms, GREEDY_BELOW, BELOW_ONE)
+        return Found(best, torch.where(torch.isfinite(best), tokens, -1))
+
+    def is_enough(self, samples: Samples) -> bool:
+        """Whether these entries need nothing but what `choose` finds, and no masks."""
+        rows = samples.rows
+        return not (
+            (self._way[rows] > Way.FROM_ALL).any()
+            or self._of_all.is_used(samples)
+            or self._wants_logprobs[rows].any()
+            or (samples.positions < self._num_scored[rows]).any()
+        )
+
+    def sample(
+        self, logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask] = (), found: Found | None = None
+    ) -> Sampled:
         """A token for each entry of logits (entries, vocabulary), of any float type; the logits are not changed.
 
         A row with a mask gets a token that the mask allows. Log probabilities are the model's own, before any mask or
-        processor. An entry within a row's prompt gets the token that is there.
+        processor. An entry within a row's prompt gets the token that is there. found: what `choose` found for them.
         """
         if not len(samples.rows):
             return Sampled(torch.zeros(0, dtype=torch.int64, device=logits.device), None)
@@ -115,8 +155,12 @@ class Sampler:
         processed = self._of_all.apply(masked, samples, in_place=masked is not logits)
         ways = self._way[samples.rows]
         if self._at_once is not None:
-            draws, uniforms = self._drawn_at_once[samples.device_rows], self._uniforms(samples)
-            best, tokens = self._at_once(processed, draws, uniforms, GREEDY_BELOW, BELOW_ONE)
+            uniforms = self._uniforms(samples)
+            if found is not None and processed is logits:
+                best, tokens = found.best, found.tokens
+            else:
+                draws = self._drawn_at_once[samples.device_rows]
+                best, tokens = self._at_once(processed, draws, uniforms, GREEDY_BELOW, BELOW_ONE)
             ways[ways == Way.FROM_ALL] = Way.GREEDY
             if self._cut is not None and ways.any():
                 draws = self._cut_by_kernel[samples.device_rows]
@@ -158,8 +202,16 @@ class Sampler:
 
     def _uniforms(self, samples: Samples) -> torch.Tensor:
         """float32 (entries, 1)."""
-        uniforms = uniform_numbers(self._seeds[samples.rows], samples.positions.astype(np.uint64))
+        if self._cut is not None:
+            return self._hash_rows(samples.device_rows, samples.device_positions)
+        seeds = self._seeds.host[samples.rows, 0].view(np.uint64)
+        uniforms = uniform_numbers(seeds, samples.positions.astype(np.uint64))
         return to_device(uniforms.astype(np.float32), self._device)[:, None]
+
+    def _hash_rows(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        from conveyor_engine.execution.kernels import uniform  # needs triton
+
+        return uniform.uniform_numbers(self._seeds.on_device(), rows, positions)
 
     def _logprobs(
         self, logits: torch.Tensor, tokens: torch.Tensor, rows: Int64, is_scored: npt.NDArray[np.bool_] | None = None

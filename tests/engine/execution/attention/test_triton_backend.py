@@ -24,7 +24,7 @@ from conveyor_engine.execution.attention.backend import AttentionBackend, Attent
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store, one_row, sample
+from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store, one_row, sample, uniform
 from conveyor_engine.execution.kernels import paged_attention as kernels
 from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.placement import open_placement
@@ -113,7 +113,7 @@ class Compilations:
         watched: tuple[tuple[ModuleType, str], ...] = (
             *((kernels, "_attend"), (decode_plan, "_plan_decodes"), (kv_store, "_store")),
             *((elementwise, "_rms_norm"), (elementwise, "_silu_mul"), (heads, "_prepare_heads")),
-            *((one_row, "_multiply_row"), (sample, "_weigh_slices"), (sample, "_choose")),
+            *((one_row, "_multiply_row"), (uniform, "_hash_rows"), (sample, "_weigh_slices"), (sample, "_choose")),
         )
         for module, name in watched:
             monkeypatch.setattr(module, name, self._watch(name, getattr(module, name)))
@@ -156,7 +156,7 @@ def test_warm_up_compiles_all_that_serving_needs(
     )  # fmt: skip
     core = EngineCore(config, GenerateRunner(config, open_placement(config)))
     warm = set(compilations.seen)
-    sampling = ["_choose", "_weigh_slices"]
+    sampling = ["_choose", "_hash_rows", "_weigh_slices"]
     assert sorted(name for name, _ in warm) == sorted(["_attend", "_attend", "_plan_decodes", *others, *sampling])
     compilations.run = False
     monkeypatch.setattr(torch, "empty", torch.zeros)  # what the kernels do not write is a number

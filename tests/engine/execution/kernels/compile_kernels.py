@@ -26,6 +26,7 @@ from tests.engine.execution.kernels.cuda_layers import (
     prepare_attention,
     prepare_cuts,
     prepare_sampling,
+    prepare_uniforms,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
@@ -85,6 +86,7 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
                         prepare_attention(shape, STEPS[step], torch.float32)()
         place = ("sampler", "draws", capability)
         with FakeTensorMode(), torch.inference_mode():
+            prepare_uniforms(64)()
             prepare_sampling(64)()
             prepare_cuts(64)()
         place = ("sampler", "draws from float32", capability)  # what processors leave

@@ -17,6 +17,7 @@ from conveyor_engine.execution.attention.interface import PagedStep
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels.cut import cut
 from conveyor_engine.execution.kernels.sample import sample
+from conveyor_engine.execution.kernels.uniform import uniform_numbers
 from conveyor_engine.execution.models.elementwise import choose_elementwise
 from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, LayerNorms, RmsNorm
 from conveyor_engine.execution.models.linear import build_linear
@@ -137,6 +138,15 @@ def prepare_sampling(rows: int, dtype: torch.dtype = torch.bfloat16) -> Callable
     logits = torch.empty((rows, 151_936), dtype=dtype, device=CUDA)
     draws, uniforms = torch.empty((rows, 2), device=CUDA), torch.empty((rows, 1), device=CUDA)
     return partial(sample, logits, draws, uniforms, 1e-5, 1 - 1e-6)
+
+
+def prepare_uniforms(rows: int) -> Callable[[], object]:
+    """The rows' uniform numbers."""
+    seeds, entries = (
+        torch.empty((rows, 1), dtype=torch.int64, device=CUDA),
+        torch.empty(rows, dtype=torch.int64, device=CUDA),
+    )
+    return partial(uniform_numbers, seeds, entries, entries)
 
 
 def prepare_cuts(rows: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:

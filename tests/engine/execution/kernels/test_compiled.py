@@ -17,7 +17,7 @@ from tests.engine.execution.kernels.ptx import copied_from_where_a_load_just_sai
 ROOT = Path(__file__).parents[4]
 KERNELS = {
     *("_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_silu_mul", "_multiply_row"),
-    *("_weigh_slices", "_choose", "_cut"),
+    *("_hash_rows", "_weigh_slices", "_choose", "_cut"),
 }
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # the most that one block may have
 # Triton 3.6 keeps one register more in the prompt kernel of Qwen3 on sm_80.
