@@ -19,6 +19,7 @@ from conveyor_engine.execution.decode_graphs import DecodeGraphs, batch_sizes, i
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.execution.sampling.processor import Samples
+from conveyor_engine.execution.sampling.sampler import Found
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import RequestOutput
 from conveyor_engine.wire.step import StepPlan
@@ -47,7 +48,7 @@ def watch(
     graphs, seen = graphs_of(core), list[int]()
     replay = graphs.run
 
-    def run_and_note(plan: StepPlan) -> tuple[torch.Tensor, Samples] | None:
+    def run_and_note(plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
         seen.append(len(plan.rows))
         see(plan)
         return replay(plan)
@@ -138,7 +139,7 @@ def test_padding_changes_nothing(reference: GetReference, monkeypatch: pytest.Mo
 
     def run_with(token: int, plan: StepPlan) -> list[torch.Tensor]:
         graphs._rows.token_ids[4, 0] = token
-        logits, _ = replay(plan) or pytest.fail("no graph")
+        logits, *_ = replay(plan) or pytest.fail("no graph")
         return [logits.clone(), *(cache[:64].clone() for cache in caches)]
 
     def run_twice(plan: StepPlan) -> tuple[torch.Tensor, Samples] | None:

@@ -102,9 +102,10 @@ def _attend(
     if BEGINS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    kv_head = tl.program_id(0)
-    tile = tl.program_id(1)
-    num_tiles = tl.num_programs(1)
+    # Heads first: programs that run together read neighbouring memory. One axis, as others have at most 65,535 programs.
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    tile = tl.program_id(0) // NUM_KV_HEADS
+    num_tiles = tl.num_programs(0) // NUM_KV_HEADS
     if DECODE:  # the first of the batch, one query each
         seq = tl.load(work + tile)
         if seq < 0:
@@ -314,7 +315,7 @@ def paged_attention(
     value_padded = max(16, triton.next_power_of_2(value_dim))
     # Sequence s begins at tile (its first token) // tokens_per_tile + s: never more tiles than this.
     num_tiles = num_queries // tokens_per_tile + num_seqs if plan is None else plan.work.shape[1]
-    _attend[(num_kv_heads, num_tiles)](
+    _attend[(num_kv_heads * num_tiles,)](
         out, plan and plan.work, plan and plan.arrived,
         plan and plan.partial_out, plan and plan.partial_highest, plan and plan.partial_sum,
         query, keys, values, query_start, seq_lens, block_tables,
