@@ -102,7 +102,7 @@ def _attend(
     if BEGINS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    # Heads first: programs that run together read neighbouring memory. One axis, as others have at most 65,535 programs.
+    # Heads first: programs that run together read neighbouring memory. On one axis: others end at 65,535 programs.
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     tile = tl.program_id(0) // NUM_KV_HEADS
     num_tiles = tl.num_programs(0) // NUM_KV_HEADS
