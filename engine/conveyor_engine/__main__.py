@@ -7,7 +7,6 @@ Every failure to start is one log line, a termination message and an exit code t
 import argparse
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from conveyor_engine.errors import ConfigError, StartError
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.registry import find_task, load, load_about
 from conveyor_engine.termination import write_facts, write_termination_message
-from conveyor_process.running import drop_unwritten
+from conveyor_process.running import drop_unwritten, end_on_sigterm
 
 _log = logging.getLogger("conveyor_engine")
 
@@ -152,6 +151,5 @@ def _settle(config: EngineConfig, task: str) -> EngineConfig:
 
 
 if __name__ == "__main__":
-    # The first process of a container gets no signal that it has no handler for; the server has a better one later.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    end_on_sigterm()
     sys.exit(main(sys.argv[1:]))

@@ -3,22 +3,23 @@
 import asyncio
 import sys
 
-import uvloop
-
-from conveyor_gateway.server import serve
-from conveyor_gateway.settings import PROGRAM, Settings
-from conveyor_process.running import run_program
-
-
-def _run(settings: Settings) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings))
+from conveyor_process.running import end_on_sigterm, run_program
 
 
 def main() -> int:
     """The exit code."""
-    return run_program(PROGRAM, _run)
+    import uvloop
+
+    from conveyor_gateway.server import serve
+    from conveyor_gateway.settings import PROGRAM, Settings
+
+    def run(settings: Settings) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings))
+
+    return run_program(PROGRAM, run)
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main())

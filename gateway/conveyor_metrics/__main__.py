@@ -3,19 +3,20 @@
 import asyncio
 import sys
 
-from conveyor_metrics.server import serve
-from conveyor_metrics.settings import PROGRAM, Settings
-from conveyor_process.running import run_program
-
-
-def _run(settings: Settings) -> None:
-    asyncio.run(serve(settings))
+from conveyor_process.running import end_on_sigterm, run_program
 
 
 def main() -> int:
     """The exit code."""
-    return run_program(PROGRAM, _run)
+    from conveyor_metrics.server import serve
+    from conveyor_metrics.settings import PROGRAM, Settings
+
+    def run(settings: Settings) -> None:
+        asyncio.run(serve(settings))
+
+    return run_program(PROGRAM, run)
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main())

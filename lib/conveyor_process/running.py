@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -45,6 +46,15 @@ def run_program(program: Program[S], run: Callable[[S], None]) -> int:
     finally:
         drop_unwritten()
     return 0
+
+
+def end_on_sigterm() -> None:
+    """Ends the process with code 143 on SIGTERM, until the program has its own handler. Called before slow imports.
+
+    The kernel drops signals for the first process of a container that have no handler. A pod that is deleted while its
+    program starts would then run for its whole termination grace period.
+    """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def drop_unwritten() -> None:

@@ -11,7 +11,7 @@ import signal
 import sys
 
 from conveyor_operator.settings import PROGRAM, Settings
-from conveyor_process.running import run_program
+from conveyor_process.running import end_on_sigterm, run_program
 
 logger = logging.getLogger("conveyor_operator")
 
@@ -42,4 +42,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main())

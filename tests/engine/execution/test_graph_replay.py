@@ -135,10 +135,10 @@ def test_tokens_that_a_graph_chooses_are_those_chosen_outside_of_it(
     """Steps that a graph chooses for whole, in part (cuts), and not at all (penalties), one after another."""
     save_tiny_model("llama", tmp_path)
     asked: list[dict[str, Any]] = [
-        {"max_tokens": 9, "temperature": 0.0},
-        {"max_tokens": 5, "temperature": 1.5, "min_p": 0.01},
+        {"max_tokens": 5, "temperature": 0.0},
+        {"max_tokens": 3, "temperature": 1.5, "min_p": 0.01},
         {"max_tokens": 2, "temperature": 1.0, "top_p": 0.9},
-        {"max_tokens": 3, "temperature": 1.2, "presence_penalty": 1.5},
+        {"max_tokens": 2, "temperature": 1.2, "presence_penalty": 1.5},
         {"max_tokens": 2, "temperature": 0.0, "logprobs": 2},
     ]
     told = []

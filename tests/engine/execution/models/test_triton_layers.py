@@ -111,7 +111,7 @@ def test_a_row_is_normed_and_multiplied(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("triton_runs_here")
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Gemma2"])
+@pytest.mark.parametrize("family", ["Qwen2", "Gemma2"])
 def test_a_layer_gives_a_row_alone_what_it_gives_it_among_others(family: str) -> None:
     model = make_model(family).to(DEVICE)
     fuse_model(model)
