@@ -20,8 +20,9 @@ KERNELS = {
     *("_hash_rows", "_weigh_slices", "_choose", "_cut"),
 }
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # the most that one block may have
-# Triton 3.6 spills up to six registers in the kernel for cuts, on sm_90 and sm_120.
-SPILLED_BYTES_MOST = 24 if version("triton").startswith("3.6.") else 0
+# Triton 3.6 spills two registers in the kernel for cuts on sm_90, and six on sm_120.
+IS_OLDEST = version("triton").startswith("3.6.")
+SPILLED_BYTES_MOST = 8 if IS_OLDEST else 0
 
 pytestmark = pytest.mark.timeout(900)  # the first time; Triton keeps what it has compiled
 
@@ -65,9 +66,8 @@ def test_every_kernel_fits_into_a_blocks_shared_memory_on_parts_that_have_less(t
     compiled = compile_for(SMALL_CAPABILITIES, tmp_path)
     assert {kernel.capability for kernel in compiled} == set(SMALL_CAPABILITIES)
     assert above_shared_memory(compiled) == []
-    assert [
-        str(kernel) for kernel in compiled if kernel.name == "_cut" and kernel.stack_bytes > SPILLED_BYTES_MOST
-    ] == []
+    spilled_most = 24 if IS_OLDEST else 0
+    assert [str(kernel) for kernel in compiled if kernel.name == "_cut" and kernel.stack_bytes > spilled_most] == []
 
 
 def loops_of_attention(compiled: list[Compiled]) -> dict[str, list[str]]:
