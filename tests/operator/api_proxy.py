@@ -28,9 +28,10 @@ _PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>[^/]+)"
     r"(?:/namespaces/(?P<namespace>[^/]+)(?=/))?/(?P<resource>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<subresource>[^/]+))?"
 )
-CUT, TORN, ENDLESS = 0, -1, -2
+CUT, TORN, ENDLESS, SLOW = 0, -1, -2, -3
 """Instead of a status. CUT: the connection ends. TORN: it ends in the middle of what comes next from the API server.
-ENDLESS: nothing comes."""
+ENDLESS: nothing comes. SLOW: the second half of what comes next from the API server takes a second."""
+_OF_CONTENT = (TORN, SLOW)
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -62,7 +63,7 @@ class Fault:
 
     matches: Callable[[Call], bool]
     status: int
-    """An HTTP status, or CUT, TORN or ENDLESS."""
+    """An HTTP status, or CUT, TORN, ENDLESS or SLOW."""
     times: int
     headers: dict[str, str] = field(default_factory=dict)
     hits: int = 0
@@ -192,8 +193,9 @@ class ApiProxy:
         if transport in self._lost:
             await asyncio.Event().wait()
 
-    def _find_fault(self, call: Call, *, torn: bool = False) -> Fault | None:
-        fitting = (f for f in self.faults if f.hits < f.times and (f.status == TORN) == torn and f.matches(call))
+    def _find_fault(self, call: Call, *, of_content: bool = False) -> Fault | None:
+        kind = (f for f in self.faults if (f.status in _OF_CONTENT) == of_content)
+        fitting = (f for f in kind if f.hits < f.times and f.matches(call))
         fault = next(fitting, None)
         if fault is not None:
             fault.hits += 1
@@ -227,9 +229,13 @@ class ApiProxy:
             await response.prepare(request)
             async for chunk in answer.content.iter_any():
                 await self._stay_if_lost(transport)
-                if self._find_fault(call, torn=True):
-                    await response.write(chunk[: len(chunk) // 2])
-                    raise ConnectionError("torn")
+                if fault := self._find_fault(call, of_content=True):
+                    half = len(chunk) // 2
+                    await response.write(chunk[:half])
+                    if fault.status == TORN:
+                        raise ConnectionError("torn")
+                    await asyncio.sleep(1)
+                    chunk = chunk[half:]
                 await response.write(chunk)
             await response.write_eof()
             return response

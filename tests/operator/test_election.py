@@ -73,7 +73,7 @@ def test_one_that_is_stopped_hands_over_at_once(stage: Stage) -> None:
 @pytest.mark.slow
 def test_one_that_stands_by_ends_on_sigterm_and_leaves_the_lease(stage: Stage) -> None:
     with two(stage) as (leader, other):
-        assert other.end(signal.SIGTERM) == 0
+        assert other.end(signal.SIGTERM) == 0, "".join(other.log)
         assert holder(stage)["holderIdentity"] == "first"
         assert leader.end(signal.SIGTERM) == 0
 

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from tests.operator.api_proxy import SLOW
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Stage, wait_until
 
@@ -120,6 +121,13 @@ def test_a_killed_process_leaves_work_that_the_next_one_finishes(stage: Stage) -
             assert first.end(signal.SIGKILL) == -signal.SIGKILL
         with stage.operator():
             stage.space.wait_condition("qwen", "Ready", "True", "Ready", 60)
+
+
+def test_sigterm_while_kopf_finds_out_what_the_cluster_serves_is_no_failure(stage: Stage) -> None:
+    slow = stage.proxy.fail(lambda call: call.resource == "/apis/apps/v1", SLOW)
+    with process(stage) as running:
+        wait_until("it asks", lambda: slow.hits, 60)
+        assert running.end(signal.SIGTERM) == 0, "".join(running.log)
 
 
 @pytest.mark.slow

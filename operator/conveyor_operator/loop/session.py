@@ -78,6 +78,8 @@ class KopfSession:
             lines = self._watches.read(*collection, response.content, "sendInitialEvents" in query)
             self._open.add(response)
             response.content = cast(aiohttp.StreamReader, _Lines(response.content, lines))
+        else:
+            await response.read()  # when Kopf stops, it closes answers that its own tasks still read, and then fails
         return response
 
     async def _read_credentials(self) -> kopf.ConnectionInfo:
