@@ -40,6 +40,8 @@ class Sizes:
     nano_requests: int
     nano_tokens: tuple[int, int]  # of prompts and of answers: from, to
     one: Batch
+    first_tokens: tuple[int, ...]  # of a prompt
+    beside: Batch  # of decodes, beside prompts as long as that of `one`
     burst: Batch
     streams: Batch
     profiled: Batch  # of as many steps as tokens are generated
@@ -70,6 +72,8 @@ ON_A_GPU = Sizes(
     nano_requests=256,
     nano_tokens=(100, 1024),
     one=Batch(1, 128, 512),
+    first_tokens=(16, 128, 512, 2048, 8192),
+    beside=Batch(64, 512, 512),
     burst=Batch(256, 512, 256),
     streams=Batch(256, 128, 256),
     profiled=Batch(256, 512, 20),
@@ -99,6 +103,8 @@ REHEARSED = Sizes(
     nano_requests=6,
     nano_tokens=(3, 12),
     one=Batch(1, 8, 6),
+    first_tokens=(5, 12),
+    beside=Batch(3, 4, 80),
     burst=Batch(4, 10, 5),
     streams=Batch(4, 16, 8),
     profiled=Batch(4, 8, 3),

@@ -24,6 +24,7 @@ STAGES = {
         Stage("kernels", "each kernel's time and share of the device's limits", "kernels:run", interprets=True),
         Stage("nano", "nano-vllm's bench", "throughput:run_nano"),
         Stage("one", "one request at a time, at both shapes", "throughput:run_one"),
+        Stage("prompts", "first tokens, and prompts beside decodes, at both shapes", "prompts:run"),
         Stage("profile", "20 steps under torch's profiler, with the gaps", "trace:run"),
         Stage("burst8b", "many requests at once, at the large shape", "throughput:run_burst"),
         Stage("generate-batch", "transformers' generate_batch on the requests of nano", "peer:run"),

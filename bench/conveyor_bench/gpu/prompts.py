@@ -1,0 +1,83 @@
+"""The stage `prompts`: how long a first token takes on an idle engine, and what prompts add to steps of decodes."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from conveyor_bench.comparing.shapes import SHAPES
+from conveyor_bench.gpu.device import Ceilings, measure_ceilings
+from conveyor_bench.gpu.models import timed_core, write_config
+from conveyor_bench.gpu.results import Results
+from conveyor_bench.gpu.sizes import Batch, Sizes
+from conveyor_bench.gpu.throughput import build_config
+from conveyor_bench.gpu.workloads import batch_requests, least_seconds, run_requests
+from conveyor_engine.execution.runners.generate import GenerateRunner
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.wire.request import EngineRequest
+
+_TIMES = 9
+_STEPS = 30  # of decodes, without prompts and with one in each
+
+
+def run(results: Results, sizes: Sizes) -> None:
+    """The stage."""
+    device, dtype = torch.device(sizes.device), getattr(torch, sizes.dtype)
+    ceilings = measure_ceilings(device, dtype, sizes.copied_bytes, sizes.product_width)
+    for shape in (sizes.small, sizes.large):
+        longest = max(*sizes.first_tokens, sizes.beside.input_tokens + sizes.beside.output_tokens)
+        lengths = [(longest, 1)] * (sizes.beside.requests + 2)
+        with tempfile.TemporaryDirectory() as folder:
+            core, seconds, said = timed_core(build_config(write_config(Path(folder), shape), sizes, [lengths]))
+        results.row("start", shape=shape, seconds=seconds, said="; ".join(said))
+        for tokens in sizes.first_tokens:
+            results.row("first tokens", shape=shape, tokens=tokens, **_first_token(core, shape, tokens, ceilings))
+        results.row("steps", shape=shape, **_beside_decodes(core, shape, sizes.beside, sizes.one.input_tokens))
+        del core
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _first_token(core: EngineCore, shape: str, tokens: int, ceilings: Ceilings) -> dict[str, object]:
+    """Of one prompt. The limit: its products, or one read of the weights if that takes longer."""
+    assert isinstance(core.executor, GenerateRunner)
+    vocab_size = SHAPES[shape]["vocab_size"]
+    seconds = [
+        run_requests(core, batch_requests(Batch(1, tokens, 1), vocab_size, f"{tokens}.{number}.")).seconds
+        for number in range(_TIMES)
+    ]
+    limit = max(least_seconds(core.executor.model, [(tokens, 2)], ceilings))
+    median = statistics.median(seconds)
+    return {"ms": 1000 * median, "slowest_ms": 1000 * max(seconds), "of_limit": limit / median}
+
+
+def _beside_decodes(core: EngineCore, shape: str, batch: Batch, prompt: int) -> dict[str, object]:
+    """Milliseconds of a step in which every row decodes, and of one with a prompt beside them."""
+    vocab_size = SHAPES[shape]["vocab_size"]
+    for request in batch_requests(batch, vocab_size, "row"):
+        core.add_request(request)
+    while core.stats().step_num_tokens != batch.requests:
+        core.step(time.monotonic())
+    plain = _time_steps(core, iter(()))
+    arriving = batch_requests(replace(batch, requests=_STEPS, input_tokens=prompt, output_tokens=1), vocab_size, "new")
+    beside = _time_steps(core, iter(arriving))
+    for request in batch_requests(batch, vocab_size, "row"):
+        core.abort(request.request_id)
+    while core.has_unfinished():
+        core.step(time.monotonic())
+    rows = {"rows": batch.requests, "prompt_tokens": prompt}
+    return {**rows, "decodes_ms": plain, "with_a_prompt_ms": beside}
+
+
+def _time_steps(core: EngineCore, arriving: Iterator[EngineRequest]) -> float:
+    """Milliseconds of one."""
+    started = time.monotonic()
+    for _ in range(_STEPS):
+        if (request := next(arriving, None)) is not None:
+            core.add_request(request)
+        core.step(time.monotonic())
+    return 1000 * (time.monotonic() - started) / _STEPS
