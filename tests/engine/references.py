@@ -9,7 +9,7 @@ import torch
 from tests.engine.tiny_models import VOCAB_SIZE, greedy, save_tiny_model
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.execution.cuda_graph import Capture
+from conveyor_engine.execution.graphs.cuda import Capture
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore

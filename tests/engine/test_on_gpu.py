@@ -18,7 +18,8 @@ from tests.engine.references import SHARED_PREFIX, Reference, add, answers, run,
 from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE
 
 from conveyor_bench.gpu.gpu_tests import REHEARSES
-from conveyor_engine.execution.cuda_graph import run_again
+from conveyor_engine.execution.graphs.cuda import run_again
+from conveyor_engine.execution.graphs.mixed import token_sizes
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 
@@ -69,7 +70,9 @@ def test_steps_of_decodes_are_captured_and_every_parameter_gives_the_tokens_that
         core = make_core(ref, enforce_eager=enforce_eager, max_num_batched_tokens=200)
         assert isinstance(core.executor, GenerateRunner)
         if DEVICE == "cuda":
-            assert (core.executor.graphs.sizes if core.executor.graphs else []) == ([] if enforce_eager else [1, 2, 4])
+            graphs = core.executor.graphs
+            assert core.executor.graph_sizes == ([] if enforce_eager else [1, 2, 4])
+            assert (graphs.sizes("mixed") if graphs else []) == ([] if enforce_eager else token_sizes(200))
         ask_for_everything(core, ref.prompts)
         told.append({name: (tokens_of(said), said[-1].finish_reason) for name, said in run(core).items()})
     assert told[0] == told[1]
@@ -106,7 +109,7 @@ def test_a_step_without_memory_is_run_again_in_halves(
     reference: GetReference, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = reference(kind)
-    core = make_core(ref)
+    core = make_core(ref, enforce_eager=True)
     forward, failed = GenerateRunner._forward, []
 
     def starve(runner: GenerateRunner, *arguments: Any) -> torch.Tensor:

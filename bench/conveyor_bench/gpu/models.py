@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from conveyor_bench.comparing.shapes import model_config
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.attention import interface
-from conveyor_engine.execution.cuda_graph import run_again
+from conveyor_engine.execution.graphs.cuda import run_again
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore

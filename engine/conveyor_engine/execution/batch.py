@@ -1,8 +1,8 @@
 """Turns a step plan into packed tensors: token ids, positions, slots, block tables.
 
-Used by `runners.generate` once per step. What depends on the plan's numbers alone is built in numpy on the host and
-copied array by array; tokens and block tables are gathered on the device, from `rows`. Knows neither requests nor
-models.
+Used by `runners.generate` once per step, and by `graphs.mixed`. What depends on the plan's numbers alone is built in
+numpy on the host and copied array by array; tokens and block tables are gathered on the device, from `rows`. Knows
+neither requests nor models.
 """
 
 from dataclasses import dataclass
@@ -32,37 +32,67 @@ class Batch:
     metadata: AttentionMetadata
 
 
-def build_batch(plan: StepPlan, rows: Rows, block_size: int) -> Batch:
-    """Builds the packed batch of a plan. `rows` has applied the plan's changes before."""
-    device = rows.token_ids.device
-    row_ids = np.array(plan.rows, dtype=np.int64)
+@dataclass(slots=True)
+class Layout:
+    """A plan's tokens, packed one row after another."""
+
+    rows: Int64  # (rows,)
+    seq_lens: Int32  # (rows,): context including this step's tokens
+    starts: Int32  # (rows + 1,): each row's first token, and the number of all
+    token_rows: Int64  # (T,)
+    positions: Int64  # (T,)
+    logit_indices: Int64  # (entries,): the tokens that get logits
+    sampled_rows: Int64  # (entries,)
+    ends: Int64  # (entries,): positions of the tokens to be sampled
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.positions)
+
+
+def lay_out(plan: StepPlan) -> Layout:
+    """What depends on the plan's numbers alone."""
+    rows = np.array(plan.rows, dtype=np.int64)
     lengths = np.array(plan.num_tokens, dtype=np.int32)
     computed = np.array(plan.num_computed_tokens, dtype=np.int32)
-    seq_lens = computed + lengths
-    starts = np.zeros(len(row_ids) + 1, dtype=np.int32)
+    starts = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(lengths, out=starts[1:])
-    num_tokens = int(starts[-1])
-    positions = np.arange(num_tokens) + np.repeat(computed - starts[:-1], lengths)
-    token_rows = to_device(np.repeat(row_ids, lengths), device)
-    position_ids = to_device(positions, device)
-    blocks = rows.block_tables[token_rows, position_ids // block_size].long()
-    width = -(-int(seq_lens.max()) // block_size)
+    positions = np.arange(int(starts[-1])) + np.repeat(computed - starts[:-1], lengths)
     logit_indices = _logit_indices(starts, np.array(plan.num_logits, dtype=np.int64))
+    return Layout(
+        rows=rows,
+        seq_lens=computed + lengths,
+        starts=starts,
+        token_rows=np.repeat(rows, lengths),
+        positions=positions,
+        logit_indices=logit_indices,
+        sampled_rows=np.repeat(rows, plan.num_logits),
+        ends=positions[logit_indices] + 1,
+    )
+
+
+def build_batch(plan: StepPlan, rows: Rows, block_size: int) -> Batch:
+    """Builds the packed batch of a plan. `rows` has applied the plan's changes before."""
+    device, layout = rows.token_ids.device, lay_out(plan)
+    token_rows = to_device(layout.token_rows, device)
+    position_ids = to_device(layout.positions, device)
+    blocks = rows.block_tables[token_rows, position_ids // block_size].long()
+    width = -(-int(layout.seq_lens.max()) // block_size)
     return Batch(
         input_ids=rows.token_ids[token_rows, position_ids].long()[None],
         position_ids=position_ids[None],
-        logit_indices=to_device(logit_indices, device),
-        samples=Samples.of(np.repeat(row_ids, plan.num_logits), positions[logit_indices] + 1, device),
+        logit_indices=to_device(layout.logit_indices, device),
+        samples=Samples.of(layout.sampled_rows, layout.ends, device),
         metadata=AttentionMetadata(
-            query_start_loc=to_device(starts, device),
-            seq_lens=to_device(seq_lens, device),
-            block_tables=rows.block_tables[to_device(row_ids, device), :width],
+            query_start_loc=to_device(layout.starts, device),
+            seq_lens=to_device(layout.seq_lens, device),
+            block_tables=rows.block_tables[to_device(layout.rows, device), :width],
             slot_mapping=blocks * block_size + position_ids % block_size,
-            num_seqs=len(row_ids),
+            num_seqs=len(layout.rows),
             num_decodes=plan.num_decodes,
-            num_tokens=num_tokens,
-            query_start_loc_host=starts,
-            seq_lens_host=seq_lens,
+            num_tokens=layout.num_tokens,
+            query_start_loc_host=layout.starts,
+            seq_lens_host=layout.seq_lens,
         ),
     )
 

@@ -16,13 +16,16 @@ from tests.engine.image_models import KINDS, SIDE, build_image_model
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 from transformers import PreTrainedModel
 
-from conveyor_engine.execution import batch, decode_graphs, pooling, rows
+from conveyor_engine.execution import batch, pooling, rows
 from conveyor_engine.execution.attention.backend import AttentionSpec
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, residual_of
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.batch import build_batch, only_sampled
-from conveyor_engine.execution.cuda_graph import run_again
-from conveyor_engine.execution.decode_graphs import DecodeGraphs
+from conveyor_engine.execution.graphs import decodes, mixed
+from conveyor_engine.execution.graphs.cuda import run_again
+from conveyor_engine.execution.graphs.decodes import DecodeSteps
+from conveyor_engine.execution.graphs.mixed import MixedSteps
+from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import sample
 from conveyor_engine.execution.models.sentence_files import PoolingMode
 from conveyor_engine.execution.pooling import pool
@@ -101,27 +104,33 @@ def test_a_step_is_given_without_waiting() -> None:
     )  # fmt: skip
 
 
-def test_a_step_of_decodes_is_captured_and_given_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_captured_and_given_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     def copy_into(tensor: torch.Tensor, array: npt.NDArray[Any]) -> None:
         tensor.copy_(torch.empty(array.shape, dtype=torch.int64, device=CUDA))
 
-    def forward(input_ids: torch.Tensor, positions: torch.Tensor, _: int, paged: Paged) -> torch.Tensor:
+    def forward(
+        input_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor | int, paged: Paged
+    ) -> torch.Tensor:
         assert isinstance(paged, PagedStep)
-        assert paged.metadata.block_tables.shape == (input_ids.shape[1], 8)
-        return torch.empty((input_ids.shape[1], VOCAB_SIZE), device=CUDA) + positions.T
+        assert paged.metadata.block_tables.shape == (paged.metadata.num_seqs, 8)
+        kept = positions.T if isinstance(keep, int) else positions.T[keep]
+        return torch.empty((len(kept), VOCAB_SIZE), device=CUDA) + kept
 
-    monkeypatch.setattr(decode_graphs, "copy_into", copy_into)
-    backend = TorchPaged()  # asked for nothing here
+    for module in (decodes, mixed):
+        monkeypatch.setattr(module, "copy_into", copy_into)
     state = Rows(9, 32, BLOCK_SIZE, CUDA)
+    how = (state, TorchPaged(), forward, BLOCK_SIZE)  # a backend that is asked for nothing
     chooser = Sampler(9, VOCAB_SIZE, CUDA, state.token_ids)
-    graphs = DecodeGraphs(state, backend, forward, chooser, block_size=BLOCK_SIZE, spare_block=7)
+    graphs = StepGraphs([DecodeSteps(*how), MixedSteps(*how, 32)], state, chooser)
     graphs.capture(run_again, lambda _: None)
-    assert graphs.sizes == [1, 2, 4, 8]
-    plan = StepPlan(0, [], [], [3, 0, 5], [4, 5, 6], [1] * 3, [1] * 3, 3)
-    logits, samples, found = graphs.run(plan) or pytest.fail("none")
-    assert (logits.shape, samples.device_positions.shape) == ((3, VOCAB_SIZE), (3,))
-    assert found is not None
-    assert (found.best.shape, found.tokens.shape) == ((3,), (3,))
+    assert (graphs.sizes("decodes"), graphs.sizes("mixed")) == ([1, 2, 4, 8], [16, 32])
+    of_decodes = StepPlan(0, [], [], [3, 0, 5], [4, 5, 6], [1] * 3, [1] * 3, 3)
+    with_prompts = StepPlan(0, [], [], [3, 0, 5, 1], [4, 5, 0, 6], [1, 1, 20, 2], [1, 1, 0, 1], 2)
+    for plan in (of_decodes, with_prompts):
+        logits, samples, found = graphs.run(plan) or pytest.fail("none")
+        assert (logits.shape, samples.device_positions.shape) == ((3, VOCAB_SIZE), (3,))
+        assert found is not None
+        assert (found.best.shape, found.tokens.shape) == ((3,), (3,))
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 257}, {"top_p": 0.9}])

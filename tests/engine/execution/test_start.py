@@ -14,7 +14,7 @@ from conveyor_engine import cgroup
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution import machine, start
 from conveyor_engine.execution.attention.backend import LayerShape
-from conveyor_engine.execution.cuda_graph import run_again
+from conveyor_engine.execution.graphs.cuda import run_again
 from conveyor_engine.execution.placement import Placement, open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.execution.runners.pool import PoolRunner
@@ -87,13 +87,14 @@ def test_a_gpu_runs_a_step_to_measure_it_and_a_cpu_does_not(
 def test_the_kv_cache_gets_what_weights_the_largest_step_and_graphs_leave(
     reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch, has_graphs: bool
 ) -> None:
-    """A graph keeps the memory of the largest step of decodes, and its padding has a block of its own."""
+    """Graphs keep the memory of the largest step that they hold, and their padding has a block of its own."""
     ref = reference("llama")
-    steps = {13: 1_000_000, 4: 300_000}  # by tokens: the budget's, one for each row
+    steps = {5000: 1_000_000, 2048: 300_000}  # by tokens: the budget's, the largest graph's
     monkeypatch.setattr(start, "estimate_step", lambda model, num_tokens, num_logits: steps[num_tokens])
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 16_000_000)
     monkeypatch.setattr("conveyor_engine.execution.runners.generate.peak_bytes", lambda *_: 100_000)
-    config = ref.make_config(num_kv_blocks=None, kv_memory_fraction=0.5, attention_backend="native")
+    changes = {"num_kv_blocks": None, "kv_memory_fraction": 0.5, "max_num_batched_tokens": 5000}
+    config = ref.make_config(attention_backend="native", **changes)
     runner = GenerateRunner(config, open_placement(config), capture=run_again if has_graphs else None)
     block_bytes = runner.backend.block_bytes([LayerShape(4, 2, 12, 12)] * 3, 16, torch.float32)
     left = 16_000_000 - 1_100_000 - (300_000 + block_bytes if has_graphs else 0)

@@ -8,7 +8,7 @@ from tests.engine.builders import SumModThree
 from tests.engine.references import MAX_TOKENS, Reference, add, run, tokens_of
 from tests.engine.tiny_models import VOCAB_SIZE, greedy
 
-from conveyor_engine.execution.cuda_graph import Capture, run_again
+from conveyor_engine.execution.graphs.cuda import Capture, run_again
 from conveyor_engine.wire.request import EngineRequest
 
 GetReference = Callable[[str], Reference]

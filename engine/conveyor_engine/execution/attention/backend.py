@@ -43,6 +43,11 @@ class AttentionMetadata:
     is never read. Query token j of row i has position seq_lens[i] - query_len[i] + j and sees the keys at
     positions <= its own (and > position - sliding_window, where the layer has a window).
 
+    In a graph (`graphs.mixed`) there are places for more rows than a step has: rows of length 0 without tokens, behind
+    the decodes and behind the others. `num_tokens` is 0 there, as no token is sure to be real. Of the arrays on the
+    host only the differences between entries 0, num_decodes and num_seqs count, which are upper bounds. Padding has
+    slots of a spare block.
+
     Two rows may share blocks, also blocks that one of them writes in this very step (prefix cache).
     So a backend writes the whole batch's keys and values before any row attends.
     """
@@ -72,7 +77,7 @@ class AttentionBackend(Protocol):
     """Paged KV caches of all layers, and attention over them."""
 
     name: str
-    decodes_without_host: bool  # whether decodes need none of the metadata's host arrays, so that a graph can hold them
+    is_capturable: bool  # whether a graph can hold it: of the metadata's host arrays it needs bounds at most
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
         """Bytes of one block in all layers together, padding of the layout included."""

@@ -25,7 +25,7 @@ class CpuNative:
     """AttentionBackend over the compiled kernels."""
 
     name = "native"
-    decodes_without_host = True
+    is_capturable = True
 
     def __init__(self) -> None:
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []

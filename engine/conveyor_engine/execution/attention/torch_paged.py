@@ -15,7 +15,7 @@ class TorchPaged(SlotCaches):
     """AttentionBackend over plain tensors."""
 
     name = "torch"
-    decodes_without_host = False
+    is_capturable = False
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         slots = metadata.slot_mapping[: metadata.num_tokens]

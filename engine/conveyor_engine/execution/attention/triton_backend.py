@@ -14,7 +14,7 @@ class TritonPaged(SlotCaches):
     """AttentionBackend over the Triton kernels."""
 
     name = "triton"
-    decodes_without_host = True
+    is_capturable = True
 
     def __init__(self, num_processors: int | None = None) -> None:
         """num_processors: multiprocessors to keep busy; default: the device's."""

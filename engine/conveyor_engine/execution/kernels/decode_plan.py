@@ -26,8 +26,8 @@ _COLUMNS = 6
 class DecodePlan:
     """The shares of G programs, and the memory by which those of one row join what they found.
 
-    G = rows + `spread`, more than are ever needed: every row has one program at least, and shares are so large that
-    further ones come to no more than `spread`.
+    G = rows + `spread`, more than are ever needed: every row has one program at least, or none if its length is 0, and
+    shares are so large that further ones come to no more than `spread`.
     """
 
     work: torch.Tensor  # int32 (6, G): row or -1, its length; first key, end of the keys; first of its programs, count
@@ -66,7 +66,7 @@ def _plan_decodes(
     seq_len = tl.load(seq_lens + tl.minimum(row, num_rows - 1))
     visible = _cut(seq_len, WINDOW)
     shares = _shares(visible, most, MOST_SHARES)
-    share = tl.cdiv(tl.cdiv(visible, shares), ALIGNED_TO) * ALIGNED_TO
+    share = tl.cdiv(tl.cdiv(visible, tl.maximum(shares, 1)), ALIGNED_TO) * ALIGNED_TO
     first_key = seq_len - visible + (program - first) * share
     column = work + program
     count = tl.num_programs(0)
@@ -95,7 +95,7 @@ def _cut(lengths, WINDOW: tl.constexpr):
 
 @triton.jit
 def _shares(visible, most, MOST_SHARES: tl.constexpr):
-    return tl.minimum(tl.maximum(1, tl.cdiv(visible, most)), MOST_SHARES)
+    return tl.minimum(tl.cdiv(visible, most), MOST_SHARES)
 
 
 def plan_decodes(

@@ -1,8 +1,8 @@
 """Runs plans: packed batch -> forward -> sampled tokens. The first file on a request's way that knows torch.
 
 Built once by `build`, then called for every step: it is the `loop.executor` of one device. Owns the model, the KV
-caches and the rows; knows nothing of requests, queues or policies. Where there are graphs, `decode_graphs` replays a
-step of decodes alone. Every other step is eager.
+caches and the rows; knows nothing of requests, queues or policies. Where there are graphs, `graphs` replays most
+steps. The others are eager.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,10 @@ from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.batch import build_batch, only_sampled
-from conveyor_engine.execution.cuda_graph import Capture, choose_capture
-from conveyor_engine.execution.decode_graphs import DecodeGraphs, is_decode_only
+from conveyor_engine.execution.graphs.cuda import Capture, choose_capture
+from conveyor_engine.execution.graphs.decodes import DecodeSteps
+from conveyor_engine.execution.graphs.mixed import MixedSteps, token_sizes
+from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.limits import choose_max_model_len, find_context
 from conveyor_engine.execution.models.last_layer import find_last_layer
 from conveyor_engine.execution.models.native_layers import join_layers
@@ -60,7 +62,7 @@ class GenerateRunner:
         self.backend = select_backend(config.attention_backend, self.device, start.dtype, config.block_size)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
-        if not self.backend.decodes_without_host or self._find_largest_graph(start.max_num_seqs) == 0:
+        if not self.backend.is_capturable:
             capture = None
         num_spare = int(capture is not None)  # rows and blocks for the padding of graphs
         self.last_layer = find_last_layer(self.model, layers)
@@ -85,7 +87,8 @@ class GenerateRunner:
         step_bytes = self._find_step_bytes(start, start.max_num_batched_tokens, max_model_len)
         step_bytes += peak_bytes(start.max_num_seqs, vocab_size, self.device)
         if num_spare:  # graphs keep the memory of their largest step
-            step_bytes += self._find_step_bytes(start, start.max_num_seqs, max_model_len) + num_spare * block_bytes
+            largest = max(start.max_num_seqs, token_sizes(start.max_num_batched_tokens)[-1])
+            step_bytes += self._find_step_bytes(start, largest, max_model_len) + num_spare * block_bytes
         num_blocks = start.plan_num_blocks(max_model_len, block_bytes, step_bytes)
         self.backend.allocate(layers, num_blocks + num_spare, block_size, dtype, self.device)
         start.progress(
@@ -113,24 +116,24 @@ class GenerateRunner:
 
     @property
     def graph_sizes(self) -> list[int]:
-        """None on a CPU."""
-        return self.graphs.sizes if self.graphs is not None else []
+        """Rows of the captured steps of decodes. None on a CPU."""
+        return self.graphs.sizes(DecodeSteps.name) if self.graphs is not None else []
 
-    def _make_graphs(self, capture: Capture, spare_block: int, progress: Progress) -> DecodeGraphs:
+    def _make_graphs(self, capture: Capture, spare_block: int, progress: Progress) -> StepGraphs:
         """Captures what fits."""
-        block_size = self.facts.block_size
-        sampler = self._sampler if self._sampler.chooses else None
-        graphs = DecodeGraphs(
-            self._rows, self.backend, self._forward, sampler, block_size=block_size, spare_block=spare_block
-        )
+        rows, facts = self._rows, self.facts
+        rows.block_tables[facts.max_num_seqs] = spare_block
+        how = (rows, self.backend, self._forward, facts.block_size)
+        largest = self._find_largest_decode(facts.max_num_seqs, facts.num_kv_blocks * facts.block_size)
+        kinds = (DecodeSteps(*how, largest), MixedSteps(*how, facts.max_num_batched_tokens))
+        graphs = StepGraphs(kinds, rows, self._sampler if self._sampler.chooses else None)
         with torch.inference_mode():
-            capacity = self.facts.num_kv_blocks * block_size
-            graphs.capture(capture, progress, self._find_largest_graph(self.facts.max_num_seqs, capacity))
+            graphs.capture(capture, progress)
         free_cached_memory(self.device)  # of the runs before each capture
         return graphs
 
-    def _find_largest_graph(self, max_num_seqs: int, capacity_tokens: int | None = None) -> int | None:
-        """Rows of the largest graph, by the lengths of requests; None if they are not known."""
+    def _find_largest_decode(self, max_num_seqs: int, capacity_tokens: int) -> int | None:
+        """Rows of the largest step of decodes that is worth a graph, by the lengths of requests; None if not known."""
         workload = self._workload
         return None if workload is None else workload.find_largest_graph(max_num_seqs, capacity_tokens)
 
@@ -168,7 +171,7 @@ class GenerateRunner:
             return _start_copy(plan, sampled)
 
     def _replay(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
-        return self.graphs.run(plan) if self.graphs is not None and is_decode_only(plan) else None
+        return self.graphs.run(plan) if self.graphs is not None else None
 
     def _launch(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, None]:
         batch = build_batch(plan, self._rows, self.facts.block_size)

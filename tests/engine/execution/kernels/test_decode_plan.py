@@ -68,5 +68,15 @@ def test_rows_that_fill_the_gpu_are_not_split_and_a_lone_one_is_down_to_the_leas
     assert [end - begin for begin, end in shares] == [KEYS_PER_PROGRAM] * 8
 
 
+@pytest.mark.parametrize("lengths", [[0], [0, 0, 0], [5, 300, 0, 0], [0, 4000, 0, 7]], ids=str)
+def test_a_row_without_tokens_has_no_program(lengths: list[int]) -> None:
+    made = plan(lengths)
+    programs = [(row, begin, end) for row, _, begin, end, *_ in made.work.T.tolist() if row >= 0]
+    for row, length in enumerate(lengths):
+        shares = [(begin, end) for of, begin, end in programs if of == row]
+        assert sum(end - begin for begin, end in shares) == length
+        assert all(begin < end for begin, end in shares)
+
+
 def test_nobody_has_arrived_yet() -> None:
     assert plan([3, 4, 5]).arrived.tolist() == [[0, 0, 0]] * 3

@@ -1,9 +1,10 @@
-"""Steps of decodes over static buffers give the tokens of packed steps, and their padding touches nothing.
+"""Steps over static buffers give the tokens of packed steps, and their padding touches nothing.
 
-There is no graph here: the same work is run again. `test_graph_replay` replays it.
+There is no graph here: the same work is run again. `test_replay` replays it.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -13,9 +14,12 @@ from tests.engine.loop.test_plain_steps import MODES, ask_for_everything
 from tests.engine.references import Reference, add, answers, run, tokens_of
 from tests.engine.tiny_models import VOCAB_SIZE
 
-from conveyor_engine.execution import cuda_graph, native
-from conveyor_engine.execution.cuda_graph import Work, choose_capture, run_again
-from conveyor_engine.execution.decode_graphs import DecodeGraphs, batch_sizes, is_decode_only
+from conveyor_engine.execution import native
+from conveyor_engine.execution.graphs import cuda
+from conveyor_engine.execution.graphs.cuda import Work, choose_capture, run_again
+from conveyor_engine.execution.graphs.decodes import batch_sizes, is_decode_only
+from conveyor_engine.execution.graphs.mixed import token_sizes
+from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.execution.sampling.processor import Samples
@@ -35,35 +39,41 @@ def make_core(ref: Reference, **changes: Any) -> EngineCore:
     return ref.make_core(**({"capture": run_again, "attention_backend": "native"} | changes))
 
 
-def graphs_of(core: EngineCore) -> DecodeGraphs:
+def graphs_of(core: EngineCore) -> StepGraphs:
     assert isinstance(core.executor, GenerateRunner)
     assert core.executor.graphs is not None
     return core.executor.graphs
 
 
-def watch(
-    core: EngineCore, monkeypatch: pytest.MonkeyPatch, see: Callable[[StepPlan], None] = lambda _: None
-) -> list[int]:
-    """The rows of each step that is run so, as they come. `see` is told before."""
-    graphs, seen = graphs_of(core), list[int]()
-    replay = graphs.run
+class Seen:
+    """The steps that are run so, as they come: rows of decodes, and tokens of others."""
 
-    def run_and_note(plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
-        seen.append(len(plan.rows))
-        see(plan)
-        return replay(plan)
+    def __init__(self, core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.decodes: list[int] = []
+        self.mixed: list[int] = []
+        graphs = graphs_of(core)
+        replay = graphs.run
 
-    monkeypatch.setattr(graphs, "run", run_and_note)
-    return seen
+        def run_and_note(plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
+            done = replay(plan)
+            if done is not None and is_decode_only(plan):
+                self.decodes.append(len(plan.rows))
+            elif done is not None:
+                self.mixed.append(sum(plan.num_tokens))
+            return done
+
+        monkeypatch.setattr(graphs, "run", run_and_note)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "gpt2"])
 def test_the_answers_are_those_of_generate(reference: GetReference, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     ref = reference(kind)
     core = make_core(ref, max_num_batched_tokens=200)
-    seen = watch(core, monkeypatch)
+    seen = Seen(core, monkeypatch)
     assert answers(core, ref.prompts[:3]) == ref.answers[:3]
-    assert 3 in seen, "which is padded to 4"
+    assert 3 in seen.decodes, "which is padded to 4"
+    assert sum(seen.mixed) >= sum(map(len, ref.prompts[:3])), "all prompts"
+    assert set(seen.mixed) - set(token_sizes(200)), "some are padded"
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "ahead"])
@@ -77,11 +87,11 @@ def test_every_mode_and_parameter_gives_the_tokens_of_packed_steps(
     for capture in (run_again, None):
         changes = {"num_kv_blocks": num_kv_blocks, "max_num_batched_tokens": 200, "overlap": overlap, **mode}
         core = make_core(ref, capture=capture, **changes)
-        seen = watch(core, monkeypatch) if capture else []
+        seen = Seen(core, monkeypatch) if capture else None
         core.scheduler._outputs.expected_output_tokens = 1.0
         ask_for_everything(core, ref.prompts)
         told.append(comparable(run(core)))
-        assert seen or capture is None
+        assert seen is None or (seen.decodes and seen.mixed)
     assert told[0] == told[1]
 
 
@@ -106,9 +116,10 @@ def test_requests_that_come_and_go_at_random_get_the_same_tokens(
     told = []
     for capture in (run_again, None):
         core = make_core(ref, capture=capture, num_kv_blocks=8, max_num_seqs=6, max_num_batched_tokens=64)
-        seen = watch(core, monkeypatch) if capture else []
+        seen = Seen(core, monkeypatch) if capture else None
         told.append(run_at_random(core, Random(seed)))
-        assert capture is None or (len(set(seen)) > 3 and core.stats().num_preemptions > 0)
+        assert seen is None or (len(set(seen.decodes)) > 3 and len(set(seen.mixed)) > 9)
+        assert core.stats().num_preemptions > 0
     assert told[0] == told[1]
 
 
@@ -138,49 +149,69 @@ def test_padding_changes_nothing(reference: GetReference, monkeypatch: pytest.Mo
     replay, padded = graphs.run, []
 
     def run_with(token: int, plan: StepPlan) -> list[torch.Tensor]:
-        graphs._rows.token_ids[4, 0] = token
+        graphs._rows.token_ids[4, 0] = token  # the padding's
         logits, *_ = replay(plan) or pytest.fail("no graph")
         return [logits.clone(), *(cache[:64].clone() for cache in caches)]
 
     def run_twice(plan: StepPlan) -> tuple[torch.Tensor, Samples] | None:
         pairs = list(zip(run_with(5, plan), run_with(77, plan), strict=True))
         assert all(torch.equal(first, second) for first, second in pairs)
-        padded.append(len(plan.rows) == 3)
+        padded.append((is_decode_only(plan), len(plan.rows) == 3 or sum(plan.num_tokens) % 16 > 0))
         return replay(plan)
 
     monkeypatch.setattr(graphs, "run", run_twice)
     assert answers(core, ref.prompts[:3]) == ref.answers[:3]
-    assert any(padded)
+    assert {(True, True), (False, True)} <= set(padded)
     assert all(cache[64].any() for cache in caches), "its own block is the one behind those of requests"
 
 
-def test_a_capture_that_fails_leaves_smaller_steps_to_the_host_and_says_so_once(reference: GetReference) -> None:
+def test_a_prompt_whose_tokens_are_scored_has_no_graph(
+    reference: GetReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its step has more logits than rows."""
+    told = []
+    for capture in (run_again, None):
+        core = make_core(reference("llama"), capture=capture, max_num_batched_tokens=200)
+        seen = Seen(core, monkeypatch) if capture else None
+        add(core, "scored", [*range(1, 50)], max_tokens=3, prompt_logprobs=1)
+        told.append(comparable(run(core)))
+        assert seen is None or (seen.mixed == [] and seen.decodes)
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("fits", "mixed", "decodes"), [(0, [], []), (1, [200], [4]), (30, token_sizes(200), [1, 2, 4])]
+)
+def test_a_capture_that_fails_leaves_smaller_steps_to_the_host_and_says_so_once(
+    reference: GetReference, fits: int, mixed: list[int], decodes: list[int]
+) -> None:
     ref = reference("llama")
-    for most, sizes in ((1, [4]), (0, [])):
-        captured: list[Work] = []
-        lines: list[str] = []
+    captured: list[Work] = []
+    lines: list[str] = []
 
-        def fail_after(work: Work, captured: list[Work] = captured, most: int = most) -> Work:
-            if len(captured) == most:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            captured.append(work)
-            return work
+    def fail_at_times(work: Work) -> Work:
+        captured.append(work)
+        if len(captured) in (fits + 1, 2 * fits + 2):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return work
 
-        config = ref.make_config(attention_backend="native", max_num_batched_tokens=200)
-        core = EngineCore(config, GenerateRunner(config, open_placement(config), lines.append, capture=fail_after))
-        assert graphs_of(core).sizes == sizes
-        assert [line.split()[0] for line in lines if "cuda_graph_failed" in line] == ["event=cuda_graph_failed"]
-        assert answers(core, ref.prompts) == ref.answers
+    config = ref.make_config(attention_backend="native", max_num_batched_tokens=200)
+    core = EngineCore(config, GenerateRunner(config, open_placement(config), lines.append, capture=fail_at_times))
+    assert graphs_of(core).sizes("mixed") == mixed
+    assert graphs_of(core).sizes("decodes") == decodes
+    failed = [line.split()[1] for line in lines if "event=cuda_graph_failed" in line]
+    assert failed == ([] if fits == 30 else ["steps=mixed", "steps=decodes"])
+    assert answers(core, ref.prompts) == ref.answers
 
 
 def test_no_graph_is_larger_than_the_batch_of_short_requests_that_the_cache_holds(reference: GetReference) -> None:
     lengths = {"workload_input_tokens": Lengths(20, 40), "workload_output_tokens": Lengths(12, 20)}
     short = make_core(reference("llama"), max_num_seqs=8, num_kv_blocks=12, **lengths)
-    assert graphs_of(short).sizes == [1, 2, 4, 6]
+    assert graphs_of(short).sizes("decodes") == [1, 2, 4, 6]
     assert answers(short, reference("llama").prompts) == reference("llama").answers
     one_token = make_core(reference("llama"), **lengths | {"workload_output_tokens": Lengths(1, 1)})
-    assert isinstance(one_token.executor, GenerateRunner)
-    assert one_token.executor.graphs is None
+    assert graphs_of(one_token).sizes("decodes") == []
+    assert graphs_of(one_token).sizes("mixed")
 
 
 def test_sizes_are_few_and_the_last_is_the_largest_batch() -> None:
@@ -190,6 +221,15 @@ def test_sizes_are_few_and_the_last_is_the_largest_batch() -> None:
     assert batch_sizes(256)[-3:] == [224, 240, 256]
     assert len(batch_sizes(1024)) == 32
     assert batch_sizes(300)[-2:] == [256, 300]
+
+
+def test_sizes_in_tokens_leave_an_eighth_to_padding_from_128_on() -> None:
+    sizes = token_sizes(100_000)
+    assert sizes[:8] == [16, 32, 48, 64, 80, 96, 112, 128]
+    assert sizes[-3:] == [1792, 1920, 2048]
+    assert all(larger - smaller <= smaller / 8 for smaller, larger in pairwise(sizes[7:]))
+    assert token_sizes(13) == [13]
+    assert token_sizes(200) == [16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 200]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +244,7 @@ def test_a_step_is_one_of_decodes_if_each_row_computes_and_samples_a_token(
 
 
 def test_graphs_are_for_gpus_unless_they_are_unwanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "CudaCapture", lambda device: device)
+    monkeypatch.setattr(cuda, "CudaCapture", lambda device: device)
     assert choose_capture(torch.device("cuda"), enforce_eager=False) == torch.device("cuda")
     assert choose_capture(torch.device("cuda"), enforce_eager=True) is None
     assert choose_capture(torch.device("cpu"), enforce_eager=False) is None

@@ -1,4 +1,4 @@
-"""What a graph would hold of a step of decodes: every operation and launch on the tensors of the capture, nothing else.
+"""What a graph would hold of a step: every operation and launch on the tensors of the capture, nothing else.
 
 They are recorded as a capture does, and replayed without the engine's code over buffers with other numbers. A number
 that Python had read, or a tensor of another step, would give other tokens. Kernels run in Triton's interpreter.
@@ -21,8 +21,8 @@ from conveyor_engine import execution
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.cuda_graph import Work
-from conveyor_engine.execution.decode_graphs import DecodeGraphs
+from conveyor_engine.execution.graphs.cuda import Work
+from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import paged_attention
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners import generate
@@ -117,8 +117,10 @@ def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generat
     model = save_tiny_model(kind, tmp_path)
     core, runner = make_core(tmp_path, monkeypatch, capture)
     assert runner.graphs is not None
-    assert runner.graphs.sizes == [1, 2, 3], "every step could be recorded"
-    monkeypatch.setattr(DecodeGraphs, "_compute", lambda *_: pytest.fail("the engine's code runs again"))
+    assert runner.graphs.sizes("decodes") == [1, 2, 3], "every step could be recorded"
+    assert runner.graphs.sizes("mixed") == [16, 32, 48, 64]
+    monkeypatch.setattr(StepGraphs, "_compute", lambda *_: pytest.fail("the engine's code runs again"))
+    monkeypatch.setattr(runner, "_launch", lambda _: pytest.fail("a step without a graph"))
     prompts = [[7, 3, 9, 4], [11] * 18, [*range(50, 55)]]
     for number, (prompt, max_tokens) in enumerate(zip(prompts, (5, 2, 3), strict=True)):
         add(core, str(number), prompt, max_tokens=max_tokens)

@@ -1,4 +1,4 @@
-"""Captures work on the device as CUDA graphs: later one call launches all of its kernels. Used by `decode_graphs`.
+"""Captures work on the device as CUDA graphs: later one call launches all of its kernels. Used by `step_graphs`.
 
 Work that is captured reads and writes tensors that stay where they are, and asks the device for nothing.
 """

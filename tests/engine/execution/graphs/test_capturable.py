@@ -1,4 +1,4 @@
-"""A decode of every dense kind of model asks the device for nothing, so a CUDA graph can hold it.
+"""A step of every dense kind of model asks the device for nothing, so a CUDA graph can hold it.
 
 transformers' own modules, around our attention, on CUDA tensors without numbers: whoever reads one raises.
 """
@@ -12,12 +12,12 @@ from tests.engine.tiny_models import KINDS, OTHER_KINDS, make_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from conveyor_engine.execution import decode_graphs
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.attention.interface import Paged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.cuda_graph import Work
-from conveyor_engine.execution.decode_graphs import DecodeGraphs
+from conveyor_engine.execution.graphs import decodes, mixed
+from conveyor_engine.execution.graphs.cuda import Work
+from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import paged_attention
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
@@ -42,26 +42,31 @@ def move(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS + OTHER_KINDS if kind not in EXPERTS])
-def test_a_decode_asks_the_device_for_no_number(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_asks_the_device_for_no_number(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     interface.register()
     model = AutoModelForCausalLM.from_config(make_config(kind), attn_implementation=interface.IMPLEMENTATION).eval()
     layers = probe_layers(model, torch.device("cpu"))
 
-    def forward(input_ids: torch.Tensor, position_ids: torch.Tensor, keep: int, paged: Paged) -> torch.Tensor:
+    def forward(
+        input_ids: torch.Tensor, position_ids: torch.Tensor, keep: torch.Tensor | int, paged: Paged
+    ) -> torch.Tensor:
         logits: torch.Tensor = model(
             input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=keep, paged=paged
         ).logits
         return logits[0]
 
-    monkeypatch.setattr(decode_graphs, "copy_into", lambda *_: None)
+    for module in (decodes, mixed):
+        monkeypatch.setattr(module, "copy_into", lambda *_: None)
     launched: list[Any] = []
     monkeypatch.setattr(type(paged_attention._attend), "run", lambda kernel, *_, **__: launched.append(kernel))
-    failed: list[str] = []
+    said: list[str] = []
     with FakeTensorMode(), torch.inference_mode():
         move(model)
         backend = TritonPaged(num_processors=132)
         backend.allocate(layers, 65, 16, torch.float32, CUDA)
-        graphs = DecodeGraphs(Rows(5, 96, 16, CUDA), backend, forward, block_size=16, spare_block=64)
-        graphs.capture(run_before, failed.append)
-    assert not [line for line in failed if "failed" in line]
+        how = (Rows(5, 96, 16, CUDA), backend, forward, 16)
+        graphs = StepGraphs([decodes.DecodeSteps(*how), mixed.MixedSteps(*how, 20)], how[0])
+        graphs.capture(run_before, said.append)
+    assert not [line for line in said if "failed" in line]
+    assert (graphs.sizes("decodes"), graphs.sizes("mixed")) == ([1, 2, 4], [16, 20])
     assert launched

@@ -1,0 +1,84 @@
+"""Steps in which every row computes one token and samples one, as `step_graphs` captures and replays them.
+
+Such a step gets two numbers for each row from the host, and gathers the rest on the device from `rows`. The sizes are
+vLLM's and nano-vllm's up to 256.
+"""
+
+import numpy as np
+import torch
+
+from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata
+from conveyor_engine.execution.attention.interface import PagedStep
+from conveyor_engine.execution.graphs.step_graphs import Forward
+from conveyor_engine.execution.rows import Rows
+from conveyor_engine.execution.sampling.processor import Samples
+from conveyor_engine.execution.transfer import copy_into
+from conveyor_engine.wire.step import StepPlan
+
+_NO_LENGTHS = np.zeros(0, dtype=np.int32)  # a graph knows none: whoever asks for the longest gets an error
+
+
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """The sizes, ascending. A product of up to 16 rows costs what one of 16 does, and larger ones grow slowly."""
+    sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(320, max_num_seqs, 64)]
+    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
+
+
+def is_decode_only(plan: StepPlan) -> bool:
+    """Whether every row computes one token and samples one."""
+    return 0 < len(plan.rows) == plan.num_decodes == plan.num_logits.count(1)
+
+
+class DecodeSteps:
+    """`StepKind`; a size is a number of rows."""
+
+    name = "decodes"
+
+    def __init__(
+        self, rows: Rows, backend: AttentionBackend, forward: Forward, block_size: int, largest: int | None = None
+    ) -> None:
+        """rows: the last one is the padding's. largest: rows beyond which steps are too rare for a graph."""
+        self._rows, self._backend, self._forward, self._block_size = rows, backend, forward, block_size
+        self._spare_row = len(rows.block_tables) - 1
+        largest = self._spare_row if largest is None else largest
+        self.sizes = batch_sizes(largest) if largest else []
+        device = rows.block_tables.device
+        self._inputs = torch.zeros(3 * self._spare_row, dtype=torch.int64, device=device)
+        self._starts = np.arange(self._spare_row + 1, dtype=np.int32)
+        self._device_starts = torch.arange(self._spare_row + 1, dtype=torch.int32, device=device)
+
+    def size_of(self, plan: StepPlan) -> int | None:
+        return len(plan.rows) if is_decode_only(plan) else None
+
+    def fill(self, plan: StepPlan | None, size: int) -> Samples:
+        number = 0 if plan is None else len(plan.rows)
+        host = np.zeros((3, size), dtype=np.int64)  # rows, positions, and the positions behind them
+        host[0] = self._spare_row
+        if plan is not None:
+            host[0, :number], host[1, :number] = plan.rows, plan.num_computed_tokens
+        host[2] = host[1] + 1
+        device = self._inputs_of(size)
+        copy_into(device, host)
+        return Samples(host[0, :number], host[2, :number], device[0, :number], device[2, :number])
+
+    def _inputs_of(self, size: int) -> torch.Tensor:
+        return self._inputs[: 3 * size].view(3, size)
+
+    def compute(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows, positions, ends = self._inputs_of(size)
+        block_tables = self._rows.block_tables[rows]
+        blocks = block_tables.gather(1, (positions // self._block_size)[:, None]).squeeze(1).long()
+        metadata = AttentionMetadata(
+            query_start_loc=self._device_starts[: size + 1],
+            seq_lens=ends.int(),
+            block_tables=block_tables,
+            slot_mapping=blocks * self._block_size + positions % self._block_size,
+            num_seqs=size,
+            num_decodes=size,
+            num_tokens=size,
+            query_start_loc_host=self._starts[: size + 1],
+            seq_lens_host=_NO_LENGTHS,
+        )
+        input_ids = self._rows.token_ids[rows, positions].long()
+        logits = self._forward(input_ids[None], positions[None], 0, PagedStep(self._backend, metadata))
+        return logits, rows, ends

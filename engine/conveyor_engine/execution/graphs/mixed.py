@@ -1,0 +1,126 @@
+"""Steps with prompts, and decodes beside them, as `step_graphs` captures and replays them.
+
+A graph holds a number of tokens, whoever's they are. It has places for as many decodes and as many prompts as could
+share them; on the device, a place that nobody has is a sequence without tokens, for which attention does nothing.
+Tokens that nobody has belong to the spare row, and to no sequence.
+"""
+
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata
+from conveyor_engine.execution.attention.interface import PagedStep
+from conveyor_engine.execution.batch import lay_out
+from conveyor_engine.execution.graphs.step_graphs import Forward
+from conveyor_engine.execution.rows import Rows
+from conveyor_engine.execution.sampling.processor import Samples
+from conveyor_engine.execution.transfer import copy_into
+from conveyor_engine.wire.step import StepPlan
+
+_MOST_TOKENS = 2048  # the GPU computes larger steps for longer than the host needs to launch them
+_NO_LENGTHS = np.zeros(0, dtype=np.int32)
+
+
+def token_sizes(max_num_batched_tokens: int) -> list[int]:
+    """The sizes, ascending: eight between a power of two and the next, so that padding is an eighth at most."""
+    largest = min(max_num_batched_tokens, _MOST_TOKENS)
+    powers = (128, 256, 512, 1024)
+    sizes = [*range(16, 128, 16), *(size for power in powers for size in range(power, 2 * power, power // 8))]
+    return [size for size in sizes if size < largest] + [largest]
+
+
+class _Numbers(NamedTuple):
+    """What a step of T tokens gets from the host: views of one array of int64, in numpy's or in torch's memory.
+
+    S: places of decodes, and of prompts behind them; at most so many logits are wanted.
+    """
+
+    token_rows: Any  # (T,)
+    positions: Any  # (T,)
+    rows: Any  # (2 S,)
+    lengths: Any  # (2 S,): context including this step's tokens; 0 for a place that nobody has
+    starts: Any  # (2 S + 1,): of each one's tokens
+    logit_indices: Any  # (S,)
+    sampled_rows: Any  # (S,)
+    ends: Any  # (S,): positions of the tokens to be sampled
+
+
+def _split(numbers: Any, tokens: int, places: int) -> _Numbers:
+    sizes = (tokens, tokens, 2 * places, 2 * places, 2 * places + 1, places, places, places)
+    return _Numbers(*(numbers[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)))
+
+
+class MixedSteps:
+    """`StepKind`; a size is a number of tokens."""
+
+    name = "mixed"
+
+    def __init__(
+        self, rows: Rows, backend: AttentionBackend, forward: Forward, block_size: int, max_num_batched_tokens: int
+    ) -> None:
+        """rows: the last one is the padding's."""
+        self._rows, self._backend, self._forward, self._block_size = rows, backend, forward, block_size
+        self._spare_row = len(rows.block_tables) - 1
+        self.sizes = token_sizes(max_num_batched_tokens)
+        numbers = self._count_numbers(self.sizes[-1])
+        self._inputs = torch.zeros(numbers, dtype=torch.int64, device=rows.block_tables.device)
+
+    def _count_places(self, size: int) -> int:
+        return min(size, self._spare_row)
+
+    def _count_numbers(self, size: int) -> int:
+        return 2 * size + 9 * self._count_places(size) + 1
+
+    def size_of(self, plan: StepPlan) -> int | None:
+        return sum(plan.num_tokens) if plan.rows and max(plan.num_logits) <= 1 else None
+
+    def fill(self, plan: StepPlan | None, size: int) -> Samples:
+        places = self._count_places(size)
+        numbers = np.zeros(self._count_numbers(size), dtype=np.int64)
+        host = _split(numbers, size, places)
+        for rows in (host.token_rows, host.rows, host.sampled_rows):
+            rows[:] = self._spare_row
+        host.ends[:] = 1
+        count = 0 if plan is None else self._write(plan, host, places)
+        device = self._inputs[: len(numbers)]
+        copy_into(device, numbers)
+        views = _split(device, size, places)
+        return Samples(host.sampled_rows[:count], host.ends[:count], views.sampled_rows[:count], views.ends[:count])
+
+    def _write(self, plan: StepPlan, host: _Numbers, places: int) -> int:
+        """The number of logits."""
+        layout = lay_out(plan)
+        tokens, count, decodes = layout.num_tokens, len(layout.logit_indices), plan.num_decodes
+        prompts = len(layout.rows) - decodes
+        host.token_rows[:tokens], host.positions[:tokens] = layout.token_rows, layout.positions
+        for place, of_plan in ((host.rows, layout.rows), (host.lengths, layout.seq_lens)):
+            place[:decodes], place[places : places + prompts] = of_plan[:decodes], of_plan[decodes:]
+        host.starts[:places] = np.minimum(np.arange(places), decodes)
+        host.starts[places : places + prompts] = layout.starts[decodes:-1]
+        host.starts[places + prompts :] = tokens
+        host.logit_indices[:count] = layout.logit_indices
+        host.sampled_rows[:count], host.ends[:count] = layout.sampled_rows, layout.ends
+        return count
+
+    def compute(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        places = self._count_places(size)
+        step = _split(self._inputs[: self._count_numbers(size)], size, places)
+        blocks = self._rows.block_tables[step.token_rows, step.positions // self._block_size].long()
+        metadata = AttentionMetadata(
+            query_start_loc=step.starts.int(),
+            seq_lens=step.lengths.int(),
+            block_tables=self._rows.block_tables[step.rows],
+            slot_mapping=blocks * self._block_size + step.positions % self._block_size,
+            num_seqs=2 * places,
+            num_decodes=places,
+            num_tokens=0,  # that are surely somebody's
+            query_start_loc_host=np.repeat(np.array([0, size], dtype=np.int32), (places + 1, places)),
+            seq_lens_host=_NO_LENGTHS,
+        )
+        input_ids = self._rows.token_ids[step.token_rows, step.positions].long()
+        paged = PagedStep(self._backend, metadata)
+        logits = self._forward(input_ids[None], step.positions[None], step.logit_indices, paged)
+        return logits, step.sampled_rows, step.ends
