@@ -1,5 +1,7 @@
 """The stage `http`: a burst of streams through HTTP, API process and engine process, on a model of random weights.
 
+Before it, the same requests run on an engine of this process, without HTTP: what the streams could reach at most.
+
 `python -m conveyor_bench.gpu.streams` is the server: `serve`'s own, but with `models` as its engine process.
 """
 
@@ -14,12 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
 
+import torch
+
 from conveyor_bench.comparing.shapes import SHAPES
 from conveyor_bench.engine import served
-from conveyor_bench.gpu.models import write_config
+from conveyor_bench.gpu.models import timed_core, write_config
 from conveyor_bench.gpu.results import Results
 from conveyor_bench.gpu.sizes import ON_A_GPU, REHEARSED, Batch, Sizes
+from conveyor_bench.gpu.workloads import batch_requests, run_requests
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution.placement import free_cached_memory
 
 _ROUNDS = 2
 _LINES_TOLD = 10
@@ -30,6 +36,7 @@ def run(results: Results, sizes: Sizes) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(Path(name), sizes.small)
         served.write_tokenizer(folder, SHAPES[sizes.small]["vocab_size"])
+        _measure_alone(results, sizes, name)
         command = [sys.executable, "-m", __name__, name, sizes.device]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
             said: deque[str] = deque(maxlen=_LINES_TOLD)
@@ -41,6 +48,17 @@ def run(results: Results, sizes: Sizes) -> None:
                 raise RuntimeError(f"{error}; the server said last: {' '.join(said)}") from error
             finally:
                 server.terminate()
+
+
+def _measure_alone(results: Results, sizes: Sizes, folder: str) -> None:
+    core, _, _ = timed_core(_config(folder, sizes))
+    for number in range(_ROUNDS):
+        requests = batch_requests(sizes.streams, SHAPES[sizes.small]["vocab_size"], f"{number}.")
+        run = run_requests(core, requests)
+        figures = {"seconds": run.seconds, "tokens_per_second": run.output_tokens / run.seconds}
+        results.row("engine alone", run=number + 1, **asdict(sizes.streams), **figures)
+    del core
+    free_cached_memory(torch.device(sizes.device))
 
 
 def _read(server: "subprocess.Popen[str]", said: deque[str]) -> None:
@@ -68,20 +86,21 @@ async def _measure(results: Results, batch: Batch, port: int) -> None:
 
 def _serve(folder: str, device: str) -> None:
     sizes = ON_A_GPU if device == ON_A_GPU.device else REHEARSED
+    served.serve_with(_config(folder, sizes), "conveyor_bench.gpu.models")
+
+
+def _config(folder: str, sizes: Sizes) -> EngineConfig:
     batch = sizes.streams
-    served.serve_with(
-        EngineConfig(
-            model=folder,
-            host="127.0.0.1",
-            port=0,
-            device=sizes.device,
-            dtype=sizes.dtype,
-            max_model_len=batch.input_tokens + batch.output_tokens + 2,
-            max_num_seqs=batch.requests,
-            max_num_queued_requests=batch.requests,
-            prefix_caching=False,
-        ),
-        "conveyor_bench.gpu.models",
+    return EngineConfig(
+        model=folder,
+        host="127.0.0.1",
+        port=0,
+        device=sizes.device,
+        dtype=sizes.dtype,
+        max_model_len=batch.input_tokens + batch.output_tokens + 2,
+        max_num_seqs=batch.requests,
+        max_num_queued_requests=batch.requests,
+        prefix_caching=False,
     )
 
 
