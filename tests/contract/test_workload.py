@@ -35,7 +35,7 @@ def test_an_engine_has_the_context_and_the_blocks_that_the_status_tells(spec: di
         assert told.pop("engine.maxModelLen") == f"{facts.max_model_len} tokens"
     if "kvCache" not in spec:
         assert told.pop("kvCache.blockBudget") == f"{facts.num_kv_blocks} blocks"
-    assert told.keys() == {"CUDA graphs", "warm-up"}, "a field that sets a size has no row"
+    assert told.keys() == {"CUDA graphs of decodes", "warm-up"}, "a field that sets a size has no row"
 
 
 def test_the_documented_workload_arrives(tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ def _tell_graphs(spec: InferenceServiceSpec, lengths: Workload) -> DerivedStatus
     rows = lengths.find_largest_graph(batch_size, capacity)
     if not rows:
         reason = "answers have one token, so no step decodes"
-        return DerivedStatus(name="CUDA graphs", value="none", reason=reason)
+        return DerivedStatus(name="CUDA graphs of decodes", value="none", reason=reason)
     reason = f"a batch has {batch_size} requests, or fewer if the KV cache holds fewer of {lengths.short_tokens} tokens"
-    return DerivedStatus(name="CUDA graphs", value=f"up to {rows} rows", reason=f"{reason} (P50)")
+    return DerivedStatus(name="CUDA graphs of decodes", value=f"up to {rows} rows", reason=f"{reason} (P50)")
 
 
 def _tell_warm_up(lengths: Workload) -> DerivedStatus:

@@ -25,7 +25,7 @@ def test_each_size_that_is_open_is_told() -> None:
     assert derive(autoscaling={"maxReplicas": 2}) == {
         "engine.maxModelLen": "16384 tokens",
         "kvCache.blockBudget": "3072 blocks",
-        "CUDA graphs": "up to 32 rows",
+        "CUDA graphs of decodes": "up to 32 rows",
         "warm-up": "prompts of 256 and 1024 tokens",
         "requests in flight per replica": "24",
     }
@@ -33,7 +33,7 @@ def test_each_size_that_is_open_is_told() -> None:
 
 def test_fields_that_set_a_size_win() -> None:
     told = derive(engine={"maxModelLen": 4096}, kvCache={"blockBudget": 256})
-    assert told == {"CUDA graphs": "up to 10 rows", "warm-up": "prompts of 256 and 1024 tokens"}
+    assert told == {"CUDA graphs of decodes": "up to 10 rows", "warm-up": "prompts of 256 and 1024 tokens"}
 
 
 def test_a_short_cache_lowers_the_target_and_the_context() -> None:
