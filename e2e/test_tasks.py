@@ -12,7 +12,7 @@ import tritonclient.http as triton
 import yaml
 
 from e2e import kube
-from e2e.demo.tasks import TASKS
+from e2e.demo.tasks import PICTURES, TASKS
 from e2e.demo_model import demo_model_directory
 from e2e.demo_model.shapes import SHAPES
 from e2e.gateway import service_url
@@ -22,6 +22,7 @@ PAGES = {
     "rerank": "docs/rerank.md",
     "classify": "docs/classify.md",
     "image-classify": "docs/images.md",
+    "image-embed": "docs/image-embeddings.md",
     "custom": "docs/custom.md",
 }
 
@@ -36,17 +37,23 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
         f"{name} is ready", lambda: kube.condition(read(name, namespace), "Ready").get("status") == "True", 240
     )
     status = read(name, namespace)["status"]
-    assert (status["model"]["task"], status["effective"]["mode"]) == (name.title().replace("-", ""), "Dynamic")
+    task = body["spec"].get("task", name.title())
+    assert (status["model"]["task"], status["effective"]["mode"]) == (task, "Dynamic")
     url = service_url(name, namespace).removesuffix("/v1")
-    answer = httpx.post(url + TASKS[name].path, json=TASKS[name].body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    assert TASKS[name].tell(answer.json())
+    bodies = [body for body in (TASKS[name].body, TASKS[name].second) if body is not None]
+    answers = [httpx.post(url + TASKS[name].path, json=body, timeout=60) for body in bodies]
+    assert [answer.status_code for answer in answers] == [200] * len(bodies), answers[-1].text
+    lines = TASKS[name].tell(*(answer.json() for answer in answers))
+    assert lines
+    answer = answers[0]
     if name == "rerank":
         assert answer.json()["results"][0]["document"]["text"].startswith("A dictionary display")
     if name == "classify":
         assert answer.json()["data"][0]["label"] == "dictionaries"
     if name == "image-classify":
         assert [each["label"] for each in answer.json()["data"]] == list(SHAPES)
+    if name == "image-embed":
+        assert all(f"the {picture} (" in line for picture, line in zip(PICTURES, lines, strict=True))
     if name == "custom":
         assert_program_computed(url, demo_model_directory(TASKS[name].model) / "model.pt2")
     if name in PAGES:

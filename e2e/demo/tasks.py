@@ -16,12 +16,13 @@ from typing import Any, Final
 
 import httpx
 import yaml
+from PIL import Image
 from rich.console import Console
 
 from conveyor_api import names
 from e2e import kube
 from e2e.demo_model import demo_model_directory
-from e2e.demo_model.shapes import SHAPES, draw_shape
+from e2e.demo_model.shapes import COLOURS, SHAPES, WHITE, draw_shape, paint_shape
 from e2e.gateway import service_url
 from e2e.services import provide_demo_model
 
@@ -41,17 +42,38 @@ class Task:
 
     path: str  # below the service's base
     body: dict[str, Any]
-    tell: Callable[[Any], list[str]]
+    tell: Callable[..., list[str]]  # of the answer, and of that to `second`
     model: str  # of `e2e.demo_model`
+    second: dict[str, Any] | None = None
 
 
-def _draw(shape: str) -> str:
-    """A PNG of the shape, in base64."""
+def _encode(image: Image.Image) -> str:
+    """As a PNG in base64."""
     file = io.BytesIO()
-    draw_shape(shape, Random(shape)).save(file, "PNG")
+    image.save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 
+def _draw(shape: str) -> str:
+    return _encode(draw_shape(shape, Random(shape)))
+
+
+def _paint(colour: str, shape: str) -> str:
+    return _encode(paint_shape(shape, COLOURS[colour], WHITE, Random(f"{colour} {shape}")))
+
+
+def _find(pictures: Any, texts: Any) -> list[str]:
+    """For each text the picture whose vector is nearest, and how near."""
+    vectors = [one["embedding"] for one in pictures["data"]]
+    found = []
+    for text, one in zip(PICTURES, texts["data"], strict=True):
+        nearness = [sum(a * b for a, b in zip(one["embedding"], vector, strict=True)) for vector in vectors]
+        best = max(range(len(vectors)), key=nearness.__getitem__)
+        found.append(f"{f'a {text}':14} -> picture {best + 1}, the {PICTURES[best]} ({nearness[best]:.3f})")
+    return found
+
+
+PICTURES: Final = ("red circle", "blue square", "green star", "black triangle", "blue circle")
 QUESTION: Final = "How do I use dictionaries?"
 TASKS: Final = {
     "embed": Task(
@@ -78,6 +100,13 @@ TASKS: Final = {
         lambda answer: [", ".join(f"{b['label']:9} {b['score']:.3f}" for b in one["scores"]) for one in answer["data"]],
         "demo-image",
     ),
+    "image-embed": Task(
+        "/v1/embeddings",
+        {"modality": "image", "input": [_paint(*picture.split()) for picture in PICTURES]},
+        _find,
+        "demo-clip",
+        {"input": [f"a {picture}" for picture in PICTURES]},
+    ),
     "custom": Task(
         "/v2/models/custom/infer",
         {"inputs": [{"name": "input", "shape": [2, 4], "datatype": "FP32", "data": [[1, 2, 3, 4], [0, 0, 0, 0]]}]},
@@ -102,8 +131,10 @@ def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, s
     console.print(kube.kubectl("get", "infsvc", service, "-n", namespace, "-o", "wide").rstrip(), highlight=False)
     url = service_url(service, namespace).removesuffix("/v1") + task.path
     console.rule(f"2. POST {task.path}")
-    console.print(f"> {_shorten(json.dumps(task.body))}", style="bold", highlight=False)
-    for line in task.tell(_post(url, task.body)):
+    asked = [task.body] if task.second is None else [task.body, task.second]
+    for body in asked:
+        console.print(f"> {_shorten(json.dumps(body))}", style="bold", highlight=False)
+    for line in task.tell(*(_post(url, body) for body in asked)):
         console.print(line, highlight=False)
     console.rule(f"3. {NUM_CLIENTS} clients, {REQUESTS_EACH} requests each")
     before, began = _count_batches(service, namespace), time.monotonic()

@@ -2,9 +2,10 @@
 
 `demo` is a small Llama, so that the demo's answers read like text about Python with nothing downloaded. Small BERTs are
 `demo-embed`, which finds a page by a question, `demo-rerank`, which orders texts by one, and `demo-classify`, which
-names a text's subject. `demo-image` is a small ResNet, which names the shape in a picture. `custom` is a program of
-torch.export. Used by `e2e.services` and by `python -m e2e.demo_model`; knows nothing of Kubernetes. `corpus` writes the
-text, `train` and the modules like it learn it.
+names a text's subject. `demo-image` is a small ResNet, which names the shape in a picture, and `demo-clip` a small
+CLIP, which finds pictures by words. `custom` is a program of torch.export. Used by `e2e.services` and by
+`python -m e2e.demo_model`; knows nothing of Kubernetes. `corpus` writes the text, `train` and the modules like it learn
+it.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from e2e.cluster.paths import CACHE
 
 COMPLETE = ".complete"  # written last, holds the model's key: a folder without it is half made, or of an old recipe
 DEMO, EMBEDDING, RERANKER, CLASSIFIER = "demo", "demo-embed", "demo-rerank", "demo-classify"
-IMAGE_CLASSIFIER, PROGRAM = "demo-image", "custom"
+IMAGE_CLASSIFIER, IMAGE_EMBEDDING, PROGRAM = "demo-image", "demo-clip", "custom"
 # The modules that make each; the last one has `train`.
 SOURCES = {
     DEMO: ("corpus", "train"),
@@ -26,6 +27,7 @@ SOURCES = {
     RERANKER: ("corpus", "bert", "train_reranker"),
     CLASSIFIER: ("corpus", "bert", "train_classifier"),
     IMAGE_CLASSIFIER: ("bert", "shapes", "train_shapes"),
+    IMAGE_EMBEDDING: ("bert", "shapes", "train_clip"),
     PROGRAM: ("bert", "program"),
 }
 

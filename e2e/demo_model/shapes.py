@@ -1,4 +1,4 @@
-"""Pictures of shapes: what `demo-image` learns, and what the demo shows it."""
+"""Pictures of shapes: what `demo-image` and `demo-clip` learn, and what the demo shows them."""
 
 import random
 from math import cos, pi, sin
@@ -8,13 +8,30 @@ from PIL import Image, ImageDraw
 
 SHAPES: Final = ("circle", "square", "triangle", "star")
 SIDE: Final = 64
+Colour = tuple[int, int, int]
+COLOURS: Final[dict[str, Colour]] = {
+    "red": (200, 30, 30),
+    "green": (30, 160, 50),
+    "blue": (40, 70, 210),
+    "black": (20, 20, 20),
+}
+WHITE: Final[Colour] = (255, 255, 255)
 
 
 def draw_shape(shape: str, draw: random.Random) -> Image.Image:
     """The shape in one colour, of some size, somewhere on another colour."""
-    colour, ground = (tuple(draw.randrange(256) for _ in range(3)) for _ in range(2))
+    colour, ground = _draw_colour(draw), _draw_colour(draw)
     while sum(abs(a - b) for a, b in zip(colour, ground, strict=True)) < 200:
-        ground = tuple(draw.randrange(256) for _ in range(3))
+        ground = _draw_colour(draw)
+    return paint_shape(shape, colour, ground, draw)
+
+
+def _draw_colour(draw: random.Random) -> Colour:
+    return draw.randrange(256), draw.randrange(256), draw.randrange(256)
+
+
+def paint_shape(shape: str, colour: Colour, ground: Colour, draw: random.Random) -> Image.Image:
+    """The shape, of some size, somewhere."""
     image = Image.new("RGB", (SIDE, SIDE), ground)
     size = draw.uniform(0.22, 0.4) * SIDE
     x, y = (draw.uniform(size, SIDE - size) for _ in range(2))
