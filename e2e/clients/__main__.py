@@ -15,14 +15,15 @@ from e2e import kube
 from e2e.clients.matrix import CLIENTS, Client, Task
 from e2e.clients.reports import ClientFailed
 from e2e.clients.runner import Target, run
-from e2e.demo_model import demo_model_directory
+from e2e.demo_model import PROGRAM, demo_model_directory
 from e2e.gateway import service_url
-from e2e.services import provide_demo_model, provide_namespace, remove_demo_model, service
+from e2e.services import CLAIM, provide_demo_model, provide_namespace, remove_demo_model, service
 
-# The demo's model does both: its last token's state is the vector.
+# The demo's model generates and embeds: its last token's state is the vector.
 SERVICES: dict[Task, dict[str, Any]] = {
     "generate": service("clients"),
     "embed": service("embeddings", pod={"env": [{"name": "CONVEYOR_ENGINE_TASK", "value": "embed"}]}),
+    "compute": service("tensors", task="Custom", model={"uri": f"pvc://{CLAIM}/{PROGRAM}"}, batching={}, kvCache={}),
 }
 
 
@@ -33,6 +34,7 @@ def deployed() -> Iterator[dict[Task, Target]]:
     namespace = f"clients-{uuid.uuid4().hex[:5]}"
     try:
         provide_namespace(namespace)
+        demo_model_directory(PROGRAM)
         provide_demo_model(namespace)
         names = {task: str(body["metadata"]["name"]) for task, body in SERVICES.items()}
         for body in SERVICES.values():

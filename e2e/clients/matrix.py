@@ -14,7 +14,7 @@ from e2e.clients import reports
 PROGRAMS = Path(__file__).parent / "programs"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
-Task = Literal["generate", "embed"]
+Task = Literal["generate", "embed", "compute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,5 +176,12 @@ CLIENTS = (
         _python("llama_index_embeddings.py"),
         "a query, a text, a batch, async",
         task="embed",
+    ),
+    Client(
+        "kserve",
+        ("kserve==0.21.0",),
+        _python("kserve_python.py"),
+        "Open Inference Protocol: readiness, tensors in JSON and as bytes, each row alone, errors",
+        task="compute",
     ),
 )  # fmt: skip
