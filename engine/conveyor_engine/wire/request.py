@@ -1,8 +1,8 @@
-"""What travels between the API process and the engine core: requests in, tokens or payloads out.
+"""Messages between the API process and the engine core: requests in, tokens or payloads out.
 
-Built by `serving.preparing`, carried by `serving.engine_client`, consumed and produced by `core`. Plain msgspec
-structs, so the same objects cross the process boundary. A payload is what a task carries beside tokens: here it is
-bytes, which the task alone reads. Knows neither HTTP nor torch, and no task.
+`serving.preparing` builds requests, `serving.engine_client` sends them, and `core` computes them and returns outputs.
+Plain msgspec structs, so the same objects cross the process boundary. A payload is a task's data other than tokens;
+this module has it as bytes, which only the task can read. Knows neither HTTP nor torch, and no task.
 """
 
 import math
@@ -17,10 +17,10 @@ import msgspec
 class FinishReason(StrEnum):
     """Why a request ended; every request ends with exactly one."""
 
-    STOP = "stop"  # an end-of-sequence or stop token; for callers of the API a stop string too
-    STOP_STRING = "stop_string"  # a stop string, found by the engine, or a grammar's end: the last token is text
+    STOP = "stop"  # an end-of-sequence or stop token; in responses of the API also a stop string
+    STOP_STRING = "stop_string"  # the engine found a stop string or the end of a grammar; the last token is text
     LENGTH = "length"  # max_tokens or max_model_len reached
-    ABORT = "abort"  # the client left, or the server is going away
+    ABORT = "abort"  # the client disconnected, or the server shuts down
     DEADLINE = "deadline"  # the request's deadline passed
     ERROR = "error"  # the engine failed; `message` says why
 
@@ -37,66 +37,68 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token and what is added to its logit
+    logit_bias: tuple[tuple[int, float], ...] = ()  # pairs of a token and the number that is added to its logit
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
-    bad_words: tuple[tuple[int, ...], ...] = ()  # the tokens of each
+    bad_words: tuple[tuple[int, ...], ...] = ()  # the tokens of each word
     seed: int | None = None  # fixes the random stream, keyed by (seed, position)
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()  # the API process ends an answer at these; the engine only where answers are held back
-    skip_special_tokens: bool = True  # in the text that stop strings are found in
+    stop: tuple[str, ...] = ()  # found by the API process; by the engine only if it holds answers back to their end
+    skip_special_tokens: bool = True  # in the text in which stop strings are searched
     logprobs: int | None = None  # number of top log probabilities per token; 0 = only the chosen one
-    logprob_token_ids: tuple[int, ...] = ()  # in place of the top ones
-    prompt_logprobs: int | None = None  # the same number for each token of the prompt but the first
+    logprob_token_ids: tuple[int, ...] = ()  # return log probabilities of these tokens instead of the top ones
+    prompt_logprobs: int | None = None  # as `logprobs`, for each token of the prompt except the first
 
 
 class Thinking(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens around the thinking before an answer."""
+    """The tokens that begin and end the thinking before an answer."""
 
     begin: int
     end: int
-    has_begun: bool  # in the prompt; else the answer's first token may begin it
-    budget: int | None = None  # tokens, after which it has to end; None: any number
+    has_begun: bool  # True: the prompt ends inside the thinking. False: the answer's first token may begin it
+    budget: int | None = None  # the most tokens of thinking; None: no limit
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to compute: tokens, a payload, or both. `n > 1` is n of these, which share the prompt's list.
+    """One request to the engine. The input is tokens, a payload, or both.
 
-    Those of one HTTP request are one party, of any name that no other has: parties take turns (`scheduling`).
+    A client's request with `n` > 1 becomes n engine requests, which share the list of the prompt's tokens. The engine
+    requests of one HTTP request form a party, with a name that no other party has. Parties take turns (`scheduling`).
     """
 
     request_id: str
-    party: str | None = None  # None: it is alone
+    party: str | None = None  # None: a party of one
     prompt_token_ids: Sequence[int] = ()
-    payload: bytes = b""  # what else its model's runner reads: numbers, pixels, parameters, as the task encodes them
-    payload_cost: int = 0  # of a step's budget, beside the prompt's tokens, in the unit of the task
+    payload: bytes = b""  # other input of the model's runner (numbers, pixels, parameters), as the task encodes it
+    payload_cost: int = 0  # the payload's share of a step's budget, added to the prompt's tokens, in the task's unit
     params: SamplingParams | None = None  # None: no tokens are sampled
-    grammar: str = ""  # that the answer follows, as `text.grammar` builds it
-    thinking: Thinking | None = None  # behind which the grammar begins, or which has a budget
-    level: int = 0  # lower ones go first
-    deadline: float = math.inf  # time.monotonic() seconds: after it nobody wants the answer
-    arrival_time: float = 0.0  # time.monotonic() seconds: at the head of its HTTP request, in the engine its own
+    grammar: str = ""  # the grammar that the answer follows, from `text.grammar`; empty: none
+    thinking: Thinking | None = None  # set if there is a grammar, which begins after the thinking, or a budget
+    level: int = 0  # lower levels run first
+    deadline: float = math.inf  # time.monotonic() seconds; after it the request is dropped
+    arrival_time: float = 0.0  # time.monotonic() seconds: when the HTTP request's head arrived; in the engine, its own
     cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
-    prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of its full blocks so far; choices share it too
+    prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of full blocks so far; choices share this list
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log probability of the chosen token, and the top alternatives, best first.
 
-    Many wait for a slow reader, or for the end of an answer: so they are packed, and unpacked when they are shown.
+    The alternatives are packed to save memory: many are held for a slow client, or until the end of an answer. They are
+    unpacked when the response is written.
     """
 
     token_id: int
     logprob: float | None  # None for the first token of a prompt
     packed_ids: bytes  # uint32 each
     packed_logprobs: bytes  # float32 each
-    rank: int = 0  # of the chosen token, from 1 on; 0: not told
+    rank: int = 0  # of the chosen token, from 1; 0: not computed
 
     @classmethod
     def of(
         cls, token_id: int, logprob: float | None, top_token_ids: list[int], top_logprobs: list[float], rank: int = 0
     ) -> Self:
-        """Packs them."""
+        """Pack the alternatives, given as token ids and log probabilities in the same order."""
         return cls(token_id, logprob, array("I", top_token_ids).tobytes(), array("f", top_logprobs).tobytes(), rank)
 
     @property
@@ -106,12 +108,12 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def top_logprobs(self) -> list[float]:
-        """Theirs, in the same order."""
+        """The log probabilities of the alternatives, in the order of `top_token_ids`."""
         return array("f", self.packed_logprobs).tolist()
 
 
 class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
-    """What one step gave one request. The last one of a request carries `finish_reason`."""
+    """The output of one step for one request. A request's last output has a `finish_reason`."""
 
     request_id: str
     new_token_ids: list[int] = msgspec.field(default_factory=list)
@@ -120,17 +122,17 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
     message: str | None = None
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_preemptions: int = 0
-    scheduled_time: float = 0.0  # time.monotonic() seconds of its first step; 0: it never had one
-    payload: bytes | None = None  # what came of it, where that is no tokens
-    prompt_logprobs: list[TokenLogprobs] | None = None  # of the next tokens of the prompt, from the second on
+    scheduled_time: float = 0.0  # time.monotonic() seconds of the request's first step; 0: it had no step
+    payload: bytes | None = None  # the result of a task that does not generate tokens
+    prompt_logprobs: list[TokenLogprobs] | None = None  # for the next tokens of the prompt, beginning with the second
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ends the request without a whole answer."""
+        """Whether this output ends the request before its answer is complete."""
         return self.finish_reason in (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
 
     def extend(self, later: "RequestOutput") -> None:
-        """Becomes what both say, as if one step had given it."""
+        """Append a later output of the same request, as if one step had produced both."""
         self.new_token_ids += later.new_token_ids
         if later.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *later.logprobs]
@@ -142,7 +144,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What was found out while the model was loaded; the API process validates requests against it."""
+    """Facts about the loaded model, against which the API process validates requests."""
 
     task: str  # the engine's one task: its name in `registry`
     max_model_len: int  # tokens of the longest request, prompt + output
@@ -155,8 +157,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    num_held: int | None = None  # requests of the expected lengths that the KV cache holds; None: a batch, or not known
-    of_task: bytes = b""  # what only the task knows to read
+    num_held: int | None = None  # requests of the expected lengths that fit the KV cache; None: a batch, or unknown
+    of_task: bytes = b""  # facts that only the task can decode
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
@@ -164,35 +166,35 @@ class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
 
     num_running: int = 0
     num_waiting: int = 0
-    kv_cache_usage: float = 0.0  # 0..1, blocks that some request holds
-    num_carried: int | None = None  # requests that the KV cache carried at once lately; None: it was not short
-    max_running: int | None = None  # requests that may run at once, by the objectives; None: they ask for no limit
-    max_prompt_tokens: int | None = None  # of a step, likewise
-    limit_reason: str | None = None  # why: see `objectives.steering`; None: there are no objectives
+    kv_cache_usage: float = 0.0  # 0..1, share of the blocks that requests hold
+    num_carried: int | None = None  # requests that the KV cache recently held at once; None: it did not run full
+    max_running: int | None = None  # requests that may run at once, limited by the objectives; None: no limit
+    max_prompt_tokens: int | None = None  # prompt tokens in a step, limited by the objectives; None: no limit
+    limit_reason: str | None = None  # reason for the limits: see `objectives.steering`; None: there are no objectives
     limit_moves: dict[str, int] = msgspec.field(default_factory=dict)  # by reason
     step_num_seqs: int = 0  # requests that took part in the newest step
     step_num_tokens: int = 0  # tokens of the newest step, padding included
-    batch_cost: int = 0  # of the batch that closed last, in the unit of the task
+    batch_cost: int = 0  # of the batch that closed last, in the task's unit
     batch_padding_share: float = 0.0  # of that cost, 0..1
     batch_wait_seconds: float = 0.0  # from the arrival of its first request until it closed
     # counters
     num_steps: int = 0
-    num_batches: int = 0  # that closed
+    num_batches: int = 0  # batches that closed
     num_preemptions: int = 0
-    num_late: int = 0  # requests that were dropped before their first step: they could not meet their deadlines
+    num_late: int = 0  # requests dropped before their first step because they could not meet their deadlines
     prefix_cache_query_tokens: int = 0
     prefix_cache_hit_tokens: int = 0
-    prompt_tokens: int = 0  # prompt tokens computed or found in the prefix cache ...
-    prompt_tokens_cached: int = 0  # ... and those of them that were found there
+    prompt_tokens: int = 0  # prompt tokens computed or found in the prefix cache
+    prompt_tokens_cached: int = 0  # prompt tokens found in the prefix cache
     generation_tokens: int = 0
-    padding_tokens: int = 0  # dummy tokens stepped (static)
-    kv_live_token_steps: int = 0  # sum over steps of tokens held in the KV cache ...
-    kv_allocated_token_steps: int = 0  # ... and of the room allocated for them; waste = 1 - live / allocated
+    padding_tokens: int = 0  # dummy tokens computed in static mode
+    kv_live_token_steps: int = 0  # sum over steps of the tokens held in the KV cache
+    kv_allocated_token_steps: int = 0  # sum over steps of the tokens allocated for them; waste = 1 - live / allocated
     batch_close_reasons: dict[str, int] = msgspec.field(
         default_factory=dict
     )  # full, cost, window, eager, kv_blocks, drain
 
     @property
     def capacity(self) -> int | None:
-        """Requests that run at once, where KV cache or objectives allow fewer than a batch; None: a batch."""
+        """Number of requests that can run at once if the KV cache or the objectives limit it; None: a full batch."""
         return min((each for each in (self.num_carried, self.max_running) if each is not None), default=None)

@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions, with its messages. Used by `prepare`. Pure."""
+"""The schema of /v1/chat/completions and its messages. Used by `prepare`. Pure."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -16,7 +16,10 @@ from conveyor_engine.text.chat_template import Rendering
 
 
 def _parse_content(value: object) -> object:
-    """A string, or text parts -> one string. Other parts (images, audio) are refused, a part's other fields ignored."""
+    """Return one string for a string or a list of text parts.
+
+    Raises PydanticCustomError for other parts, such as images and audio. Ignores a part's other fields.
+    """
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -47,12 +50,12 @@ Content = Annotated[
 
 
 class ChatMessage(Object):
-    """One turn. Null fields, which clients send back from answers, are taken as absent."""
+    """One turn of a conversation. A null field counts as absent, because clients send responses back with nulls."""
 
     place = Place.MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    """The chat template gets `developer` as `system`."""
+    """Who speaks. The chat template receives `developer` as `system`."""
     content: Content = None
     """A string, or parts `{"type": "text", "text": ...}`."""
     name: str | None = None
@@ -64,7 +67,7 @@ class ChatMessage(Object):
     reasoning: str | None = None
     """The newer name of `reasoning_content`."""
     tool_call_id: str | None = None
-    """For a `tool` message: the call whose result it has."""
+    """For a `tool` message: the id of the call whose result this message contains."""
 
     @model_validator(mode="after")
     def _check_content(self) -> "ChatMessage":
@@ -74,11 +77,11 @@ class ChatMessage(Object):
 
     @property
     def calls(self) -> Sequence[EarlierCall]:
-        """Only an assistant has some."""
+        """Return the message's tool calls; empty unless the assistant wrote the message."""
         return (self.tool_calls or ()) if self.role == "assistant" else ()
 
     def for_template(self) -> dict[str, Any]:
-        """What a chat template sees; templates of today know `system`, not its new name."""
+        """Return the message as chat templates receive it. Current templates know `system` but not `developer`."""
         fields = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self.content or "",
@@ -96,9 +99,10 @@ Messages = Annotated[
 
 
 def check_call_and_form(use: ToolUse, forms: Mapping[str, Form]) -> None:
-    """Raises PydanticCustomError if a request demands both.
+    """Raise PydanticCustomError if a request requires both a tool call and a form for the answer.
 
-    A format of the text, as OpenAI's and Anthropic's requests have it, is no such form: a call has no text.
+    A text format of OpenAI's or Anthropic's API (`response_format`, `output_config.format`) may be combined with a
+    required call: it applies to text, and a call contains none.
     """
     if use.choice == "required" and (field := next(filter(FORMS.__contains__, forms), None)):
         raise PydanticCustomError("tool_choice", f"tool_choice demands a call and {field} a form; send one of them")
@@ -135,11 +139,11 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """For chat templates that show it; `none` also sets their variable `enable_thinking` to false."""
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
-    """The most tokens of thinking, which then has to end, for a model whose template shows that it thinks; -1: any."""
+    """Most tokens of thinking, after which thinking ends; -1: no limit. The model's template must support thinking."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the model's chat template, as `{"enable_thinking": false}`."""
+    """Variables for the model's chat template, such as `{"enable_thinking": false}`."""
     include_reasoning: bool | None = None
-    """False: the answer comes without the model's thinking, whose tokens still count."""
+    """False: the answer omits the model's thinking. The tokens of the thinking still count."""
 
     @model_validator(mode="after")
     def _check_chat(self) -> "ChatRequest":
@@ -159,33 +163,36 @@ class ChatRequest(SamplingFields):
 
     @cached_property
     def tool_use(self) -> ToolUse:
-        """What it says of tools."""
+        """Which tools the request offers and which it requires."""
         return ToolUse.of(self.tools or (), self.tool_choice, self.parallel_tool_calls)
 
     def rendering(self) -> Rendering:
-        """How the template is to render the messages."""
+        """Return the options with which the chat template renders the messages."""
         continues = bool(self.continue_final_message)
         begins = not continues if self.add_generation_prompt is None else self.add_generation_prompt
         return Rendering(begins, continues, self.documents, self.tool_use.for_template())
 
     def variables(self) -> dict[str, Any]:
-        """Of the template. Those of `chat_template_kwargs` win."""
+        """Return the template's variables. Values in `chat_template_kwargs` take precedence."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         thinking = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
         return {**effort, **thinking, **(self.chat_template_kwargs or {})}
 
     def messages_for_template(self) -> list[dict[str, Any]]:
-        """What each message became as it was checked: a ChatMessage takes four times as much memory."""
+        """Return the messages as dicts.
+
+        Validation converts each message to a dict, because a ChatMessage takes four times as much memory.
+        """
         return cast(list[dict[str, Any]], self.messages)
 
     def continued_text(self) -> str:
-        """What the answer shows before its own text."""
+        """Return the text that the answer repeats before its own text; empty without `echo`."""
         return str(self.messages_for_template()[-1]["content"]) if self.echo and self.continue_final_message else ""
 
     def max_tokens_field(self) -> str:
-        """The newer name if the client uses it."""
+        """Return the name of the field that limits the answer: the newer name if the client sends it."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def top_logprobs_wanted(self) -> int | None:
-        """Alternatives per token; None = no log probabilities at all."""
+        """Return the number of alternatives for each token; None: the response has no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None

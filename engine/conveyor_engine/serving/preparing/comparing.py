@@ -1,4 +1,7 @@
-"""What bodies that ask for scores of pairs compare, and what their answers need, whatever their names. For tasks."""
+"""Reads bodies that request scores for pairs of texts into one form for all APIs. Used by the tasks rerank and embed.
+
+The form has the pairs to compare and what the response needs.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Self
@@ -16,32 +19,32 @@ Shape = Literal["rerank", "score", "ranks"]
 
 
 class Comparison(NamedTuple):
-    """The pairs of a body."""
+    """The pairs that a body asks to compare."""
 
     fields: RerankRequest | ScoreRequest | TeiRerankRequest
-    shape: Shape  # of the answer: vLLM's of documents or of pairs, or text-embeddings-inference's
-    first: Sequence[str]  # as many as the second ones, or one that is compared with each of them
+    shape: Shape  # of the response: vLLM's for documents or for pairs, or text-embeddings-inference's
+    first: Sequence[str]  # as many texts as `second`, or one text that is compared with each text of `second`
     second: Sequence[str]
-    params: tuple[str, str]  # their fields; `{}` in it is the number of the text
+    params: tuple[str, str]  # the fields of `first` and `second`; `{}` is replaced by the index of the text
     max_second_tokens: int | None = None
     top_n: int | None = None
     returns_texts: bool = False
 
     def truncation(self, job: Job) -> Truncation | None:
-        """How a pair is cut. Raises InvalidRequest."""
+        """Return how a pair is truncated. Raises InvalidRequest."""
         return self.fields.truncation(job.facts.max_model_len)
 
 
 class PreparedComparison(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
-    """An admissible request, in the order of its texts. A task's own struct has what makes scores of its results."""
+    """A valid request, in the order of its texts. Each task's subclass adds what turns its results into scores."""
 
     shape: Shape
-    top_n: int | None = None  # only so many results
-    texts: list[str] | None = None  # that the results are to have
+    top_n: int | None = None  # return only this many results; None: all
+    texts: list[str] | None = None  # the texts to return with the results; None: return no texts
 
     @classmethod
     def of_comparison(cls, comparison: Comparison, prompts: Sequence[Prompt], job: Job, **own: Any) -> Self:
-        """`own`: what a subclass adds."""
+        """Make engine requests for the prompts. `own`: the fields that a subclass adds."""
         return cls.of(
             "score" if comparison.shape == "score" else "rerank",
             prompts,
@@ -56,13 +59,13 @@ class PreparedComparison(PreparedPrompts, frozen=True, kw_only=True, array_like=
 
 
 class _Documents(msgspec.Struct):
-    """What tells vLLM's body from that of text-embeddings-inference."""
+    """The field that only vLLM's rerank body has; text-embeddings-inference's body has `texts`."""
 
     documents: msgspec.Raw | UnsetType = UNSET
 
 
 def _read_rerank(model: ServedModel, job: Job, *, shows_texts: bool = False) -> Comparison:
-    """`shows_texts`: whether results have their texts if the body does not say."""
+    """Read a rerank body of vLLM. `shows_texts`: whether results have their texts if the body does not say."""
     fields = parse_body(model, RerankRequest, job.body)
     check_num_inputs(len(fields.documents), "documents")
     return Comparison(
@@ -80,11 +83,14 @@ def _read_score(model: ServedModel, job: Job) -> Comparison:
 
 
 def _read_either_rerank(model: ServedModel, job: Job) -> Comparison:
-    """By whether the body has `documents`. On this path they come back by default, as in vLLM."""
+    """Read a body of /rerank: vLLM's if it has `documents`, otherwise text-embeddings-inference's.
+
+    On this path the response contains the documents by default, as in vLLM.
+    """
     try:
         has_documents = msgspec.json.decode(job.body, type=_Documents).documents is not UNSET
     except msgspec.DecodeError:
-        has_documents = False  # what is wrong with it is told below
+        has_documents = False  # parse_body below reports the error
     if has_documents:
         return _read_rerank(model, job, shows_texts=True)
     fields = parse_body(model, TeiRerankRequest, job.body)
@@ -103,7 +109,7 @@ _READERS: Final[Mapping[str, Callable[[ServedModel, Job], Comparison]]] = {
 def build_kinds(
     prepare: Callable[[ServedModel, Job, Comparison], PreparedComparison], prepared: type[PreparedComparison]
 ) -> dict[str, Kind]:
-    """The kinds of bodies, for a task that makes engine requests of a comparison by `prepare`."""
+    """Return the kinds of bodies for a task whose `prepare` turns a comparison into engine requests."""
 
     def build(read: Callable[[ServedModel, Job], Comparison]) -> Kind:
         return Kind(lambda model, job: prepare(model, job, read(model, job)), prepared)

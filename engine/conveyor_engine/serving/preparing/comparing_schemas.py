@@ -1,6 +1,6 @@
-"""The bodies that ask for scores of pairs, with the names of Cohere, Jina, vLLM and text-embeddings-inference.
+"""Schemas of the bodies that request scores for pairs: Cohere's, Jina's, vLLM's and text-embeddings-inference's.
 
-Used by `comparing`, for tasks whose models rank or embed. Pure.
+Used by `comparing`, for tasks whose models rerank or embed. Pure.
 """
 
 from typing import Annotated, Any, ClassVar, Self
@@ -21,7 +21,10 @@ _DOCUMENT = {"anyOf": [_TEXT, {"type": "object", "properties": {"text": _TEXT}, 
 
 
 def _parse_documents(value: object) -> list[str]:
-    """A list of texts, or of objects with a text -> texts. Stops at the first that is neither."""
+    """Return the texts of a list of texts or of objects with a `text`.
+
+    Raises PydanticCustomError at the first entry that is neither.
+    """
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("documents", "must be a list of texts, or of objects with a `text`, not empty")
     return [_parse_document(number, document) for number, document in enumerate(value)]
@@ -35,7 +38,7 @@ def _parse_document(number: int, document: object) -> str:
 
 
 def _parse_texts(value: object) -> object:
-    """A text, or a list of texts -> a list."""
+    """Return a text, or a list of texts, as a list; None stays None."""
     if isinstance(value, str):
         return [value]
     if value is None or (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):
@@ -62,7 +65,7 @@ Texts = Annotated[
 
 
 class PairFields(PromptFields):
-    """What bodies with vLLM's names have in common."""
+    """The fields that all bodies with vLLM's names have."""
 
     truncates = "right"
 
@@ -84,7 +87,7 @@ class RerankRequest(PairFields):
     return_documents: bool | None = None
     """Whether each result has the document's text; default: on /rerank, not on /v1/rerank and /v2/rerank."""
     max_tokens_per_doc: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL, BeforeValidator(_refuse_negative)] | None = None
-    """Use only the first tokens of each document, this many; 0: all."""
+    """Use only this number of first tokens of each document; 0: all tokens."""
 
 
 class ScoreRequest(PairFields):
@@ -102,7 +105,7 @@ class ScoreRequest(PairFields):
     queries: Texts = None
     """Another name of `text_1`."""
     documents: Texts = None
-    """Another name of `text_2`, beside `queries`."""
+    """Another name of `text_2`, for use with `queries`."""
     items: Texts = None
     """Another name of `documents`."""
     data_1: Texts = None
@@ -116,7 +119,10 @@ class ScoreRequest(PairFields):
         return self
 
     def _find_names(self) -> tuple[str, str]:
-        """The two fields that have the texts. Raises PydanticCustomError unless there are two that belong together."""
+        """Return the names of the two fields that have the texts.
+
+        Raises PydanticCustomError unless the body has exactly two fields that belong together.
+        """
         given = {name for names in self.pairs_of for name in names if getattr(self, name) is not None}
         for names in self.pairs_of:
             if given == set(names):
@@ -125,7 +131,10 @@ class ScoreRequest(PairFields):
         raise PydanticCustomError("text_1", f"{pairs} are needed, and no others")
 
     def read_texts(self) -> tuple[list[str], list[str], tuple[str, str]]:
-        """Both sides' texts, and the names of their fields. Raises InvalidRequest unless the texts match."""
+        """Return both lists of texts and the names of their fields. Raises InvalidRequest if their lengths differ.
+
+        A single first text may be compared with any number of second texts.
+        """
         names = self._find_names()
         first: list[str] = getattr(self, names[0])
         second: list[str] = getattr(self, names[1])

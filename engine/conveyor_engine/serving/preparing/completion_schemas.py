@@ -1,4 +1,4 @@
-"""The body of /v1/completions. Used by `prepare`. Pure."""
+"""The schema of /v1/completions. Used by `prepare`. Pure."""
 
 from conveyor_engine.serving.preparing.fields import Place
 from conveyor_engine.serving.preparing.schemas import SamplingFields
@@ -14,13 +14,13 @@ class CompletionRequest(SamplingFields):
     prompt: Prompts
     """A text, token ids, or a list of either."""
     logprobs: Alternatives | None = None
-    """Log probabilities of the tokens and of this many alternatives."""
+    """Return log probabilities of the tokens and of this many alternatives."""
 
     echo: bool | None = False
-    """True: the text begins with the prompt, and the log probabilities with those of its tokens."""
+    """True: the text begins with the prompt, and the log probabilities begin with those of the prompt's tokens."""
 
     def top_logprobs_wanted(self) -> int | None:
-        """Alternatives per token; None = no log probabilities at all."""
+        """Return the number of alternatives for each token; None: the response has no log probabilities."""
         return self.logprobs
 
     @property
@@ -29,5 +29,8 @@ class CompletionRequest(SamplingFields):
         return bool(self.echo)
 
     def prompt_logprobs_wanted(self) -> int | None:
-        """As many as for the answer, where the prompt is shown with it."""
+        """Return the number of alternatives for each prompt token.
+
+        With `echo` and without `prompt_logprobs`, the number is the one for the answer's tokens.
+        """
         return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs

@@ -1,8 +1,8 @@
-"""The fields of OpenAI, vLLM, SGLang, Cohere and Jina that this engine knows and does not act on: one table.
+"""One table of the fields of OpenAI, vLLM, SGLang, Cohere and Jina that this engine accepts but does not act on.
 
-A field that cannot change the answer is ignored. One that could is accepted only with a value that changes nothing.
-`schemas` validates by this table (it has the fields that act), and docs/openai-fields.md and the tests are made from
-it. Pure.
+A field that cannot change the answer is ignored. A field that could change the answer is accepted only with a value
+that changes nothing. `schemas` has the fields that act, and validates all others against this table.
+docs/openai-fields.md and the tests are generated from it. Pure.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ ANTHROPIC = "Anthropic"
 
 
 class Place(StrEnum):
-    """The JSON object that a field stands in."""
+    """The JSON object that contains a field."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -34,30 +34,30 @@ BOTH = (Place.CHAT, Place.COMPLETIONS)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One field. Null is accepted everywhere, and means that the field is absent."""
+    """One field. Null is always accepted and means that the field is absent."""
 
     name: str
     defined_by: tuple[str, ...]
     places: tuple[Place, ...] = BOTH
-    only: tuple[object, ...] = ()  # the values that change nothing, beside null
-    why_ignored: str = ""  # why any value is accepted
-    instead: str = ""  # why other values are refused, and what to send
+    only: tuple[object, ...] = ()  # the values other than null that change nothing
+    why_ignored: str = ""  # why any value is accepted; empty: not any value is
+    instead: str = ""  # why other values are rejected, and what to send instead
 
     def refusal(self, value: object) -> str | None:
-        """The end of a sentence that begins with the field's name; None if this value is accepted."""
+        """Return the error for this value, without the field's name in front; None if the value is accepted."""
         if value is None or self.why_ignored or any(_equal(value, neutral) for neutral in self.only):
             return None
         what = f"is not supported by this engine; leave it out (or send {self.accepted_values()})"
         return f"{what}: {self.instead}" if self.instead else what
 
     def schema(self) -> dict[str, object]:
-        """The same as JSON Schema."""
+        """Return the JSON Schema of the field's values."""
         if self.why_ignored:
             return {"description": f"Ignored: it {self.why_ignored}."}
         return {"description": "Accepted only with what changes nothing.", "enum": [None, *self.only]}
 
     def accepted_values(self) -> str:
-        """As JSON, for people."""
+        """Return the accepted values as JSON, for error messages and docs."""
         return ", ".join(["null", *map(_as_json, self.only)])
 
 
@@ -130,7 +130,7 @@ TABLE: tuple[Row, ...] = (
     *_ignored(_SPACES, [VLLM], "spaces_between_special_tokens"),
     *_ignored(_WITHOUT, [VLLM], "return_token_offsets", "return_mm_kwargs"),
     *_ignored(_WITHOUT, [OPENAI], "annotations", on=(Place.MESSAGE,)),
-    # when it is computed: accepted, this would promise what is not done
+    # when the request is computed: to accept other values would promise what this engine does not do
     *_only(("auto", "default"), [OPENAI], "service_tier", on=(*BOTH, *_RESPONSES)),
     *_only(("auto", "standard_only"), [ANTHROPIC], "service_tier", on=_MESSAGES),
     *_only(("standard",), [ANTHROPIC], "speed", on=_MESSAGES),
@@ -152,17 +152,17 @@ TABLE: tuple[Row, ...] = (
     *_only(("",), _ALL, "suffix", on=_COMPLETIONS),
     *_only((), [VLLM], "chat_template", on=(*_CHAT, *_INPUTS, Place.TOKENIZE)),
     *_only((), [SGLANG], "input_ids", "task", on=_CHAT),
-    # what its vector is
+    # how an input becomes a vector
     *_only((), [VLLM], "normalize", on=_EMBEDDINGS, instead="send `use_activation`"),
     *_only((), [VLLM], "late_chunking_params", on=_EMBEDDINGS, instead="send the chunks as inputs"),
     *_only(("do_not_pad",), [VLLM], "padding", on=_PAIRS),
-    # what is compared with what
+    # which texts are compared
     *_only((), [VLLM], "instruction", on=_PAIRS),
     *_only(({},), [VLLM], "chat_template_kwargs", on=_PAIRS),
     *_only((["text"],), [COHERE], "rank_fields", on=(Place.RERANK,)),
     *_only((1,), [COHERE], "max_chunks_per_doc", on=(Place.RERANK,)),
     *_only((False,), [JINA], "return_embeddings", on=(Place.RERANK,)),
-    # when it ends, and what is told of it
+    # when the answer ends, and what the response reports about it
     *_only((False,), [SGLANG], "no_stop_trim"),
     *_only(([],), [SGLANG], "stop_regex"),
     *_only((False,), [VLLM], "return_weight_versions"),
@@ -178,7 +178,7 @@ TABLE: tuple[Row, ...] = (
     *_only(("disabled",), [OPENAI], "truncation", on=_RESPONSES, instead="send `truncate_prompt_tokens`"),
     *_only((), [OPENAI], "context_management", "moderation", "access_programs", "image", on=_RESPONSES),
     *_only((False,), [OPENAI], "include_obfuscation", on=(Place.STREAM_OPTIONS,)),
-    # whose prefixes are shared with whom: accepted, these would promise what is not done
+    # which requests share prefixes: to accept these would promise what this engine does not do
     *_only((), [SGLANG], "extra_key"),
     *_only(({},), [VLLM], "kv_transfer_params", "ec_transfer_params"),
     *_only(({},), [VLLM], "kv_transfer_params", on=_MESSAGES),

@@ -1,4 +1,4 @@
-"""Bodies of multipart/form-data: fields and files, within bounds. Runs in workers. Used by tasks with files."""
+"""Parses multipart/form-data bodies into fields and files, with limits. Runs in workers; used by tasks with files."""
 
 from typing import Final
 
@@ -17,14 +17,14 @@ _FIELDS_MAX: Final = 64
 
 
 def is_form(content_type: str) -> bool:
-    """Whether a body of this Content-Type is a form."""
+    """Return whether a body with this Content-Type is a form."""
     return content_type.partition(";")[0].strip().lower() == FORM
 
 
 def parse_form(
     model: ServedModel, schema: type[Fields], job: Job, file_field: str, files_max: int
 ) -> tuple[Fields, list[bytes]]:
-    """The fields of the form in the job's body, and its files, which are the parts named `file_field`, in order.
+    """Return the fields and the files of the form in the job's body. Files are the parts named `file_field`, in order.
 
     Raises InvalidRequest or UnknownModel.
     """
@@ -64,7 +64,7 @@ def parse_form(
 
 
 class _Parts:
-    """Collects the parts of one form, as the parser finds them."""
+    """Collects the parts of one form. The parser calls the methods as it reads."""
 
     def __init__(self, file_field: str, files_max: int) -> None:
         self._file_field, self._files_max = file_field, files_max

@@ -1,6 +1,6 @@
-"""The inputs of bodies that ask for a vector or a label of each, or of one conversation. Used by tasks.
+"""Reads the inputs of bodies that request a vector or a label for each input, or for one conversation. Used by tasks.
 
-With vLLM's names and meanings: a conversation is the text that the chat template makes of it.
+Names and meanings are vLLM's. The chat template turns a conversation into one text.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -21,12 +21,12 @@ from conveyor_engine.wire.worker import Job
 
 
 def _parse_inputs(value: object) -> list[Any]:
-    """As `Inputs`; null is no inputs."""
+    """Return the inputs as `parse_inputs` does; an empty list for null."""
     return [] if value is None else parse_inputs(value)
 
 
 class InputFields(PromptFields):
-    """`input` or `messages`, and how they become tokens."""
+    """The fields `input` and `messages`, and those that say how they become tokens."""
 
     truncates = "right"
     chat_fields: ClassVar[tuple[str, ...]] = ("messages", "continue_final_message", "chat_template_kwargs")
@@ -36,19 +36,19 @@ class InputFields(PromptFields):
         PlainValidator(_parse_inputs),
         WithJsonSchema({"anyOf": [*INPUTS_SCHEMA["anyOf"], {"type": "null"}]}),
     ] = Field(default_factory=list)
-    """A text, token ids, or a list of either: each is read by itself. No text may be empty."""
+    """A text, token ids, or a list of either, each of which is a separate input. No text may be empty."""
     messages: Messages | None = None
     """In place of `input`: a conversation, which the model's chat template turns into one text."""
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds its own tokens to texts; default: to `input`, not to `messages`."""
+    """Whether the tokenizer adds its special tokens; default: true for `input`, false for `messages`."""
     add_generation_prompt: bool | None = False
-    """For messages. True: the text begins an assistant's turn behind them."""
+    """For messages. True: the text ends with the beginning of an assistant's turn."""
     continue_final_message: bool | None = False
     """For messages. True: the text ends where the last message does."""
     chat_template_kwargs: dict[str, Any] | None = None
     """For messages: variables for the chat template."""
     padding: Literal["do_not_pad", "max_length"] | None = None
-    """`max_length`: fill each prompt up to the model's context with padding tokens, which the model reads too."""
+    """`max_length`: pad each prompt to the model's context length. The model reads the padding tokens too."""
 
     @model_validator(mode="after")
     def _check_inputs(self) -> Self:
@@ -57,27 +57,27 @@ class InputFields(PromptFields):
         if self.add_generation_prompt and self.continue_final_message:
             raise PydanticCustomError(
                 "add_generation_prompt",
-                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",  # as vLLM says it
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",  # vLLM's message
             )
         return self
 
     @property
     def inputs_field(self) -> str:
-        """The field that has the inputs."""
+        """The name of the field that has the inputs."""
         return "input" if self.messages is None else "messages"
 
     def num_inputs(self) -> int:
-        """A conversation is one."""
+        """Return the number of inputs. A conversation is one input."""
         return len(self.input) if self.messages is None else 1
 
     def chat(self) -> ChatRequest:
-        """The messages as a request for an answer."""
+        """Return the messages as a chat request, so that the same code renders them."""
         shown = {name: getattr(self, name) for name in self.chat_fields}
         return ChatRequest.model_construct(None, add_generation_prompt=bool(self.add_generation_prompt), **shown)
 
 
 def read_inputs(model: ServedModel, job: Job, fields: InputFields, begin: str = "") -> list[list[int]]:
-    """The tokens of each input; `begin` is put in front of texts. Raises InvalidRequest."""
+    """Return the token ids of each input. `begin` is put in front of each text. Raises InvalidRequest."""
     check_num_inputs(fields.num_inputs(), fields.inputs_field)
     truncation = fields.truncation(job.facts.max_model_len)
     if fields.messages is None:
@@ -96,7 +96,7 @@ def read_inputs(model: ServedModel, job: Job, fields: InputFields, begin: str = 
 def _read(
     model: ServedModel, job: Job, fields: InputFields, index: int, begin: str, truncation: Truncation | None
 ) -> list[int]:
-    given = fields.input[index]  # ids, which need no list of their own until here
+    given = fields.input[index]  # a text or token ids; ids are not copied
     whole = begin + given if isinstance(given, str) else given
     param = name_input("input", index, len(fields.input))
     adds = fields.add_special_tokens is not False
@@ -104,7 +104,10 @@ def _read(
 
 
 def needs_inputs(schema: dict[str, Any]) -> None:
-    """Adds to a schema what pydantic cannot derive: a body has one of the two, and a text does not end in both ways."""
+    """Add to a JSON Schema the rules that pydantic cannot derive.
+
+    A body has either `input` or `messages`. `add_generation_prompt` and `continue_final_message` exclude each other.
+    """
     given = [("input", ["string", "array"]), ("messages", ["array"])]
     schema["oneOf"] = [{"properties": {name: {"type": kinds}}, "required": [name]} for name, kinds in given]
     begins = {"add_generation_prompt": {"const": True}, "continue_final_message": {"const": True}}

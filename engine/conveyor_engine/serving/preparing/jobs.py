@@ -1,7 +1,7 @@
-"""A body on its way to a worker, and what a worker makes of it: what all kinds of bodies have in common.
+"""What all kinds of bodies have in common when a worker process turns them into engine requests.
 
-The `preparing` module of a task has a `Kind` for each kind of body that its paths take. Used on both sides: by the pool
-and the routes in the API process, and by `process` in the workers.
+The `preparing` module of a task has a `Kind` for each kind of body that its paths accept. Used in two processes: by the
+pool and the routes in the API process, and by `process` in the workers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,61 +25,61 @@ Fields = TypeVar("Fields", bound=ModelFields)
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model that a request is checked against."""
+    """The model against which requests are validated."""
 
-    name: str  # what requests call it
-    text: Tokenizer | None  # None: its task reads no text
+    name: str  # the name that requests use
+    text: Tokenizer | None  # None: the model's task reads no text
     sampling_defaults: SamplingDefaults
     dialect: Dialect = NO_DIALECT
-    reader: Any = None  # what the task's `reading` has loaded; in workers only
+    reader: Any = None  # the object that the task's `reading` module loaded; only in workers
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of a model whose task reads text."""
+        """The tokenizer. Only for models whose task reads text."""
         assert self.text is not None
         return self.text
 
 
 class Prepared(Protocol):
-    """An admissible request. Each kind has a struct for it, with what its answer needs beside this."""
+    """A valid request, ready to be sent to the engine. Each kind has its own struct, with what its response needs."""
 
     @property
     def id(self) -> str: ...
 
     @property
     def parts(self) -> Sequence[Part]:
-        """The engine requests, in order. Several parts are sent one after the other, as those before them end."""
+        """The engine requests, in order. The next part is sent when the parts before it have ended."""
         ...
 
     @property
     def ignored_fields(self) -> int:
-        """Fields of the body that nobody defines."""
+        """Number of fields in the body that no API defines."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of body."""
+    """A kind of body: how it is prepared, and which resources that may take."""
 
     prepare: Callable[[ServedModel, Job], Prepared]  # raises InvalidRequest or UnknownModel
     prepared: Any  # the struct that `prepare` returns
-    runs_template: bool = False  # whether it runs a program of the model's author, and may be slow
-    memory_bytes: int = 0  # that a job may add, beside what its body and the context allow it
-    cpu_seconds: float = 0.0  # that a job may take, likewise
-    reading: str = "rendered with the model's chat template and tokenized"  # as in "this request could not be ..."
+    runs_template: bool = False  # whether it runs a chat template: a program by the model's author, which may be slow
+    memory_bytes: int = 0  # a job may use this much, in addition to the limit for its body and the context
+    cpu_seconds: float = 0.0  # a job may use this much, in addition to the limit for its body
+    reading: str = "rendered with the model's chat template and tokenized"  # completes "this request could not be ..."
     advice: str = "shorten it, or mend the template"
 
 
 def find_kind(job: Job) -> Kind:
-    """The kind of the job's body, as the task of the engine has it."""
+    """Return the kind of the job's body, from the `preparing` module of the engine's task."""
     kinds: Mapping[str, Kind] = registry.load(job.facts.task, "preparing")
     return kinds[job.kind]
 
 
 def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
-    """Raises InvalidRequest or UnknownModel."""
+    """Parse and validate a JSON body. Raises InvalidRequest or UnknownModel."""
     try:
-        content = from_json(body)  # takes less memory than what pydantic makes of the same bytes
+        content = from_json(body)  # takes less memory than pydantic's own objects for the same bytes
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}", code=ErrorCode.INVALID_JSON) from None
     try:
@@ -92,24 +92,24 @@ def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
 
 
 def too_many(what: str, num_requests: int, job: Job, param: str) -> InvalidRequest:
-    """The error for a body of more requests than the engine ever takes."""
+    """Return the error for a body with more requests than the engine accepts at once."""
     most = f"more than the {job.num_requests_max} this engine ever takes at once"
     return InvalidRequest(f"{what} is {num_requests}, {most}", param=param)
 
 
 def check_num_inputs(number: int, param: str) -> None:
-    """Refuses a body of more inputs, of a step each, than one answer may be about."""
+    """Raise InvalidRequest if a body has more inputs than one request may have. Each input takes an engine step."""
     if number > INPUTS_MAX:
         message = f"the number of {param} is {number}, more than the {INPUTS_MAX} that one request may have"
         raise InvalidRequest(f"{message}; send them in several requests", param=param)
 
 
 def name_input(param: str, index: int, number: int) -> str:
-    """The name of one of so many inputs in the field `param`, as errors have it."""
+    """Return the name for errors of input `index` of the `number` inputs in field `param`."""
     return param if number == 1 else f"{param}[{index}]"
 
 
 def check_model(served: str, asked: str) -> None:
-    """Raises UnknownModel unless `asked` is the served name."""
+    """Raise UnknownModel unless `asked` is the served name."""
     if asked != served:
         raise UnknownModel(f"the model {asked[:200]!r} is not served here; {served!r} is", param="model")

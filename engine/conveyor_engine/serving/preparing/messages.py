@@ -1,6 +1,6 @@
-"""Makes a chat request of a body in Anthropic's shape: one chat template, one tool parser, one path to the engine.
+"""Converts bodies of Anthropic's Messages API to chat requests, so that both share template, tool parser and the rest.
 
-The kinds of bodies of `tasks.generate`. Runs in the workers of `process`. No I/O, no asyncio.
+Has two kinds of bodies of `tasks.generate`. Runs in the workers of `process`. No I/O, no asyncio.
 """
 
 from array import array
@@ -22,7 +22,7 @@ _WORDS: Final = {
 
 
 def prepare_messages(model: ServedModel, job: Job) -> PreparedText:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of /v1/messages. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, MessagesRequest, job.body)
     chat = _translate(
         fields,
@@ -37,13 +37,16 @@ def prepare_messages(model: ServedModel, job: Job) -> PreparedText:
 
 
 def _find_budget(model: ServedModel, fields: MessagesRequest) -> int | None:
-    """A model that does not think needs none: agents ask every model to think."""
+    """Return the most tokens of thinking; None: no limit, or the model does not think.
+
+    Agents send a budget to every model, so a model that does not think ignores it.
+    """
     thinking = fields.thinking if model.dialect.thinking else None
     return thinking.budget_tokens if isinstance(thinking, ThinkingEnabled) else None
 
 
 def prepare_count_tokens(model: ServedModel, job: Job) -> PreparedTokens:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of /v1/messages/count_tokens. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, CountTokensRequest, job.body)
     with in_words_of(_WORDS):
         chat = _translate(fields)
@@ -53,12 +56,15 @@ def prepare_count_tokens(model: ServedModel, job: Job) -> PreparedTokens:
 
 
 def _translate(fields: CountTokensRequest, **others: Any) -> ChatRequest:
-    """The same as a request for a chat. A last message of the assistant is continued, unless it called a tool."""
+    """Return the body as a chat request.
+
+    If the last message is the assistant's, has text and calls no tool, the answer continues it.
+    """
     messages, use = fields.conversation(), fields.tool_use
     last = messages[-1]
     continues = last["role"] == "assistant" and "tool_calls" not in last and bool(last["content"].strip())
     chat = ChatRequest.model_construct(
         None, messages=messages, continue_final_message=continues, chat_template_kwargs=fields.variables(), **others
     )
-    chat.tool_use = use  # checked with the body
+    chat.tool_use = use  # validated with the body
     return chat

@@ -1,6 +1,7 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens, in Anthropic's shape. Used by `messages`. Pure.
+"""The schemas of /v1/messages and /v1/messages/count_tokens, Anthropic's API. Used by `messages`. Pure.
 
-Every message becomes what a chat template sees as it is checked: a model takes four times as much memory.
+Validation converts each message to the dicts that chat templates receive, because a pydantic model takes four times as
+much memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,27 +29,27 @@ Json = dict[str, Any]
 
 
 class TextBlock(Object):
-    """Text."""
+    """A block of text."""
 
     type: Literal["text"]
     text: str
 
 
 class ThinkingBlock(Object):
-    """Thinking of an earlier answer. Its signature is not looked at."""
+    """The thinking of an earlier answer. Its signature is not checked."""
 
     type: Literal["thinking"]
     thinking: str
 
 
 class RedactedThinkingBlock(Object):
-    """Thinking that nobody here can read: left out."""
+    """Encrypted thinking of an earlier answer. It cannot be read here and is left out."""
 
     type: Literal["redacted_thinking"]
 
 
 class ToolUseBlock(Object):
-    """A call of a tool in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     type: Literal["tool_use"]
     id: str
@@ -61,7 +62,7 @@ def _wrap_text(value: object) -> object:
 
 
 def _or_text(block: Any) -> BeforeValidator:
-    """A list of such blocks may be a text."""
+    """Return a validator that also accepts a string in place of a list of such blocks."""
     return BeforeValidator(_wrap_text, json_schema_input_type=str | list[block])
 
 
@@ -70,18 +71,21 @@ Texts = Annotated[list[_Text], Field(fail_fast=True), _or_text(_Text)]
 
 
 class ToolResultBlock(Object):
-    """What a tool said. Templates know no `is_error`: the text has to tell."""
+    """The result of a tool call. `is_error` is ignored, because chat templates have no field for it."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: Texts | None = None
 
 
-_BILLING: Final = "x-anthropic-billing-header"  # Claude Code begins with it, and it differs in each request
+_BILLING: Final = "x-anthropic-billing-header"  # Claude Code's first system block; it differs in each request
 
 
 def _join_system(blocks: Sequence[Object] | None) -> str:
-    """Without Claude Code's billing header, behind which no two prompts would have a prefix in common."""
+    """Return the system message without Claude Code's billing header.
+
+    The header differs in each request, so with it no two prompts would share a prefix.
+    """
     told = (block for block in blocks or () if not (isinstance(block, TextBlock) and block.text.startswith(_BILLING)))
     return _join(list(told))
 
@@ -95,13 +99,13 @@ _AssistantBlock = Annotated[Object, OneOf("type", TextBlock, ThinkingBlock, Reda
 
 
 class UserMessage(Object):
-    """What a person, or a tool, says."""
+    """A message from the user, with the results of tool calls."""
 
     role: Literal["user"]
     content: Annotated[list[_UserBlock], Field(fail_fast=True), _or_text(_UserBlock)]
 
     def for_template(self) -> Iterator[Json]:
-        """Results of tools are messages of their own, before the text."""
+        """Yield the results of tool calls, each as a `tool` message, and then the text."""
         for block in self.content:
             if isinstance(block, ToolResultBlock):
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _join(block.content)}
@@ -117,7 +121,7 @@ class AssistantMessage(Object):
     content: Annotated[list[_AssistantBlock], Field(fail_fast=True), _or_text(_AssistantBlock)]
 
     def for_template(self) -> Iterator[Json]:
-        """With its thinking and its calls."""
+        """Yield the message with its thinking and its tool calls."""
         thinking = [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]
         calls = [
             {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
@@ -131,13 +135,13 @@ class AssistantMessage(Object):
 
 
 class SystemMessage(Object):
-    """What holds from here on."""
+    """A system message within the conversation; it applies to what follows."""
 
     role: Literal["system"]
     content: Texts
 
     def for_template(self) -> Iterator[Json]:
-        """Where it stands."""
+        """Yield a system message at this place of the conversation."""
         yield {"role": "system", "content": _join_system(self.content)}
 
 
@@ -160,7 +164,7 @@ class MessagesTool(Object):
     strict: bool | None = None
 
     def as_function(self) -> Tool:
-        """The same as chat has it."""
+        """Return the tool as the chat API has it."""
         function = FunctionDefinition.model_construct(
             name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
         )
@@ -183,14 +187,14 @@ class NamedToolChoice(Object):
 
 
 class ThinkingEnabled(Object):
-    """The model thinks, with so many tokens at most."""
+    """The model thinks, with at most `budget_tokens` tokens."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL]
 
 
 class ThinkingChoice(Object):
-    """The model does not think (`disabled`, the default), or as its chat template has it (`adaptive`)."""
+    """The model does not think (`disabled`, the default), or its chat template decides (`adaptive`)."""
 
     type: Literal["disabled", "adaptive"]
 
@@ -209,7 +213,7 @@ class OutputFormat(Object):
 
 
 class OutputConfig(Object):
-    """How the answer is to be."""
+    """The format of the answer and the effort of thinking."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -221,7 +225,7 @@ class CountTokensRequest(ModelFields):
     place = Place.MESSAGES
 
     messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
-    """The conversation, of `user`, `assistant` and `system`: text, thinking, and calls of tools with their results."""
+    """Messages of `user`, `assistant` and `system`, with text, thinking, tool calls and results of tool calls."""
     system: Texts | None = None
     """The system message."""
     tools: Annotated[list[_Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
@@ -233,7 +237,7 @@ class CountTokensRequest(ModelFields):
     output_config: OutputConfig | None = None
     """`format`: a JSON schema that the answer follows; `effort`: for chat templates that show it."""
     chat_template_kwargs: Json | None = None
-    """Variables for the model's chat template; they take precedence over those of `thinking`."""
+    """Variables for the model's chat template. They take precedence over `thinking`."""
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
@@ -241,13 +245,13 @@ class CountTokensRequest(ModelFields):
         return self
 
     def own_forms(self) -> dict[str, Form]:
-        """What the answer must be, by the field that says so."""
+        """Return the form that the answer must have, by the name of the field that requires it."""
         form = self.output_config and self.output_config.format
         return {"output_config.format": Form("json", form.schema_)} if form else {}
 
     @property
     def tool_use(self) -> ToolUse:
-        """What it says of tools."""
+        """Which tools the request offers and which it requires."""
         return ToolUse.of([tool.as_function() for tool in self.tools or ()], self._tool_choice, self._is_parallel)
 
     @property
@@ -262,13 +266,16 @@ class CountTokensRequest(ModelFields):
         return not (self.tool_choice and self.tool_choice.disable_parallel_tool_use)
 
     def conversation(self) -> list[Json]:
-        """What the chat template sees."""
+        """Return the messages as the chat template receives them, the system message first."""
         told = _join_system(self.system)
         system = [{"role": "system", "content": told}] if told else []
         return system + [each for message in self.messages for each in message]
 
     def variables(self) -> Json:
-        """Of the chat template: hybrid models know one of the two names. Those of `chat_template_kwargs` win."""
+        """Return the chat template's variables. Values in `chat_template_kwargs` take precedence.
+
+        Templates of models that can think or not read one of two names, so both are set.
+        """
         kind = self.thinking.type if self.thinking else "disabled"
         thinks = {} if kind == "adaptive" else dict.fromkeys(("enable_thinking", "thinking"), kind == "enabled")
         effort = self.output_config and self.output_config.effort
@@ -279,14 +286,14 @@ class MessagesRequest(CountTokensRequest, ChoosingFields):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL]
-    """The longest answer."""
+    """Maximum number of tokens of the answer."""
     stop_sequences: Stops = ()
     """Up to 16 texts, of at most 1,024 characters each, that end the answer and are not part of it."""
 
     def own_forms(self) -> dict[str, Form]:
-        """Those of extensions too."""
+        """Return the forms of Anthropic's fields and of this engine's extensions."""
         return self.forms()
 
     def forms(self) -> dict[str, Form]:
-        """What the answer must be, by the field that says so: one at most."""
+        """Return the form that the answer must have, by the name of the field that requires it; at most one."""
         return super().own_forms() | super().forms()

@@ -1,6 +1,7 @@
-"""Objects of several types, which one of their fields tells: blocks of a message, items of a response.
+"""Validates objects of several types that one field distinguishes, such as the blocks of a message.
 
-Used by the schemas of bodies. pydantic tries nothing: the field chooses the model, whose errors are then the errors.
+Used by the schemas of bodies. The value of the field selects the pydantic model, and only that model's errors are
+reported.
 """
 
 from functools import reduce
@@ -12,10 +13,10 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 
 class OneOf:
-    """Stands in `Annotated`: an object of one of these models, each of which has the values of `key` that tell it."""
+    """For use in `Annotated`: an object of one of these models. The `Literal` values of `key` identify each model."""
 
     def __init__(self, key: str, *models: type[BaseModel], default: str = "") -> None:
-        """`default`: what the key is where it is missing."""
+        """`default`: the value of the key in objects without it; empty: the key is required."""
         self._key, self._default = key, default
         self._tags = {value: f"<{model.__name__}>" for model in models for value in _find_values(model, key)}
         tagged: list[Any] = [Annotated[model, Tag(f"<{model.__name__}>")] for model in models]
@@ -25,7 +26,7 @@ class OneOf:
         return handler.generate_schema(Annotated[self._union, BeforeValidator(self._check)])
 
     def _find(self, value: Any) -> str:
-        """The tag, which is no identifier, so that errors do not name it as a field."""
+        """Return the tag of the value's model. A tag is not an identifier, so errors do not name it as a field."""
         given = value.get(self._key) if isinstance(value, dict) else getattr(value, self._key)
         return self._tags[self._default if given is None else given]
 
@@ -43,6 +44,6 @@ class OneOf:
 
 
 def _find_values(model: type[BaseModel], key: str) -> list[str]:
-    """The texts of a `Literal`, null aside."""
+    """Return the strings in the `Literal` of the field `key`, without null."""
     annotation = model.model_fields[key].annotation
     return [value for each in (annotation, *get_args(annotation)) for value in get_args(each) if isinstance(value, str)]

@@ -1,8 +1,9 @@
-"""Reads bodies of the Open Inference Protocol (version 2): JSON, and binary data behind it. Runs in worker processes.
+"""Reads bodies of the Open Inference Protocol (version 2): JSON, followed by binary data. Runs in worker processes.
 
-A task whose model takes tensors calls `prepare_inference` with its signature, and makes an engine request of the
-tensors of each item. A body has a batch: the first dimension of each input counts its items, which share batches with
-those of other bodies. Every size that a body names is compared with the data that it brings before anything is built.
+A task whose model takes tensors calls `prepare_inference` with its signature, and makes an engine request from the
+tensors of each item. A body is a batch: the first dimension of each input is the number of items. Items of different
+bodies share the engine's batches. All sizes in a body are compared with the length of its data before anything is
+built.
 """
 
 import math
@@ -42,29 +43,29 @@ Dimension = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class InferParameters(Object):
-    """What changes how the answer is written. Others are ignored."""
+    """Parameters that change the format of the response. Others are ignored."""
 
     binary_data_output: bool | None = None
-    """Whether outputs that do not say it themselves come as binary data."""
+    """Whether outputs without their own `binary_data` are returned as binary data."""
     sequence_id: int | str | None = None
-    """Refused unless it is 0 or empty: models here keep nothing between requests."""
+    """Rejected unless it is 0 or empty: models here keep no state between requests."""
 
 
 class TensorParameters(Object):
-    """Where the data of an input is, or how an output is written."""
+    """Where the data of an input is, or in which format an output is returned."""
 
     binary_data_size: Annotated[int, Field(ge=0)] | None = None
-    """Bytes of an input's data behind the JSON, in the order of the inputs."""
+    """Number of bytes of the input's data after the JSON, where inputs follow each other in order."""
     binary_data: bool | None = None
-    """Whether an output comes as binary data."""
+    """Whether to return an output as binary data."""
     classification: int | None = None
-    """Refused: an output comes whole."""
+    """Rejected: outputs are always returned in full."""
     shared_memory_region: str | None = None
-    """Refused: clients and engines share no memory."""
+    """Rejected: clients and engines share no memory."""
 
 
 class InferInput(Object):
-    """One tensor with a batch of items: its first dimension is their number."""
+    """One tensor with a batch of items. Its first dimension is the number of items."""
 
     name: str
     shape: Annotated[list[Dimension], Field(min_length=1, max_length=_DIMENSIONS_MAX)]
@@ -75,7 +76,7 @@ class InferInput(Object):
 
 
 class InferOutput(Object):
-    """A tensor that the answer has."""
+    """A tensor to return."""
 
     name: str
     parameters: TensorParameters | None = None
@@ -85,24 +86,24 @@ class InferRequest(ModelFields):
     """POST /v2/models/{model}/infer."""
 
     id: Annotated[str, Field(max_length=_ID_CHARACTERS_MAX)] | None = None
-    """The answer repeats it."""
+    """The response repeats it."""
     parameters: InferParameters | None = None
     inputs: Annotated[list[InferInput], Field(min_length=1, max_length=TENSORS_MAX)]
     outputs: Annotated[list[InferOutput], Field(max_length=TENSORS_MAX)] | None = None
-    """Default: all of the model's."""
+    """The tensors to return; default: all outputs of the model."""
 
 
 class AskedOutput(msgspec.Struct, frozen=True, array_like=True):
-    """An output that the answer has."""
+    """An output to return."""
 
     name: str
     is_binary: bool
 
 
 class PreparedInference(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
-    """An admissible request, in the items' order."""
+    """A valid request, in the order of its items."""
 
-    own_id: str | None  # the client's
+    own_id: str | None  # the id that the client sent
     outputs: list[AskedOutput]
 
 
@@ -113,9 +114,10 @@ def prepare_inference(
     make_prompt: Callable[[dict[str, Tensor], str], Prompt],
     items_max: int | None = None,
 ) -> PreparedInference:
-    """Makes engine requests of a body. `make_prompt` gets the tensors of an item, and its name for errors.
+    """Make an engine request for each item of a body.
 
-    items_max: of a body, where the task has a limit of its own.
+    make_prompt: called with the tensors of an item and the item's name for errors.
+    items_max: the most items in a body; None: the task has no limit of its own.
 
     Raises InvalidRequest or UnknownModel.
     """
@@ -169,7 +171,7 @@ def _choose_outputs(fields: InferRequest, signature: Signature) -> list[AskedOut
 
 
 Batch = tuple[Datatype, tuple[int, ...], bytes]
-"""Datatype, shape with the number of items, and data of an input."""
+"""An input's datatype, its shape including the number of items, and its data."""
 
 
 def _read_inputs(inputs: Sequence[InferInput], rest: memoryview, signature: Signature) -> dict[str, Batch]:
@@ -213,7 +215,10 @@ def _read_inputs(inputs: Sequence[InferInput], rest: memoryview, signature: Sign
 def _check_shape(
     given: InferInput, spec: TensorSpec, signature: Signature, lengths: dict[str, int], param: str
 ) -> None:
-    """Compares with the signature, and with the lengths of other inputs: no data are looked at before."""
+    """Raise InvalidRequest if the input does not match the signature or the lengths of other inputs.
+
+    Called before any data is read.
+    """
     if given.datatype != spec.datatype:
         known = f"{given.name} has {spec.datatype}"
         if given.datatype not in DATATYPES:
@@ -277,7 +282,10 @@ def _read_json(datatype: Datatype, shape: Sequence[int], data: list[Any], param:
 
 
 def _flatten(data: list[Any], shape: Sequence[int], param: str) -> list[Any]:
-    """The elements, of a flat list or of lists as deep as the shape. Raises InvalidRequest if they do not fit."""
+    """Return the elements of a flat list, or of lists nested as the shape is.
+
+    Raises InvalidRequest if the data does not fit the shape.
+    """
     level: list[Any] = [data]
     if data and type(data[0]) is list:
         for size in shape:
@@ -293,7 +301,7 @@ def _flatten(data: list[Any], shape: Sequence[int], param: str) -> list[Any]:
 
 
 def _split(datatype: Datatype, shape: Sequence[int], data: bytes) -> Iterator[Tensor]:
-    """The tensor of each item."""
+    """Return the tensor of each item."""
     number, own = shape[0], tuple(shape[1:])
     each = find_element_bytes(datatype)
     if each is None:

@@ -1,4 +1,4 @@
-"""Pairs of texts to prompts, for tasks whose models read two texts at once."""
+"""Turns pairs of texts into prompts, for tasks whose models read two texts at once."""
 
 from collections.abc import Sequence
 
@@ -20,10 +20,10 @@ def encode_pairs(
     truncation: Truncation | None,
     max_second_tokens: int | None = None,
 ) -> list[Prompt]:
-    """A prompt of each pair. `params`: the fields of the two texts; `{}` in it is the number of the pair. Raises
-    InvalidRequest.
+    """Return a prompt for each pair. Raises InvalidRequest.
 
-    Neighbours that share their first text, as one object, read it once.
+    params: the fields of the first and the second text; `{}` in the latter is replaced by the index of the pair.
+    Consecutive pairs whose first text is the same object tokenize it once.
     """
     num_types = ClassifierFacts.read(facts).num_token_types
     prompts, encoder, shared = [], None, None
@@ -39,7 +39,7 @@ def encode_pairs(
 
 
 def _encode_types(pair: Pair, num_types: int) -> bytes:
-    """The payload; empty for a model that has one type."""
+    """Return the token types as a payload; empty for a model with one token type."""
     if num_types == 1:
         return b""
     if max(pair.token_types) >= num_types:

@@ -1,6 +1,6 @@
-"""Pictures in bodies: how many, how they are written, and what reading them may cost. Used by the tasks for images.
+"""Reads images in bodies, within limits on their number, memory and CPU time. Used by the tasks for images.
 
-Runs in worker processes, whose `ServedModel.reader` is the model's image processor then.
+Runs in worker processes. For these tasks `ServedModel.reader` is the model's image processor.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,17 +10,17 @@ from conveyor_engine.images.decoding import decode_image, read_base64
 from conveyor_engine.serving.preparing.jobs import Kind, Prepared, ServedModel, name_input
 from conveyor_engine.wire.worker import Job
 
-if TYPE_CHECKING:  # the API process imports this module, and has no numpy
+if TYPE_CHECKING:  # the API process imports this module but not numpy
     import numpy as np
     import numpy.typing as npt
 
-IMAGES_MAX: Final = 64  # of one body
-_MEMORY_BYTES: Final = 512 * 2**20  # of a job: a picture of PIXELS_MAX takes 270 MiB, 64 processed ones 37 MiB thrice
-_CPU_SECONDS: Final = 2.0  # of a job, beside those of its bytes: a picture of PIXELS_MAX takes 0.5
+IMAGES_MAX: Final = 64  # in one body
+_MEMORY_BYTES: Final = 512 * 2**20  # per job: an image of PIXELS_MAX takes 270 MiB, 64 processed ones 37 MiB thrice
+_CPU_SECONDS: Final = 2.0  # per job, in addition to those for its bytes: an image of PIXELS_MAX takes 0.5
 
 
 def build_kind(prepare: Callable[[ServedModel, Job], Prepared], prepared: Any) -> Kind:
-    """A kind of body that may have pictures."""
+    """Return a kind of body that may contain images."""
     return Kind(
         prepare,
         prepared,
@@ -32,11 +32,14 @@ def build_kind(prepare: Callable[[ServedModel, Job], Prepared], prepared: Any) -
 
 
 def read_files(texts: Sequence[str], param: str) -> Iterator[bytes]:
-    """The bytes of pictures in a JSON body, one after the other. Raises InvalidRequest."""
+    """Yield the bytes of each base64 image in a JSON body. Raises InvalidRequest."""
     return (read_base64(text, name_input(param, index, len(texts))) for index, text in enumerate(texts))
 
 
 def process_picture(model: ServedModel, data: bytes, param: str) -> "npt.NDArray[np.float32]":
-    """What the model's image processor makes of a file: (channels, height, width). Raises InvalidRequest."""
+    """Decode an image file and run the model's image processor on it: (channels, height, width).
+
+    Raises InvalidRequest.
+    """
     pixels: npt.NDArray[np.float32] = model.reader.process(decode_image(data, param))
     return pixels

@@ -1,13 +1,15 @@
-"""The pool of worker processes: a body in, engine requests out. Used by `engine_response`; made by `server`.
+"""The pool of worker processes that turn bodies into engine requests. Used by `engine_response`; created by `server`.
 
-A small request finds a worker soon, whatever other clients send: long bodies share one worker, and chats, whose
-template may be slow, leave one to completions. A worker that dies is replaced, and its job is refused as too costly.
-A worker that is silent past its deadline (stopped, or stuck in the kernel) is killed and replaced, and its job may be
-sent again. One that cannot be killed keeps its place, so processes never pile up; if all are like that, `is_alive` is
-false.
+Large or slow requests cannot occupy all workers. At most one worker runs long bodies, and chats leave one worker for
+completions, because a chat template may be slow.
 
-A worker gets its next job in the turn of the event loop that brings its reply: while many answers stream, a turn takes
-milliseconds, and requests come in bursts.
+If a worker dies, the pool replaces it and rejects its job as too costly. If a worker sends nothing until its deadline
+(it was stopped, or is stuck in the kernel), the pool kills and replaces it, and the client may retry. A worker that
+cannot be killed keeps its place, so the number of processes is bounded. `is_alive` is false once this holds for all
+workers.
+
+A worker gets its next job in the same turn of the event loop as its reply arrives. While many answers stream, a turn
+takes milliseconds, and requests arrive in bursts.
 """
 
 import asyncio
@@ -33,8 +35,8 @@ NUM_WORKERS = 3
 _NUM_TEMPLATE_WORKERS = 2
 _LONG_BYTES = 256 * 2**10
 _LONG = "long"
-START_SECONDS = 30.0  # until a new worker has sent its first message
-_AFTER_DEATH_SECONDS = 0.1  # until a worker that died is replaced, so that no loop of deaths takes a core
+START_SECONDS = 30.0  # the most until a new worker has sent its first message
+_AFTER_DEATH_SECONDS = 0.1  # wait before a dead worker is replaced, so that a loop of deaths does not use up a core
 _log = logging.getLogger(__name__)
 
 
@@ -66,7 +68,7 @@ class _Worker(asyncio.Protocol):
         self._on_overdue = on_overdue
         self._on_end = on_end
         self._frames = FrameReader()
-        self.pid: int | None = None  # as it says itself
+        self.pid: int | None = None  # from the worker's first message
         self._was_killed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -81,20 +83,20 @@ class _Worker(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._on_overdue, self)
 
     def kill(self) -> None:
-        """Ends the process, whatever it does; its socket closes once it has ended. One without a pid never started."""
+        """Kill the process. Its socket closes once it has ended. A worker without a pid never started."""
         if self.pid is not None:
             self._was_killed = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """The process exits."""
+        """Close the socket, whereupon the process exits."""
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         for payload in self._frames.feed(data):
             if self._was_killed:
-                return  # its job was given up
+                return  # its job has already failed
             self._deadline.cancel()
             message = from_worker_decoder.decode(payload)
             if isinstance(message, Started):
@@ -107,15 +109,15 @@ class _Worker(asyncio.Protocol):
 
 
 class WorkerPool:
-    """The workers and the lines for them, which `EngineClient.hold_place` bounds."""
+    """The workers and the queues of jobs for them. `EngineClient.hold_place` limits the number of queued jobs."""
 
     def __init__(self, fork_server: ForkServer, on_broken: Callable[[], None]) -> None:
-        """`on_broken` is called when there can be no new workers any more."""
+        """on_broken: called when the fork server has ended, so that no worker can be started any more."""
         self._fork_server = fork_server
         self._on_broken = on_broken
         self._numbers = itertools.count()
-        self._lines: dict[str, deque[_Order]] = {}  # of long bodies, and of short ones by their kind
-        self._workers: set[_Worker] = set()  # those that are replaced when they end
+        self._lines: dict[str, deque[_Order]] = {}  # one queue of long bodies, and one of short bodies for each kind
+        self._workers: set[_Worker] = set()  # the workers to replace when they end
         self._idle: set[_Worker] = set()
         self._running: dict[_Worker, _Order] = {}
         self._overdue: set[_Worker] = set()
@@ -123,7 +125,7 @@ class WorkerPool:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a job can still be done: False once all workers are past their deadlines and have not ended."""
+        """False once all workers are past their deadlines and have not ended, so that no job can run."""
         return len(self._overdue) < NUM_WORKERS
 
     async def start(self) -> None:
@@ -131,16 +133,19 @@ class WorkerPool:
             await self._add_worker()
 
     async def stop(self) -> None:
-        """Ends the workers and the fork server."""
+        """End the workers and the fork server."""
         self._fork_server.close()
         for starting in self._starting:
             starting.cancel()
-        workers, self._workers = self._workers, set()  # so that nobody replaces them
+        workers, self._workers = self._workers, set()  # so that `_on_end` does not replace them
         for worker in workers:
             worker.close()
 
     async def prepare(self, job: Job) -> Prepared:
-        """Raises what the job failed with. If this call is cancelled, a worker that has begun goes on to the end."""
+        """Run the job in a worker and return the prepared request. Raises the error with which the job failed.
+
+        If this call is cancelled, a job that a worker has begun still runs to its end.
+        """
         order = _Order(next(self._numbers), job, asyncio.get_running_loop().create_future())
         line = self._lines.setdefault(_LONG if order.is_long else job.kind, deque())
         line.append(order)
@@ -164,7 +169,7 @@ class WorkerPool:
         raise AssertionError(reply)
 
     def _run_next(self) -> None:
-        """Gives idle workers those that may run, of the heads of lines the one that came first."""
+        """Send jobs to idle workers: of the queues' first jobs that may run, the one that arrived first."""
         while self._idle and (lines := [line for line in self._lines.values() if line and self._may_run(line[0])]):
             order = min(lines, key=lambda line: line[0].number).popleft()
             worker = self._idle.pop()
@@ -190,7 +195,7 @@ class WorkerPool:
         self._run_next()
 
     def _on_overdue(self, worker: _Worker) -> None:
-        """Gives up its job, and the worker too: it is replaced once its process has ended."""
+        """Fail the worker's job and kill the worker, which is replaced once its process has ended."""
         _log.error("event=worker_overdue pid=%s", worker.pid)
         self._overdue.add(worker)
         order = self._running.pop(worker, None)
@@ -199,7 +204,7 @@ class WorkerPool:
         worker.kill()
 
     def _on_end(self, worker: _Worker) -> None:
-        """It was told to end, and is not one of the workers any more, or it has died."""
+        """Replace the worker if it died. A worker that the pool closed is no longer in `_workers`."""
         if worker in self._workers:
             self._workers.discard(worker)
             self._idle.discard(worker)

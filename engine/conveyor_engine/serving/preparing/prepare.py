@@ -1,6 +1,6 @@
-"""Makes engine requests of a body that asks for text: validate, tokenize, check against the model.
+"""Turns bodies that request text into engine requests: validates, tokenizes and checks them against the model.
 
-The kinds of bodies of `tasks.generate`. Runs in the workers of `process`. No I/O, no asyncio.
+Has kinds of bodies of `tasks.generate`. Runs in the workers of `process`. No I/O, no asyncio.
 """
 
 import uuid
@@ -25,14 +25,14 @@ from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Truncation, too_l
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, Thinking
 from conveyor_engine.wire.worker import Job, Part
 
-LOGPROBS_MAX = 4_000_000  # of one request: each takes 12 bytes until its answer is sent, and 60 in the answer
+LOGPROBS_MAX = 4_000_000  # in one request: each takes 12 bytes until its response is sent, and 60 in the response
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 BAD_WORD_TOKENS_MAX = 16
-_BAD_WORD_TOKENS_TRIED = 4 * BAD_WORD_CHARACTERS_MAX  # more than any has
+_BAD_WORD_TOKENS_TRIED = 4 * BAD_WORD_CHARACTERS_MAX  # more tokens than any bad word has
 
 
 class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What the API process needs of an engine request to show its answer."""
+    """What the API process must know about an engine request to write its response."""
 
     request_id: str
     arrival_time: float
@@ -40,47 +40,47 @@ class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     prompt_tail: list[int]  # its last tokens
     max_tokens: int
     min_tokens: int
-    shows_stop: bool = False  # the text has what ended it
+    shows_stop: bool = False  # the text includes the stop string or token that ended it
     skip_special_tokens: bool = True
-    with_token_ids: bool = False  # beside the text
+    with_token_ids: bool = False  # return token ids in addition to the text
 
 
 class Echo(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt as its answer shows it."""
+    """A prompt as the response repeats it."""
 
     text: str
     packed_token_ids: bytes  # uint32 each
-    packed_starts: bytes  # uint32 each: where in the text each token begins
+    packed_starts: bytes  # uint32 each: the offset in `text` at which each token begins
 
 
 class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An admissible request. `choices` holds prompt 0's, then prompt 1's, and so on."""
+    """A valid request. `choices` contains the choices for prompt 0, then those for prompt 1, and so on."""
 
     id: str
     stream: bool
-    include_usage: bool  # at the end of a stream ...
-    continuous_usage: bool  # ... and in each of its chunks
+    include_usage: bool  # at the end of a stream
+    continuous_usage: bool  # in each chunk of a stream too
     stop: tuple[str, ...]
-    top_logprobs: int | None  # alternatives per token; None = no log probabilities at all
+    top_logprobs: int | None  # alternatives for each token; None: the response has no log probabilities
     choices: list[PreparedChoice]
     choices_per_prompt: int
-    num_prompt_tokens: int  # each prompt once
+    num_prompt_tokens: int  # each prompt is counted once
     tells_cached_tokens: bool
     ignored_fields: int
-    parts: list[Part]  # one: all choices begin together
+    parts: list[Part]  # one part, because all choices begin together
     tokens_as_ids: bool = False  # how log probabilities name tokens
     names_alternatives: bool = False  # whether the request says which tokens have log probabilities
-    prompt_token_ids: list[bytes] = []  # uint32 each, of each prompt, where the answer has them
-    echoes: list[Echo] = []  # of each prompt, where the answer shows them
+    prompt_token_ids: list[bytes] = []  # for each prompt, uint32 each; empty if the response does not have them
+    echoes: list[Echo] = []  # for each prompt; empty if the response does not repeat prompts
     tells_prompt_logprobs: bool = False
     parsing: Parsing = NO_PARSING
-    hides_reasoning: bool = False  # the answer is told without the model's thinking
-    continued_text: str = ""  # that the answer shows before its own
-    repeated: bytes = b""  # JSON of what the answer repeats of its request
+    hides_reasoning: bool = False  # the response omits the model's thinking
+    continued_text: str = ""  # text that the response repeats before its own
+    repeated: bytes = b""  # JSON of the request's fields that the response repeats
 
 
 def prepare_completion(model: ServedModel, job: Job) -> PreparedText:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of /v1/completions. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, CompletionRequest, job.body)
     num_requests = len(fields.prompt) * fields.choices_per_prompt()
     if num_requests > job.num_requests_max:
@@ -92,7 +92,7 @@ def prepare_completion(model: ServedModel, job: Job) -> PreparedText:
 
 
 def prepare_chat(model: ServedModel, job: Job) -> PreparedText:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of /v1/chat/completions. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ChatRequest, job.body)
     prepared = prepare_conversation(model, fields, job, "chatcmpl-", ignored_fields=fields.ignored)
     hides, continued = fields.include_reasoning is False, fields.continued_text()
@@ -100,7 +100,10 @@ def prepare_chat(model: ServedModel, job: Job) -> PreparedText:
 
 
 def render_conversation(model: ServedModel, fields: ChatRequest, longest: int) -> str:
-    """The prompt's text. Raises InvalidRequest."""
+    """Render the messages with the chat template. Raises InvalidRequest.
+
+    longest: the model's context length in tokens.
+    """
     fields.tool_use.check_size()
     return model.tokenizer.render_chat(fields.messages_for_template(), longest, fields.variables(), fields.rendering())
 
@@ -108,7 +111,7 @@ def render_conversation(model: ServedModel, fields: ChatRequest, longest: int) -
 def prepare_conversation(
     model: ServedModel, fields: ChatRequest, job: Job, id_prefix: str, *, ignored_fields: int
 ) -> PreparedText:
-    """The one way of a conversation to the engine, whatever its body was. Raises InvalidRequest."""
+    """Prepare a chat request. The chat, messages and responses APIs all use this. Raises InvalidRequest."""
     max_tokens = fields.max_completion_tokens or fields.max_tokens
     longest = job.facts.max_model_len
     truncation = fields.truncation(longest - (max_tokens or 1))
@@ -124,7 +127,11 @@ def prepare_conversation(
 
 
 def _find_thinking(dialect: Dialect, text: str, parsing: Parsing) -> Parsing:
-    """Whether the answer to this prompt may think, or goes on to; a prompt that ends behind the thinking has it."""
+    """Return `parsing`, set to parse thinking if the answer to this prompt can contain any.
+
+    If the prompt ends with the mark that ends thinking, the answer contains none. If it ends with the mark that begins
+    thinking, the answer starts inside it.
+    """
     if dialect.thinking is None:
         return parsing
     marks, end = MARKS[dialect.thinking], text.rstrip()
@@ -137,9 +144,10 @@ def _find_thinking(dialect: Dialect, text: str, parsing: Parsing) -> Parsing:
 def _find_thinking_tokens(
     model: ServedModel, parsing: Parsing, facts: ModelFacts, budget: int | None
 ) -> Thinking | None:
-    """The marks of the thinking; None where the answer does not think.
+    """Return the tokens that begin and end thinking; None if the answer has no thinking. Raises InvalidRequest.
 
-    Marks of several tokens cannot be waited for: before a grammar such a model does not think, and a budget is refused.
+    The engine can detect only marks that are single tokens. With longer marks, an answer that follows a grammar has no
+    thinking, and a budget is rejected.
     """
     if not parsing.thinking:
         if budget is not None and model.dialect.thinking is None:
@@ -155,7 +163,7 @@ def _find_thinking_tokens(
 
 
 def _find_token(model: ServedModel, mark: str, facts: ModelFacts) -> int | None:
-    """The token that stands for the whole mark, if the model can say it."""
+    """Return the single token for the whole mark; None if there is none or the model cannot generate it."""
     token_id = model.tokenizer.find_id(mark)
     return None if token_id is None or token_id >= facts.vocab_size else token_id
 
@@ -173,7 +181,7 @@ def read_prompt(
     *,
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """The prompt's tokens, cut as the client wants it. Raises InvalidRequest, which names the field `param`."""
+    """Return the prompt's token ids, truncated as requested. Raises InvalidRequest, which names the field `param`."""
     if isinstance(prompt, str):
         return model.tokenizer.encode(
             prompt, facts.max_model_len, add_special_tokens=add_special_tokens, param=param, truncation=truncation
@@ -192,7 +200,10 @@ def _prepared(
     parsing: Parsing = NO_PARSING,
     budget: int | None = None,
 ) -> PreparedText:
-    """Engine requests of all prompts and choices. `max_tokens` None: what the context leaves. Raises InvalidRequest."""
+    """Make engine requests for all prompts and choices. Raises InvalidRequest.
+
+    max_tokens: None: as many tokens as the context leaves.
+    """
     request_id = f"{id_prefix}{uuid.uuid4().hex}"
     include_usage, continuous_usage = fields.stream_options.usage_wanted() if fields.stream_options else (False, False)
     requests: list[EngineRequest] = []
@@ -277,7 +288,7 @@ def _sampling_params(
     fields: SamplingFields, defaults: SamplingDefaults, facts: ModelFacts, num_prompt_tokens: int,
     max_tokens: int | None,
 ) -> SamplingParams:  # fmt: skip
-    """Null means the default, as in OpenAI's API."""
+    """Return the sampling parameters. Null means the default, as in OpenAI's API. Raises InvalidRequest."""
     room = facts.max_model_len - num_prompt_tokens
     if room < 1:
         raise too_long(num_prompt_tokens, facts.max_model_len, fields.prompt_field)
@@ -322,7 +333,10 @@ def _check_prompt(fields: SamplingFields, prompt: list[int], params: SamplingPar
 
 
 def _read_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each, as they are at the beginning of a text, and within one if that differs (as in vLLM)."""
+    """Return the token ids of each bad word at the beginning of a text, and within a text if they differ, as vLLM does.
+
+    Raises InvalidRequest for a word with too many tokens or none.
+    """
     read: list[tuple[int, ...]] = []
     for number, word in enumerate(words):
         alone, within = (
@@ -339,7 +353,7 @@ def _read_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int
 
 
 def _check_listed_tokens(fields: SamplingFields, bad_words: Sequence[Sequence[int]], facts: ModelFacts) -> None:
-    """Raises InvalidRequest for tokens that the model does not have."""
+    """Raise InvalidRequest if a field lists a token that the model does not have."""
     listed = {
         "stop_token_ids": fields.stop_token_ids or (),
         "logit_bias": [token_id for token_id, _ in fields.logit_bias],
@@ -354,7 +368,7 @@ def _check_listed_tokens(fields: SamplingFields, bad_words: Sequence[Sequence[in
 
 
 def check_token_ids(prompt: list[int], facts: ModelFacts, param: str) -> None:
-    """Raises InvalidRequest if there are none, or one that the model does not have."""
+    """Raise InvalidRequest if the prompt is empty or has a token that the model does not have."""
     if not prompt:
         raise InvalidRequest("the prompt is empty; send at least one token", param=param)
     if (largest := max(prompt)) >= facts.vocab_size:
@@ -363,7 +377,10 @@ def check_token_ids(prompt: list[int], facts: ModelFacts, param: str) -> None:
 
 
 def _check_logprobs(fields: SamplingFields, params: list[SamplingParams], num_prompt_tokens: int) -> None:
-    """`num_prompt_tokens`: those that get log probabilities, over all choices."""
+    """Raise InvalidRequest if the request asks for too many log probabilities.
+
+    num_prompt_tokens: number of prompt tokens that get log probabilities, over all choices.
+    """
     total = sum(
         p.max_tokens * (max(p.logprobs, len(p.logprob_token_ids)) + 1) for p in params if p.logprobs is not None
     )
@@ -377,7 +394,7 @@ def _check_logprobs(fields: SamplingFields, params: list[SamplingParams], num_pr
 
 
 def _for_choice(params: SamplingParams, choice: int) -> SamplingParams:
-    """The same parameters, with a seed of the choice's own."""
+    """Return the parameters for choice number `choice`, which has its own seed."""
     if params.seed is None or choice == 0:
         return params
     seed = (params.seed + choice + 2**63) % 2**64 - 2**63

@@ -1,9 +1,9 @@
-"""The worker processes that make engine requests of bodies, within bounds of CPU time and memory.
+"""The worker processes that turn bodies into engine requests, with limits on CPU time and memory.
 
-Parsing a body, rendering the model's chat template (a program of the model's author) and tokenizing can hold the
-interpreter, and take memory, for as long as a client likes. So workers do that, driven by `pool`, and a job beyond its
-bounds is refused. A fork server forks the workers, which so share the memory of the tokenizer; it is itself forked
-before there are threads, an event loop or clients.
+A client can choose a body that takes long, or much memory, to parse, to render with the model's chat template (a
+program by the model's author) or to tokenize. Therefore workers do this, driven by `pool`, and a job beyond its limits
+is rejected. A fork server forks the workers, so they share the tokenizer's memory. The fork server itself is forked
+before the API process has threads, an event loop or clients.
 """
 
 import gc
@@ -27,31 +27,31 @@ from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
 from conveyor_engine.wire.frames import encode_frame, read_payloads
 from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, job_decoder
 
-CPU_SECONDS = 1.0  # of one job ...
-CPU_SECONDS_PER_MIB = 1.0  # ... and for each MiB of its body: several times what any takes
-SECONDS_PER_CPU_SECOND = 10.0  # of the clock: a job may wait so long for a CPU, or for memory to be paged in
-MEMORY_BYTES = 96 * 2**20  # that one job may add ...
-MEMORY_BYTES_PER_TOKEN = 512  # ... and for each token of the context: tokenizing takes 110 bytes per character ...
-MEMORY_BYTES_PER_BODY_BYTE = 16  # ... and for each byte of its body: empty lists take 25, of which the base has most
-_RETIRE_BYTES = 32 * 2**20  # a worker that grew by so much is replaced
-_NICENESS = 5  # tokens of running streams go before prompts of new ones
+CPU_SECONDS = 1.0  # limit for a job, plus the next:
+CPU_SECONDS_PER_MIB = 1.0  # for each MiB of the body; several times what bodies need
+SECONDS_PER_CPU_SECOND = 10.0  # wall-clock limit: a job may wait for a CPU, or for memory to be paged in
+MEMORY_BYTES = 96 * 2**20  # limit of what a job may add, plus the next two:
+MEMORY_BYTES_PER_TOKEN = 512  # for each token of the context length; tokenizing takes 110 bytes per character
+MEMORY_BYTES_PER_BODY_BYTE = 16  # for each byte of the body; empty lists take 25, most of which MEMORY_BYTES covers
+_RETIRE_BYTES = 32 * 2**20  # a worker that grew by more than this is replaced
+_NICENESS = 5  # tokens of running streams take precedence over prompts of new ones
 _encode = msgspec.msgpack.Encoder().encode
 _log = logging.getLogger(__name__)
 LoadReader = Callable[[], Any]
 
 
 def cpu_seconds(job: Job) -> float:
-    """The CPU time that the job may take."""
+    """Return the CPU time that the job may take."""
     return CPU_SECONDS + find_kind(job).cpu_seconds + CPU_SECONDS_PER_MIB * len(job.body) / 2**20
 
 
 def deadline_seconds(job: Job) -> float:
-    """How long a worker may be silent after it got the job: longer than any worker that still runs."""
+    """Return the seconds within which a worker must reply to the job. A worker that still runs needs less."""
     return SECONDS_PER_CPU_SECOND * cpu_seconds(job)
 
 
 def too_costly(job: Job) -> InvalidRequest:
-    """The error for a job that ran out of CPU time or memory."""
+    """Return the error for a job that ran out of CPU time or memory."""
     kind = find_kind(job)
     return InvalidRequest(
         f"this request could not be {kind.reading} within the CPU time ({CPU_SECONDS + kind.cpu_seconds:g} s, and "
@@ -64,9 +64,9 @@ class ForkServer:
     """The API process's side of the process that forks workers."""
 
     def __init__(self, model: ServedModel, load_reader: LoadReader | None = None) -> None:
-        """Forks: to be called while the process has one thread and no event loop.
+        """Fork the fork server. Call this while the process has one thread and no event loop.
 
-        `load_reader` is called in the fork server: it loads the reader of the model, which workers share.
+        load_reader: called in the fork server to load the model's reader, which all workers share.
         """
         self.model = model
         for task in registry.find_packages():
@@ -78,11 +78,14 @@ class ForkServer:
         theirs.close()
 
     def close(self) -> None:
-        """Ends the process; its workers go on until their sockets are closed."""
+        """End the fork server. Its workers run until their sockets are closed."""
         self._control.close()
 
     def start_worker(self) -> socket.socket:
-        """The socket of a new worker, which exits when it is closed. Raises OSError if the fork server has ended."""
+        """Start a worker and return its socket. The worker exits when the socket is closed.
+
+        Raises OSError if the fork server has ended.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [b"w"], [theirs.fileno()])
@@ -90,7 +93,7 @@ class ForkServer:
 
 
 def _exit_after(work: Callable[[], None]) -> NoReturn:
-    """Runs `work` and exits without the cleanup of the process that was forked."""
+    """Run `work`, then exit without the clean-up that belongs to the parent process."""
     code = 1
     try:
         work()
@@ -100,7 +103,7 @@ def _exit_after(work: Callable[[], None]) -> NoReturn:
 
 
 def _fork_workers(control: socket.socket, model: ServedModel, load_reader: LoadReader | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the server
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the server only
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
     if load_reader is not None:
@@ -117,11 +120,12 @@ def _fork_workers(control: socket.socket, model: ServedModel, load_reader: LoadR
 
 
 def _load(load_reader: LoadReader) -> Any:
-    """The reader, loaded without torch, which would take 0.7 GiB and 5 s more. None if the model has none.
+    """Load the reader without torch, which would take 0.7 GiB and 5 s more.
 
-    The engine process loads the same files and reports what is wrong with them: then no request comes.
+    Returns None if the files are invalid. The engine process loads the same files and reports the error, so no request
+    arrives then.
     """
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # so Python finds none, and transformers does without
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # transformers then runs without torch
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would advise to install torch
     try:
         return load_reader()
@@ -134,7 +138,7 @@ def _work(connection: socket.socket, model: ServedModel) -> None:
     """Runs one worker until its socket closes or it has grown too large."""
     os.nice(_NICENESS)
     signal.signal(signal.SIGPROF, _raise_out_of_time)
-    os.environ["RUST_BACKTRACE"] = "0"  # tokenizers ends the process when memory ends, and would explain at length
+    os.environ["RUST_BACKTRACE"] = "0"  # tokenizers aborts when out of memory, and would print a backtrace
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a thread for each CPU would not fit into a job's memory
     peak = _peak_bytes()
     connection.sendall(encode_frame(Started(os.getpid())))
@@ -148,7 +152,7 @@ def _work(connection: socket.socket, model: ServedModel) -> None:
 
 
 class _OutOfTime(BaseException):
-    """Not an Exception, so that no `except Exception` on the way catches it."""
+    """Raised when a job's CPU time is used up. Not an Exception, so that no `except Exception` catches it."""
 
 
 def _raise_out_of_time(_: int, __: FrameType | None) -> None:
@@ -156,7 +160,7 @@ def _raise_out_of_time(_: int, __: FrameType | None) -> None:
 
 
 def _prepare_within_limits(payload: bytes, model: ServedModel) -> bytes | Failure | Bug:
-    """The signal interrupts Python code; the kernel's limit, two seconds later, ends native code."""
+    """Prepare the encoded job. A signal interrupts Python code; the kernel's limit, 2 s later, ends native code."""
     job = job_decoder.decode(payload)
     seconds = cpu_seconds(job)
     limit_cpu_seconds(seconds + 2)

@@ -1,4 +1,4 @@
-"""What bodies of one or more prompts have in common that each take one step of the engine. Used by tasks."""
+"""What is common to bodies with one or more prompts that take one engine step each. Used by tasks."""
 
 import uuid
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from conveyor_engine.text.tokenizer import Truncation, too_long
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
 from conveyor_engine.wire.worker import Job, Part
 
-RESULT_BYTES_MAX = 64 << 20  # of one request, float32: half of what the API process holds for all of its clients
+RESULT_BYTES_MAX = 64 << 20  # float32 results of a request: half of what the API process holds for all clients together
 
 
 class Prompt(NamedTuple):
@@ -23,11 +23,11 @@ class Prompt(NamedTuple):
     token_ids: list[int]
     payload: bytes = b""
     payload_cost: int = 0
-    payload_tokens: int = 0  # that `usage` counts beside the prompt's
+    payload_tokens: int = 0  # tokens of the payload, which `usage` adds to the prompt's
 
 
 class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An admissible request, in the prompts' order."""
+    """A valid request, in the order of its prompts."""
 
     id: str
     request_ids: list[str]
@@ -35,11 +35,11 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     arrival_time: float
     ignored_fields: int
     param: str  # the field that has the inputs
-    parts: list[Part]  # of a batch each: a long list never fills the engine's queue
+    parts: list[Part]  # each of one batch, so that a long list of prompts does not fill the engine's queue
 
     @classmethod
     def of(cls, prefix: str, prompts: Sequence[Prompt], job: Job, fields: ModelFields, param: str, **own: Any) -> Self:
-        """Makes an engine request of each prompt of the body. `own`: what a subclass adds."""
+        """Make an engine request for each prompt of the body. `own`: the fields that a subclass adds."""
         request_id = f"{prefix}-{uuid.uuid4().hex}"
         requests = [
             EngineRequest(
@@ -75,21 +75,27 @@ def read_input(
     *,
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """The input's tokens; a text's with those that the model's tokenizer puts around it. Raises InvalidRequest."""
+    """Return the token ids of an input. Raises InvalidRequest.
+
+    add_special_tokens: whether the tokenizer adds its special tokens to a text.
+    """
     prompt = read_prompt(model, text, truncation, facts, param, add_special_tokens=add_special_tokens)
     check_input(prompt, facts, param)
     return prompt
 
 
 def check_input(prompt: list[int], facts: ModelFacts, param: str) -> None:
-    """Raises InvalidRequest for tokens that the model does not have, or more than it takes."""
+    """Raise InvalidRequest if the model does not have one of the tokens, or accepts fewer tokens."""
     check_token_ids(prompt, facts, param)
     if len(prompt) > facts.max_model_len:
         raise too_long(len(prompt), facts.max_model_len, param)
 
 
 def check_answer_size(num_inputs: int, size: int, of_what: str, param: str) -> None:
-    """Refuses more results, of `size` numbers each, than one answer may hold, before they are computed."""
+    """Raise InvalidRequest if the results, of `size` float32 numbers for each input, are too large for one response.
+
+    Called before they are computed.
+    """
     most = RESULT_BYTES_MAX // (4 * size)
     if num_inputs > most:
         message = f"{num_inputs} inputs are more than the {most} that one answer may have with {size} {of_what}"

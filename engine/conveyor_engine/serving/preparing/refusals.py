@@ -1,4 +1,7 @@
-"""What pydantic finds wrong in a body, as the one sentence that the client reads. Used by `prepare`."""
+"""Turns pydantic's validation errors into one sentence for the client.
+
+Used by `jobs`, `forms` and `sampling_defaults`.
+"""
 
 from collections.abc import Sequence
 
@@ -6,7 +9,7 @@ from pydantic import ValidationError
 
 from conveyor_engine.errors import ErrorCode, InvalidRequest
 
-_IN_JSON = {  # where pydantic has Python's words
+_IN_JSON = {  # replacements for messages with Python's names of types
     "model_type": "must be an object",
     "dict_type": "must be an object",
     "list_type": "must be an array",
@@ -14,12 +17,12 @@ _IN_JSON = {  # where pydantic has Python's words
 
 
 def invalid_request(error: ValidationError) -> InvalidRequest:
-    """The first thing that pydantic found, as a sentence that begins with the field."""
+    """Return the first error that pydantic found, as a sentence that begins with the field."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     message, kind = first["msg"], first["type"]
     path = _field_path(first["loc"])
     if not path:
-        own = kind if kind in message else None  # a check over several fields names its field as its type
+        own = kind if kind in message else None  # the type of an error over several fields is its field's name
         return InvalidRequest(message if own else "the body must be a JSON object", param=own)
     code = ErrorCode.UNSUPPORTED_VALUE if kind == "unsupported" else None
     return InvalidRequest(f"{path} {_IN_JSON.get(kind) or _as_predicate(message)}", param=path, code=code)

@@ -1,6 +1,6 @@
-"""Makes a chat request of a body of the Responses API: one chat template, one tool parser, one path to the engine.
+"""Converts bodies of the Responses API to chat requests, so that both share template, tool parser and the rest.
 
-A kind of body of `tasks.generate`. Runs in the workers of `process`. No I/O, no asyncio.
+Has one kind of body of `tasks.generate`. Runs in the workers of `process`. No I/O, no asyncio.
 """
 
 from typing import Any, Final, Literal
@@ -20,7 +20,7 @@ from conveyor_engine.wire.worker import Job
 _WORDS: Final = {
     ".function.parameters": ".parameters", "max_completion_tokens": "max_output_tokens", "messages": "input",
 }  # fmt: skip
-REPEATED_BYTES_MAX: Final = 2**19  # a stream has it three times
+REPEATED_BYTES_MAX: Final = 2**19  # a stream contains this text three times
 Json = dict[str, Any]
 
 
@@ -35,7 +35,7 @@ class RepeatedTool(msgspec.Struct):
 
 
 class Repeated(msgspec.Struct, kw_only=True):
-    """What an answer repeats of its request, with the values that were used."""
+    """The fields of the request that the response repeats, with the values that were used."""
 
     instructions: str | None
     max_output_tokens: int | None
@@ -62,7 +62,7 @@ class Repeated(msgspec.Struct, kw_only=True):
 
 
 def prepare_response(model: ServedModel, job: Job) -> PreparedText:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of /v1/responses. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ResponsesRequest, job.body)
     chat = ChatRequest.model_construct(
         None,
@@ -76,7 +76,7 @@ def prepare_response(model: ServedModel, job: Job) -> PreparedText:
         thinking_token_budget=fields.thinking_token_budget,
         chat_template_kwargs=fields.chat_template_kwargs,
     )
-    chat.tool_use = fields.tool_use  # checked with the body
+    chat.tool_use = fields.tool_use  # validated with the body
     with in_words_of(_WORDS):
         prepared = prepare_conversation(model, chat, job, "resp_", ignored_fields=fields.ignored)
     repeated = msgspec.json.encode(_repeat(fields, model.sampling_defaults))

@@ -1,4 +1,4 @@
-"""The body of /v1/responses, OpenAI's Responses API without what needs a store. Used by `responses`. Pure."""
+"""The schema of /v1/responses: OpenAI's Responses API without stored responses. Used by `responses`. Pure."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -30,14 +30,14 @@ Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(ma
 
 
 class TextPart(Object):
-    """Text of a message."""
+    """A text part of a message."""
 
     type: Literal["input_text", "output_text"]
     text: str
 
 
 class RefusalPart(Object):
-    """What an earlier answer said in place of one."""
+    """The refusal that an earlier answer contained instead of text."""
 
     type: Literal["refusal"]
     refusal: str
@@ -54,12 +54,12 @@ _Parts = Annotated[
 
 
 def join_parts(parts: Sequence[TextPart | RefusalPart]) -> str:
-    """The text of a message."""
+    """Return the text of a message's parts."""
     return "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in parts)
 
 
 class MessageItem(Object):
-    """A message, also one of an earlier answer."""
+    """A message of the input or of an earlier answer."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
@@ -67,7 +67,7 @@ class MessageItem(Object):
 
 
 class FunctionCallItem(Object):
-    """A call in an earlier answer."""
+    """A function call in an earlier answer."""
 
     type: Literal["function_call"]
     call_id: str
@@ -76,7 +76,7 @@ class FunctionCallItem(Object):
 
 
 class FunctionOutputItem(Object):
-    """What a function returned."""
+    """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -84,14 +84,14 @@ class FunctionOutputItem(Object):
 
 
 class ReasoningPart(Object):
-    """Text of the thinking, or of its summary."""
+    """Text of the thinking or of its summary."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
 class ReasoningItem(Object):
-    """Thinking of an earlier answer. What is encrypted is left out."""
+    """The thinking of an earlier answer. Encrypted content is left out."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
@@ -118,7 +118,7 @@ class FunctionTool(Object):
     strict: bool | None = None
 
     def as_function(self) -> Tool:
-        """The same as chat has it."""
+        """Return the tool as the chat API has it."""
         function = FunctionDefinition.model_construct(
             name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
         )
@@ -136,7 +136,7 @@ class FunctionChoice(Object):
 
 
 class PlainFormat(Object):
-    """Text, or any JSON object."""
+    """The answer is text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
@@ -152,26 +152,26 @@ class SchemaFormat(Object):
 
 
 class TextConfig(Object):
-    """How the text is to be."""
+    """The format of the answer's text."""
 
     format: Annotated[PlainFormat | SchemaFormat, OneOf("type", PlainFormat, SchemaFormat)] | None = None
     verbosity: Literal["medium"] | None = None
 
     def form(self) -> Form | None:
-        """What the answer must be."""
+        """Return the form that the answer must have; None for plain text."""
         if isinstance(self.format, SchemaFormat):
             return Form("json", self.format.schema_)
         return Form("json", {"type": "object"}) if self.format and self.format.type == "json_object" else None
 
 
 class ReasoningConfig(Object):
-    """How much the model is to think. Summaries of the thinking are not made: it comes as it is."""
+    """How much the model thinks. The thinking is returned in full; `summary` has no effect."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-# Of the others, thinking is returned without encryption, and no answer has what the rest are about.
+# Only the first has an effect. Thinking is always returned unencrypted, and no response has what the others select.
 _Includable = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
@@ -180,7 +180,7 @@ _Includable = Literal[
 
 
 class ResponseStreamOptions(Object):
-    """Of a stream: nothing that acts."""
+    """Options of a stream. None has an effect."""
 
     place = Place.STREAM_OPTIONS
 
@@ -201,7 +201,7 @@ class ResponsesRequest(ChoosingFields):
     instructions: str | None = None
     """A system message before the input."""
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """The longest answer in tokens, thinking included; default: all that the context leaves."""
+    """Maximum number of tokens of the answer, thinking included; default: as many as the context leaves."""
     tools: Annotated[list[_Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
     """Up to 128 functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
@@ -213,17 +213,17 @@ class ResponsesRequest(ChoosingFields):
     reasoning: ReasoningConfig | None = None
     """`effort`: for chat templates that show it; `none` also sets their variable `enable_thinking` to false."""
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
-    """The most tokens of thinking, which then has to end, for a model whose template shows that it thinks; -1: any."""
+    """Most tokens of thinking, after which thinking ends; -1: no limit. The model's template must support thinking."""
     chat_template_kwargs: Json | None = None
-    """Variables for the model's chat template, as `{"enable_thinking": false}`."""
+    """Variables for the model's chat template, such as `{"enable_thinking": false}`."""
     include: list[_Includable] | None = None
     """`message.output_text.logprobs`: log probabilities of the text's tokens. Other values of OpenAI have no effect."""
     top_logprobs: Alternatives | None = None
-    """Number of alternatives for each token, where `include` has log probabilities."""
+    """Number of alternatives for each token, if `include` requests log probabilities."""
     stream_options: ResponseStreamOptions | None = None
     """Only for streams."""
     metadata: Metadata | None = None
-    """Up to 16 texts of at most 512 characters, by names of at most 64; the answer repeats them."""
+    """Up to 16 strings of at most 512 characters, with keys of at most 64 characters. The answer repeats them."""
     user: Label | None = None
     """The answer repeats it."""
     safety_identifier: Label | None = None
@@ -240,17 +240,17 @@ class ResponsesRequest(ChoosingFields):
 
     @property
     def includes_logprobs(self) -> bool:
-        """Whether the text comes with log probabilities."""
+        """Whether the response has log probabilities of the text's tokens."""
         return "message.output_text.logprobs" in (self.include or ())
 
     def forms(self) -> dict[str, Form]:
-        """What the answer must be, by the field that says so: one at most."""
+        """Return the form that the answer must have, by the name of the field that requires it; at most one."""
         own = self.text.form() if self.text else None
         return ({"text.format": own} if own else {}) | super().forms()
 
     @property
     def tool_use(self) -> ToolUse:
-        """What it says of tools."""
+        """Which tools the request offers and which it requires."""
         tools = [tool.as_function() for tool in self.tools or ()]
         choice: ToolChoice
         if isinstance(self.tool_choice, FunctionChoice):
@@ -261,7 +261,7 @@ class ResponsesRequest(ChoosingFields):
         return ToolUse.of(tools, choice, self.parallel_tool_calls)
 
     def conversation(self) -> list[Json]:
-        """What the chat template sees: the items of one answer are one message."""
+        """Return the messages as the chat template receives them. The items of one answer become one message."""
         messages: list[Json] = [{"role": "system", "content": self.instructions}] if self.instructions else []
         for item in self.input:
             if isinstance(item, FunctionOutputItem):
@@ -275,7 +275,10 @@ class ResponsesRequest(ChoosingFields):
 
 
 def _add_to_answer(messages: list[Json], item: MessageItem | FunctionCallItem | ReasoningItem) -> None:
-    """Adds what an assistant said to its last message, or begins another: thinking comes first, calls last."""
+    """Add an item of an answer to the last message if that is the assistant's and has room; otherwise begin a message.
+
+    A message has thinking first, then text, then calls, so thinking always begins a message.
+    """
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if isinstance(item, FunctionCallItem):
         if last is None:

@@ -1,9 +1,9 @@
-"""The schemas of requests: the fields that act, with OpenAI's and vLLM's names. `fields` has those that do not.
+"""Schemas of request fields that have an effect, with OpenAI's and vLLM's names. `fields` has those without an effect.
 
-Here is what all requests have, and what those of text share; `completion_schemas`, `chat_schemas`, `inputs` and the
-tasks have the rest. A wrong value is an error that names the field; null is the same as no field. A field that nobody
-defines is ignored: `ModelFields.ignored` counts those of the request itself. Used by `prepare` and
-`sampling_defaults`. Pure.
+This module has the fields of all requests and those that all requests for text share. `completion_schemas`,
+`chat_schemas`, `inputs` and the tasks have the rest. An invalid value is an error that names the field. Null is the
+same as an absent field. A field that no API defines is ignored, and `ModelFields.ignored` counts such fields at the top
+level of a request. Used by `prepare` and `sampling_defaults`. Pure.
 """
 
 from collections.abc import Mapping
@@ -42,14 +42,14 @@ BAD_WORDS_MAX = 128
 
 
 class Object(BaseModel):
-    """An object of the API: its own fields, those that `fields` accepts beside them, and others, which are ignored."""
+    """An object of the API. It has its own fields and those that `fields` accepts; all other fields are ignored."""
 
     model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
     place: ClassVar[Place | None] = None
 
     @classmethod
     def rows(cls) -> Mapping[str, Row]:
-        """The fields of `fields` that such an object may have."""
+        """Return the rows of `fields` for this object, by the field's name."""
         return {} if cls.place is None else ROWS[cls.place]
 
     @model_validator(mode="after")
@@ -63,7 +63,7 @@ class Object(BaseModel):
 
 
 class StreamOptions(Object):
-    """How a stream ends, and what each of its chunks tells."""
+    """Which token counts a stream contains."""
 
     place = Place.STREAM_OPTIONS
 
@@ -73,40 +73,43 @@ class StreamOptions(Object):
     """True: each chunk has the token counts of its choice so far; the last one too, unless `include_usage` is false."""
 
     def usage_wanted(self) -> tuple[bool, bool]:
-        """At the end; in each chunk too. As vLLM has it: not in each chunk if not at the end."""
+        """Return whether usage is sent at the end, and whether in each chunk.
+
+        As in vLLM, usage is not sent in each chunk unless it is sent at the end.
+        """
         each = bool(self.continuous_usage_stats)
         at_end = each if self.include_usage is None else self.include_usage
         return at_end, at_end and each
 
 
 class ModelFields(Object):
-    """What every request has."""
+    """The fields that every request has."""
 
     model: str | None = None
     """The served name."""
     priority: Annotated[int, Field(ge=0, le=LEVEL_MAX), INTEGRAL] | None = None
-    """The request's level: lower ones go first. A gateway's `X-Request-Level` wins over it."""
+    """The request's level: lower levels run first. A gateway's `X-Request-Level` takes precedence."""
 
     @property
     def ignored(self) -> int:
-        """How many of the request's fields nobody defines: perhaps an extension, perhaps a misspelt name."""
+        """Number of the request's fields that no API defines: an unknown extension, or a misspelt name."""
         return sum(name not in self.rows() for name in self.model_extra or ())
 
 
 class PromptFields(ModelFields):
-    """What every request has that brings text or tokens."""
+    """The fields that every request with text or tokens has."""
 
-    truncates: ClassVar[Side]  # the side, unless the request says another
+    truncates: ClassVar[Side]  # the side that is cut by default
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
     """Cut each prompt to this number of tokens; -1: to the tokens that the model's context leaves."""
     truncation_side: Side | None = None
-    """Where prompts are cut; default: inputs to embed, rank or classify at their end, others at their beginning."""
+    """The side on which prompts are cut; default: `right` for inputs to embed, rank or classify, otherwise `left`."""
 
     def truncation(self, room: int) -> Truncation | None:
-        """How prompts are cut if `room` tokens are free for each; without room they are too long, cut or not.
+        """Return how prompts are truncated if each may have `room` tokens; None: they are not.
 
-        Raises InvalidRequest.
+        If `room` is less than 1, every prompt is too long, so none is truncated. Raises InvalidRequest.
         """
         wanted = self.truncate_prompt_tokens
         if wanted is None or room < 1:
@@ -125,7 +128,7 @@ FORMS = (
 
 
 class ChoosingFields(PromptFields):
-    """How tokens are chosen, and which they may be: what all requests for text have in common."""
+    """The fields of all requests for text that say how tokens are chosen, and which tokens may be chosen."""
 
     truncates = "left"
 
@@ -154,19 +157,19 @@ class ChoosingFields(PromptFields):
     structured_outputs: StructuredOutputs = None
     """The answer's format: one of `json` (a schema), `regex`, `choice`, `grammar` (Lark or GBNF) and `json_object`."""
     guided_json: Schema = None
-    """As `structured_outputs.json`."""
+    """Same as `structured_outputs.json`."""
     guided_regex: Regex = None
-    """As `structured_outputs.regex`."""
+    """Same as `structured_outputs.regex`."""
     guided_choice: Choice = None
-    """As `structured_outputs.choice`."""
+    """Same as `structured_outputs.choice`."""
     guided_grammar: Grammar = None
-    """As `structured_outputs.grammar`."""
+    """Same as `structured_outputs.grammar`."""
     json_schema: Schema = None
-    """As `structured_outputs.json`."""
+    """Same as `structured_outputs.json`."""
     regex: Regex = None
-    """As `structured_outputs.regex`."""
+    """Same as `structured_outputs.regex`."""
     ebnf: Grammar = None
-    """As `structured_outputs.grammar`."""
+    """Same as `structured_outputs.grammar`."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), INTEGRAL] | None = None
     """Makes random answers repeatable."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128, fail_fast=True)] | None = None
@@ -190,14 +193,14 @@ class ChoosingFields(PromptFields):
         return self
 
     def forms(self) -> dict[str, Form]:
-        """What the answer must be, by the field that says so: one at most."""
+        """Return the form that the answer must have, by the name of the field that requires it; at most one."""
         return {name: form for name in FORMS if (form := getattr(self, name)) is not None}
 
 
 class SamplingFields(ChoosingFields):
-    """What completions and chat have in common."""
+    """The fields that completions and chat share."""
 
-    prompt_field: ClassVar[str]  # the field that holds the prompt, whatever its form
+    prompt_field: ClassVar[str]  # the name of the field with the prompt
 
     stream_options: StreamOptions | None = None
     """Only for streams."""
@@ -206,7 +209,7 @@ class SamplingFields(ChoosingFields):
     response_format: ResponseFormat = None
     """`{"type": "json_object"}`, or `json_schema` with a `json_schema.schema` that the answer follows."""
     max_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """The longest answer, in tokens; default: 16 for a completion, all that the context leaves for a chat."""
+    """Maximum number of tokens of the answer; default: 16 for completions, as many as the context leaves for chats."""
     stop: Stops = ()
     """Up to 16 strings, of at most 1,024 characters each, that end the answer and are not part of it."""
     logprob_token_ids: NamedTokens | None = None
@@ -229,15 +232,15 @@ class SamplingFields(ChoosingFields):
         return self
 
     def top_logprobs_wanted(self) -> int | None:
-        """Alternatives per token; None = no log probabilities at all."""
+        """Return the number of alternatives for each token; None: the response has no log probabilities."""
         raise NotImplementedError
 
     def prompt_logprobs_wanted(self) -> int | None:
-        """The same for tokens of the prompt."""
+        """Return the number of alternatives for each token of the prompt; None: no log probabilities for these."""
         return self.prompt_logprobs
 
     def forms(self) -> dict[str, Form]:
-        """With `response_format`."""
+        """Return the form, which `response_format` can require too."""
         own = {} if self.response_format is None else {"response_format": self.response_format}
         return own | super().forms()
 
@@ -247,9 +250,9 @@ class SamplingFields(ChoosingFields):
         return False
 
     def choices_per_prompt(self) -> int:
-        """`n`."""
+        """Return the number of choices for each prompt, `n`."""
         return self.n or 1
 
     def max_tokens_field(self) -> str:
-        """The name by which the client limits the answer."""
+        """Return the name of the field that limits the answer."""
         return "max_tokens"

@@ -1,6 +1,6 @@
-"""The fields that limit an answer to a form: OpenAI's, vLLM's and SGLang's names for the same four kinds.
+"""Reads the fields that restrict an answer to a form: OpenAI's, vLLM's and SGLang's names for the same four kinds.
 
-Used by `schemas`, which has the fields. `text.grammar` makes grammars of what is found here.
+Used by `schemas`, which has the fields. `text.grammar` turns the forms into grammars.
 """
 
 import json
@@ -17,7 +17,7 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class Form(NamedTuple):
-    """What an answer must be."""
+    """The form that an answer must have: JSON of a schema, a regex, one of several texts, or a grammar."""
 
     kind: Kind
     value: Any
@@ -28,7 +28,7 @@ def _refuse(problem: str) -> PydanticCustomError:
 
 
 def _read_schema(value: object) -> Form:
-    """A JSON schema, or its text."""
+    """Read a JSON schema, given as an object or as its text. Raises PydanticCustomError."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -63,7 +63,7 @@ _READERS: Mapping[str, Callable[[object], Form]] = {
 
 
 def _read_response_format(value: object) -> Form | None:
-    """OpenAI's."""
+    """Read OpenAI's `response_format`; None for plain text. Raises PydanticCustomError."""
     match value:
         case {"type": "text"}:
             return None
@@ -77,7 +77,7 @@ def _read_response_format(value: object) -> Form | None:
 
 
 def _read_structured_outputs(value: object) -> Form | None:
-    """vLLM's."""
+    """Read vLLM's `structured_outputs`. Raises PydanticCustomError."""
     if not isinstance(value, dict):
         raise _refuse("must be an object")
     asked = {name: each for name, each in value.items() if each is not None and each is not False}
@@ -104,7 +104,7 @@ _SCHEMA = WithJsonSchema({"anyOf": [*_SCHEMA_OR_TEXT["anyOf"], {"type": "null"}]
 _CHOICES: dict[str, Any] = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
 
 ResponseFormat = Annotated[
-    Any,  # a Form or None: pydantic is not to look into it
+    Any,  # a Form or None, which pydantic must not validate
     _or_null(_read_response_format),
     WithJsonSchema(
         {

@@ -1,4 +1,4 @@
-"""The fields that bodies of text-embeddings-inference (TEI) share, for tasks that answer its paths."""
+"""The fields that all bodies of text-embeddings-inference (TEI) have, for tasks that serve its paths."""
 
 from typing import Literal
 
@@ -7,22 +7,22 @@ from conveyor_engine.text.tokenizer import Truncation
 
 
 class TeiFields(ModelFields):
-    """How texts are cut."""
+    """The fields that say how texts are truncated."""
 
     truncate: bool | None = False
-    """Cut what is longer than the model's context; otherwise it is refused."""
+    """Whether to cut texts that are longer than the model's context. If false, they are rejected."""
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = "Right"
-    """Where it is cut."""
+    """The side on which texts are cut."""
 
     def truncation(self, room: int) -> Truncation | None:
-        """How texts are cut if each may have `room` tokens."""
+        """Return how texts are truncated if each may have `room` tokens; None: they are not."""
         if not self.truncate:
             return None
         return Truncation(room, "left" if self.truncation_direction in ("Left", "left") else "right")
 
 
 class TeiScoreFields(TeiFields):
-    """Which scores are told, too."""
+    """The fields of bodies that request scores."""
 
     raw_scores: bool | None = False
-    """The model's logits, in place of scores from 0 to 1."""
+    """True: return the model's logits instead of scores from 0 to 1."""

@@ -1,7 +1,7 @@
-"""The bodies of /tokenize, /detokenize and /decode, and what a worker makes of them: no engine request.
+"""Answers /tokenize, /detokenize and /decode in a worker, without an engine request.
 
-In the shapes of vLLM and of text-embeddings-inference (TEI). Kinds of bodies of all tasks that read text. No I/O, no
-asyncio.
+Bodies and responses have the shapes of vLLM or of text-embeddings-inference (TEI). All tasks that read text have these
+kinds of bodies. No I/O, no asyncio.
 """
 
 from array import array
@@ -23,7 +23,7 @@ from conveyor_engine.serving.preparing.tools import TOOLS_MAX, Tool
 from conveyor_engine.serving.preparing.values import TokenId, list_of, parse_inputs
 from conveyor_engine.wire.worker import Job, Part
 
-TOKENS_MAX: Final = 65_536  # of one answer in TEI's shape, which has about 60 bytes for each
+TOKENS_MAX: Final = 65_536  # in one response in TEI's shape, which has about 60 bytes for each token
 _CHAT_FIELDS: Final = ("messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 
 
@@ -34,7 +34,7 @@ _ID_LISTS: Final = {"anyOf": [_IDS, list_of(_IDS)]}
 
 
 def _read_texts(value: object) -> object:
-    """A text, or several -> a list."""
+    """Return a text, or a list of texts, as a list; None stays None."""
     texts = [value] if isinstance(value, str) else value
     if texts is None or (isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)):
         return texts
@@ -42,7 +42,7 @@ def _read_texts(value: object) -> object:
 
 
 def _read_id_lists(value: object) -> list[Any]:
-    """Ids, or lists of them -> lists."""
+    """Return a list of token ids, or a list of such lists, as a list of lists."""
     lists = parse_inputs(value)
     if isinstance(lists[0], str):
         raise PydanticCustomError("ids", "must be a list of token ids, or a list of such lists, none of them empty")
@@ -59,9 +59,9 @@ class TokenizeRequest(ModelFields):
     messages: Messages | None = None
     """A conversation, which the model's chat template turns into a text."""
     inputs: Annotated[list[str] | None, BeforeValidator(_read_texts), WithJsonSchema(_TEXTS)] = None
-    """A text, or several: the answer is a list of each text's tokens, in TEI's shape."""
+    """A text, or several. The response is a list of each text's tokens, in TEI's shape."""
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds its own; default: to texts, not to messages."""
+    """Whether the tokenizer adds its special tokens; default: true for texts, false for messages."""
     return_token_strs: bool | None = False
     """True: return the tokens' texts in the vocabulary too."""
     add_generation_prompt: bool | None = None
@@ -84,7 +84,7 @@ class TokenizeRequest(ModelFields):
         return self
 
     def chat(self) -> ChatRequest:
-        """The same messages as a request for an answer."""
+        """Return the messages as a chat request, so that the same code renders them."""
         return ChatRequest.model_construct(None, **{name: getattr(self, name) for name in _CHAT_FIELDS})
 
 
@@ -94,7 +94,7 @@ class DetokenizeRequest(ModelFields):
     place = Place.TOKENIZE
 
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
-    """Token ids, as many as the model's context has."""
+    """The token ids to decode."""
 
 
 class DecodeRequest(ModelFields):
@@ -109,7 +109,7 @@ class DecodeRequest(ModelFields):
 
 
 class TeiToken(msgspec.Struct):
-    """A token of a text. `start` and `stop` are bytes of it, as UTF-8; null for a special token."""
+    """A token of a text. `start` and `stop` are byte offsets in the text's UTF-8; None for a special token."""
 
     id: int
     text: str
@@ -119,19 +119,19 @@ class TeiToken(msgspec.Struct):
 
 
 class PreparedTokens(msgspec.Struct, frozen=True, array_like=True):
-    """What the answer has: packed ids (uint32 each) and their pieces, or the text of ids; or the answer itself."""
+    """The content of the response, in one of three forms."""
 
     id: str
     ignored_fields: int
-    packed_token_ids: bytes = b""
-    pieces: list[str] | None = None
-    text: str = ""
-    parts: list[Part] = []
-    answer: bytes = b""  # JSON in TEI's shape
+    packed_token_ids: bytes = b""  # /tokenize in vLLM's shape: uint32 each
+    pieces: list[str] | None = None  # the tokens' texts in the vocabulary, with `packed_token_ids`
+    text: str = ""  # /detokenize
+    parts: list[Part] = []  # always empty: nothing is sent to the engine
+    answer: bytes = b""  # JSON of the whole response, in TEI's shape
 
 
 def prepare_tokenize(model: ServedModel, job: Job) -> PreparedTokens:
-    """Raises InvalidRequest or UnknownModel."""
+    """Answer a body of /tokenize. Raises InvalidRequest or UnknownModel."""
     fields, longest = parse_body(model, TokenizeRequest, job.body), job.facts.max_model_len
     if fields.inputs is not None:
         return PreparedTokens("tokenize", fields.ignored, answer=_tokenize_texts(model, job, fields, fields.inputs))
@@ -159,14 +159,14 @@ def _tokenize_texts(model: ServedModel, job: Job, fields: TokenizeRequest, texts
 
 
 def _describe(text: str, encoding: Encoding) -> Iterator[TeiToken]:
-    """Each token, as TEI has it: a special one by its name, others by the text that they stand for."""
-    read, num_bytes = 0, 0  # characters, and their bytes
+    """Yield each token in TEI's shape: a special token with its name, others with their part of the text."""
+    read, num_bytes = 0, 0  # characters read so far, and their length in bytes
     tokens = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
     for token_id, piece, is_special, (start, stop) in tokens:
         if is_special:
             yield TeiToken(token_id, piece, True, None, None)
             continue
-        if start < read:  # a token may begin within the character that the one before it ends in
+        if start < read:  # a token may begin within the character in which the previous token ends
             read, num_bytes = 0, 0
         num_bytes += len(text[read:start].encode())
         read, shown = start, text[start:stop]
@@ -179,7 +179,7 @@ def _check_num_tokens(number: int, param: str) -> None:
 
 
 def prepare_decode(model: ServedModel, job: Job) -> PreparedTokens:
-    """Raises InvalidRequest or UnknownModel."""
+    """Answer a body of /decode. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, DecodeRequest, job.body)
     check_num_inputs(len(fields.ids), "ids")
     _check_num_tokens(sum(map(len, fields.ids)), "ids")
@@ -191,7 +191,7 @@ def prepare_decode(model: ServedModel, job: Job) -> PreparedTokens:
 
 
 def prepare_detokenize(model: ServedModel, job: Job) -> PreparedTokens:
-    """Raises InvalidRequest or UnknownModel."""
+    """Answer a body of /detokenize. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, DetokenizeRequest, job.body)
     if fields.tokens:
         check_token_ids(fields.tokens, job.facts, "tokens")

@@ -1,4 +1,4 @@
-"""The fields by which a model calls tools: which tools there are, which it must call, and earlier calls.
+"""The fields for tool calls: the tools that a model may call, those that it must call, and earlier calls.
 
 Used by `chat_schemas`, which has the fields, and by `prepare`.
 """
@@ -19,27 +19,27 @@ from conveyor_engine.text.parsing.formats import FORMATS, FindToken, Shape, find
 
 TOOLS_MAX = 128
 SCHEMA_CHARACTERS_MAX = 64 * 1024
-SCHEMAS_CHARACTERS_MAX = 256 * 1024  # of all tools together
+SCHEMAS_CHARACTERS_MAX = 256 * 1024  # for all tools together
 _NAME_PATTERN = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 ToolName = Annotated[str, Field(pattern=_NAME_PATTERN)]
 
 
 class FunctionDefinition(Object):
-    """What a tool does."""
+    """The definition of a function that the model may call."""
 
     name: ToolName
     """Up to 64 letters, digits, dots, dashes and underscores."""
     description: str | None = None
-    """For the model."""
+    """A description for the model."""
     parameters: dict[str, Any] | None = None
-    """The JSON schema of the arguments; without it any object."""
+    """The JSON schema of the arguments; default: any object."""
     strict: bool | None = None
-    """Arguments follow the schema wherever the model is made to call (`tool_choice`)."""
+    """Has no effect: arguments follow the schema whenever `tool_choice` forces a call."""
 
     @property
     def schema_of_arguments(self) -> Mapping[str, Any]:
-        """An object's."""
+        """The JSON schema of the arguments, which are always an object."""
         return {"type": "object", **(self.parameters or {})}
 
 
@@ -49,10 +49,10 @@ class Tool(Object):
     type: Literal["function"]
     """Only functions."""
     function: FunctionDefinition
-    """What it does."""
+    """The function."""
 
     def for_template(self) -> dict[str, Any]:
-        """What a chat template sees, in the order in which models were trained to see it."""
+        """Return the tool as chat templates receive it, with keys in the order of the models' training data."""
         function = self.function
         told = {"name": function.name, "description": function.description, "parameters": function.parameters}
         return {"type": self.type, "function": {key: value for key, value in told.items() if value is not None}}
@@ -62,7 +62,7 @@ class NamedFunction(Object):
     """The name of a tool."""
 
     name: str
-    """As in `tools`."""
+    """A name from `tools`."""
 
 
 class NamedTool(Object):
@@ -78,7 +78,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
 
 
 def _read_arguments(value: object) -> dict[str, Any]:
-    """The text of an object, as answers have it, or the object itself."""
+    """Return the arguments, given as an object or as its JSON text, as a dict. Raises PydanticCustomError."""
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else {}
@@ -99,42 +99,45 @@ Arguments = Annotated[
 
 
 class CalledFunction(Object):
-    """What was called."""
+    """The function that an earlier answer called."""
 
     name: str
     """The tool's name."""
     arguments: Arguments = Field(default_factory=dict)
-    """JSON, as text."""
+    """The arguments, as JSON text or as an object."""
 
 
 class EarlierCall(Object):
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     id: str | None = None
-    """By which the message with its result names it."""
+    """The id to which the message with the call's result refers."""
     type: Literal["function"] | None = "function"
     """Only functions."""
     function: CalledFunction
-    """What was called."""
+    """The function and its arguments."""
 
     def for_template(self) -> dict[str, Any]:
-        """What a chat template sees: arguments as an object, which it writes in its own way."""
+        """Return the call as chat templates receive it. Arguments are a dict, which each template formats itself."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
         told = {"type": "function", "function": function}
         return told if self.id is None else {"id": self.id, **told}
 
 
 class ToolUse(NamedTuple):
-    """What a request says of tools."""
+    """How a request uses tools."""
 
-    tools: Sequence[Tool]  # those that the model is shown
+    tools: Sequence[Tool]  # the tools that the chat template shows to the model
     choice: Literal["none", "auto", "required"]
-    callable_tools: Sequence[Tool]  # those that it may call
+    callable_tools: Sequence[Tool]  # the tools that the model may call
     only_one_call: bool
 
     @classmethod
     def of(cls, tools: Sequence[Tool], choice: ToolChoice, parallel: bool | None) -> "ToolUse":
-        """Raises PydanticCustomError, of the field that it names, if they do not fit together."""
+        """Make a ToolUse from a request's fields. `parallel` is the field `parallel_tool_calls`.
+
+        Raises PydanticCustomError if the fields conflict. The type of the error is the name of the wrong field.
+        """
         by_name = {tool.function.name: tool for tool in tools}
         if len(by_name) < len(tools):
             raise PydanticCustomError("tools", "tools must have different names")
@@ -150,11 +153,11 @@ class ToolUse(NamedTuple):
         return cls(tools, choice or "auto", tools, parallel is False)
 
     def for_template(self) -> list[dict[str, Any]] | None:
-        """What a chat template sees; a model that may call none is shown none."""
+        """Return the tools as chat templates receive them; None if the model may call none."""
         return [tool.for_template() for tool in self.tools] or None
 
     def check_size(self) -> None:
-        """Raises InvalidRequest if the schemas are too large to show and to follow."""
+        """Raise InvalidRequest if the tools' schemas are too large."""
         sizes = [len(json.dumps(tool.function.parameters or {})) for tool in self.tools]
         for number, size in enumerate(sizes):
             if size > SCHEMA_CHARACTERS_MAX:
@@ -167,7 +170,7 @@ class ToolUse(NamedTuple):
             raise InvalidRequest(f"{message}; send fewer tools, or shorten their schemas", param="tools")
 
     def find_parsing(self, dialect: Dialect) -> Parsing:
-        """How the answer is read. Raises InvalidRequest if this model's calls cannot be."""
+        """Return how tool calls are parsed from the answer. Raises InvalidRequest if they cannot be for this model."""
         if self.choice == "none":
             return NO_PARSING
         if self.choice == "auto" and dialect.tool_format is None:
@@ -187,14 +190,17 @@ class ToolUse(NamedTuple):
         )
 
     def build_grammar(self, dialect: Dialect, find_token: FindToken) -> str:
-        """What an answer that must call follows; empty if it may do otherwise. Raises InvalidRequest."""
+        """Return the grammar for an answer that must call a tool; empty if a call is not required.
+
+        Raises InvalidRequest.
+        """
         if self.choice != "required":
             return ""
         _, shape = find_forced(dialect.tool_format)
         try:
             return self._build(shape, self.callable_tools, find_token, "tools")
         except InvalidRequest:
-            for tool in self.callable_tools:  # whose schema is it?
+            for tool in self.callable_tools:  # find the tool whose schema is wrong
                 number = [each.function.name for each in self.tools].index(tool.function.name)
                 self._build(shape, [tool], find_token, f"tools[{number}].function.parameters")
             raise
@@ -205,7 +211,7 @@ class ToolUse(NamedTuple):
 
 
 def _find_strings(tool: Tool) -> Iterator[str]:
-    """The arguments that are strings, and nothing else, by the tool's schema."""
+    """Yield the names of the arguments that can only be strings, according to the tool's schema."""
     properties = tool.function.schema_of_arguments.get("properties")
     for name, schema in properties.items() if isinstance(properties, dict) else ():
         if isinstance(schema, dict) and _is_string(schema):

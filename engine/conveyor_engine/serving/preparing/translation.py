@@ -1,4 +1,4 @@
-"""What the doors that are translated onto chat have in common. Used by `messages` and `responses`."""
+"""Shared by the APIs whose bodies are converted to chat requests. Used by `messages` and `responses`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,9 +8,10 @@ from conveyor_engine.errors import InvalidRequest
 
 @contextmanager
 def in_words_of(words: Mapping[str, str]) -> Iterator[None]:
-    """Errors name the client's fields: `words` has chat's names, or parts of them, and for each the client's.
+    """Make InvalidRequest errors in the block name the client's fields instead of the chat API's.
 
-    A name that is a plain word too stands for itself in sentences.
+    words: the client's name for each field name of the chat API, or for a part of one. A name of letters only is
+    replaced in the error's `param` but not in its message, where it may be an ordinary word.
     """
     try:
         yield

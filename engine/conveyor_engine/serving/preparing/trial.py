@@ -1,7 +1,7 @@
-"""Reads a tenant's headers of weights, tokenizer and template within limits. Called by `__main__`.
+"""Tries a model's weight headers, tokenizer and chat template in a process with limits. Called by `__main__`.
 
-A tokenizer and a chat template are the work of the model's author. After a trial the same files are read again without
-limits, at the same cost.
+The model's author wrote these files, so they may be hostile. After a successful trial the engine reads the same files
+again without limits, at the same cost.
 """
 
 from pathlib import Path
@@ -11,13 +11,13 @@ from conveyor_engine.limited import run_limited
 from conveyor_engine.model_files import check_files
 from conveyor_engine.text.tokenizer import Tokenizer, read_chat_template
 
-TOKENIZER_CPU_SECONDS: Final = 60.0  # a vocabulary of 256,000 takes about one
-TEMPLATE_CPU_SECONDS: Final = 5.0  # the longest take a tenth of one
+TOKENIZER_CPU_SECONDS: Final = 60.0  # a vocabulary of 256,000 tokens takes about 1 s
+TEMPLATE_CPU_SECONDS: Final = 5.0  # the longest templates take 0.1 s
 
 
 def try_files(directory: Path, reads_text: bool) -> None:
-    """Raises the ModelError of reading one of them, or one that names a limit."""
-    if directory.is_dir():  # the tokenizer says what else it is
+    """Raise ModelError if a file in the model directory is invalid or exceeds a limit."""
+    if directory.is_dir():  # otherwise the tokenizer reports the error
         check_files(directory)
     if directory.is_dir() and reads_text:
         run_limited(f"{directory / 'tokenizer.json'}", lambda: Tokenizer(directory), TOKENIZER_CPU_SECONDS)

@@ -1,7 +1,7 @@
-"""The values of fields that pydantic's own types do not describe: how each is read, and its JSON schema.
+"""Types of fields that pydantic's own types do not describe, each with its parser and its JSON Schema.
 
-Used by `schemas` and its neighbours, which have the fields. A body may have millions of values: no list is copied once
-more, and each stops at its first error. Pure.
+Used by `schemas` and the other schema modules, which have the fields. Because a body may have millions of values, the
+parsers copy no list without need and stop at the first error. Pure.
 """
 
 from typing import Annotated, Any
@@ -12,16 +12,16 @@ from pydantic_core import PydanticCustomError
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
 TOP_LOGPROBS_MAX = 20
-LISTED_TOKENS_MAX = 1024  # of logit_bias and of allowed_token_ids
+LISTED_TOKENS_MAX = 1024  # in logit_bias and in allowed_token_ids
 LOGIT_BIAS_MAX = 100
-_NAMED_MAX = 3  # of what is wrong in an error
+_NAMED_MAX = 3  # wrong entries that an error names
 _NAMED_CHARACTERS_MAX = 40
 NAMED_TOKENS_MAX = 128
 BAD_WORD_CHARACTERS_MAX = 256
 
 
 def _parse_stop(value: object) -> object:
-    """A string or a list of strings -> a tuple of strings."""
+    """Return a string, or a list of strings, as a tuple of strings."""
     stops = [value] if isinstance(value, str) else value
     if stops is None:
         return ()
@@ -35,7 +35,7 @@ def _parse_stop(value: object) -> object:
 
 
 def _parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
-    """An object of token ids and biases -> pairs."""
+    """Return an object from token ids to biases as pairs (token id, bias)."""
     if value is None:
         return ()
     if isinstance(value, dict) and len(value) <= LISTED_TOKENS_MAX and all(map(_is_bias, value, value.values())):
@@ -56,7 +56,10 @@ def _is_bias(token_id: str, bias: object) -> bool:
 
 
 def _parse_prompt(value: object) -> list[Any]:
-    """A string, a list of strings, a list of token ids or a list of such lists -> a list of strings or id lists."""
+    """Return a list of strings or of lists of token ids.
+
+    The value is a string, a list of strings, a list of token ids or a list of such lists.
+    """
     if isinstance(value, str):
         return [value]
     if (ids := _read_ids(value)) is not None:
@@ -75,7 +78,7 @@ def _parse_prompt(value: object) -> list[Any]:
 
 
 def parse_inputs(value: object) -> list[Any]:
-    """As `_parse_prompt`; the empty text has no vector."""
+    """Return a list as `_parse_prompt` does. Raises PydanticCustomError for an empty text, which has no vector."""
     inputs = _parse_prompt(value)
     if "" in inputs:
         raise PydanticCustomError("input", "must not be an empty text")
@@ -83,7 +86,7 @@ def parse_inputs(value: object) -> list[Any]:
 
 
 def _read_ids(value: object) -> list[object] | None:
-    """The token ids; None if it is no list of them."""
+    """Return the list of token ids; None if the value is not such a list."""
     if not isinstance(value, list) or not value:
         return None
     ids = value if all(type(v) is int for v in value) else list(map(_read_integer, value))
@@ -91,7 +94,7 @@ def _read_ids(value: object) -> list[object] | None:
 
 
 def _refuse_all(value: object) -> object:
-    """-1 is the whole vocabulary in vLLM."""
+    """Raise PydanticCustomError for -1, which means the whole vocabulary in vLLM."""
     if value == -1:
         whole = "must not be -1: the whole vocabulary for each token is too much to send"
         raise PydanticCustomError("logprobs", f"{whole}; name the tokens in logprob_token_ids")
@@ -99,7 +102,7 @@ def _refuse_all(value: object) -> object:
 
 
 def _read_integer(value: object) -> object:
-    """5.0 is an integer in JSON Schema."""
+    """Return a float such as 5.0, which is an integer in JSON Schema, as an int."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
