@@ -96,4 +96,4 @@ class _Head:
 
 
 def _invalid(what: str) -> InvalidRequest:
-    return InvalidRequest(f"the body is no form of {_FORM}: {what}", Code.INVALID_FORM)
+    return InvalidRequest(f"the body is not a valid {_FORM} form: {what}", Code.INVALID_FORM)

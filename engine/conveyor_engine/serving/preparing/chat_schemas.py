@@ -105,7 +105,7 @@ def check_call_and_form(use: ToolUse, forms: Mapping[str, Form]) -> None:
     required call: it applies to text, and a call contains none.
     """
     if use.choice == "required" and (field := next(filter(FORMS.__contains__, forms), None)):
-        raise PydanticCustomError("tool_choice", f"tool_choice demands a call and {field} a form; send one of them")
+        raise PydanticCustomError("tool_choice", f"tool_choice requires a call and {field} a format; send only one")
 
 
 class ChatRequest(SamplingFields):

@@ -26,7 +26,7 @@ def _parse_documents(value: object) -> list[str]:
     Raises PydanticCustomError at the first entry that is neither.
     """
     if not isinstance(value, list) or not value:
-        raise PydanticCustomError("documents", "must be a list of texts, or of objects with a `text`, not empty")
+        raise PydanticCustomError("documents", "must be a non-empty list of texts, or of objects with a `text`")
     return [_parse_document(number, document) for number, document in enumerate(value)]
 
 
@@ -43,7 +43,7 @@ def _parse_texts(value: object) -> object:
         return [value]
     if value is None or (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):
         return value
-    raise PydanticCustomError("texts", "must be a text or a list of texts, not empty")
+    raise PydanticCustomError("texts", "must be a text or a non-empty list of texts")
 
 
 def _refuse_negative(value: object) -> object:
@@ -128,7 +128,7 @@ class ScoreRequest(PairFields):
             if given == set(names):
                 return names
         pairs = ", or ".join(" and ".join(names) for names in self.pairs_of)
-        raise PydanticCustomError("text_1", f"{pairs} are needed, and no others")
+        raise PydanticCustomError("text_1", f"send exactly one pair of fields: {pairs}")
 
     def read_texts(self) -> tuple[list[str], list[str], tuple[str, str]]:
         """Return both lists of texts and the names of their fields. Raises InvalidRequest if their lengths differ.
@@ -139,7 +139,7 @@ class ScoreRequest(PairFields):
         first: list[str] = getattr(self, names[0])
         second: list[str] = getattr(self, names[1])
         if len(first) not in (1, len(second)):
-            message = f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}; send as many, or one query"
+            message = f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}; send equally many, or one query"
             raise InvalidRequest(message, param=names[1])
         return first, second, names
 

@@ -107,7 +107,7 @@ class _Parts:
         if self._name == self._file_field:
             self.files.append(bytes(self._data))
         elif self._name in self.fields:
-            raise InvalidRequest(f"{self._name[:100]} stands in the form twice", param=self._name)
+            raise InvalidRequest(f"{self._name[:100]} appears in the form twice", param=self._name)
         else:
             self.fields[self._name] = self._data.decode(errors="replace")
 
@@ -116,4 +116,4 @@ class _Parts:
 
 
 def _broken(what: str) -> InvalidRequest:
-    return InvalidRequest(f"the body is no form of {FORM}: {what}", code=ErrorCode.INVALID_FORM)
+    return InvalidRequest(f"the body is not a valid {FORM} form: {what}", code=ErrorCode.INVALID_FORM)

@@ -53,7 +53,7 @@ class InputFields(PromptFields):
     @model_validator(mode="after")
     def _check_inputs(self) -> Self:
         if bool(self.input) == (self.messages is not None):
-            raise PydanticCustomError("input", "input or messages is needed, one of them")
+            raise PydanticCustomError("input", "send exactly one of input and messages")
         if self.add_generation_prompt and self.continue_final_message:
             raise PydanticCustomError(
                 "add_generation_prompt",

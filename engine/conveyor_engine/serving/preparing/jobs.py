@@ -93,7 +93,7 @@ def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
 
 def too_many(what: str, num_requests: int, job: Job, param: str) -> InvalidRequest:
     """Return the error for a body with more requests than the engine accepts at once."""
-    most = f"more than the {job.num_requests_max} this engine ever takes at once"
+    most = f"more than the {job.num_requests_max} that this engine accepts at once"
     return InvalidRequest(f"{what} is {num_requests}, {most}", param=param)
 
 

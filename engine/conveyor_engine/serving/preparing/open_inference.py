@@ -134,7 +134,7 @@ def prepare_inference(
     number = next(iter(numbers.values()))
     if set(numbers.values()) != {number}:
         told = ", ".join(f"{name} {count}" for name, count in numbers.items())
-        raise InvalidRequest(f"inputs must have one number of items, their first dimension: {told}", param="inputs")
+        raise InvalidRequest(f"inputs must have the same first dimension, the number of items: {told}", param="inputs")
     if number == 0:
         raise InvalidRequest("inputs must have an item: their first dimension is 0", param="inputs")
     check_num_inputs(number, "inputs")
@@ -160,7 +160,7 @@ def _choose_outputs(fields: InferRequest, signature: Signature) -> list[AskedOut
             there_are = f"{param}.name is {output.name[:100]!r}; this model has {', '.join(known)}"
             raise InvalidRequest(there_are, param=f"{param}.name")
         if output.name in chosen:
-            raise InvalidRequest(f"{param}.name is {output.name!r}, which is there already", param=f"{param}.name")
+            raise InvalidRequest(f"{param}.name is {output.name!r}, which appears twice", param=f"{param}.name")
         parameters = output.parameters or TensorParameters()
         if parameters.classification:
             raise _unsupported(f"{param}.parameters.classification", "leave it out, and take the largest yourself")
@@ -186,7 +186,7 @@ def _read_inputs(inputs: Sequence[InferInput], rest: memoryview, signature: Sign
             there_are = f"{param}.name is {given.name[:100]!r}; this model takes {', '.join(known)}"
             raise InvalidRequest(there_are, param=f"{param}.name")
         if given.name in tensors:
-            raise InvalidRequest(f"{param}.name is {given.name!r}, which is there already", param=f"{param}.name")
+            raise InvalidRequest(f"{param}.name is {given.name!r}, which appears twice", param=f"{param}.name")
         _check_shape(given, spec, signature, lengths, param)
         parameters = given.parameters or TensorParameters()
         _refuse_shared_memory(parameters, param)
@@ -196,7 +196,7 @@ def _read_inputs(inputs: Sequence[InferInput], rest: memoryview, signature: Sign
         if size is not None:
             if position + size > len(rest):
                 message = (
-                    f"{param} has {size} bytes of binary data by its size, and the body has {len(rest) - position}"
+                    f"{param} has binary_data_size {size}, but the body has only {len(rest) - position} bytes left"
                 )
                 raise InvalidRequest(message, param=f"{param}.parameters.binary_data_size")
             data = _check_binary(spec.datatype, given.shape, bytes(rest[position : position + size]), param)
@@ -205,7 +205,7 @@ def _read_inputs(inputs: Sequence[InferInput], rest: memoryview, signature: Sign
             data = _read_json(spec.datatype, given.shape, given.data or [], f"{param}.data")
         tensors[given.name] = spec.datatype, tuple(given.shape), data
     if position != len(rest):
-        message = f"{len(rest) - position} bytes behind the JSON belong to no input"
+        message = f"{len(rest) - position} bytes after the JSON do not belong to an input"
         raise InvalidRequest(message, param=JSON_LENGTH_HEADER)
     if missing := [spec.name for spec in signature.inputs if not spec.is_optional and spec.name not in tensors]:
         raise InvalidRequest(f"inputs lack {', '.join(missing)}", param="inputs")
@@ -227,7 +227,7 @@ def _check_shape(
     known_lengths = dict(lengths)
     if not signature.bind(spec, given.shape[1:], lengths):
         told = ", ".join(["batch", *map(str, spec.shape)])
-        message = f"{param}.shape is {given.shape}, and {given.name} has [{told}]"
+        message = f"{param}.shape is {given.shape}, but {given.name} has [{told}]"
         for name in (size for size in spec.shape if isinstance(size, str)):
             least, most = signature.lengths[name]
             message += f"; {name} is {known_lengths.get(name, f'{least} to {most}')}"
@@ -238,7 +238,7 @@ def _check_binary(datatype: Datatype, shape: Sequence[int], data: bytes, param: 
     number, each = math.prod(shape), find_element_bytes(datatype)
     if each is not None:
         if number * each != len(data):
-            message = f"{param} has {len(data)} bytes, and its shape {list(shape)} of {datatype} needs {number * each}"
+            message = f"{param} has {len(data)} bytes, but its shape {list(shape)} of {datatype} needs {number * each}"
             raise InvalidRequest(message, param=f"{param}.parameters.binary_data_size")
         return data
     try:
@@ -246,7 +246,7 @@ def _check_binary(datatype: Datatype, shape: Sequence[int], data: bytes, param: 
     except ValueError as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from None
     if found != number:
-        raise InvalidRequest(f"{param} has {found} elements, and its shape {list(shape)} needs {number}", param=param)
+        raise InvalidRequest(f"{param} has {found} elements, but its shape {list(shape)} needs {number}", param=param)
     return data
 
 
@@ -255,20 +255,20 @@ def _read_json(datatype: Datatype, shape: Sequence[int], data: list[Any], param:
     kinds = set(map(type, flat))
     if datatype == "BYTES":
         if kinds - {str}:
-            raise InvalidRequest(f"{param} must have strings", param=param)
+            raise InvalidRequest(f"{param} must contain only strings", param=param)
         try:
             return encode_elements([element.encode() for element in flat])
         except UnicodeEncodeError:
-            raise InvalidRequest(f"{param} has a string that is no text: send it as binary data", param=param) from None
+            raise InvalidRequest(f"{param} has a string that is not Unicode; send binary data", param=param) from None
     if datatype == "BOOL":
         if kinds - {bool} and not (kinds == {int} and set(flat) <= {0, 1}):
-            raise InvalidRequest(f"{param} must have true and false", param=param)
+            raise InvalidRequest(f"{param} must contain only true and false", param=param)
         return bytes(map(bool, flat))
     if datatype == "BF16":
-        raise InvalidRequest(f"{param} is of BF16, which JSON has not: send it as binary data", param=param)
+        raise InvalidRequest(f"{param} has BF16, which JSON cannot represent; send binary data", param=param)
     is_float = datatype.startswith("FP")
     if kinds - ({int, float} if is_float else {int}):
-        raise InvalidRequest(f"{param} must have {'numbers' if is_float else 'whole numbers'}", param=param)
+        raise InvalidRequest(f"{param} must contain only {'numbers' if is_float else 'integers'}", param=param)
     try:
         packed = (
             struct.pack(f"<{len(flat)}e", *flat) if datatype == "FP16" else array(ARRAY_CODES[datatype], flat).tobytes()
@@ -277,7 +277,7 @@ def _read_json(datatype: Datatype, shape: Sequence[int], data: list[Any], param:
         if is_float and not all(map(math.isfinite, array("f", packed) if datatype == "FP32" else flat)):
             raise OverflowError
     except (OverflowError, struct.error):
-        raise InvalidRequest(f"{param} has a number that {datatype} has not", param=param) from None
+        raise InvalidRequest(f"{param} has a number that {datatype} cannot represent", param=param) from None
     return packed
 
 
@@ -295,7 +295,7 @@ def _flatten(data: list[Any], shape: Sequence[int], param: str) -> list[Any]:
     else:
         level = data
     if len(level) != math.prod(shape):
-        message = f"{param} has {len(level)} elements, and its shape {list(shape)} needs {math.prod(shape)}"
+        message = f"{param} has {len(level)} elements, but its shape {list(shape)} needs {math.prod(shape)}"
         raise InvalidRequest(message, param=param)
     return level
 

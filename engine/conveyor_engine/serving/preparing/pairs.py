@@ -43,6 +43,6 @@ def _encode_types(pair: Pair, num_types: int) -> bytes:
     if num_types == 1:
         return b""
     if max(pair.token_types) >= num_types:
-        message = f"the model's tokenizer.json gives tokens the type {max(pair.token_types)}, which the model lacks"
+        message = f"the tokenizer.json gives tokens the type {max(pair.token_types)}, which the model does not have"
         raise InvalidRequest(message)
     return encode_token_types(pair.token_types)

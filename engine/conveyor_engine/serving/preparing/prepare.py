@@ -157,7 +157,7 @@ def _find_thinking_tokens(
     begin, end = model.tokenizer.find_id(marks.begin), model.tokenizer.find_id(marks.end)
     if begin is None or end is None or max(begin, end) >= facts.vocab_size:
         if budget is not None:
-            raise _no_budget(f"{marks.end} is several tokens of this model")
+            raise _no_budget(f"{marks.end} is not a single token of this model")
         return None
     return Thinking(begin, end, parsing.has_begun_thinking, budget)
 
@@ -169,7 +169,7 @@ def _find_token(model: ServedModel, mark: str, facts: ModelFacts) -> int | None:
 
 
 def _no_budget(why: str) -> InvalidRequest:
-    return InvalidRequest(f"thinking_token_budget cannot be kept: {why}", param="thinking_token_budget")
+    return InvalidRequest(f"thinking_token_budget is not supported: {why}", param="thinking_token_budget")
 
 
 def read_prompt(

@@ -42,7 +42,7 @@ def _read_schema(value: object) -> Form:
 def _read_text(kind: Kind) -> Callable[[object], Form]:
     def read(value: object) -> Form:
         if not isinstance(value, str) or not value:
-            raise _refuse("must be a text that is not empty")
+            raise _refuse("must be a non-empty text")
         return Form(kind, value)
 
     return read

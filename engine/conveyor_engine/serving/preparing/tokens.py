@@ -38,7 +38,7 @@ def _read_texts(value: object) -> object:
     texts = [value] if isinstance(value, str) else value
     if texts is None or (isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)):
         return texts
-    raise PydanticCustomError("inputs", "must be a text or a list of texts, not empty")
+    raise PydanticCustomError("inputs", "must be a text or a non-empty list of texts")
 
 
 def _read_id_lists(value: object) -> list[Any]:
@@ -76,7 +76,7 @@ class TokenizeRequest(ModelFields):
     @model_validator(mode="after")
     def _check_tokenize(self) -> Self:
         if (self.prompt, self.messages, self.inputs).count(None) != 2:
-            raise PydanticCustomError("prompt", "send prompt, messages or inputs, one of them")
+            raise PydanticCustomError("prompt", "send exactly one of prompt, messages and inputs")
         if self.add_generation_prompt and self.continue_final_message:
             raise PydanticCustomError(
                 "add_generation_prompt", "add_generation_prompt and continue_final_message exclude each other; send one"

@@ -83,7 +83,7 @@ def _read_arguments(value: object) -> dict[str, Any]:
         try:
             value = json.loads(value) if value.strip() else {}
         except (ValueError, RecursionError):
-            raise PydanticCustomError("arguments", "must be the JSON text of an object, and are not JSON") from None
+            raise PydanticCustomError("arguments", "must be the JSON text of an object; this is not JSON") from None
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -147,7 +147,7 @@ class ToolUse(NamedTuple):
                 raise PydanticCustomError("tool_choice", "tool_choice must name one of tools")
             return cls(tools, "required", [named], True)
         if choice == "required" and not tools:
-            raise PydanticCustomError("tool_choice", "tool_choice can be required only where there are tools")
+            raise PydanticCustomError("tool_choice", "tool_choice can only be required if there are tools")
         if not tools or choice == "none":
             return cls((), "none", (), False)
         return cls(tools, choice or "auto", tools, parallel is False)

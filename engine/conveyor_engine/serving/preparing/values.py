@@ -44,7 +44,7 @@ def _parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     entries = value.items() if isinstance(value, dict) and len(value) <= LISTED_TOKENS_MAX else ()
     wrong = [name for name, each in entries if not _is_bias(name, each)][:_NAMED_MAX]
     named = ", ".join(repr(name[:_NAMED_CHARACTERS_MAX]).replace("{", "(").replace("}", ")") for name in wrong)
-    told = f"; not so: {named}" if wrong else ""
+    told = f"; invalid: {named}" if wrong else ""
     raise PydanticCustomError(
         "logit_bias", f"must be an object of at most {LISTED_TOKENS_MAX} token ids, each with {bias}{told}"
     )

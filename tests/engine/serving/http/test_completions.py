@@ -220,7 +220,7 @@ def test_a_senseless_time_limit_is_refused(server: EngineServer, value: str) -> 
         ({"prompt": [VOCABULARY]}, "prompt", f"0..{VOCABULARY - 1}"),
         ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids", f"0..{VOCABULARY - 1}"),
         ({"min_tokens": 17}, "min_tokens", "max_tokens is 16"),
-        ({"prompt": ["a"] * 100, "n": 100}, "n", "ever takes at once"),
+        ({"prompt": ["a"] * 100, "n": 100}, "n", "that this engine accepts at once"),
         ({"prompt": ""}, "prompt", "empty"),
     ],
 )

@@ -128,7 +128,7 @@ def test_the_client_parses_its_own_model(server: EngineServer, temperature: floa
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs", "does not support"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude each other"),
-        ({"ebnf": ""}, "ebnf", "not empty"),
+        ({"ebnf": ""}, "ebnf", "non-empty text"),
     ],
 )
 def test_what_is_no_form_is_refused_with_its_field(

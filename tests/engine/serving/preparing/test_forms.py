@@ -67,7 +67,7 @@ def test_a_form_is_known_by_its_content_type() -> None:
     ids=lambda value: str(value)[:30],
 )
 def test_a_body_that_is_no_form_is_refused(body: bytes, content_type: str, param: None) -> None:
-    with pytest.raises(InvalidRequest, match="the body is no form of multipart/form-data: ") as caught:
+    with pytest.raises(InvalidRequest, match="the body is not a valid multipart/form-data form: ") as caught:
         parse(body, content_type)
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_FORM, param)
 
@@ -79,7 +79,7 @@ def test_a_body_that_is_no_form_is_refused(body: bytes, content_type: str, param
         ([FILE] * 4, "image", "more than the 3 that one request may have"),
         ([part("top_k", b"three"), FILE], "top_k", "must be a valid integer"),
         ([part("top_k", b"0"), FILE], "top_k", "must be greater than or equal to 1"),
-        ([part("top_k", b"1"), part("top_k", b"2"), FILE], "top_k", "stands in the form twice"),
+        ([part("top_k", b"1"), part("top_k", b"2"), FILE], "top_k", "appears in the form twice"),
         ([part("function_to_apply", b"tanh"), FILE], "function_to_apply", "must be 'default'"),
         ([part("model", b"m" * (FIELD_BYTES_MAX + 1)), FILE], "model", "longer than 65536 bytes"),
     ],

@@ -114,9 +114,9 @@ def test_binary_data_lie_behind_the_json_in_the_order_of_the_inputs() -> None:
     first, second = items(prepare({"inputs": inputs}, PAIR, numbers + texts))
     assert first["a"].data + second["a"].data == numbers
     assert list(decode_elements(second["b"].data)) == [b"abc"]
-    with pytest.raises(InvalidRequest, match="1 bytes behind the JSON belong to no input"):
+    with pytest.raises(InvalidRequest, match="1 bytes after the JSON do not belong to an input"):
         prepare({"inputs": inputs}, PAIR, numbers + texts + b"x")
-    with pytest.raises(InvalidRequest, match="has 13 bytes of binary data by its size, and the body has 12"):
+    with pytest.raises(InvalidRequest, match="has binary_data_size 13, but the body has only 12 bytes left"):
         prepare({"inputs": inputs}, PAIR, (numbers + texts)[:-1])
 
 
@@ -141,7 +141,7 @@ WRONG: list[tuple[Any, str]] = [
     ([], "must be a JSON object"),
     ({"inputs": []}, "inputs"),
     ({"inputs": [tensor([1, 2])] * 65}, "inputs"),
-    ({"inputs": [tensor([1, 2])] * 2}, "there already"),
+    ({"inputs": [tensor([1, 2])] * 2}, "appears twice"),
     ({"inputs": [tensor([1, 2], name="w" * 1000)]}, "this model takes x"),
     ({"inputs": [tensor([1, 2], datatype="INT64")]}, "x has FP32"),
     ({"inputs": [tensor([1, 2], datatype="FP31")]}, "the protocol has BOOL"),
@@ -159,21 +159,21 @@ WRONG: list[tuple[Any, str]] = [
     ({"inputs": [tensor([1], (1, 2))]}, "has 1 elements"),
     ({"inputs": [tensor([[1, 2], [3]], (2, 2))]}, "not nested"),
     ({"inputs": [tensor([[1, 2], 3], (2, 2))]}, "not nested"),
-    ({"inputs": [tensor([[[1], [2]]], (1, 2))]}, "must have numbers"),
+    ({"inputs": [tensor([[[1], [2]]], (1, 2))]}, "must contain only numbers"),
     ({"inputs": [tensor({"0": 1}, (1, 2))]}, "data must be an array"),
     ({"inputs": [tensor(None, (1, 2))]}, "either data or"),
     ({"inputs": [tensor([1, 2], parameters={"binary_data_size": 8})]}, "either data or"),
-    ({"inputs": [tensor(parameters={"binary_data_size": 8})]}, "and the body has 0"),
+    ({"inputs": [tensor(parameters={"binary_data_size": 8})]}, "body has only 0 bytes left"),
     ({"inputs": [tensor(parameters={"binary_data_size": -8})]}, "binary_data_size"),
     ({"inputs": [tensor([1, 2], parameters={"shared_memory_region": "r"})]}, "share no memory"),
     ({"inputs": [tensor([1, 2])], "outputs": [{"name": "x"}]}, "this model has y"),
-    ({"inputs": [tensor([1, 2])], "outputs": [{"name": "y"}] * 2}, "there already"),
+    ({"inputs": [tensor([1, 2])], "outputs": [{"name": "y"}] * 2}, "appears twice"),
     ({"inputs": [tensor([1, 2])], "outputs": [{"name": "y", "parameters": {"classification": 2}}]}, "not supported"),
     ({"inputs": [tensor([1, 2])], "parameters": {"sequence_id": 4}}, "keep nothing between requests"),
     ({"inputs": [tensor([1, 2])], "id": "i" * 1025}, "id"),
     ({"inputs": [tensor([0.5] * (INPUTS_MAX + 1), (INPUTS_MAX + 1, 1))]}, "8192 that one request may have"),
     (b"\xff", "not JSON"),
-    (b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [NaN, 1]}]}', "FP32 has not"),
+    (b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [NaN, 1]}]}', "FP32 cannot represent"),
     (b'{"inputs": ' + b"[" * 100_000, "not JSON"),
 ]  # fmt: skip
 
@@ -226,7 +226,7 @@ def test_the_header_of_binary_data_is_not_beyond_the_body() -> None:
 
 
 def test_bf16_comes_as_binary_data_alone() -> None:
-    with pytest.raises(InvalidRequest, match="BF16, which JSON has not"):
+    with pytest.raises(InvalidRequest, match="BF16, which JSON cannot represent"):
         prepare({"inputs": [tensor([1, 2], datatype="BF16")]}, of_type("BF16"))
     body = {"inputs": [tensor(datatype="BF16", parameters={"binary_data_size": 4})]}
     assert items(prepare(body, of_type("BF16"), b"\x80\x3f\0\0"))[0]["x"].data == b"\x80\x3f\0\0"
@@ -243,7 +243,7 @@ def test_lengths_of_one_name_are_equal() -> None:
     body = {"inputs": [tensor([1, 2], (1, 2), "INT64", "ids"), tensor([], (1, 2, 2, 0), "BOOL", "mask")]}
     assert items(prepare(body, signature))[0]["mask"].shape == (2, 2, 0)
     body["inputs"][1] = tensor([], (1, 3, 2, 0), "BOOL", "mask")
-    words = r"\[1, 3, 2, 0\], and mask has \[batch, n, 2, m\]; n is 2; m is 0 to 3"
+    words = r"\[1, 3, 2, 0\], but mask has \[batch, n, 2, m\]; n is 2; m is 0 to 3"
     with pytest.raises(InvalidRequest, match=words):
         prepare(body, signature)
 

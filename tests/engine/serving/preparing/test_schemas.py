@@ -296,7 +296,7 @@ def test_a_wrong_bias_is_named_and_no_more_of_them_than_a_few() -> None:
     with pytest.raises(ValidationError) as raised:
         CompletionRequest.model_validate({"prompt": "a", "logit_bias": bias})
     (error,) = raised.value.errors()
-    assert error["msg"].endswith(f"; not so: 'bad(1)', '{'x' * 40}', 'worse 0'")
+    assert error["msg"].endswith(f"; invalid: 'bad(1)', '{'x' * 40}', 'worse 0'")
 
 
 DEFAULTS = ("n", "encoding_format", "embed_dtype", "endianness")  # which null stands for
