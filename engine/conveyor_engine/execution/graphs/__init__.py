@@ -1,1 +1,1 @@
-"""Steps that a GPU is given as one CUDA graph, in place of hundreds of launches. `step_graphs` is where to begin."""
+"""Runs steps on a GPU as one CUDA graph instead of hundreds of kernel launches. Start reading at `step_graphs`."""

@@ -1,6 +1,7 @@
-"""Captures work on the device as CUDA graphs: later one call launches all of its kernels. Used by `step_graphs`.
+"""Captures work on the device as CUDA graphs, so that later one call launches all of its kernels.
 
-Work that is captured reads and writes tensors that stay where they are, and asks the device for nothing.
+Used by `step_graphs`. Captured work must read and write tensors that stay at the same address, and must not wait for a
+value from the device.
 """
 
 import gc
@@ -10,11 +11,11 @@ from contextlib import contextmanager, suppress
 import torch
 
 Work = Callable[[], None]
-Capture = Callable[[Work], Work]  # may run the work; what it returns does the same again
+Capture = Callable[[Work], Work]  # captures the work, which it may run; calling the result runs the work again
 
 
 class CudaCapture:
-    """Graphs of one device, which share the memory of what they compute: one runs at a time."""
+    """Captures graphs on one device. They share the memory of their results, so only one may run at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -22,9 +23,10 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Work) -> Work:
-        """Runs the work once before: what loads or compiles at its first call cannot be captured.
+        """Capture the work and return a function that replays it.
 
-        If it raises, the engine can go on without a graph.
+        Runs the work once before, because kernels that load or compile at their first call cannot be captured. If the
+        capture raises, the engine can still run without a graph.
         """
         current, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
         self._stream.wait_stream(current)
@@ -32,7 +34,7 @@ class CudaCapture:
             work()
             torch.cuda.synchronize(self._device)
             with _no_garbage():
-                graph.capture_begin(self._pool, capture_error_mode="thread_local")  # another engine's thread may go on
+                graph.capture_begin(self._pool, capture_error_mode="thread_local")  # other engines' threads may go on
                 try:
                     work()
                     graph.capture_end()
@@ -43,12 +45,12 @@ class CudaCapture:
         return graph.replay
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Ends a capture that has failed.
+        """End a capture that has failed.
 
-        Something that a stream must not do in a capture invalidates it. In torch 2.11 `capture_end` raises then before
-        it closes the graph's memory pool, and while a pool is open the allocator refuses to free memory
-        (`torch.cuda.empty_cache`). Newer ones close it themselves. To end a capture or a pool twice is an error without
-        consequences.
+        An operation that is not allowed in a capture invalidates the capture. In torch 2.11, `capture_end` then raises
+        before it closes the graph's memory pool, and while a pool is open the allocator cannot free memory
+        (`torch.cuda.empty_cache`). Newer versions close the pool themselves. Ending a capture or a pool twice raises an
+        error without further effect.
         """
         with suppress(RuntimeError):
             graph.capture_end()
@@ -69,10 +71,10 @@ def _no_garbage() -> Iterator[None]:
 
 
 def choose_capture(device: torch.device, enforce_eager: bool) -> Capture | None:
-    """CUDA graphs, where there are any and they are wanted."""
+    """Return how to capture steps; None on devices other than CUDA, or if `enforce_eager` is set."""
     return CudaCapture(device) if device.type == "cuda" and not enforce_eager else None
 
 
 def run_again(work: Work) -> Work:
-    """In place of a capture where there is no GPU: in rehearsals and tests."""
+    """Return the work itself. Replaces a capture in rehearsals and tests without a GPU."""
     return work

@@ -1,7 +1,7 @@
-"""Steps in which every row computes one token and samples one, as `step_graphs` captures and replays them.
+"""Graphs for steps in which every row computes one token and samples one. Used by `step_graphs`.
 
-Such a step gets two numbers for each row from the host, and gathers the rest on the device from `rows`. The sizes are
-vLLM's and nano-vllm's up to 256.
+The host sends only the row, the position and the next position for each token. All other inputs are gathered from
+`rows` on the device. Up to 256, the sizes are those of vLLM and nano-vllm.
 """
 
 import numpy as np
@@ -15,29 +15,29 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.transfer import copy_into
 from conveyor_engine.wire.step import StepPlan
 
-_NO_LENGTHS = np.zeros(0, dtype=np.int32)  # a graph knows none: whoever asks for the longest gets an error
+_NO_LENGTHS = np.zeros(0, dtype=np.int32)  # unknown in a graph; asking for the longest raises an error
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
-    """The sizes, ascending. A product of up to 16 rows costs what one of 16 does, and larger ones grow slowly."""
+    """Return the sizes, ascending. A product of up to 16 rows costs as much as one of 16; larger ones grow slowly."""
     sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(320, max_num_seqs, 64)]
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
 
 
 def is_decode_only(plan: StepPlan) -> bool:
-    """Whether every row computes one token and samples one."""
+    """Return whether every row of the step computes one token and samples one."""
     return 0 < len(plan.rows) == plan.num_decodes == plan.num_logits.count(1)
 
 
 class DecodeSteps:
-    """`StepKind`; a size is a number of rows."""
+    """A `StepKind` whose sizes are numbers of rows."""
 
     name = "decodes"
 
     def __init__(
         self, rows: Rows, backend: AttentionBackend, forward: Forward, block_size: int, largest: int | None = None
     ) -> None:
-        """rows: the last one is the padding's. largest: rows beyond which steps are too rare for a graph."""
+        """rows: the last row is for padding. largest: steps with more rows are too rare to be worth a graph."""
         self._rows, self._backend, self._forward, self._block_size = rows, backend, forward, block_size
         self._spare_row = len(rows.block_tables) - 1
         largest = self._spare_row if largest is None else largest
@@ -52,7 +52,7 @@ class DecodeSteps:
 
     def fill(self, plan: StepPlan | None, size: int) -> Samples:
         number = 0 if plan is None else len(plan.rows)
-        host = np.zeros((3, size), dtype=np.int64)  # rows, positions, and the positions behind them
+        host = np.zeros((3, size), dtype=np.int64)  # rows, positions, and the positions after them
         host[0] = self._spare_row
         if plan is not None:
             host[0, :number], host[1, :number] = plan.rows, plan.num_computed_tokens

@@ -1,8 +1,8 @@
-"""Steps with prompts, and decodes beside them, as `step_graphs` captures and replays them.
+"""Graphs for steps with prompts, and possibly decodes. Used by `step_graphs`.
 
-A graph holds a number of tokens, whoever's they are. It has places for as many decodes and as many prompts as could
-share them; on the device, a place that nobody has is a sequence without tokens, for which attention does nothing.
-Tokens that nobody has belong to the spare row, and to no sequence.
+A graph is for a fixed number of tokens, which any sequences may share. It has places for the largest number of decodes
+and of prompts that could share them. On the device, an unused place is a sequence without tokens, for which attention
+computes nothing. Unused tokens belong to the spare row and to no sequence.
 """
 
 from itertools import accumulate
@@ -20,12 +20,12 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.transfer import copy_into
 from conveyor_engine.wire.step import StepPlan
 
-_MOST_TOKENS = 2048  # the GPU computes larger steps for longer than the host needs to launch them
+_MOST_TOKENS = 2048  # larger steps gain nothing: the GPU computes them for longer than the host takes to launch them
 _NO_LENGTHS = np.zeros(0, dtype=np.int32)
 
 
 def token_sizes(max_num_batched_tokens: int) -> list[int]:
-    """The sizes, ascending: eight between a power of two and the next, so that padding is an eighth at most."""
+    """Return the sizes, ascending: eight from one power of two to the next, so that padding is at most an eighth."""
     largest = min(max_num_batched_tokens, _MOST_TOKENS)
     powers = (128, 256, 512, 1024)
     sizes = [*range(16, 128, 16), *(size for power in powers for size in range(power, 2 * power, power // 8))]
@@ -33,16 +33,16 @@ def token_sizes(max_num_batched_tokens: int) -> list[int]:
 
 
 class _Numbers(NamedTuple):
-    """What a step of T tokens gets from the host: views of one array of int64, in numpy's or in torch's memory.
+    """The host's inputs for a step of T tokens, as views of one int64 array, of numpy or of torch.
 
-    S: places of decodes, and of prompts behind them; at most so many logits are wanted.
+    S: number of places for decodes. As many places for prompts follow. A step has at most S logits.
     """
 
     token_rows: Any  # (T,)
     positions: Any  # (T,)
     rows: Any  # (2 S,)
-    lengths: Any  # (2 S,): context including this step's tokens; 0 for a place that nobody has
-    starts: Any  # (2 S + 1,): of each one's tokens
+    lengths: Any  # (2 S,): length of the context including this step's tokens; 0 for an unused place
+    starts: Any  # (2 S + 1,): where the tokens of each place begin
     logit_indices: Any  # (S,)
     sampled_rows: Any  # (S,)
     ends: Any  # (S,): positions of the tokens to be sampled
@@ -54,14 +54,14 @@ def _split(numbers: Any, tokens: int, places: int) -> _Numbers:
 
 
 class MixedSteps:
-    """`StepKind`; a size is a number of tokens."""
+    """A `StepKind` whose sizes are numbers of tokens."""
 
     name = "mixed"
 
     def __init__(
         self, rows: Rows, backend: AttentionBackend, forward: Forward, block_size: int, max_num_batched_tokens: int
     ) -> None:
-        """rows: the last one is the padding's."""
+        """rows: the last row is for padding."""
         self._rows, self._backend, self._forward, self._block_size = rows, backend, forward, block_size
         self._spare_row = len(rows.block_tables) - 1
         self.sizes = token_sizes(max_num_batched_tokens)
@@ -91,7 +91,7 @@ class MixedSteps:
         return Samples(host.sampled_rows[:count], host.ends[:count], views.sampled_rows[:count], views.ends[:count])
 
     def _write(self, plan: StepPlan, host: _Numbers, places: int) -> int:
-        """The number of logits."""
+        """Write the plan's numbers. Return the number of logits."""
         layout = lay_out(plan)
         tokens, count, decodes = layout.num_tokens, len(layout.logit_indices), plan.num_decodes
         prompts = len(layout.rows) - decodes
@@ -116,7 +116,7 @@ class MixedSteps:
             slot_mapping=blocks * self._block_size + step.positions % self._block_size,
             num_seqs=2 * places,
             num_decodes=places,
-            num_tokens=0,  # that are surely somebody's
+            num_tokens=0,  # unknown when the graph is captured, so no token counts as surely used
             query_start_loc_host=np.repeat(np.array([0, size], dtype=np.int32), (places + 1, places)),
             seq_lens_host=_NO_LENGTHS,
         )

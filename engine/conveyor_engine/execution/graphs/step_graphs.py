@@ -1,9 +1,8 @@
-"""Steps of a few sizes over buffers that stay where they are, so that CUDA graphs can replay them.
+"""Runs steps as captured CUDA graphs of a few sizes, over buffers that stay at the same address.
 
 Used by `runners.generate`. There are two kinds of steps: `decodes`, and `mixed`, which also have prompts. A step is
-padded to the next size with a spare row, which is the last one; its token lies in a block that no request is given.
-Where the sampler can, it chooses the tokens in the same graph, and writes them into the rows. Only `cuda` knows what a
-graph is.
+padded to the next size with a spare row, the last one, whose token is in a block that no request gets. If the sampler
+supports it, the same graph also samples the tokens and writes them into the rows. Only `cuda` depends on CUDA graphs.
 """
 
 import time
@@ -21,35 +20,35 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Found, Sampler
 from conveyor_engine.wire.step import StepPlan
 
-# input_ids (1, T), position_ids (1, T), which tokens get logits (R,) or 0 for all, attention -> (R, vocabulary)
+# (input_ids (1, T), position_ids (1, T), indices of tokens with logits (R,) or 0 for all, attention) -> (R, vocabulary)
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | int, Paged], torch.Tensor]
 
 
 class StepKind(Protocol):
-    """Steps that are computed alike, in several sizes."""
+    """Steps that the same code computes, in several sizes."""
 
     name: str
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Those that are worth a graph, ascending."""
+        """The sizes that are worth a graph, ascending."""
         ...
 
     def size_of(self, plan: StepPlan) -> int | None:
-        """The least size that holds the plan's step; None if it is of another kind."""
+        """Return the least size that holds the plan's step; None if the step is of another kind."""
         ...
 
     def fill(self, plan: StepPlan | None, size: int) -> Samples:
-        """Writes the numbers of the plan's step and its padding, or of padding alone, to where `compute` reads them.
+        """Write the inputs of the plan's step, padded to `size`, to where `compute` reads them. None: padding alone.
 
-        Returns whose logits come first of those that `compute` makes; the padding's follow.
+        Returns the rows and positions to which the first logits of `compute` belong. The padding's logits follow.
         """
         ...
 
     def compute(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What is captured: writes keys and values.
+        """Compute the step, which writes keys and values. This is what a graph captures.
 
-        Returns logits (n, vocabulary), and for each its row and the position of the next token, int64 (n,).
+        Returns logits (n, vocabulary), and for each of them its row and the position of the next token, int64 (n,).
         """
         ...
 
@@ -58,9 +57,9 @@ class StepGraphs:
     """One captured step for each size of each kind."""
 
     def __init__(self, kinds: Sequence[StepKind], rows: Rows, sampler: Sampler | None = None) -> None:
-        """rows: with one more than the engine has, which is the padding's.
+        """rows: the engine's rows and one spare row for padding.
 
-        sampler: chooses tokens in the graph, which writes them into the rows. It knows the spare row too.
+        sampler: samples tokens within the graph, which writes them into the rows. It must have the spare row too.
         """
         self._kinds, self._rows, self._sampler = kinds, rows, sampler
         num_rows, device = len(rows.block_tables) - 1, rows.block_tables.device
@@ -71,25 +70,25 @@ class StepGraphs:
         self._replays: dict[str, dict[int, Work]] = {kind.name: {} for kind in kinds}
 
     def sizes(self, name: str) -> list[int]:
-        """The captured ones of a kind, ascending."""
+        """Return the captured sizes of a kind of steps, ascending."""
         return sorted(self._replays.get(name, ()))
 
     def capture(self, capture: Capture, progress: Callable[[str], None]) -> None:
-        """Captures the largest first, whose memory the others then share."""
+        """Capture all sizes, the largest first, so that the others can share its memory."""
         if self._sampler is not None:
             self._sampler.refresh()
         for kind in sorted(self._kinds, key=lambda kind: -max(kind.sizes, default=0)):
             self._capture_kind(kind, capture, progress)
 
     def _capture_kind(self, kind: StepKind, capture: Capture, progress: Callable[[str], None]) -> None:
-        """After one that fails there are no more."""
+        """Capture the sizes of one kind, the largest first, until a capture fails."""
         started = time.monotonic()
         replays = self._replays[kind.name]
         for size in reversed(kind.sizes):
             kind.fill(None, size)
             try:
                 replays[size] = capture(partial(self._compute, kind, size))
-            except Exception as error:  # no memory, or a model that asks the device for a number: it works without
+            except Exception as error:  # no memory, or a model that waits for the device
                 why = f"{type(error).__name__}: {str(error)[:200]}"
                 progress(f"event=cuda_graph_failed steps={kind.name} size={size} error={why}")
                 break
@@ -97,9 +96,10 @@ class StepGraphs:
         progress(f"event=cuda_graphs_captured steps={kind.name} sizes={len(replays)} seconds={seconds:.1f}")
 
     def run(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
-        """Logits (entries, vocabulary), whose they are, and the tokens that were chosen and written, if a sampler did.
+        """Replay the graph for a step. Return None if there is none.
 
-        The next run overwrites them. None: there is no graph for this step.
+        Returns logits (entries, vocabulary), the row and position of each entry, and the tokens that the graph sampled
+        and wrote into the rows (None without a sampler). The next run overwrites the results.
         """
         for kind in self._kinds:
             if (least := kind.size_of(plan)) is None:
@@ -120,7 +120,7 @@ class StepGraphs:
         return self._logits[:number], samples, found
 
     def _compute(self, kind: StepKind, size: int) -> None:
-        """What is captured, to the end."""
+        """Compute and sample a step. This is what a graph captures."""
         logits, rows, ends = kind.compute(size)
         number = len(rows)
         if not self._logits.numel():

@@ -1,7 +1,7 @@
-"""Refuses models that this engine cannot run, with a reason, before the first request.
+"""Rejects models that this engine cannot run, with a reason, before the first request.
 
-Many models load and run here but answer wrongly, because they need something that our attention or the packed batch
-does not give them. Called by `loader`. Raises ModelError throughout.
+Many models load and run here but give wrong answers, because they need something that our attention or the packed
+batch does not provide. Called by `loader`. All checks raise ModelError.
 """
 
 from collections.abc import Mapping
@@ -15,33 +15,33 @@ from transformers import PretrainedConfig
 from conveyor_engine.errors import ModelError, is_out_of_memory
 from conveyor_engine.execution.models.kinds import ModelKind
 
-# What transformers raises for an invalid config.json or invalid weights. The device's own errors are among them: each
-# handler passes its error to `raise_if_of_device` first.
+# The errors that transformers raises for an invalid config.json or invalid weights. Errors of the device have the same
+# types, so each handler first passes the error to `raise_if_of_device`.
 TRANSFORMERS_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, SafetensorError,
     StrictDataclassError, TypeError, ValueError,
 )  # fmt: skip
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-# Their frequencies depend on the length of the batch's longest sequence, not on each request's own.
+# The frequencies of these types depend on the longest sequence in the batch, not on each request's own length.
 _ROPE_TYPES_REFUSED = frozenset({"dynamic", "longrope"})
 
 
 def on_one_line(error: Exception) -> str:
-    """The error's type and text, for the end of a sentence."""
+    """Return the error's type and text on one line, for the end of a sentence."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def raise_if_of_device(error: Exception) -> None:
-    """Raises the error again if it reports the device's state and says nothing about the model.
+    """Raise the error again if the device caused it and not the model.
 
-    Otherwise a model that ran out of memory would count as one that this engine does not know.
+    Without this check, running out of memory would be reported as an unsupported model.
     """
     if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
         raise error
 
 
 def check_config(config: PretrainedConfig, model_kind: ModelKind) -> None:
-    """Refuses what the configuration alone shows."""
+    """Reject models that cannot run according to their configuration. Raises ModelError."""
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models and encoders")
@@ -78,7 +78,7 @@ def _model_class(config: PretrainedConfig, kind: ModelKind) -> Any:
 
 
 def _rope_types(config: PretrainedConfig) -> set[str]:
-    """All RoPE types the configuration names, of the whole model or per layer type."""
+    """Return all RoPE types in the configuration, for the whole model or for a type of layer."""
     found: set[str] = set()
     for name in ("rope_parameters", "rope_scaling"):
         parameters = getattr(config, name, None) or {}
@@ -89,7 +89,7 @@ def _rope_types(config: PretrainedConfig) -> set[str]:
 
 
 def check_weights(path: str, loading_info: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint with missing weights, which would be random."""
+    """Reject a checkpoint with missing weights, which would get random values. Raises ModelError."""
     for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
         if found := sorted(map(str, loading_info.get(problem) or ())):
             kind = problem.replace("_", " ")

@@ -1,6 +1,6 @@
-"""Norms, rotary embeddings and activations: by the compiled kernels, Triton's, or torch.
+"""Norms, rotary embeddings and activations, computed by the compiled CPU kernels, by Triton's, or by torch.
 
-`layers` and `recognise` call this. A compiled kernel passes over its input once and rounds once.
+Used by `layers` and `recognise`. A compiled kernel reads its input once and rounds once.
 """
 
 from typing import Protocol
@@ -12,18 +12,18 @@ from conveyor_engine.execution import kernels, native
 
 
 class Elementwise(Protocol):
-    """The operations of all three. See `native.elementwise` for shapes."""
+    """The operations that all three provide. See `native.elementwise` for shapes."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
         """x / rms(x) * (offset + weight) over the last dimension."""
         ...
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x (T, heads, D) rotated by cos, sin (1, T, R), R <= D."""
+        """Rotate x (T, heads, D) by cos, sin (1, T, R), R <= D."""
         ...
 
     def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of x (..., 2 * size), gate first."""
+        """silu(gate) * up for x (..., 2 * size), which has gate first and then up: (..., size)."""
         ...
 
 
@@ -33,7 +33,7 @@ class TorchElementwise:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
         if not offset:
             return functional.rms_norm(x, weight.shape, weight, eps)
-        # offset + weight would lose the weight's last bits in x's type
+        # in float32: offset + weight would lose the weight's last bits in x's type
         return functional.rms_norm(x.float(), weight.shape, offset + weight.float(), eps).to(x.dtype)
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ class TorchElementwise:
 
 
 class TritonElementwise(TorchElementwise):
-    """The rotation stays torch's: `triton_layers.TritonAttention` fuses it into a larger kernel."""
+    """Triton's norms and activations. The rotation uses torch, because `TritonAttention` fuses its own version."""
 
     def __init__(self) -> None:
         from conveyor_engine.execution.kernels import elementwise  # needs triton
@@ -60,7 +60,7 @@ class TritonElementwise(TorchElementwise):
 
 
 def choose_elementwise(device: torch.device, dtype: torch.dtype) -> Elementwise:
-    """The compiled kernels, or Triton's, if they can take tensors of this type there; else torch."""
+    """Return the compiled kernels or Triton's if they support the device and the type; otherwise torch."""
     if device.type == "cpu" and native.why_missing() is None and native.supports(dtype):
         return native
     if kernels.why_missing(device) is None:

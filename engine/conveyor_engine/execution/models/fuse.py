@@ -1,8 +1,8 @@
-"""Replaces modules of a loaded transformers model by faster ones of our own that compute the same.
+"""Replaces modules of a loaded transformers model with our own faster modules that compute the same.
 
-Called by the runners once, after loading, on CPUs and GPUs. A decoder layer that `recognise` knows is replaced whole.
-Elsewhere, attention, MLP, norms and linear layers are replaced one by one where they are known, and the rest keeps
-transformers' code.
+The runners call it once after loading, on CPUs and GPUs. A decoder layer that `recognise` recognises is replaced as a
+whole. In other layers, recognised attentions, MLPs, norms and linear layers are replaced one by one. All other modules
+keep transformers' code.
 """
 
 from collections import Counter
@@ -26,10 +26,10 @@ _KINDS: tuple[tuple[str, Callable[[nn.Module, Calls], nn.Module | None]], ...] =
 
 
 def fuse_model(model: PreTrainedModel) -> dict[str, int]:
-    """Replaces what it can; returns how many of each kind, for the log.
+    """Replace all modules that are recognised. Return how many of each kind were replaced, for the log.
 
-    Each original is freed before the next part is replaced, so fusing needs memory for one more layer only. Raises what
-    the device raises, for example when that memory is missing: the model is then half replaced and must not be used.
+    Each original is freed before the next module is replaced, so fusing needs memory for only one more layer. Raises
+    the device's errors, for example if that memory is missing. The model is then partly replaced and must not be used.
     """
     done: Counter[str] = Counter()
     with torch.inference_mode():
@@ -38,7 +38,7 @@ def fuse_model(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _fuse_parts(parent: nn.Module, calls: Calls, done: Counter[str]) -> None:
-    for name in [name for name, _ in parent.named_children()]:  # no list of the parts: it would keep the originals
+    for name in [name for name, _ in parent.named_children()]:  # a list of the modules would keep the originals alive
         part = parent.get_submodule(name)
         kind, ours = _replacement(part, calls)
         if ours is None:
@@ -49,11 +49,11 @@ def _fuse_parts(parent: nn.Module, calls: Calls, done: Counter[str]) -> None:
 
 
 def _replacement(part: nn.Module, calls: Calls) -> tuple[str, nn.Module | None]:
-    """(kind, our module for the part), None if there is none. Larger kinds are tried first."""
+    """Return (kind, our module for the part), or ("", None) if the part is not recognised. Larger kinds come first."""
     for kind, recognise in _KINDS if not is_hooked(part) else ():
         try:
             ours = recognise(part, calls)
-        except checks.TRANSFORMERS_ERRORS as error:  # parts of known names, but of other shapes or arguments
+        except checks.TRANSFORMERS_ERRORS as error:  # parts with known names, but with other shapes or arguments
             checks.raise_if_of_device(error)
             continue
         if ours is not None:

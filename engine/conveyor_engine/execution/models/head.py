@@ -1,9 +1,8 @@
-"""Takes a classifier apart: the encoder, which runs packed, and the head, which then runs on few tokens.
+"""Splits a classifier into its encoder, which runs packed, and its head, which then runs on few tokens.
 
-Called by `runners.classify` once, after loading. The head is transformers' own code: the model's forward, in which the
-encoder's place is taken by one that returns hidden states that are there already. So heads of all families work that
-read one token of each sequence, the first or the last, or each token by itself; the first run shows which, and refuses
-others.
+`runners.classify` calls it once after loading. The head is transformers' own code: the model's forward, with the
+encoder replaced by a module that returns given hidden states. This works for heads of all model families that read the
+first token of a sequence, the last token, or each token by itself. A trial run finds out which, and rejects others.
 """
 
 from collections.abc import Iterator
@@ -22,15 +21,15 @@ from conveyor_engine.execution.models import checks
 Place = Literal["first", "last", "each"]  # the tokens of a sequence that a head reads
 
 _LENGTHS: Final = (3, 5, 6, 8)
-# Largest relative error of the logits of all prompts. The hidden states are the same, so only the head's own products
-# round differently; another token gives 0.5 and more.
+# Largest relative error of the logits over all prompts. The hidden states are equal, so only the head's own products
+# round differently. The wrong token gives an error of 0.5 or more.
 _TOLERANCE_FLOAT32, _TOLERANCE_HALF = 1e-3, 0.1
 
 
 class _Given(nn.Module):
-    """In an encoder's place: returns the hidden states that it was given, and what the encoder's pooler makes of them.
+    """Replaces the encoder: returns given hidden states, and the output of the encoder's pooler for them.
 
-    A pooler is a layer over the first token, which some families count as part of the encoder.
+    A pooler is a layer over the first token. In some model families it is part of the encoder.
     """
 
     def __init__(self, pooler: nn.Module | None) -> None:
@@ -44,17 +43,17 @@ class _Given(nn.Module):
 
 
 class Head:
-    """What makes logits of an encoder's hidden states."""
+    """Computes logits from an encoder's hidden states."""
 
     def __init__(self, model: PreTrainedModel, encoder: PreTrainedModel) -> None:
-        """Takes the encoder out of the model."""
+        """Replace the encoder in the model by a `_Given`."""
         self._given = _Given(getattr(encoder, "pooler", None))
         setattr(model, model.base_model_prefix, self._given)
         self._model = model
         text = model.config.get_text_config()
         if getattr(text, "pad_token_id", None) is None:
-            text.pad_token_id = -1  # no token is padding; without an id, heads that look for it refuse batches
-        self._token_id = int(text.pad_token_id == 0)  # any that is not padding
+            text.pad_token_id = -1  # no token is padding; some heads reject batches if this is None
+        self._token_id = int(text.pad_token_id == 0)  # any token except padding
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden (sequences, tokens, H) -> (sequences, labels), or for tokens (sequences, tokens, labels); float32."""
@@ -66,7 +65,10 @@ class Head:
 
 
 def split_head(model: PreTrainedModel, *, per_token: bool) -> tuple[PreTrainedModel, Head, Place]:
-    """The model's encoder and its head. Raises ModelError for a head that reads anything but one token at a time."""
+    """Return the model's encoder, its head, and the tokens that the head reads.
+
+    per_token: the model labels each token. Raises ModelError for a head that reads several tokens at once.
+    """
     try:
         with torch.inference_mode():
             return _split(model, ("each",) if per_token else ("first", "last"))
@@ -90,16 +92,16 @@ def _split(model: PreTrainedModel, places: tuple[Place, ...]) -> tuple[PreTraine
     for place in places:
         if _is_same(expected, [head(select(states, place)) for states in hidden], tolerance):
             return encoder, head, place
-    raise ModelError(f"{name} makes its logits of more than one token of a sequence: this engine cannot run it")
+    raise ModelError(f"{name} computes its logits from more than one token of a sequence: this engine cannot run it")
 
 
 def select(hidden: torch.Tensor, place: Place) -> torch.Tensor:
-    """hidden (1, T, H) of one sequence -> (1, n, H): the tokens that the head reads."""
+    """Select the hidden states that the head reads: hidden (1, T, H) of one sequence -> (1, n, H)."""
     return {"first": hidden[:, :1], "last": hidden[:, -1:], "each": hidden}[place]
 
 
 def _make_prompts(model: PreTrainedModel) -> Iterator[torch.Tensor]:
-    """(1, n) each, of random tokens but padding."""
+    """Yield prompts (1, n) of random tokens without padding."""
     padding, random = getattr(model.config, "pad_token_id", None), Random(0)
     for length in _LENGTHS:
         token_ids: list[int] = []

@@ -1,4 +1,4 @@
-"""Which of transformers' classes load a kind of model. A runner names the kind; `loader` and `checks` go by it."""
+"""The kinds of models and the classes of transformers that load them. Runners pass a kind to `loader` and `checks`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,14 +26,14 @@ from transformers.models.auto.modeling_auto import (
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """One auto class and the configurations that it loads."""
+    """One of transformers' auto classes and the configurations that it loads."""
 
-    task: str  # a name of `registry`, and the verb in errors
+    task: str  # a task's name in `registry`; also the verb in errors
     name: str
     auto_class: Any
-    classes: Mapping[Any, Any]  # by class of the configuration
-    text_only: bool = False  # not the text part of a model that has others
-    own_attention: bool = True  # it runs on our attention; otherwise its own forward runs as it is
+    classes: Mapping[Any, Any]  # model classes by the class of the configuration
+    text_only: bool = False  # rejects the text part of a model that also has other parts
+    own_attention: bool = True  # whether it runs on our attention; otherwise the model's forward runs unchanged
     without_pooler: bool = False  # a classifier's layer over the first token is dropped; checkpoints may lack it
 
 

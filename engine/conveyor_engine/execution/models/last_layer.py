@@ -1,7 +1,8 @@
-"""Finds out whether a model's last layer may go on with the sampled tokens alone, once its keys and values are written.
+"""Finds out whether a model's last layer needs to compute only the sampled tokens, after writing all keys and values.
 
-Called by `runners.generate` once, after `fuse`. It may if it is one of our own layers, and if what the model does after
-it is done to each token by itself. A tiny step shows that, computed with all tokens and with two.
+`runners.generate` calls it once, after `fuse`. Two conditions must hold: the last layer is one of our own, and after
+that layer the model processes each token by itself. A tiny step checks this. It runs once with all tokens and once with
+two.
 """
 
 import numpy as np
@@ -19,7 +20,7 @@ _NUM_TOKENS, _SAMPLED = 8, (2, 7)
 
 
 def find_last_layer(model: PreTrainedModel, layers: list[LayerShape]) -> int | None:
-    """The index of such a layer; None if the last one is no such layer."""
+    """Return the index of the last layer; None if it has to compute all tokens."""
     last = len(layers) - 1
     if not any(isinstance(m, DecoderLayer) and m.self_attn.spec.layer == last for m in model.modules()):
         return None
@@ -37,7 +38,7 @@ def find_last_layer(model: PreTrainedModel, layers: list[LayerShape]) -> int | N
 
 
 def _logits(model: PreTrainedModel, paged: Paged) -> torch.Tensor:
-    """(tokens of the last layer, vocabulary)."""
+    """Run the tiny step: (tokens that the last layer computes, vocabulary)."""
     positions = torch.arange(_NUM_TOKENS, device=model.device)[None]
     tokens = positions % model.get_input_embeddings().num_embeddings
     logits: torch.Tensor = model(input_ids=tokens, position_ids=positions, use_cache=False, paged=paged).logits
@@ -49,7 +50,7 @@ def _one_sequence(tokens: int, device: torch.device) -> AttentionMetadata:
 
 
 def _beginnings(device: torch.device) -> AttentionMetadata:
-    """The sampled tokens of that sequence, each with what is before it."""
+    """Return metadata in which each sampled token is the last token of its own sequence."""
     lengths = [position + 1 for position in _SAMPLED]
     return _metadata(list(range(len(lengths) + 1)), lengths, torch.tensor(_SAMPLED, device=device))
 

@@ -1,7 +1,8 @@
 """The engine's own decoder layer and its parts, which replace transformers' modules that compute the same.
 
-`recognise` makes them from a model's own modules and `fuse` puts them in their place, so each is called like the module
-that it replaces. Hidden states are (1, T, hidden): a step's sequences, packed. Nothing here depends on a model family.
+`recognise` builds them from a model's modules and `fuse` replaces those modules, so each part is called in the same way
+as the module that it replaces. Hidden states are (1, T, hidden): the packed sequences of a step. Nothing here depends
+on a model family.
 """
 
 from collections.abc import Callable
@@ -46,11 +47,11 @@ class GatedMlp(nn.Module):
         return out
 
     def activates(self, gated: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-        """Whether this is its activation."""
+        """Return whether this function is the MLP's activation."""
         return self._gated is gated
 
     def activate(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """What goes into the last product: (1, T, size)."""
+        """Compute the input of the last product: (1, T, size)."""
         return self._gated(self.gate_up_proj(hidden_states))
 
 
@@ -65,7 +66,10 @@ class Attention(nn.Module):
         norms: tuple[nn.Module, nn.Module] | None,
         rope: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
-        """projections: queries, keys and values side by side; out. norms: of each query's and each key's head."""
+        """projections: one for queries, keys and values side by side, and the output projection.
+
+        norms: of each query head and of each key head; None: the model has none.
+        """
         super().__init__()
         self.spec, self.shape, self.head_dim = spec, shape, shape.head_dim
         self.qkv_proj, self.o_proj = projections
@@ -76,7 +80,7 @@ class Attention(nn.Module):
         self._rope = rope
 
     def attend(self, hidden_states: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
-        """-> (1, T, hidden)."""
+        """Compute attention, including the output projection: (1, T, hidden) -> (1, T, hidden)."""
         qkv = self.qkv_proj(hidden_states).view(hidden_states.shape[1], -1, self.head_dim)
         query, key, value = qkv.split(self._heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -88,21 +92,21 @@ class Attention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> tuple[torch.Tensor, None]:
-        """The call and the result of transformers' attention modules."""
+        """Compute attention with the arguments and the result of transformers' attention modules."""
         return self.attend(hidden_states, position_embeddings, paged), None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms:
-    """A layer's norms: before attention and MLP, and in some kinds after them too."""
+    """A layer's norms: before attention and MLP, and in some models also after them."""
 
     before_attention: nn.Module
     before_mlp: nn.Module
-    after: tuple[nn.Module, nn.Module] | None = None  # of what attention gives, of what the MLP gives
+    after: tuple[nn.Module, nn.Module] | None = None  # of attention's output, of the MLP's output
 
 
 class DecoderLayer(nn.Module):
-    """x + after(attention(norm(x))), and the same with the MLP."""
+    """Computes x + after(attention(norm(x))), then the same with the MLP. `after` is a norm that some models have."""
 
     def __init__(self, norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> None:
         super().__init__()
@@ -115,7 +119,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
-        """The call and the result of transformers' decoder layers."""
+        """Compute the layer with the arguments and the result of transformers' decoder layers."""
         residual = residual_of(paged, self.self_attn.spec, hidden_states)
         hidden_states = residual + self._attend(hidden_states, position_embeddings, paged)
         computed: torch.Tensor = self.mlp(self.before_mlp(hidden_states))
@@ -124,6 +128,6 @@ class DecoderLayer(nn.Module):
         return hidden_states + computed
 
     def _attend(self, hidden_states: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
-        """What attention adds to the residual, with its norms."""
+        """Return what attention, with its norms, adds to the residual."""
         attended: torch.Tensor = self.self_attn.attend(self.before_attention(hidden_states), rotation, paged)
         return attended if self.after_attention is None else self.after_attention(attended)

@@ -1,8 +1,8 @@
-"""Builds the module of a projection. Only this file knows which kernel multiplies by which weights.
+"""Builds the module for a projection. Only this file decides which kernel multiplies which weights.
 
-Called by `recognise`. The module has the attributes of torch's: `in_features`, `out_features`, `weight` (the plain
-matrix), `bias`. A quantised checkpoint would be a field of LinearSpec and a line of `linear_kind`. An adapter would be
-a module around what `build_linear` returns, and read `weight` to merge itself into it.
+Called by `recognise`. The module has the attributes of torch's Linear: `in_features`, `out_features`, `weight` (the
+plain matrix), `bias`. To support quantised checkpoints, add a field to LinearSpec and a line to `linear_kind`. To
+support adapters, wrap the module that `build_linear` returns, and read `weight` to merge the adapter into it.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ Kind = Literal["native", "onednn", "torch"]
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """What decides how a projection is computed."""
+    """The properties of weights that decide which kernel computes a projection."""
 
-    device: str  # torch's type of device: cpu, cuda
+    device: str  # torch's device type: cpu, cuda
     dtype: torch.dtype
 
 
 def linear_kind(spec: LinearSpec) -> Kind:
-    """The kernel for weights of this kind on this machine."""
+    """Return the kernel for such weights on this machine."""
     if spec.device != "cpu" or spec.dtype not in (torch.float32, torch.bfloat16):
         return "torch"
     if native.why_missing() is None and native.isa() != "generic":
@@ -39,7 +39,10 @@ def linear_kind(spec: LinearSpec) -> Kind:
 
 
 def build_linear(linears: Sequence[nn.Linear]) -> Linear:
-    """One module for projections of the same input, their results side by side. See `stackable`."""
+    """Build one module for projections of the same input. Its output has their results side by side.
+
+    The projections must be `stackable`.
+    """
     assert stackable(linears)
     kind = linear_kind(LinearSpec(linears[0].weight.device.type, linears[0].weight.dtype))
     if kind == "torch" and len(linears) == 1:
@@ -54,7 +57,7 @@ def build_linear(linears: Sequence[nn.Linear]) -> Linear:
 
 
 def stackable(linears: Sequence[nn.Linear]) -> bool:
-    """Whether these are plain layers that take the same input: one type, and all or none with a bias."""
+    """Return whether these are plain layers for the same input, of one type, and all or none with a bias."""
     kinds = {(linear.in_features, linear.weight.dtype, linear.bias is None) for linear in linears}
     return len(kinds) == 1 and all(type(linear) is nn.Linear for linear in linears)
 

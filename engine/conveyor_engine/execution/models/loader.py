@@ -1,7 +1,7 @@
-"""Loads a model directory into one of transformers' own classes, running on our attention.
+"""Loads a model directory into one of transformers' own classes, which then runs on our attention.
 
-Called by the runners at start. Nothing is fetched and no code from the checkpoint is run. What would load
-but answer wrongly is refused by `checks`.
+Called by the runners at start. It downloads nothing and runs no code from the checkpoint. `checks` rejects models that
+would load but give wrong answers.
 """
 
 import logging
@@ -21,7 +21,7 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 
 def load_config(path: str, kind: ModelKind = CAUSAL_LM) -> PretrainedConfig:
-    """The configuration of the text model in directory `path`, if it is of this kind. Raises ModelError."""
+    """Return the configuration of the model in directory `path`. Raises ModelError, also if it is of another kind."""
     directory = Path(path)
     if not (directory / "config.json").is_file():
         message = f"{path} is not a model directory: it has no config.json"
@@ -37,12 +37,12 @@ def load_config(path: str, kind: ModelKind = CAUSAL_LM) -> PretrainedConfig:
 def load_model(
     path: str, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, kind: ModelKind = CAUSAL_LM
 ) -> PreTrainedModel:
-    """The model, in evaluation mode, on `device`, every weight from the checkpoint. Raises ModelError."""
+    """Load the model in evaluation mode onto `device`. All weights come from the checkpoint. Raises ModelError."""
     _check_safetensors(Path(path))
     attention = {"attn_implementation": interface.IMPLEMENTATION} if kind.own_attention else {}
     if kind.own_attention:
         interface.register()
-    transformers_logging.set_verbosity_error()  # what it would warn about is checked and refused below
+    transformers_logging.set_verbosity_error()  # its warnings are errors here, which the checks below raise
     transformers_logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
@@ -72,21 +72,24 @@ def load_model(
 
 
 def _drop_pooler(model: PreTrainedModel, loading_info: dict[str, Any]) -> None:
-    """Removes a classifier's layer over the first token: embeddings do not use it, and checkpoints may lack it."""
+    """Remove the pooler, a classifier's layer over the first token.
+
+    Embeddings do not use it, and checkpoints may lack it.
+    """
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
         loading_info["missing_keys"] = {k for k in loading_info["missing_keys"] if not k.startswith("pooler.")}
 
 
 def _number_attentions(model: PreTrainedModel) -> None:
-    """Gives attentions without a layer's number theirs, as DistilBERT's; `probe` checks their order."""
+    """Set the layer's number in attention modules without one, such as DistilBERT's. `probe` checks the order."""
     unnumbered = (part for part in model.modules() if hasattr(part, "is_causal") and not hasattr(part, "layer_idx"))
     for number, attention in enumerate(unnumbered):
         attention.layer_idx = number
 
 
 def _check_safetensors(directory: Path) -> None:
-    """Refuses other formats: they are pickles, which can run code or crash their reader."""
+    """Reject weights in other formats: they are pickles, which can run code or crash the process. Raises ModelError."""
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in directory.glob(pattern))
     if others and not any(directory.glob("*.safetensors")):
         found = f"{directory} has its weights only as {', '.join(others)}"

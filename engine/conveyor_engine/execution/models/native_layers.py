@@ -1,10 +1,11 @@
-"""The engine's own decoder layers on a CPU that has the compiled kernels: one call for all, where the cache is theirs.
+"""The engine's own decoder layers on a CPU with the compiled kernels, which compute all layers in one call.
 
-A layer is two calls and attention between them where the cache is another's, and where it is the last one in a step
-that does not sample from every token.
+The single call needs the KV cache of the compiled kernels (`CpuNative`). With another cache, each layer is two calls,
+with attention between them. The last layer is two calls as well in a step that does not sample from every token.
 
-Made by `recognise` where `find_parts` finds all that it needs, in place of the class that it extends; it computes the
-same. Residuals are added by the products before them. `join_layers` then makes one module of a model's list of them.
+`recognise` makes a NativeDecoderLayer instead of a DecoderLayer, which it extends, if `find_parts` finds all parts.
+Both compute the same. The linear kernels also add the residuals. `join_layers` then turns a model's list of these
+layers into one module.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ _TRIED_TOKENS = 8
 
 
 class NativeDecoderLayer(DecoderLayer):
-    """Its parts have been found by `find_parts`."""
+    """A decoder layer on the compiled kernels. `find_parts` returns its parts."""
 
     def __init__(self, norms: LayerNorms, attention: Attention, mlp: GatedMlp, parts: native.LayerParts) -> None:
         super().__init__(norms, attention, mlp)
@@ -41,7 +42,7 @@ class NativeDecoderLayer(DecoderLayer):
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
-        """The call and the result of transformers' decoder layers."""
+        """Compute the layer with the arguments and the result of transformers' decoder layers."""
         spec = self.self_attn.spec
         residual = residual_of(paged, spec, hidden_states)
         qkv = self.layer.before_attention(hidden_states, *position_embeddings)
@@ -50,17 +51,17 @@ class NativeDecoderLayer(DecoderLayer):
 
 
 class NativeLayers(nn.Module):
-    """All layers of a model, which take the same rotation."""
+    """All layers of a model, as one module. They must take the same rotation."""
 
     def __init__(self, layers: Sequence[NativeDecoderLayer]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self._indices = [layer.self_attn.spec.layer for layer in layers]
         self._calls = [layer.layer for layer in layers]
-        self._cached: tuple[CpuNative, native.Layers] | None = None  # with the caches of the backend that runs
+        self._cached: tuple[CpuNative, native.Layers] | None = None  # for the backend that ran last
 
     def forward(self, hidden_states: torch.Tensor, paged: Paged, **others: Any) -> torch.Tensor:
-        """The call and the result of transformers' decoder layers."""
+        """Compute all layers with the arguments and the result of one of transformers' decoder layers."""
         done = 0
         if isinstance(paged, PagedStep) and isinstance(paged.backend, CpuNative):
             is_cut = paged.last is not None and paged.last.layer == self._indices[-1]
@@ -78,7 +79,10 @@ class NativeLayers(nn.Module):
 
 
 def join_layers(model: PreTrainedModel) -> None:
-    """Makes one module of each list of native layers, unless the model does not call it as it calls each of them."""
+    """Replace each list of native layers by one module, if the model passes the same arguments to all of its layers.
+
+    A trial run compares the calls of attention before and after the replacement.
+    """
     for parent in list(model.modules()):
         for name, layers in list(parent.named_children()):
             ours = [layer for layer in layers.children() if isinstance(layer, NativeDecoderLayer)]
@@ -90,7 +94,7 @@ def join_layers(model: PreTrainedModel) -> None:
 
 
 def _observe(model: PreTrainedModel) -> list[Attended]:
-    """What attention is called with in each layer; nothing if the model fails."""
+    """Return the inputs of attention in each layer; an empty list if the model fails."""
     recorder = Recorder(1.0)
     try:
         run_forward(model, torch.arange(_TRIED_TOKENS, device=model.device), recorder)

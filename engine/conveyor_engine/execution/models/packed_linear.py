@@ -1,8 +1,10 @@
-"""Linear layers whose weights lie in the order their kernel reads them. Made by `linear`, for CPUs.
+"""Linear layers for CPUs whose weights are stored in the order in which the kernel reads them. Made by `linear`.
 
-There are two kernels. Our own reads weights once, in order, for one row too, by tiles where there is AMX, and makes a
-layer one call; it takes bfloat16 where the CPU has no instructions for it, which oneDNN emulates several times slower.
-oneDNN's stands in for bfloat16 where ours has no vectors.
+There are two kernels:
+- Our own reads the weights once, in order, also for a single row, and uses AMX tiles if the CPU has them. Layers that
+  use it can be computed in one call. It supports bfloat16 on CPUs without bfloat16 instructions, where oneDNN's
+  emulation is several times slower.
+- oneDNN's computes bfloat16 if our own kernels are missing or were compiled without vector instructions.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +14,7 @@ from torch import nn
 
 from conveyor_engine.execution import native
 
-_ONEDNN_ROWS = 32  # the number of rows for which oneDNN chooses its layout; others work too
+_ONEDNN_ROWS = 32  # oneDNN optimizes its layout for this number of rows; other numbers work too
 
 
 class PackedLinear(nn.Module, ABC):
@@ -26,7 +28,7 @@ class PackedLinear(nn.Module, ABC):
     @property
     @abstractmethod
     def weight(self) -> torch.Tensor:
-        """The plain matrix (out, in): a new one each time, as large as the packed one, in one pass over it."""
+        """The plain matrix (out, in). Each access unpacks a new copy, as large as the packed matrix."""
 
 
 class NativeLinear(PackedLinear):
@@ -45,7 +47,7 @@ class NativeLinear(PackedLinear):
 
 
 class OneDnnLinear(PackedLinear):
-    """A linear layer that uses oneDNN, for bfloat16 without compiled kernels, or with kernels without vectors."""
+    """A linear layer that uses oneDNN, for bfloat16 if compiled kernels or their vector instructions are missing."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)

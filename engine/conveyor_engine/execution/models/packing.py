@@ -1,7 +1,7 @@
-"""Checks that a model computes packed sequences as it computes each alone, and finds its first position.
+"""Checks that a model gives the same results for packed sequences as for each alone, and finds its first position.
 
-Called by `runners.pool` once, after loading and before `fuse`. Model families differ in what they derive from a
-batch: masks, relative positions, and the first position (RoBERTa's is the padding token's id plus one).
+`runners.pool` calls it once, after loading and before `fuse`. Model families derive different things from a batch:
+masks, relative positions, and the first position (RoBERTa's is the id of the padding token plus one).
 """
 
 from random import Random
@@ -15,13 +15,13 @@ from conveyor_engine.execution.attention.packed import Packed
 from conveyor_engine.execution.models import checks
 
 _LENGTHS = (3, 6)
-# Largest relative error of a token's hidden state. Positions that are off by one give 0.5 and more, eager attention in
-# bfloat16 up to 0.07 over 28 layers.
+# Largest relative error of a token's hidden state. Positions that are wrong by one give 0.5 or more. Eager attention in
+# bfloat16 gives up to 0.07 over 28 layers.
 _TOLERANCE_FLOAT32, _TOLERANCE_HALF = 1e-3, 0.1
 
 
 def find_first_position(model: PreTrainedModel) -> int:
-    """The position of a sequence's first token. Raises ModelError if packing changes what the model computes."""
+    """Return the position of a sequence's first token. Raises ModelError if packing changes the model's results."""
     padding = getattr(model.config, "pad_token_id", None)
     random = Random(0)
     token_ids = [token_id for token_id in range(model.get_input_embeddings().num_embeddings) if token_id != padding]
@@ -36,7 +36,7 @@ def find_first_position(model: PreTrainedModel) -> int:
         checks.raise_if_of_device(error)
         raise ModelError(f"{type(model).__name__} cannot be run packed: {checks.on_one_line(error)}") from error
     raise ModelError(
-        f"{type(model).__name__} computes something else when sequences lie packed one after another: this engine "
+        f"{type(model).__name__} gives other results for sequences that are packed one after another: this engine "
         "cannot run it"
     )
 
@@ -47,7 +47,7 @@ def _is_same(alone: torch.Tensor, packed: torch.Tensor) -> bool:
 
 
 def _compute_alone(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
-    """(n,) -> (n, hidden), by transformers' own attention."""
+    """Compute hidden states with transformers' own attention: (n,) -> (n, hidden)."""
     interface.use_transformers_attention(model)
     hidden: torch.Tensor = model(input_ids=prompt[None], use_cache=False).last_hidden_state[0]
     model.set_attn_implementation(interface.IMPLEMENTATION)

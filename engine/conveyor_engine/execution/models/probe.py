@@ -1,6 +1,6 @@
-"""Runs a tiny forward to check that a model calls our attention, and to see each layer's geometry.
+"""Runs a tiny forward to check that a model calls our attention, and to find each layer's number and size of heads.
 
-Called by the runners after loading; `trial` runs its own by `run_forward`.
+Called by the runners after loading. `trial` and `native_layers` use `run_forward` for their own forwards.
 """
 
 import torch
@@ -13,13 +13,13 @@ from conveyor_engine.execution.models import checks
 
 
 def probe_layers(model: PreTrainedModel, device: torch.device) -> list[LayerShape]:
-    """Geometry of layers 0..n-1. Raises ModelError unless each layer calls our attention exactly once."""
+    """Return the shapes of layers 0..n-1. Raises ModelError unless each layer calls our attention exactly once."""
     probe = run_probe(model, Probe(), device)
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
 
 def run_probe(model: PreTrainedModel, probe: Probe, device: torch.device) -> Probe:
-    """Runs the probe and returns it. Raises ModelError unless each layer calls our attention exactly once."""
+    """Run the probe and return it. Raises ModelError unless each layer calls our attention exactly once."""
     name = type(model).__name__
     run_forward(model, torch.arange(2, device=device), probe)
     num_layers = model.config.get_text_config().num_hidden_layers
@@ -33,7 +33,7 @@ def run_probe(model: PreTrainedModel, probe: Probe, device: torch.device) -> Pro
 
 
 def run_forward(model: PreTrainedModel, positions: torch.Tensor, paged: Paged) -> None:
-    """Runs one token at each of these positions (T,) through the model. Raises ModelError if the model fails."""
+    """Run one token at each of these positions (T,) through the model. Raises ModelError if the model fails."""
     try:
         with torch.inference_mode():
             model(

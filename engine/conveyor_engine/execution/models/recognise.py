@@ -1,8 +1,9 @@
-"""Recognises modules that one of ours can replace, and makes ours of their parts and weights.
+"""Recognises modules that one of our modules can replace, and builds ours from their parts and weights.
 
-Called by `fuse`. The names of the parts say what to try; `trial` says whether both compute the same. A module with an
-unknown part, weight, hook or argument is not recognised, nor one that differs on random input (another order of norms,
-a scaled residual, another rotation). Modules that neither check tells apart are taken for the same.
+Called by `fuse`. The names of a module's parts decide which replacement to try, and `trial` checks that both compute
+the same. A module with an unknown part, weight, hook or argument is not recognised. Neither is a module whose results
+differ on random input, for example because of another order of norms, a scaled residual or another rotation. A module
+that passes both checks is replaced.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +25,15 @@ _QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
 _GATE_UP = (("gate_proj", "up_proj"), ("gate_up_proj",))
 _ACTIVATIONS = {"act_fn", "activation_fn"}
 _NORMS = {"input_layernorm", "post_attention_layernorm"}  # before attention and before the MLP
-_MORE_NORMS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}  # with these the second is after attention
+# In a layer that has these norms too, `post_attention_layernorm` comes after attention and not before the MLP.
+_MORE_NORMS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 
 
 def layer_of(layer: nn.Module, calls: Calls) -> DecoderLayer | None:
-    """A whole decoder layer: attention and gated MLP, each behind a norm, added to the residual."""
+    """Return our layer for a decoder layer with attention and gated MLP, each after a norm and added to the residual.
+
+    Returns None if the layer is not such a layer.
+    """
     parts = _parts(layer)
     norms = _layer_norms(parts)
     if norms is None or layer not in calls:
@@ -41,7 +46,10 @@ def layer_of(layer: nn.Module, calls: Calls) -> DecoderLayer | None:
 
 
 def attention_of(attention: nn.Module, calls: Calls) -> Attention | None:
-    """Attention with queries and keys rotated in halves, with or without a norm for each head."""
+    """Return our module for attention with queries and keys rotated in halves, with or without a norm for each head.
+
+    Returns None if the module is not such an attention.
+    """
     parts = _parts(attention)
     qkv, out = _linears(parts, *_QKV), _linears(parts, ("o_proj",))
     norms = [parts[name] for name in ("q_norm", "k_norm") if name in parts]
@@ -63,7 +71,7 @@ def attention_of(attention: nn.Module, calls: Calls) -> Attention | None:
 
 
 def mlp_of(mlp: nn.Module) -> GatedMlp | None:
-    """An MLP with a gate."""
+    """Return our module for an MLP with a gate; None if the module is not one."""
     parts = _parts(mlp)
     activation = next((getattr(mlp, name) for name in _ACTIVATIONS if hasattr(mlp, name)), None)
     gate_up, down = _linears(parts, *_GATE_UP), _linears(parts, ("down_proj",))
@@ -77,14 +85,14 @@ def mlp_of(mlp: nn.Module) -> GatedMlp | None:
 
 
 def norm_of(norm: nn.Module) -> RmsNorm | None:
-    """RMSNorm, with or without 1 added to the weight."""
+    """Return our module for an RMSNorm, with or without 1 added to the weight; None if the module is not one."""
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     weight = getattr(norm, "weight", None)
     if not type(norm).__name__.endswith("RMSNorm") or not isinstance(eps, float):
         return None
     if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or len(list(norm.parameters())) > 1:
         return None
-    # For inputs of the size of sqrt(eps), eps is half of the sum.
+    # With inputs of about sqrt(eps), eps is half of the sum, so a wrong eps shows.
     inputs = [random(3, weight.shape[0], like=weight) * scale for scale in (1.0, eps**0.5)]
     for offset in (0.0, 1.0):
         ours = RmsNorm(weight.data.contiguous(), eps, offset)
@@ -94,7 +102,7 @@ def norm_of(norm: nn.Module) -> RmsNorm | None:
 
 
 def linear_of(linear: nn.Module) -> Linear | None:
-    """A linear layer, if another kernel than torch's is chosen for it."""
+    """Return our module for a linear layer; None if it is not one, or if torch's own kernel is used for it."""
     if type(linear) is not nn.Linear:
         return None
     ours = build_linear([linear])
@@ -102,7 +110,7 @@ def linear_of(linear: nn.Module) -> Linear | None:
 
 
 def attention_class(device: torch.device, norms: Sequence[nn.Module]) -> type[Attention]:
-    """For heads with these norms."""
+    """Return the class of attention for heads with these norms."""
     kinds = {(norm.eps, norm.offset) if isinstance(norm, RmsNorm) else None for norm in norms}
     if kernels.why_missing(device) is not None or None in kinds or len(kinds) > 1:
         return Attention
@@ -119,7 +127,7 @@ def _build_layer(norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> Deco
 
 
 def layer_class(device: torch.device, norms: LayerNorms) -> type[DecoderLayer]:
-    """For a layer with these norms."""
+    """Return the class of decoder layer for these norms."""
     if kernels.why_missing(device) is not None or not isinstance(norms.before_mlp, RmsNorm):
         return DecoderLayer
     from conveyor_engine.execution.models.triton_layers import TritonDecoderLayer  # needs triton
@@ -128,19 +136,19 @@ def layer_class(device: torch.device, norms: LayerNorms) -> type[DecoderLayer]:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether the module or a part has a hook, which a replacement would not call."""
+    """Return whether the module or one of its parts has a hook, which a replacement would not call."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
 def _parts(module: nn.Module) -> dict[str, nn.Module]:
-    """The module's parts without dropout, which does nothing here; empty if the module has weights of its own."""
+    """Return the module's parts except dropout, which has no effect here; empty if the module itself has weights."""
     if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
         return {}
     return {name: part for name, part in module.named_children() if not isinstance(part, nn.Dropout)}
 
 
 def _layer_norms(parts: dict[str, nn.Module]) -> LayerNorms | None:
-    """The norms of a decoder layer of these parts; None if it has others."""
+    """Return the norms of a decoder layer with these parts; None if it has other parts or norms."""
     norms = {name: norm_of(part) or part for name, part in parts.items() if name.endswith("layernorm")}
     if parts.keys() - norms.keys() != {"self_attn", "mlp"} or not norms.keys() >= _NORMS:
         return None
@@ -157,7 +165,10 @@ def _qkv_features(shape: LayerShape) -> int:
 
 
 def _linears(parts: dict[str, nn.Module], *choices: tuple[str, ...]) -> list[nn.Linear] | None:
-    """The parts of the first choice that is there, if they are linear layers that one product can compute."""
+    """Return the parts with the first choice of names that the module has.
+
+    Returns None if they are not linear layers that one product can compute, or if the module has none of the choices.
+    """
     for names in choices:
         found = [part for name in names if isinstance(part := parts.get(name), nn.Linear)]
         if len(found) == len(names):

@@ -1,9 +1,9 @@
-"""Reads how a model embeds from the files in its directory. Called at start by the runner.
+"""Reads from a model's directory how it turns text into a vector. Called by the runner at start. No torch.
 
-An embedding model comes with sentence-transformers' files beside config.json: `modules.json` names the steps from text
-to vector, `1_Pooling/config.json` says how hidden states become one, and `config_sentence_transformers.json` has
-instructions that begin a text. Without them the defaults of `Pooling` and `Instructions` hold. Steps that this engine
-lacks are refused, because the vector would be another one. No torch.
+An embedding model has sentence-transformers' files in addition to config.json. `modules.json` names the steps from text
+to vector. `1_Pooling/config.json` says how hidden states become a vector. `config_sentence_transformers.json` has
+instructions to put in front of a text. Without these files the defaults of `Pooling` and `Instructions` apply. Steps
+that this engine does not support are rejected, because the vector would differ.
 """
 
 import re
@@ -20,7 +20,7 @@ from conveyor_engine.model_files import SENTENCE_MODULES, SENTENCE_SETTINGS, rea
 PoolingMode = Literal["cls", "mean", "last"]
 LIMITS_FILE = "sentence_bert_config.json"
 _CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
-_INSTRUCTIONS_MAX, _INSTRUCTION_CHARACTERS_MAX = 256, 4096  # of models of today: up to 60, of a few hundred
+_INSTRUCTIONS_MAX, _INSTRUCTION_CHARACTERS_MAX = 256, 4096  # current models have up to 60, of a few hundred
 _FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
 # sentence-transformers' newer values and older flags.
 _MODES: dict[str, PoolingMode] = {
@@ -31,38 +31,42 @@ _MODES: dict[str, PoolingMode] = {
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """How hidden states become one vector.
+    """How the hidden states of a text become one vector.
 
-    Without files the mode is `mean`, or `last` if attention is causal, and vectors are normalised, as OpenAI's are.
+    Without files, the mode is `last` for models with causal attention and `mean` for others. Vectors are normalised, as
+    OpenAI's are.
     """
 
     mode: PoolingMode | None = None
     normalizes: bool = True
-    max_seq_length: int | None = None  # tokens that it was trained with, if they are fewer than its positions
+    max_seq_length: int | None = None  # tokens in training, if fewer than the model has positions
 
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """Texts that begin an input, by name, such as `query`. `default` names that of inputs without one; "": none."""
+    """Texts to put in front of an input, by name, such as `query`.
+
+    `default` is the name for requests that name none; empty: such inputs get no instruction.
+    """
 
     texts: Mapping[str, str] = field(default_factory=dict)
     default: str = ""
 
 
 def read_instructions(directory: Path) -> Instructions:
-    """What sentence-transformers calls prompts. Raises ModelError."""
+    """Read the instructions, which sentence-transformers calls prompts. Raises ModelError."""
     settings = read_object(directory / SENTENCE_SETTINGS)
     texts, default = settings.get("prompts") or {}, settings.get("default_prompt_name") or ""
     file = f"{SENTENCE_SETTINGS} in {directory}"
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise ModelError(f"{file} has prompts that are not texts by name")
+        raise ModelError(f"the prompts in {file} are not an object of texts")
     if len(texts) > _INSTRUCTIONS_MAX or max(map(len, texts.values()), default=0) > _INSTRUCTION_CHARACTERS_MAX:
         most = f"{_INSTRUCTIONS_MAX} prompts of {_INSTRUCTION_CHARACTERS_MAX} characters"
-        raise ModelError(f"{file} has more than {most}, the most that this engine takes")
+        raise ModelError(f"{file} has more than {most}, the limit of this engine")
     if default and default not in texts:
         raise ModelError(f"{file} names the default prompt {str(default)[:100]!r}, which is not among its prompts")
     if any(texts.values()) and not _pools_instructions(directory):
-        raise ModelError(f"the pooling in {directory} leaves prompts out (include_prompt), which this engine does not")
+        raise ModelError(f"the pooling in {directory} leaves prompts out (include_prompt); this engine cannot")
     return Instructions(texts, default)
 
 
@@ -73,7 +77,7 @@ def _pools_instructions(directory: Path) -> bool:
 
 
 def read_pooling(directory: Path) -> Pooling:
-    """Raises ModelError for steps that this engine does not have."""
+    """Read the pooling. Raises ModelError for steps that this engine does not support."""
     if not (directory / SENTENCE_MODULES).is_file():
         return Pooling()
     modules = read_list(directory / SENTENCE_MODULES)
@@ -87,14 +91,14 @@ def read_pooling(directory: Path) -> Pooling:
         )
     limits = read_object(directory / LIMITS_FILE)
     if limits.get("do_lower_case") is True and not _lowers(directory):
-        raise ModelError(f"{LIMITS_FILE} in {directory} asks for lower case, which its tokenizer.json does not make")
+        raise ModelError(f"{LIMITS_FILE} in {directory} asks for lower case, but its tokenizer.json keeps upper case")
     longest = limits.get("max_seq_length")
     mode = _read_mode(directory, modules[1].get("path"))
     return Pooling(mode, "Normalize" in kinds, longest if type(longest) is int and longest > 1 else None)
 
 
 def _lowers(directory: Path) -> bool:
-    """Whether the tokenizer itself lowers the case of a text."""
+    """Return whether the tokenizer itself converts a text to lower case."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     return all(tokenizer.encode(text).ids == tokenizer.encode(text.lower()).ids for text in _CAPITALS)
 
@@ -102,7 +106,7 @@ def _lowers(directory: Path) -> bool:
 def _read_mode(directory: Path, folder: object) -> PoolingMode:
     if not isinstance(folder, str) or not _FOLDER.fullmatch(folder):
         raise ModelError(
-            f"{SENTENCE_MODULES} in {directory} has its pooling in {str(folder)[:100]!r}, which is no folder's name"
+            f"{SENTENCE_MODULES} in {directory} has its pooling in {str(folder)[:100]!r}, which is not a folder name"
         )
     path = directory / folder / "config.json"
     if not path.is_file():
@@ -110,8 +114,8 @@ def _read_mode(directory: Path, folder: object) -> PoolingMode:
     named = _modes(read_object(path))
     if len(named) != 1 or named[0] not in _MODES:
         raise ModelError(
-            f"{path} asks for the pooling {' and '.join(named) or 'of nothing'}; this engine has one of "
-            "the first token's, the last token's and the mean"
+            f"{path} asks for the pooling {' and '.join(named) or '(none)'}; this engine supports exactly one "
+            "of the first token's, the last token's and the mean"
         )
     return _MODES[named[0]]
 

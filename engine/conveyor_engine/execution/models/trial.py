@@ -1,7 +1,7 @@
-"""Tries whether two modules compute the same: both are called as the model calls the first one, on random input.
+"""Checks whether two modules compute the same, by calling both on random input as the model calls the first one.
 
-Called by `recognise`. A `Recorder` replaces attention itself, so that its inputs are compared too and it cannot hide a
-difference before it.
+Called by `recognise`. A `Recorder` replaces attention, so that the inputs of attention are compared as well. Attention
+could otherwise hide a difference before it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +17,10 @@ from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShap
 from conveyor_engine.execution.attention.interface import HARMLESS
 from conveyor_engine.execution.models.probe import run_forward
 
-# Largest relative error of a row. Number and order of roundings may differ; another formula differs by far more.
+# Largest relative error of a row. The number and order of roundings may differ. A different formula gives far more.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# Scales of hidden states and of attention's output. Large numbers show clipping. In a layer, small hidden states show
-# the branches beside the residual, and a small attention output shows the MLP.
+# Pairs of scales: of hidden states, and of attention's output. Large numbers reveal clipping. In a layer, small hidden
+# states reveal differences in what is added to the residual, and a small attention output reveals those in the MLP.
 PART_SCALES = ((1.0, 1.0), (30.0, 30.0))
 LAYER_SCALES = ((1.0, 1.0), (0.001, 1.0), (0.001, 0.001))
 _NUM_TOKENS = 8
@@ -29,7 +29,7 @@ _UNDERSTOOD = HARMLESS | {"hidden_states", "position_embeddings", "paged"}
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """One call of attention: its spec and its inputs (T, heads, dim)."""
+    """One call of attention: the spec and the inputs, each (T, heads, dim)."""
 
     spec: AttentionSpec
     query: torch.Tensor
@@ -38,17 +38,17 @@ class Attended:
 
     @property
     def shape(self) -> LayerShape:
-        """The layer's geometry."""
+        """The number and the size of the layer's heads."""
         return LayerShape(self.query.shape[1], self.key.shape[1], self.key.shape[2], self.value.shape[2])
 
 
 @dataclass(slots=True)
 class Recorder:
-    """`Paged` that records each call and returns the same random numbers each time."""
+    """A `Paged` that records each call and returns the same random numbers each time."""
 
     scale: float
     calls: list[Attended] = field(default_factory=list)
-    runs_bidirectional: ClassVar[bool] = True  # `probe` has checked it before
+    runs_bidirectional: ClassVar[bool] = True  # `probe` has already checked this
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.calls.append(Attended(spec, query, key, value))
@@ -57,17 +57,20 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How the model calls one of its layers or attentions: its keyword arguments. A replay has other hidden states."""
+    """The keyword arguments with which the model calls one of its layers or attentions.
+
+    A replay uses the same arguments except for hidden states, which are random.
+    """
 
     arguments: dict[str, Any]
 
     def attended(self, module: nn.Module) -> Attended | None:
-        """The one call of attention that the module makes."""
+        """Return the module's call of attention; None if it does not call attention exactly once."""
         _, calls = self._replay(module, *PART_SCALES[0])
         return calls[0] if len(calls) == 1 else None
 
     def same(self, original: nn.Module, ours: nn.Module, scales: Iterable[tuple[float, float]]) -> bool:
-        """Whether both return the same and call attention with the same inputs."""
+        """Return whether both modules return the same and call attention with the same inputs."""
         return all(_same_answer(*self._replay(original, *both), *self._replay(ours, *both)) for both in scales)
 
     def _replay(self, module: nn.Module, scale: float, attention_scale: float) -> tuple[object, list[Attended]]:
@@ -81,9 +84,9 @@ Calls = Mapping[nn.Module, Call]
 
 
 def observe_calls(model: PreTrainedModel) -> Calls:
-    """Observes how the model calls its layers and attentions, in one forward at positions across its whole context.
+    """Record how the model calls its layers and attentions, in one forward at positions across its whole context.
 
-    Modules that get an argument which ours would ignore are left out. The result does not keep the modules alive.
+    Omits modules that receive an argument which our modules would ignore. The result does not keep the modules alive.
     """
     calls: WeakKeyDictionary[nn.Module, Call] = WeakKeyDictionary()
 
@@ -107,12 +110,12 @@ def observe_calls(model: PreTrainedModel) -> Calls:
 
 
 def random(*shape: int, like: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """Normally distributed numbers, the same in every call."""
+    """Return normally distributed numbers of this shape, the same in every call with the same seed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(like)
 
 
 def same(expected: object, actual: object) -> bool:
-    """Whether both are tensors that differ by roundings only, tuples of such, or else the same object."""
+    """Return whether both are tensors that differ only by rounding, tuples of such tensors, or the same object."""
     if isinstance(expected, tuple) and isinstance(actual, tuple):
         return len(expected) == len(actual) and all(map(same, expected, actual))
     if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
@@ -124,7 +127,7 @@ def same(expected: object, actual: object) -> bool:
 
 
 def same_calls(expected: Sequence[Attended], actual: Sequence[Attended]) -> bool:
-    """Whether attention is called as often, at least once, and each time with the same."""
+    """Return whether both have the same calls of attention, and at least one."""
     return 0 < len(expected) == len(actual) and all(
         one.spec == other.spec and same((one.query, one.key, one.value), (other.query, other.key, other.value))
         for one, other in zip(expected, actual, strict=True)

@@ -1,4 +1,4 @@
-"""Norms, rotary embedding and SiLU x up, each in one pass."""
+"""RMSNorm, rotary embedding and silu(gate) * up, each in one pass over the input."""
 
 import torch
 
@@ -26,10 +26,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates x (T, heads, D), any strides but the last, by cos, sin (1, T, R), R <= D, halves of R paired.
+    """Rotate x (T, heads, D) by cos, sin (1, T, R), R <= D; the two halves of R are paired. The result is contiguous.
 
-    The result is contiguous. As transformers' apply_rotary_pos_emb (RoFormer, Su et al. 2021, in GPT-NeoX's
-    arrangement), rounded once instead of three times.
+    x may have any strides, except that the last dimension must be contiguous. Computes the same as transformers'
+    apply_rotary_pos_emb (RoFormer, Su et al. 2021, in GPT-NeoX's arrangement), but rounds once instead of three times.
     """
     tokens, heads, head_dim = x.shape
     assert x.stride(2) == 1
@@ -47,7 +47,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of x (..., 2 * size), gate first -> (..., size)."""
+    """silu(gate) * up for x (..., 2 * size), which has gate first and then up: (..., size)."""
     size = x.shape[-1] // 2
     assert x.is_contiguous()
     y = x.new_empty((*x.shape[:-1], size))

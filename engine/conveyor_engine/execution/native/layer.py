@@ -1,6 +1,7 @@
-"""Decoder layers in one call of the compiled kernels, or one in two, before and after an attention of the caller's.
+"""Computes decoder layers with the compiled kernels: several in one call, or one in two calls.
 
-What stays the same is told once, by the structures that the calls take; a step tells only where its tensors are.
+The two calls come before and after the caller's own attention. Structures with the weights and sizes are filled once;
+a step only sets the addresses of its tensors.
 """
 
 import ctypes
@@ -35,11 +36,11 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """The weights of a layer: x + out(attention(qkv(norm(x)))), then the same with an MLP that has a gate."""
+    """The weights of a layer that computes x + out(attention(qkv(norm(x)))), then the same with a gated MLP."""
 
     before_attention: Norm
     qkv: Product
-    heads: tuple[Norm, Norm] | None  # of each query's and each key's head, alike but for their weights
+    heads: tuple[Norm, Norm] | None  # of query heads and of key heads; only their weights may differ
     out: Product
     before_mlp: Norm
     gate_up: Product
@@ -48,7 +49,7 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """A layer's attention, as `paged_attention` has it; values are as wide as keys."""
+    """The parameters of a layer's attention, as in `paged_attention`. Values are as wide as keys."""
 
     num_heads: int
     num_kv_heads: int
@@ -59,10 +60,10 @@ class Heads:
 
 
 class Layer:
-    """One layer's calls. x is (1, T, hidden), of one type with the weights. For one thread at a time."""
+    """The calls for one layer. x is (1, T, hidden), of the weights' type. Only one thread at a time may use it."""
 
     def __init__(self, parts: LayerParts, of: Heads) -> None:
-        self._parts = parts  # whose memory the structures point to
+        self._parts = parts  # kept alive, because the structures point to its memory
         self._dtype = library.DTYPES[parts.before_attention.weight.dtype]
         self._heads = (of.num_heads + 2 * of.num_kv_heads, of.head_dim)
         query, key = parts.heads or (None, None)
@@ -113,7 +114,7 @@ class Layer:
         )  # fmt: skip
 
     def before_attention(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values (T, H + 2 Hkv, D), normed and rotated by cos, sin (1, T, R)."""
+        """Compute queries, keys and values (T, H + 2 Hkv, D), normed and rotated by cos, sin (1, T, R)."""
         tokens, call = x.shape[1], self._before
         assert x.is_contiguous()
         assert cos.is_contiguous()
@@ -131,7 +132,7 @@ class Layer:
         return qkv
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """What the layer gives, (1, T, hidden), after attention gave (T, H, D)."""
+        """Compute the layer's output (1, T, hidden) from its input x and attention's output (T, H, D)."""
         tokens, call = x.shape[1], self._after
         assert attended.is_contiguous()
         assert attended.dtype == x.dtype
@@ -150,10 +151,10 @@ class Layer:
 
 
 class Layers:
-    """Layers one after another, each with its caches, in one call. For one thread at a time."""
+    """Computes layers one after another, each with its KV cache, in one call. Only one thread at a time may use it."""
 
     def __init__(self, layers: Sequence[Layer], caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._kept = (layers, caches)  # whose memory the structures point to
+        self._kept = (layers, caches)  # kept alive, because the structures point to their memory
         for layer, (keys, values) in zip(layers, caches, strict=True):
             layer.call.write.k_cache = layer.call.attention.k_cache = keys.data_ptr()
             layer.call.write.v_cache = layer.call.attention.v_cache = values.data_ptr()
@@ -164,7 +165,10 @@ class Layers:
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: CacheStep, count: int
     ) -> torch.Tensor:
-        """What the first `count` layers give, (1, T, hidden), with cos, sin (1, T, R), their keys and values cached."""
+        """Compute the output (1, T, hidden) of the first `count` layers, with cos, sin (1, T, R).
+
+        Writes the layers' keys and values to their caches.
+        """
         layers, caches = self._kept
         assert 0 < count <= len(layers)
         assert x.is_contiguous()
@@ -181,7 +185,7 @@ class Layers:
 
 
 def take_layer_seconds() -> dict[str, float]:
-    """Seconds that all layers' calls spent since this was last called, by SECONDS."""
+    """Return the seconds that all layers' calls have spent since the last call of this function, by SECONDS."""
     seconds = (ctypes.c_double * len(SECONDS))()
     library.load().cv_take_layer_seconds(seconds)
     return dict(zip(SECONDS, seconds, strict=True))

@@ -1,6 +1,6 @@
-"""Loads the compiled library, declares its functions to ctypes, allocates memory. Called by the modules beside it.
+"""Loads the compiled library, declares its functions to ctypes, and allocates memory. Used by the package's modules.
 
-`why_missing()` says whether it can be used; every other function here and beside it needs it.
+`why_missing()` returns why the library cannot be used. All other functions of the package need the library.
 """
 
 import ctypes
@@ -113,12 +113,12 @@ class Layers(ctypes.Structure):
 
 
 class NativeMissingError(RuntimeError):
-    """The kernels were not compiled, or not for this version of the package; the message says what to do."""
+    """The kernels were not compiled, or were compiled for another version. The message says what to do."""
 
 
 @cache
 def load() -> ctypes.CDLL:
-    # OpenMP's symbols resolve to the runtime that torch has loaded, which its builds for arm64 keep to themselves.
+    # OpenMP's symbols must resolve to the runtime that torch has loaded. torch's builds for arm64 do not export them.
     for runtime in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
         ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
     try:
@@ -164,26 +164,26 @@ def why_missing() -> str | None:
 
 
 def isa() -> str:
-    """The instruction set in use: generic, avx2, avx512, avx512bf16 or amx."""
+    """Return the instruction set in use: generic, avx2, avx512, avx512bf16 or amx."""
     name: bytes = load().cv_isa()
     return name.decode()
 
 
 def use_isa(name: str) -> bool:
-    """Switches to another instruction set; False if this CPU or this build lacks it. For tests and measurements."""
+    """Switch to another instruction set. Return False if this CPU or build lacks it. For tests and measurements."""
     return bool(load().cv_use_isa(name.encode()) == 0)
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Whether tensors of this type can be given to the kernels."""
+    """Return whether the kernels support tensors of this type."""
     return dtype in DTYPES
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of zeros for weights or KV caches, in huge pages where it fills one and the system grants them.
+    """Return a tensor of zeros for weights or KV caches, in huge pages if it fills one and the system grants them.
 
-    Fewer pages are looked up, and processors fetch ahead within a page only. Memory that torch has had before would
-    stay in the small pages it has.
+    Huge pages need fewer page look-ups, and processors prefetch only within a page. The memory is newly mapped, because
+    memory that torch has used before would stay in small pages.
     """
     count = math.prod(shape)
     if count * dtype.itemsize < _HUGE_PAGE:

@@ -1,4 +1,4 @@
-"""Linear layers over packed weights, which are read once, in order, whatever the number of rows."""
+"""Linear layers over packed weights, which the kernels read once, in order, for any number of rows."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class PackedWeight:
 
 
 def pack_linear(weight: torch.Tensor) -> PackedWeight:
-    """Packs weight (out, in), rows contiguous; the plain tensor is not kept."""
+    """Pack weight (out, in), whose rows must be contiguous. The plain tensor is not kept."""
     out_features, in_features = weight.shape
     assert weight.stride(1) == 1
     columns = in_features if weight.dtype == torch.float32 else in_features + in_features % 2
@@ -31,7 +31,7 @@ def pack_linear(weight: torch.Tensor) -> PackedWeight:
 
 
 def unpack_linear(weight: PackedWeight) -> torch.Tensor:
-    """The plain matrix (out, in) again, as a new tensor."""
+    """Return the plain matrix (out, in) as a new tensor."""
     pair = 1 if weight.data.dtype == torch.float32 else 2  # neighbours of a row that are stored together
     panels = weight.data.view(weight.data.shape[0], -1, PANEL, pair)
     plain = panels.transpose(1, 2).reshape(-1, weight.data.shape[1])
@@ -39,7 +39,7 @@ def unpack_linear(weight: PackedWeight) -> torch.Tensor:
 
 
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x (..., in) -> (..., out), as torch.nn.functional.linear; accumulated in float32."""
+    """Compute the same as torch.nn.functional.linear: x (..., in) -> (..., out). Accumulates in float32."""
     rows = x.reshape(-1, weight.in_features)
     if rows.stride(-1) != 1:
         rows = rows.contiguous()

@@ -6,12 +6,12 @@ import torch
 
 from conveyor_engine.execution.native import library
 
-BLOCK_SIZE = 16  # tokens of one KV block; the layout is built around it
+BLOCK_SIZE = 16  # tokens in one KV block; the layout depends on this number
 _VALUE_ALIGNMENT = 16
 
 
 def kv_values_per_block(num_kv_heads: int, head_dim: int, value_dim: int) -> int:
-    """Numbers that one block of one layer's keys and values holds, padding included."""
+    """Return how many numbers one block of one layer's keys and values holds, padding included."""
     return num_kv_heads * BLOCK_SIZE * (head_dim + head_dim % 2 + _padded(value_dim))
 
 
@@ -22,9 +22,10 @@ def _padded(value_dim: int) -> int:
 def kv_cache(
     num_blocks: int, num_kv_heads: int, head_dim: int, value_dim: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zeroed caches of one layer: K with 16 tokens side by side, V in rows.
+    """Return zeroed caches (keys, values) for one layer. Keys have 16 tokens side by side; values are in rows.
 
-    In bfloat16, what is summed over lies in pairs: two dimensions of a key, the values of two tokens.
+    In bfloat16, the dimension that the kernels sum over is stored in pairs: two dimensions of a key, or the values of
+    two tokens.
     """
     even, width = head_dim + head_dim % 2, _padded(value_dim)
     pair = 1 if dtype == torch.float32 else 2
@@ -33,8 +34,10 @@ def kv_cache(
 
 
 class CacheStep:
-    """A step's tokens in paged caches, told once for all layers: slots as in `kv_write`, the rest as in
-    `paged_attention`."""
+    """The places of a step's tokens in the paged caches, which are the same for all layers.
+
+    `slots` is as in `kv_write`, the other tensors as in `paged_attention`.
+    """
 
     def __init__(
         self, slots: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor, block_tables: torch.Tensor
@@ -46,7 +49,7 @@ class CacheStep:
         assert seq_lens.is_contiguous()
         assert block_tables.stride(1) == 1
         self.tokens = slots.shape[0]
-        self._tensors = (slots, query_start, seq_lens, block_tables)  # whose memory the structure points to
+        self._tensors = (slots, query_start, seq_lens, block_tables)  # kept alive, because the structure points to it
         step = library.Step(
             *(each.data_ptr() for each in self._tensors), self.tokens, seq_lens.shape[0], block_tables.stride(0)
         )
@@ -56,7 +59,10 @@ class CacheStep:
 def kv_write(
     key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    """Writes key (T, Hkv, D) and value (T, Hkv, Dv) to slots (T,) int64 = block * 16 + offset; negative = skip."""
+    """Write key (T, Hkv, D) and value (T, Hkv, Dv) to the cache.
+
+    slots: int64 (T,), block * 16 + offset of each token; a token with a negative slot is skipped.
+    """
     tokens, num_kv_heads, head_dim = key.shape
     assert key.stride(2) == 1 == value.stride(2)
     assert key.dtype == value.dtype == caches[0].dtype
@@ -84,11 +90,11 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Attention of query (T, H, D) over the caches of `kv_cache` -> (T, H, value_dim).
+    """Compute attention of query (T, H, D) over caches made by `kv_cache`: (T, H, value_dim).
 
-    query_start (B + 1,), seq_lens (B,), block_tables (B, W) are int32; tokens past query_start[-1] are padding and
-    get zeros. If not `causal`, a query sees its whole sequence. Each key and value is read once per KV head and 48 rows
-    of queries.
+    query_start (B + 1,), seq_lens (B,) and block_tables (B, W) are int32. Tokens after query_start[-1] are padding, and
+    their result is zero. If `causal` is false, each query attends to its whole sequence. Each key and value is read
+    once for each KV head and 48 rows of queries.
     """
     tokens, num_heads, head_dim = query.shape
     assert query.stride(2) == 1

@@ -1,4 +1,4 @@
-"""Each row's best token, or one drawn from all of them, without a tensor as wide as the vocabulary."""
+"""Finds each row's best token, or draws one from all tokens, without a temporary tensor as wide as the vocabulary."""
 
 import torch
 
@@ -8,12 +8,14 @@ from conveyor_engine.execution.native import library
 def sample(
     logits: torch.Tensor, draws: torch.Tensor, uniforms: torch.Tensor, greedy_below: float, below_one: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest of each row of logits (rows, vocabulary), float32, and a token of each, int64: (rows,) both.
+    """Return each row's largest logit, float32 (rows,), and the sampled token, int64 (rows,).
 
-    The token is the first of the largest. Where the row's temperature is not below `greedy_below`, it is drawn: it is
-    where the cumulated weights pass the row's uniform number, times `below_one`, of their sum. A weight counts if its
-    logarithm, relative to the largest's, is not below the row's floor. draws, float32 (rows, 2): temperature and floor;
-    uniforms, float32 (rows, 1). NaN counts as infinity. A row without a finite largest has any.
+    logits: (rows, vocabulary). draws: float32 (rows, 2), each row's temperature and floor. uniforms: float32 (rows, 1).
+
+    If a row's temperature is below `greedy_below`, its token is the first with the largest logit. Otherwise the token
+    is drawn: it is the first at which the cumulated weights exceed uniform * below_one * (sum of the weights). A weight
+    counts only if its logarithm, relative to the largest weight's, is not below the row's floor. NaN counts as
+    infinity. A row whose largest logit is not finite gets any token.
     """
     if not library.supports(logits.dtype):
         logits = logits.float()

@@ -1,7 +1,7 @@
-"""top_k and top_p: cut a row's distribution to its best tokens, from which the row draws.
+"""Applies top_k and top_p, which cut a row's distribution to its best tokens. The next token is drawn from these.
 
-This is no logit processor: a processor would have to restore the vocabulary's order. Here the kept tokens stay sorted,
-best first, and the draw uses them in this order. `kernels.cut` is the same on CUDA, in the vocabulary's order.
+This is not a logit processor, because a processor would have to restore the vocabulary's order. Here the kept tokens
+stay sorted, best first, and the draw uses this order. On CUDA, `kernels.cut` does the same in the vocabulary's order.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.wire.request import SamplingParams
 
 FEW = 32  # rows with top_k up to this number use only this many best tokens
-CANDIDATES = 256  # best tokens that are searched first; the vocabulary is sorted only for rows that need more of them
+CANDIDATES = 256  # best tokens that are searched first; the vocabulary is sorted only for rows that need more tokens
 SORTED_AT_ONCE = 32  # rows; sorting needs several times the memory of its input
-_ONLY_THE_BEST = 1e-6  # a top_p up to this keeps no other token: even of a million equal ones each has as much
+_ONLY_THE_BEST = 1e-6  # a top_p up to this keeps one token: each of a million equal tokens has this probability
 
 
 class Cuts:
@@ -29,7 +29,7 @@ class Cuts:
         self._top_p = RowValues.full(max_num_seqs, 1, np.float32, device)
 
     def set_row(self, row: int, params: SamplingParams) -> Way:
-        """Stores the row's cuts. Returns what the row then draws from."""
+        """Store the row's top_k and top_p. Return from which tokens the row then draws."""
         top_k = find_top_k(params, self._vocab_size)
         self._top_k[row] = top_k
         self._top_p[row] = params.top_p
@@ -40,17 +40,17 @@ class Cuts:
         return Way.FROM_PART if params.top_p < 1 else Way.FROM_ALL
 
     def keep(self, weights: torch.Tensor, token_ids: torch.Tensor, samples: Samples) -> Choices:
-        """Cuts the weights (entries, FEW) of the best tokens, best first, for entries with top_k <= FEW."""
+        """Cut the weights (entries, FEW) of the best tokens, best first, for entries with top_k <= FEW."""
         top_k, top_p = self._top_k[samples.device_rows], self._top_p[samples.device_rows]
         weights.masked_fill_(torch.arange(weights.shape[1], device=weights.device) >= top_k, 0.0)
         cumulative = weights.cumsum(-1)
         return Choices(slice(None), _cut(weights, cumulative, top_p * cumulative[:, -1:]), token_ids)
 
     def narrow(self, weights: torch.Tensor, samples: Samples) -> Iterator[Choices]:
-        """Yields the tokens that the entries draw from, for weights (entries, vocabulary), float32.
+        """Yield the tokens from which the entries draw, for weights (entries, vocabulary), float32.
 
-        If an entry comes twice, the later one counts. The tokens of a row depend on its own parameters and weights,
-        never on the rest of the batch. Waits for the device if some row's top_k is off or above CANDIDATES.
+        If an entry is yielded twice, the later choices apply. A row's tokens depend only on its own parameters and
+        weights, not on the rest of the batch. Waits for the device if some row's top_k is off or above CANDIDATES.
         """
         top_k, top_p = self._top_k[samples.device_rows], self._top_p[samples.device_rows]
         best, enough = _among_the_best(weights, top_k, top_p)
@@ -61,14 +61,15 @@ class Cuts:
 
 
 def find_top_k(params: SamplingParams, vocab_size: int) -> int:
-    """The vocabulary's size if top_k is off."""
+    """Return top_k; the vocabulary's size if it is off."""
     return params.top_k if 0 < params.top_k < vocab_size else vocab_size
 
 
 def find_few(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and indices of the FEW largest of each row of logits (rows, vocabulary), largest first: (rows, FEW) both.
+    """Return the values and indices of the FEW largest logits of each row, largest first: (rows, FEW) both.
 
-    They are all in the FEW blocks with the largest maxima, so the other blocks are read only once, for their maxima.
+    logits: (rows, vocabulary). The largest are all in the FEW blocks with the largest maxima, so the other blocks are
+    read only once, for their maxima.
     """
     rows, vocab_size = logits.shape
     if vocab_size % BLOCK or vocab_size <= FEW * BLOCK or not logits.is_contiguous():
@@ -81,7 +82,7 @@ def find_few(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _among_the_best(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> tuple[Choices, torch.Tensor]:
-    """Returns the cut best tokens of all rows, and whether each row's cuts need no other tokens: bool (rows,).
+    """Return the best tokens of all rows after the cuts, and whether these are enough for each row: bool (rows,).
 
     top_p is a share of the weight that top_k leaves. All rows use the same number of best tokens, because this number
     decides which of several equal tokens `topk` finds.
@@ -98,12 +99,15 @@ def _among_the_best(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 
 
 def _cut(weights: torch.Tensor, cumulative: torch.Tensor, enough: torch.Tensor) -> torch.Tensor:
-    """The weights, best first, set to 0 after the first ones whose sum reaches `enough` (rows, 1)."""
+    """Return the weights, best first, set to 0 once the sum of those before them reaches `enough` (rows, 1)."""
     return weights.masked_fill(cumulative - weights >= enough, 0.0)
 
 
 def _sum(weights: torch.Tensor) -> torch.Tensor:
-    """Each row's sum, (rows, 1), block by block: torch rounds a long row differently if it is the only one."""
+    """Return each row's sum, (rows, 1).
+
+    Adds block by block, because torch rounds the sum of a long row differently if it is the only row.
+    """
     num_blocks = weights.shape[1] // BLOCK
     whole = num_blocks * BLOCK
     sums = weights[:, :whole].view(len(weights), num_blocks, BLOCK).sum(-1)
@@ -111,7 +115,7 @@ def _sum(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _among_all(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The weights, 0 where cut. Tokens with the same weight as the last kept one are kept too."""
+    """Return the weights, set to 0 where cut. Tokens with the same weight as the last kept one are kept too."""
     descending = _sort_descending(weights)
     descending.masked_fill_(torch.arange(weights.shape[1], device=weights.device) >= top_k, 0.0)
     cumulative = descending.cumsum(-1)

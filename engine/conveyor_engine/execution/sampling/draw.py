@@ -1,8 +1,7 @@
 """Draws a token from each row's weights. Used by `sampler`.
 
-A row's randomness is one uniform number, a hash of (seed, position), turned into a token by the inverse of the
-cumulative distribution. So it needs no generator state: a preempted request that is computed again, or lands in
-another batch, draws the same numbers.
+A row's randomness is one uniform number, a hash of (seed, position). The inverse of the cumulative distribution turns
+it into a token. This needs no generator state: a request draws the same numbers after a preemption or in another batch.
 """
 
 import math
@@ -14,35 +13,35 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-BLOCK = 128  # tokens; large vocabularies are searched block by block, which vectorises where torch's own does not
+BLOCK = 128  # tokens; large vocabularies are searched block by block, which is vectorised and torch's search is not
 BELOW_ONE = 1 - 1e-6  # keeps rounding from choosing beyond the last token of the distribution
 
 
 class Way(IntEnum):
-    """What a row's next token is drawn from."""
+    """From which tokens a row draws its next token."""
 
-    GREEDY = 0  # nothing: it is the best one
+    GREEDY = 0  # no draw: the best token
     FROM_ALL = 1
-    FROM_FEW = 2  # a small top_k
-    FROM_PART = 3
+    FROM_FEW = 2  # the row has a small top_k
+    FROM_PART = 3  # the row has a larger top_k, or top_p
 
 
 @dataclass(slots=True)
 class Choices:
-    """The tokens that some entries draw from."""
+    """The tokens from which some entries draw."""
 
     entries: torch.Tensor | slice
-    weights: torch.Tensor  # float32 (entries, n), of any sum
+    weights: torch.Tensor  # float32 (entries, n); the sum need not be 1
     token_ids: torch.Tensor | None = None  # int64 (entries, n); None: n is the vocabulary
 
     def draw(self, uniforms: torch.Tensor) -> torch.Tensor:
-        """A token for each entry, int64 (entries,), at its uniform number (entries, 1)."""
+        """Draw a token for each entry, int64 (entries,), by its uniform number (entries, 1)."""
         choice = _invert(self.weights, uniforms)
         return choice if self.token_ids is None else self.token_ids.gather(1, choice[:, None]).squeeze(1)
 
 
 def uniform_numbers(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, position): two rounds of splitmix64 (Steele et al., OOPSLA'14)."""
+    """Return a number in [0, 1) for each (seed, position), by two rounds of splitmix64 (Steele et al., OOPSLA'14)."""
     with np.errstate(over="ignore"):
         mixed = _splitmix64(_splitmix64(seeds) + positions)
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -56,9 +55,10 @@ def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Return where in each row the cumulated weights (rows, n) pass `uniforms` (rows, 1) of their sum: int64 (rows,).
+    """Return the index in each row where the cumulated weights (rows, n) exceed `uniforms` * sum: int64 (rows,).
 
-    Never an index of weight 0. A row with NaN gives any index, which the caller replaces.
+    uniforms: (rows, 1). The weight at the index is never 0. For a row with NaN the index is arbitrary, and the caller
+    replaces it.
     """
     rows, count = weights.shape
     if count < BLOCK:
@@ -77,10 +77,11 @@ def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 
 def _find_passed(weights: torch.Tensor, ends: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The first index of each row with a weight at which `ends` (rows, n) pass the target (rows, 1): int64 (rows, 1).
+    """Return the first index of each row with a weight above 0 and `ends` above the target: int64 (rows, 1).
 
-    ends: the cumulated weights. A parallel sum rounds each of them on its own: they may fall, and rise where a weight
-    is 0, so a bisection could find a token that is not to be drawn. If none passes, the index of the largest.
+    ends: the cumulated weights (rows, n). target: (rows, 1). If no end exceeds the target, returns the index of the
+    largest end. A parallel sum rounds each end separately, so ends may fall, and may rise where a weight is 0. A
+    bisection could therefore find a token with weight 0.
     """
     ends = ends.masked_fill(weights <= 0, -math.inf)
     passed = (ends > target) | (ends == ends.amax(-1, keepdim=True))

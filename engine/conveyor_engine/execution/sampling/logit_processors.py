@@ -1,7 +1,7 @@
-"""What changes the logits of rows before a token is chosen: masks, then the processors in their order.
+"""The masks and logit processors, which change a row's logits before a token is chosen. Masks come first.
 
-Used by `sampler`; `processor` says what a processor is. Rows that use none of them pay for none. The order is vLLM's,
-and so is each definition.
+Used by `sampler`; `processor` defines what a processor is. Processors cost nothing for rows that do not use them. Their
+order and their definitions are vLLM's.
 """
 
 import math
@@ -17,16 +17,16 @@ from conveyor_engine.execution.sampling.row_values import RowLists, RowValues
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import RowMask, RowSampling
 
-GREEDY_BELOW = 1e-5  # vLLM's limit of a temperature: float32 cannot divide by much less
+GREEDY_BELOW = 1e-5  # temperatures below this are greedy, as in vLLM: float32 cannot divide by much less
 _BITS = 8
 _ANY, _NO_TOKEN = -1, -2
 _FORBIDDEN = -math.inf
 
 
 def build_processors(max_num_seqs: int, device: torch.device, token_ids: torch.Tensor) -> list[LogitProcessor]:
-    """In the order in which they act. After them come top_k and top_p, which `Cuts` makes part of the draw.
+    """Return all processors in the order in which they act. top_k and top_p come after them, in `Cuts`.
 
-    token_ids: those of all rows (`Rows.token_ids`).
+    token_ids: the tokens of all rows (`Rows.token_ids`).
     """
     return [
         AllowedTokens(max_num_seqs, device),
@@ -40,7 +40,7 @@ def build_processors(max_num_seqs: int, device: torch.device, token_ids: torch.T
 
 
 class AllowedTokens:
-    """A row chooses among these tokens only."""
+    """Restricts a row to the tokens of `allowed_token_ids`."""
 
     changes_best = True
 
@@ -61,7 +61,7 @@ class AllowedTokens:
 
 
 class BadWords:
-    """A row never completes one of these sequences of tokens in its output."""
+    """Keeps a row's output from containing the sequences of tokens in `bad_words`."""
 
     changes_best = True
 
@@ -91,7 +91,7 @@ class BadWords:
         logits[index] = logits[index].scatter_add(1, last, forbidden)
 
     def _recent(self, samples: Samples, number: int) -> torch.Tensor:
-        """The last tokens of each entry, int64 (entries, number); _NO_TOKEN where its output has not begun."""
+        """Return the last tokens of each entry's output, int64 (entries, number); _NO_TOKEN before its beginning."""
         rows = samples.device_rows
         places = samples.device_positions[:, None] - torch.arange(number, 0, -1, device=self._device)
         recent = self._token_ids[rows[:, None], places.clamp_min(0)].long()
@@ -107,7 +107,7 @@ class BadWords:
 
 
 class MinTokens:
-    """Before it has so many tokens, a row cannot choose one that would end it."""
+    """Keeps a row from choosing a token that ends it before it has `min_tokens` tokens."""
 
     changes_best = True
 
@@ -127,7 +127,7 @@ class MinTokens:
 
 
 class LogitBias:
-    """Adds to the logits of some tokens."""
+    """Adds the biases of `logit_bias` to the logits of its tokens."""
 
     changes_best = True
 
@@ -142,7 +142,7 @@ class LogitBias:
         return ALWAYS
 
     def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
-        """A token that is repeated gets its bias once: all of its values are written in one go, and are the same."""
+        """Add the biases. A token that `RowLists` repeats gets its bias once, because all its writes are the same."""
         entries = to_device(users, logits.device)
         rows = samples.device_rows[entries]
         where = entries[:, None], self._token_ids[rows]
@@ -150,7 +150,7 @@ class LogitBias:
 
 
 class Temperature:
-    """Above 1 it flattens a row's distribution, below 1 it sharpens it."""
+    """Divides the logits by a row's temperature. Above 1 this flattens the distribution, below 1 it sharpens it."""
 
     changes_best = False
 
@@ -162,11 +162,11 @@ class Temperature:
         return 0 if sampling.params.temperature == 1 else ALWAYS
 
     def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
-        logits.div_(self._temperature[samples.device_rows])  # all entries: the others' is 1, and selecting would copy
+        logits.div_(self._temperature[samples.device_rows])  # all entries: unset ones have 1, and selecting would copy
 
 
 class MinP:
-    """Tokens less likely than `min_p` times the likeliest are not drawn. `sampler` gives it to the kernels too."""
+    """Excludes tokens less likely than `min_p` times the likeliest. `sampler` also passes `min_p` to the kernels."""
 
     changes_best = False
 
@@ -182,14 +182,14 @@ class MinP:
 
 
 def find_floor(min_p: float) -> float:
-    """The logarithm of the least weight that may be drawn, where the best token's is 0."""
+    """Return the logarithm of the least weight that may be drawn, relative to the best token's weight."""
     return math.log(min_p) if min_p else _FORBIDDEN
 
 
 def mask_rows(logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask]) -> torch.Tensor:
-    """A copy of logits (entries, vocabulary) in which tokens that the masks do not allow have minus infinity.
+    """Return a copy of logits (entries, vocabulary) with minus infinity for tokens that the masks do not allow.
 
-    The bits travel to the device as they are; a row's masks may be longer than the vocabulary.
+    The packed bits are copied to the device. A row's mask may be longer than the vocabulary.
     """
     entry_of = {row: entry for entry, row in enumerate(samples.rows.tolist())}
     entries = to_device(np.array([entry_of[mask.row] for mask in masks], dtype=np.int64), logits.device)
@@ -199,7 +199,7 @@ def mask_rows(logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask]) 
 
 
 def _unpack(packed: npt.NDArray[np.uint8], device: torch.device) -> torch.Tensor:
-    """Bits (rows, bytes), the lowest of each byte first -> uint8 (rows, 8 x bytes)."""
+    """Unpack bits (rows, bytes), the lowest bit of each byte first, to uint8 (rows, 8 x bytes)."""
     if device.type == "cpu":
         return torch.from_numpy(np.unpackbits(packed, axis=1, bitorder="little"))
     shifts = torch.arange(_BITS, dtype=torch.uint8, device=device)

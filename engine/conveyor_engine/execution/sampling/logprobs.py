@@ -1,6 +1,7 @@
-"""Log probabilities of chosen tokens and of the best ones beside them. Used by `sampler` and `runners.generate`.
+"""Computes log probabilities of chosen tokens and of the best tokens. Used by `sampler` and `runners.generate`.
 
-Computed on the device with the sample; the host makes the answer's form of them when it reads the step's result.
+They are computed on the device together with the sample. The host converts them to the form of the response when it
+reads the step's result.
 """
 
 from collections.abc import Sequence
@@ -17,12 +18,12 @@ from conveyor_engine.wire.request import TokenLogprobs
 class Logprobs:
     """Log probabilities of the rows that requested them."""
 
-    columns: dict[int, slice]  # by row: which of the tokens in `top` it asked for
-    chosen: torch.Tensor  # int64 (rows that asked,)
-    chosen_values: torch.Tensor  # float32, the same shape
-    top: torch.Tensor  # int64 (rows that asked, the most of the best that any asked for, then named ones)
-    top_values: torch.Tensor  # float32, the same shape
-    ranks: torch.Tensor | None = None  # of the chosen tokens, int64 (rows that asked,), where they are told
+    columns: dict[int, slice]  # for each of these n rows: the columns of `top` that it requested
+    chosen: torch.Tensor  # int64 (n,)
+    chosen_values: torch.Tensor  # float32 (n,)
+    top: torch.Tensor  # int64 (n, m): the best tokens, as many as any row requested, then tokens that rows named
+    top_values: torch.Tensor  # float32 (n, m)
+    ranks: torch.Tensor | None = None  # of the chosen tokens, int64 (n,); None: not computed
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors, in the constructor's order."""
@@ -30,7 +31,7 @@ class Logprobs:
         return self.chosen, self.chosen_values, self.top, self.top_values, *ranks
 
     def by_row(self, num_rows: int) -> list[list[TokenLogprobs] | None]:
-        """One entry for each row of logits, None for those that did not ask."""
+        """Return one entry for each row of logits; None for rows that did not request log probabilities."""
         rows: list[list[TokenLogprobs] | None] = [None] * num_rows
         for (row, columns), token_id, value, ids, values, *rank in zip(
             self.columns.items(), *(column.tolist() for column in self.tensors()), strict=True
@@ -41,7 +42,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one row asks for: so many of the best tokens, or these."""
+    """What one row requests: log probabilities of the `num_top` best tokens, or of the tokens in `token_ids`."""
 
     num_top: int
     token_ids: tuple[int, ...] = ()
@@ -50,7 +51,10 @@ class Asked:
 def compute_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, asked: dict[int, Asked], *, with_ranks: bool = False
 ) -> Logprobs:
-    """logits (rows, vocabulary), tokens int64 (rows,) -> of the rows that are the keys of `asked`."""
+    """Compute log probabilities for the rows that are keys of `asked`.
+
+    logits: (rows, vocabulary). tokens: the chosen tokens, int64 (rows,). with_ranks: also compute their ranks.
+    """
     rows = to_device(np.array(list(asked), dtype=np.int64), logits.device)
     chosen = tokens[rows].clamp_min(0)
     values = logits[rows].float().log_softmax(-1)
@@ -68,7 +72,7 @@ def compute_logprobs(
 def _join_named(
     values: torch.Tensor, top_values: torch.Tensor, top: torch.Tensor, asked: Sequence[Asked]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and values of the best, and behind them of those that rows named, if any did."""
+    """Return tokens and values: those of the best tokens, followed by those that rows named."""
     most = max(len(one.token_ids) for one in asked)
     if not most:
         return top, top_values

@@ -1,6 +1,7 @@
-"""Penalties on tokens that a row has already. One of `logit_processors`.
+"""Applies penalties to tokens that a row already has. One of `logit_processors`.
 
-They read the rows' tokens on the device, so a step that runs ahead has them, and a preempted row needs no counts.
+It reads the rows' tokens on the device. Therefore steps that are launched ahead see all tokens, and no counts have to
+be restored after a preemption.
 """
 
 from collections.abc import Iterator
@@ -13,15 +14,17 @@ from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import RowSampling
 
-TOKENS_AT_ONCE = 2**20  # of all rows: each takes about 40 bytes of the device meanwhile
+TOKENS_AT_ONCE = 2**20  # of all rows together; each temporarily takes about 40 bytes on the device
 _REPETITION, _FREQUENCY, _PRESENCE = 0, 1, 2
 _NEUTRAL = (1.0, 0.0, 0.0)
 
 
 class Penalties:
-    """Repetition: of prompt and output, a positive logit is divided by it, and a negative one multiplied.
+    """Applies repetition, frequency and presence penalties.
 
-    Frequency and presence: of the output alone, subtracted for each time that the token is there, and once.
+    Repetition divides positive logits, and multiplies negative logits, of tokens in the prompt or the output. Frequency
+    is subtracted once for each occurrence of a token in the output. Presence is subtracted once if the output has the
+    token.
     """
 
     changes_best = True
@@ -47,7 +50,7 @@ class Penalties:
             self._penalize(logits, to_device(part, self._device), of_part)
 
     def _penalize(self, logits: torch.Tensor, entries: torch.Tensor, samples: Samples) -> None:
-        """Works on a list of all tokens of all entries: `user` tells whose each is."""
+        """Apply the penalties to some entries, with one flat list of all their tokens. `user` is each token's entry."""
         lengths = samples.device_positions
         total = int(samples.positions.sum())
         numbers = torch.arange(len(entries), device=self._device)
@@ -68,19 +71,22 @@ class Penalties:
 
 
 def _split(users: Int64, lengths: Int64) -> Iterator[Int64]:
-    """Parts of the users that have about TOKENS_AT_ONCE tokens together."""
+    """Split the users into parts with about TOKENS_AT_ONCE tokens each."""
     ends = np.cumsum(lengths) // TOKENS_AT_ONCE
     yield from np.split(users, np.flatnonzero(np.diff(ends)) + 1)
 
 
 def _repeat(logits: torch.Tensor, where: tuple[torch.Tensor, torch.Tensor], penalty: torch.Tensor) -> None:
-    """A token that is there several times is written several times, always the same."""
+    """Apply the repetition penalty. A token that occurs several times is written several times with the same value."""
     values = logits[where]
     logits[where] = torch.where(values > 0, values / penalty, values * penalty)
 
 
 def _count(user: torch.Tensor, token_ids: torch.Tensor, counts: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """How often each token is among its user's tokens that count, float32. Exact, in whatever order a device adds."""
+    """Return how often each token occurs among its user's tokens with `counts`, float32.
+
+    The numbers are exact, because the order of addition does not matter for integers.
+    """
     totals = torch.zeros(shape, device=user.device)
     totals.view(-1).scatter_add_(0, user * shape[1] + token_ids, counts.float())
     return totals[user, token_ids]

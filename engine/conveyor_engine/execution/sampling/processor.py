@@ -1,7 +1,7 @@
-"""Logit processors, and the pipeline by which `sampler` applies them to the rows that use them.
+"""The interface of logit processors, and the pipeline with which `sampler` applies them to the rows that use them.
 
-A processor keeps its state of each row on the device, written when the row gets its request. A step in which no row
-uses it skips it.
+A processor keeps a state for each row on the device, and sets it when a request gets the row. A step skips processors
+that no row uses.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,14 @@ class Samples:
 
     @classmethod
     def of(cls, rows: Int64, positions: Int64, device: torch.device) -> "Samples":
-        """Copies both to the device."""
+        """Make Samples, which copies both arrays to the device."""
         return cls(rows, positions, to_device(rows, device), to_device(positions, device))
 
     def select(self, entries: Int64) -> tuple[torch.Tensor | slice, "Samples"]:
-        """The index of these entries in the logits, and they alone. If they are all, the index is a slice: no copy."""
+        """Return the index of these entries in the logits, and the Samples for them.
+
+        If they are all entries, the index is a slice, so that indexing does not copy.
+        """
         if len(entries) == len(self.rows):
             return slice(None), self
         index = to_device(entries, self.device_rows.device)
@@ -44,29 +47,29 @@ class Samples:
 
 
 class LogitProcessor(Protocol):
-    """One change of the logits that rows can ask for."""
+    """A change of the logits that a request can ask for."""
 
-    changes_best: bool  # whether it can make another token the best; if not, greedy rows skip it
+    changes_best: bool  # whether it can change which token is best; if not, greedy rows skip it
 
     def set_row(self, row: int, sampling: RowSampling) -> int:
-        """Sets the row's state.
+        """Set the row's state for a new request.
 
-        Returns the position before which the row's tokens need the processor: 0 if none do, ALWAYS if all do.
+        Returns the position up to which (exclusive) the row's tokens need the processor: 0 for none, ALWAYS for all.
         """
         ...
 
     def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
-        """Changes logits (entries, vocabulary) in place: those of `users` alone, which are indices of entries.
+        """Change logits, float32 (entries, vocabulary), in place, but only for `users`, which are indices of entries.
 
-        They are float32. A processor that keeps the best token gets logits less the row's largest, of all tokens or of
-        the best few: it keeps their order. A row's result depends on its own state and logits, never on the rest of the
-        batch.
+        If `changes_best` is false, the row's largest logit has been subtracted from each, and there may be columns for
+        only the few best tokens. Such a processor must keep the order of the logits. A row's result depends only on its
+        own state and logits, not on the rest of the batch.
         """
         ...
 
 
 class Pipeline:
-    """Processors in the order in which they act, and which rows use each."""
+    """Applies processors in order, each to the rows that use it."""
 
     def __init__(self, processors: Sequence[LogitProcessor], max_num_seqs: int) -> None:
         self._processors = processors
@@ -77,16 +80,19 @@ class Pipeline:
             self._needed_before[index, row] = processor.set_row(row, sampling)
 
     def is_used(self, samples: Samples) -> bool:
-        """Whether some entry uses a processor."""
+        """Return whether any entry uses a processor."""
         return bool(self._find_used(samples).any())
 
     def _find_used(self, samples: Samples) -> npt.NDArray[np.bool_]:
-        """(processors, entries)."""
+        """Return which entries use which processor: bool (processors, entries)."""
         used: npt.NDArray[np.bool_] = samples.positions < self._needed_before[:, samples.rows]
         return used
 
     def apply(self, logits: torch.Tensor, samples: Samples, *, in_place: bool) -> torch.Tensor:
-        """The processed logits (entries, vocabulary) in float32; the same tensor if no entry uses a processor."""
+        """Return the processed logits (entries, vocabulary), float32; `logits` itself if no entry uses a processor.
+
+        in_place: the processors may change `logits` if it is float32.
+        """
         used = self._find_used(samples)
         if not used.any():
             return logits

@@ -1,4 +1,4 @@
-"""Numbers of each row: written on the host when a row is admitted, read on the device in every step."""
+"""Stores numbers for each row, which are written on the host at admission and read on the device in every step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,10 @@ from conveyor_engine.execution.transfer import copy_into, to_device
 
 
 class RowValues:
-    """An array of all rows. On a CPU both copies share memory; to another device it is copied whole after a change."""
+    """An array with values for all rows, on the host and on the device.
+
+    On a CPU both share memory. To another device, the whole array is copied before the first read after a change.
+    """
 
     def __init__(self, values: npt.NDArray[Any], device: torch.device) -> None:
         """values (max_num_seqs, ...)."""
@@ -23,7 +26,7 @@ class RowValues:
     def full(
         cls, max_num_seqs: int, value: float, dtype: npt.DTypeLike, device: torch.device, width: int = 1
     ) -> "RowValues":
-        """One value for each row, (max_num_seqs, width)."""
+        """Make an array (max_num_seqs, width) filled with `value`."""
         return cls(np.full((max_num_seqs, width), value, dtype=dtype), device)
 
     def __setitem__(self, row: int, value: object) -> None:
@@ -35,7 +38,7 @@ class RowValues:
         return self.on_device()[rows]
 
     def on_device(self) -> torch.Tensor:
-        """The values of all rows, always in the same memory, so that a graph can read them."""
+        """Return the values of all rows, always at the same address, so that a CUDA graph can read them."""
         if self._stale and self._on_device.device.type != "cpu":
             copy_into(self._on_device, self.host)
         self._stale = False
@@ -43,14 +46,14 @@ class RowValues:
 
 
 class RowLists:
-    """A list of numbers for each row. A shorter list repeats its last one, so that all have the longest's length."""
+    """A list of numbers for each row. All lists have the same length: shorter ones repeat their last number."""
 
     def __init__(self, max_num_seqs: int, dtype: npt.DTypeLike, device: torch.device) -> None:
         self._device = device
         self._values = RowValues.full(max_num_seqs, 0, dtype, device)
 
     def __setitem__(self, row: int, values: Sequence[float]) -> None:
-        """`values` is not empty."""
+        """Set the row's list, which must not be empty."""
         missing = len(values) - self._values.host.shape[1]
         if missing > 0:
             self._values = RowValues(np.pad(self._values.host, ((0, 0), (0, missing)), mode="edge"), self._device)

@@ -1,7 +1,7 @@
-"""Chooses a token for every row of logits. Vectorised over rows; what no row asks for is skipped.
+"""Chooses a token for every row of logits. Vectorised over rows; operations that no row needs are skipped.
 
-Used by `runners.generate`: `set_row` sets how a row samples, and `sample` follows in each step of the row. What decides
-a token stands in order in `build_processors`, then in `Sampler._draw`.
+Used by `runners.generate`: `set_row` sets how a row samples, then `sample` runs in each step of the row. For the order
+of the operations see `build_processors`, then `Sampler._draw`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,13 +35,13 @@ Cut = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Te
 
 
 def peak_bytes(max_num_seqs: int, vocab_size: int, device: torch.device) -> int:
-    """The most memory that `Sampler.sample` takes beside its logits, whatever the parameters."""
-    changed = max_num_seqs * 3 * 4 * vocab_size  # in float32: a copy for the processors, and two that they or cuts make
+    """Return the most memory that `Sampler.sample` can take with any parameters, in addition to its logits."""
+    changed = max_num_seqs * 3 * 4 * vocab_size  # float32: a copy for processors, two more by them or the cuts
     if kernels.why_missing(device) is None:
         from conveyor_engine.execution.kernels.cut import scratch_bytes  # needs triton
 
         return changed + scratch_bytes(max_num_seqs)
-    in_order = min(max_num_seqs, SORTED_AT_ONCE) * 11 * 4  # copy, sorted with indices and the sort's own, cumulated
+    in_order = min(max_num_seqs, SORTED_AT_ONCE) * 11 * 4  # a copy, the sort's results and buffers, the sums
     return changed + in_order * vocab_size
 
 
@@ -51,19 +51,19 @@ class Sampled:
 
     token_ids: torch.Tensor  # int64 (entries,); -1 where the logits are not finite, or `NOTHING_ALLOWED`
     logprobs: Logprobs | None
-    is_scored: npt.NDArray[np.bool_] | None = None  # entries whose token is the prompt's own, if any are
+    is_scored: npt.NDArray[np.bool_] | None = None  # (entries,): whether the token is the prompt's; None: all False
 
 
 @dataclass(slots=True)
 class Found:
-    """What `Sampler.choose` finds for n entries."""
+    """The results of `Sampler.choose` for n entries."""
 
     best: torch.Tensor  # float32 (n,): the largest logit
     tokens: torch.Tensor  # int64 (n,); -1 where the logits are not finite
 
 
 class Sampler:
-    """Samples for all rows, each by its own parameters."""
+    """Samples tokens for all rows, each with its own parameters."""
 
     def __init__(
         self,
@@ -73,7 +73,10 @@ class Sampler:
         token_ids: torch.Tensor,
         processors: Sequence[LogitProcessor] | None = None,
     ) -> None:
-        """token_ids: those of all rows. `processors`: in place of `build_processors`, `changes_best` first."""
+        """token_ids: the tokens of all rows.
+
+        processors: replaces `build_processors`; processors with `changes_best` come first.
+        """
         if processors is None:
             processors = build_processors(max_num_seqs, device, token_ids)
         self._device = device
@@ -81,21 +84,21 @@ class Sampler:
         self._of_all = Pipeline([p for p in processors if p.changes_best], max_num_seqs)
         self._of_drawing = Pipeline(of_drawing, max_num_seqs)
         self._at_once = _find_kernel(device) if _kernels_do(of_drawing) else None
-        self._drawn_at_once = RowValues.full(max_num_seqs, 0, np.float32, device, width=2)  # temperature (0: no), floor
+        self._drawn_at_once = RowValues.full(max_num_seqs, 0, np.float32, device, width=2)  # temperature or 0, floor
         self._cut = _find_cut(device) if self._at_once is not None else None
-        self._cut_by_kernel = RowValues.full(max_num_seqs, 0, np.float32, device, width=4)  # and top_k, top_p
+        self._cut_by_kernel = RowValues.full(max_num_seqs, 0, np.float32, device, width=4)  # these, then top_k, top_p
         self._cuts = Cuts(max_num_seqs, vocab_size, device)
         self._vocab_size = vocab_size
         self._way = np.full(max_num_seqs, Way.GREEDY, dtype=np.int8)
-        self._seeds = RowValues.full(max_num_seqs, 0, np.int64, device)  # of unsigned numbers, bit by bit
+        self._seeds = RowValues.full(max_num_seqs, 0, np.int64, device)  # the bits of unsigned numbers
         self._wants_logprobs = np.zeros(max_num_seqs, dtype=np.bool_)
-        self._logprobs_asked: dict[int, Asked] = {}  # by row, of those
+        self._logprobs_asked: dict[int, Asked] = {}  # by row; used only where `_wants_logprobs`
         self._token_ids = token_ids
         self._num_scored = np.zeros(max_num_seqs, dtype=np.int64)  # tokens of a prompt that get log probabilities
         self._scores_asked: dict[int, Asked] = {}  # by row, for tokens of the prompt
 
     def set_row(self, row: int, sampling: RowSampling) -> None:
-        """Sets how the row samples from now on."""
+        """Set how the row samples from now on."""
         params = sampling.params
         self._of_all.set_row(row, sampling)
         self._of_drawing.set_row(row, sampling)
@@ -113,18 +116,20 @@ class Sampler:
 
     @property
     def chooses(self) -> bool:
-        """Whether `choose` can be used."""
+        """Whether `choose` can be used. It needs the kernels for CUDA."""
         return self._cut is not None
 
     def refresh(self) -> None:
-        """Brings to the device what `choose` reads there, before a graph that holds it."""
+        """Copy changed parameters to the device. Call this before replaying a graph that contains `choose`."""
         self._drawn_at_once.on_device()
         self._seeds.on_device()
 
     def choose(self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> Found:
-        """What most rows need: their best token, or one drawn from all. On CUDA, without anything of the host.
+        """Choose each row's best token, or draw one from all tokens, which is enough for most rows.
 
-        logits (n, vocabulary), for the tokens of these rows, int64 (n,), at these positions, int64 (n,).
+        On CUDA this needs no data from the host, so a graph can capture it.
+
+        logits: (n, vocabulary). rows, positions: int64 (n,), where each token will be.
         """
         assert self._at_once is not None
         uniforms = self._hash_rows(rows, positions)
@@ -132,7 +137,7 @@ class Sampler:
         return Found(best, torch.where(torch.isfinite(best), tokens, -1))
 
     def is_enough(self, samples: Samples) -> bool:
-        """Whether these entries need nothing but what `choose` finds, and no masks."""
+        """Return whether these entries need nothing except the results of `choose`. It does not consider masks."""
         rows = samples.rows
         return not (
             (self._way[rows] > Way.FROM_ALL).any()
@@ -144,10 +149,12 @@ class Sampler:
     def sample(
         self, logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask] = (), found: Found | None = None
     ) -> Sampled:
-        """A token for each entry of logits (entries, vocabulary), of any float type; the logits are not changed.
+        """Choose a token for each entry of logits (entries, vocabulary), of any float type. Does not change the logits.
 
-        A row with a mask gets a token that the mask allows. Log probabilities are the model's own, before any mask or
-        processor. An entry within a row's prompt gets the token that is there. found: what `choose` found for them.
+        A row with a mask gets a token that the mask allows. Log probabilities are the model's own, before masks and
+        processors. An entry whose position is within the prompt gets the prompt's own token.
+
+        found: the results of `choose` for these entries; None: not computed yet.
         """
         if not len(samples.rows):
             return Sampled(torch.zeros(0, dtype=torch.int64, device=logits.device), None)
@@ -182,7 +189,7 @@ class Sampler:
         return Sampled(tokens, self._logprobs(logits, tokens, samples.rows, is_scored), is_scored)
 
     def _draw(self, logits: torch.Tensor, best: torch.Tensor, samples: Samples, way: Way) -> torch.Tensor:
-        """A random token for each entry, int64 (entries,): the processors that keep the order, the cuts, the draw."""
+        """Draw a token for each entry, int64 (entries,): apply processors that keep the order, then cuts, then draw."""
         uniforms = self._uniforms(samples)
         if way is Way.FROM_FEW:
             values, token_ids = find_few(logits)
@@ -196,12 +203,12 @@ class Sampler:
         return tokens
 
     def _weigh(self, logits: torch.Tensor, best: torch.Tensor, samples: Samples) -> torch.Tensor:
-        """float32, of any of each entry's logits; the best token has 1."""
+        """Return the weights, float32, of all or some of each entry's logits. The best token's weight is 1."""
         relative = logits.float() - best.float()[:, None]
         return self._of_drawing.apply(relative, samples, in_place=True).exp_()
 
     def _uniforms(self, samples: Samples) -> torch.Tensor:
-        """float32 (entries, 1)."""
+        """Return a uniform number for each entry, float32 (entries, 1)."""
         if self._cut is not None:
             return self._hash_rows(samples.device_rows, samples.device_positions)
         seeds = self._seeds.host[samples.rows, 0].view(np.uint64)
@@ -227,7 +234,7 @@ class Sampler:
 
 
 def _find_kernel(device: torch.device) -> AtOnce | None:
-    """What finds each row's best token, or one drawn from all of them where its temperature says so, in one call."""
+    """Return the kernel that chooses each row's best token, or draws one from all tokens; None if there is none."""
     if kernels.why_missing(device) is None:
         from conveyor_engine.execution.kernels.sample import sample  # needs triton
 
@@ -236,7 +243,7 @@ def _find_kernel(device: torch.device) -> AtOnce | None:
 
 
 def _find_cut(device: torch.device) -> Cut | None:
-    """What draws for the rows with cuts on CUDA, in one call."""
+    """Return the kernel that draws for rows with top_k or top_p; None on devices other than CUDA."""
     if kernels.why_missing(device) is None:
         from conveyor_engine.execution.kernels.cut import cut  # needs triton
 
@@ -245,12 +252,12 @@ def _find_cut(device: torch.device) -> Cut | None:
 
 
 def _kernels_do(processors: Sequence[LogitProcessor]) -> bool:
-    """Whether what acts on entries that draw is what the kernels do too."""
+    """Return whether the processors for entries that draw are those that the kernels implement."""
     return [type(processor) for processor in processors] == [Temperature, MinP]
 
 
 def _group(ways: npt.NDArray[np.int8]) -> Iterator[tuple[Way, Int64]]:
-    """The entries that draw at random, by what they draw from, so that only entries with cuts pay for cutting."""
+    """Yield the entries that draw at random, grouped by `Way`, so that cuts cost nothing for entries without them."""
     if ways.any():
         for way in (Way.FROM_ALL, Way.FROM_FEW, Way.FROM_PART):
             entries = (ways == way).nonzero()[0]
@@ -259,7 +266,7 @@ def _group(ways: npt.NDArray[np.int8]) -> Iterator[tuple[Way, Int64]]:
 
 
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Value and index of each row's largest logit. NaN counts as the largest."""
+    """Return value and index of each row's largest logit. NaN counts as the largest."""
     rows, vocab_size = logits.shape
     if logits.is_cuda or vocab_size % BLOCK or not logits.is_contiguous():
         return logits.max(-1)

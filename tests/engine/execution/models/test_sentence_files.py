@@ -79,8 +79,8 @@ def test_the_models_files_say_what_its_task_is(tmp_path: Path, architectures: An
         ("modules.json", [{"type": "a.Transformer", "path": "0_T"}, {"type": "a.Pooling"}], "Transformer .at the root"),
         ("modules.json", {}, "not a JSON list"),
         ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "../1_Pooling"}],
-         "'../1_Pooling', which is no folder's name"),
-        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "a" * 300}], "no folder's name"),
+         "'../1_Pooling', which is not a folder name"),
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "a" * 300}], "not a folder name"),
         ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "2_Pooling"}], "is missing"),
         ("modules.json", [{"type": "\ud800\n\x1b[31m"}], "the steps .31m;"),
         ("modules.json", [{"type": "a." + "x" * 10**6}], "the steps xxx"),
@@ -91,7 +91,7 @@ def test_the_models_files_say_what_its_task_is(tmp_path: Path, architectures: An
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling pooling_mode_max_tokens"),
         ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling weightedmean"),
-        ("1_Pooling/config.json", {}, "pooling of nothing"),
+        ("1_Pooling/config.json", {}, "pooling .none."),
         ("1_Pooling/config.json", [], "not a JSON object"),
     ],
 )  # fmt: skip
@@ -176,8 +176,8 @@ def test_instructions_are_read_by_name_and_a_model_without_them_has_none(tmp_pat
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"prompts": ["a"]}, "not texts by name"),
-        ({"prompts": {"a": 5}}, "not texts by name"),
+        ({"prompts": ["a"]}, "not an object of texts"),
+        ({"prompts": {"a": 5}}, "not an object of texts"),
         ({"prompts": {"a": "b"}, "default_prompt_name": "c"}, "the default prompt 'c'"),
         ({"prompts": {"a": "b" * 5000}}, "4096 characters"),
         ({"prompts": {str(n): "b" for n in range(300)}}, "256 prompts"),
