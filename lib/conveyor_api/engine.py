@@ -60,8 +60,8 @@ class Engine(ApiModel):
     as one. Requests
     beyond it get 429. The gateways keep this queue short."""
     sampling_defaults: Literal["Model", "OpenAI"] = "Model"
-    """Sampling parameters of requests that do not set them. Model: temperature, top_p and top_k of the model's
-    generation_config.json. OpenAI: temperature 1, without top_p and top_k."""
+    """Sampling parameters of requests that do not set them. Model: temperature, top_p, top_k, min_p and
+    repetition_penalty of the model's generation_config.json. OpenAI: temperature 1, without top_p and top_k."""
     tool_parser: ToolParser = "Auto"
     """The format in which the model calls tools, as text in its answers. Auto: by its chat template; the engine logs
     its choice. None: requests with tools must set tool_choice to `required` or to a named tool."""

@@ -1,7 +1,7 @@
 """The engine's configuration: one frozen object, parsed once, passed by constructor.
 
-`sources` fills it from flags, environment, file and the defaults here; `docs/configuration.py` writes its table.
-What is measured at start (number of KV blocks, end-of-sequence ids) lives elsewhere.
+`sources` fills it from flags, environment, file and the defaults here; `docs/configuration.py` generates its table.
+Values that are measured at start (number of KV blocks, end-of-sequence ids) are not part of it.
 """
 
 import re
@@ -44,7 +44,7 @@ MAX_TOKENS = 16_777_216  # of a context, a step, and as many KV blocks
 
 
 def _parse_shares(text: str) -> tuple[tuple[int, int], ...]:
-    """`50:40,100:20` -> ((50, 40), (100, 20))."""
+    """Parse levels and percentages: `50:40,100:20` -> ((50, 40), (100, 20)). Raises ValueError."""
     shares = dict[int, int]()
     for entry in filter(None, text.split(",")):
         match = re.fullmatch("([0-9]{1,4}):([0-9]{1,3})", entry.strip())
@@ -56,7 +56,7 @@ def _parse_shares(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _parse_lengths(text: str) -> Lengths:
-    """`256,1024`."""
+    """Parse lengths at P50 and P95, such as `256,1024`. Raises ValueError."""
     match = re.fullmatch("([0-9]{1,8}),([0-9]{1,8})", text)
     lengths = Lengths(*map(int, match.groups())) if match else Lengths(0, 0)
     if not 1 <= lengths.p50 <= lengths.p95 <= MAX_TOKENS:
@@ -110,8 +110,8 @@ class EngineConfig:
     )
     sampling_defaults: SamplingDefaultsSource = setting(
         "model",
-        "sampling parameters of requests that do not set them: model = temperature, top_p and top_k of the model's "
-        "generation_config.json; openai = temperature 1 and no cut",
+        "sampling parameters of requests that do not set them: model = temperature, top_p, top_k, min_p and "
+        "repetition_penalty of the model's generation_config.json; openai = temperature 1, without top_p and top_k",
         literal(SamplingDefaultsSource),
     )
     tool_parser: ToolParser = setting(
@@ -239,7 +239,7 @@ class EngineConfig:
 
 
 def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
-    """Each field that does not go with another, with the rest of a sentence that begins with the field's name."""
+    """Yield each field that conflicts with another, and the error without the field's name in front."""
     if config.num_kv_blocks is not None and config.kv_memory_fraction is not None:
         yield "num_kv_blocks", "and `kv_memory_fraction` exclude each other: give one"
     if config.batching_window_seconds is not None and config.batching_mode not in ("static", "dynamic"):
