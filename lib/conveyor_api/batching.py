@@ -13,6 +13,7 @@ from conveyor_api.engine import TASKS_OF_ONE_STEP
 from conveyor_api.quantities import Duration, between, parse_duration_seconds
 
 BatchingMode = Literal["None", "Static", "Dynamic", "Continuous"]
+KVCacheDtype = Literal["Auto", "FP8", "INT8"]
 
 # What a service gets that names none. `status.effective` tells them: written into the object they could never follow
 # the device or a newer release. A Static batch should fill, the window of a Dynamic one should not be felt.
@@ -182,6 +183,9 @@ class KVCache(ApiModel):
     `blockBudget`."""
     block_size: int = 16
     """Tokens per block: 8, 16, 32, 64 or 128."""
+    dtype: KVCacheDtype = "Auto"
+    """Number format of the cache. Auto: the one of `engine.dtype`. FP8 and INT8 hold almost twice the tokens in the
+    same memory and round keys and values to 8 bits. Both need a GPU, FP8 one with compute capability 8.9 or newer."""
 
     @property
     def capacity_tokens(self) -> int | None:

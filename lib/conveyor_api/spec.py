@@ -232,6 +232,13 @@ class InferenceServiceSpec(ApiModel):
             field="engine",
         ),
         Rule(
+            "self.runtime != 'VLLM' || !has(self.kvCache) || self.kvCache.dtype == 'Auto'",
+            "the type of vLLM's cache is an argument; remove kvCache.dtype, and set engine.args: "
+            "[--kv-cache-dtype=...]",
+            lambda spec: spec.runtime != "VLLM" or spec.kv_cache.dtype == "Auto",
+            field="kvCache",
+        ),
+        Rule(
             "self.runtime == 'VLLM' || !has(self.engine.args)",
             "engine.args are arguments of vLLM; set runtime: VLLM, or remove them",
             lambda spec: spec.runtime == "VLLM" or not spec.engine.args,

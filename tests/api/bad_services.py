@@ -242,6 +242,15 @@ BAD_SERVICES: tuple[Bad, ...] = (
     kv_cache("per cent as text", ".memoryPercent", "must be of type integer", memoryPercent="85%"),
     kv_cache("per cent as a fraction", ".memoryPercent", "must be of type integer", memoryPercent=0.85),
     kv_cache("block of 17 tokens", ".blockSize", "blockSize must be 8, 16, 32, 64 or 128 tokens", blockSize=17),
+    kv_cache("numbers of another size", ".dtype", 'supported values: "Auto", "FP8", "INT8"', dtype="FP4"),
+    bad(
+        "type of vLLM's cache",
+        "spec.kvCache",
+        "the type of vLLM's cache is an argument",
+        runtime="VLLM",
+        engine={"image": "vllm:1"},
+        kvCache={"dtype": "FP8"},
+    ),
     kv_cache("budget of nothing", ".blockBudget", "should be greater than or equal to 1", blockBudget=0),
     bad(
         "budget below the longest request",

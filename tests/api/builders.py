@@ -50,7 +50,7 @@ def build_full_body() -> Json:
             "eager": True,
             "objectives": {"timeToFirstToken": "500ms", "interTokenLatency": "40ms"},
         },
-        kvCache={"blockBudget": 512, "blockSize": 32},
+        kvCache={"blockBudget": 512, "blockSize": 32, "dtype": "FP8"},
         workload={"inputTokens": {"p50": 256, "p95": 1024}, "outputTokens": {"p50": 128, "p95": 512}},
         autoscaling={
             "provider": "Native",

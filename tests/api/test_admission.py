@@ -88,7 +88,7 @@ def test_the_defaults_stand_in_the_answer(services: Services) -> None:
             "reasoningParser": "Auto",
         },
         "batching": {"lengthGrouping": "Auto", "eager": False},
-        "kvCache": {"blockSize": 16},
+        "kvCache": {"blockSize": 16, "dtype": "Auto"},
         "queue": {"maxRequests": 1024, "timeout": "60s", "order": "FIFO"},
         "requestTimeout": "10m",
         "autoscaling": {

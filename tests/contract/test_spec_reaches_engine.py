@@ -15,7 +15,7 @@ from tests.api.builders import build_body, build_full_body
 
 import conveyor_engine
 from conveyor_api import names
-from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_WINDOWS
+from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_WINDOWS, KVCacheDtype
 from conveyor_api.crd import build_schema
 from conveyor_api.engine import TASKS_OF_ONE_STEP, ReasoningParser, Task, ToolParser
 from conveyor_api.env import FREE_ENGINE_SETTINGS
@@ -126,6 +126,7 @@ def test_what_is_asked_for_arrives(tmp_path: Path) -> None:
     assert config.sampling_defaults == "openai"
     assert config.class_shares == ((100, 50),)
     assert (config.max_model_len, config.num_kv_blocks, config.block_size) == (4096, 512, 32)
+    assert config.kv_cache_dtype == "fp8"
     assert (config.max_num_seqs, config.max_num_batched_tokens, config.max_num_queued_requests) == (16, 2048, 64)
     assert (config.request_timeout_seconds, config.drain_timeout_seconds) == (300, 60)
     assert config.objective_time_to_first_token_seconds == 0.5
@@ -139,6 +140,14 @@ def test_the_documented_objectives_arrive(tmp_path: Path) -> None:
     config = read_as_engine(build_body(**yaml.safe_load(block)["spec"]), tmp_path)
     assert (config.max_num_seqs, config.objective_inter_token_latency_seconds) == (64, 0.04)
     assert config.objective_time_to_first_token_seconds == 0.5
+
+
+def test_every_type_of_the_cache_arrives(tmp_path: Path) -> None:
+    arrived = [
+        read_as_engine(build_body(kvCache={"dtype": dtype}), tmp_path).kv_cache_dtype
+        for dtype in get_args(KVCacheDtype)
+    ]
+    assert arrived == list(get_args(engine_config.KVCacheDtype))
 
 
 def test_every_tool_parser_arrives(tmp_path: Path) -> None:

@@ -172,6 +172,30 @@ def test_half_precision_is_no_further_from_float32_than_transformers_own(
     assert 0 < sum(ours) <= 1.5 * sum(theirs), (ours, theirs)
 
 
+@pytest.mark.parametrize(("kv_cache_dtype", "least"), [("int8", 0.85), ("fp8", 0.6)])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+def test_an_8_bit_cache_chooses_most_of_the_tokens_of_generate(
+    reference: GetReference, kind: str, kv_cache_dtype: str, least: float
+) -> None:
+    """Each token after those before it as transformers chose them; plain torch over rounded numbers: 0.94, 0.8."""
+    if DEVICE == "cpu":
+        pytest.skip("8 bits are for the Triton kernels on CUDA")
+    if kv_cache_dtype == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a GPU with e4m3")
+    ref = reference(kind)
+    core = make_core(ref, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=512)
+    same = 0
+    for prompt, answer in zip(ref.prompts, ref.answers, strict=True):
+        for number, token in enumerate(answer):
+            add(core, "a", prompt + answer[:number], max_tokens=2, ignore_eos=True)
+            (outputs,) = run(core).values()
+            same += tokens_of(outputs)[0] == token
+    assert least <= same / sum(map(len, ref.answers)) <= 1
+    if kv_cache_dtype == "int8" and kind == "qwen3":
+        agreed = [ours[:5] == theirs[:5] for ours, theirs in zip(answers(core, ref.prompts), ref.answers, strict=True)]
+        assert sum(agreed) >= 5, "decodes go on as generate does"
+
+
 def first_logprobs(model: Any, prompt: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=torch.tensor([prompt], device=model.device)).logits[0, -1]

@@ -10,6 +10,7 @@ from conveyor_bench.gpu.device import Work
 from conveyor_bench.gpu.sizes import Sizes
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
+from conveyor_engine.execution.kernels.slot_cache import SlotCache, slot_bytes
 
 _BLOCK_SIZE = 16
 _REHEARSED_PROCESSORS = 16
@@ -23,15 +24,24 @@ class Attention:
     row are scattered for our kernel; torch reads the same memory as if they were not.
     """
 
-    def __init__(self, sizes: Sizes, group: int, num_rows: int, num_queries: int, context: int) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        group: int,
+        num_rows: int,
+        num_queries: int,
+        context: int,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        """kv_dtype: of the caches; default: the stage's."""
         self._device, dtype = torch.device(sizes.device), getattr(torch, sizes.dtype)
         self._num_rows, self._num_queries, self._context = num_rows, num_queries, context
         self._shape = LayerShape(sizes.kv_heads * group, sizes.kv_heads, sizes.head_dim, sizes.head_dim)
-        self.kv_bytes = 2 * num_rows * context * sizes.kv_heads * sizes.head_dim * dtype.itemsize
+        self.kv_bytes = 2 * num_rows * context * slot_bytes(sizes.kv_heads, sizes.head_dim, kv_dtype or dtype)
         self.flops = 4 * num_rows * sum(range(context - num_queries + 1, context + 1)) * self._shape.num_heads
         self.flops *= sizes.head_dim
         self._copies = min(_COPIES_MAX, max(1, -(-sizes.uncached_bytes // self.kv_bytes)))
-        self._backend = TritonPaged(None if self._device.type == "cuda" else _REHEARSED_PROCESSORS)
+        self._backend = TritonPaged(None if self._device.type == "cuda" else _REHEARSED_PROCESSORS, kv_dtype)
         self._allocate(dtype)
         self._metadata = self._describe()
         heads = (num_rows * num_queries, self._shape.num_heads, sizes.head_dim)
@@ -42,7 +52,7 @@ class Attention:
         self._backend.allocate([self._shape] * self._copies, num_blocks, _BLOCK_SIZE, dtype, self._device)
         for layer in range(self._copies):
             for cache in self._backend.caches(layer):
-                cache.normal_()
+                _fill(cache)
 
     def _blocks_per_row(self) -> int:
         return -(-self._context // _BLOCK_SIZE)
@@ -74,7 +84,7 @@ class Attention:
 
     def sdpa(self) -> list[Work]:
         """A call of torch's scaled_dot_product_attention for each copy, in the form that suits it best."""
-        return [self._sdpa(*self._backend.caches(layer)) for layer in range(self._copies)]
+        return [self._sdpa(*(c.numbers for c in self._backend.caches(layer))) for layer in range(self._copies)]
 
     def _sdpa(self, keys: torch.Tensor, values: torch.Tensor) -> Callable[[], torch.Tensor]:
         rows, heads, kv_heads, dim = self._num_rows, self._shape.num_heads, self._shape.num_kv_heads, keys.shape[2]
@@ -84,3 +94,12 @@ class Attention:
             return lambda: functional.scaled_dot_product_attention(q, k, v)
         q = self._query.view(rows, -1, heads, dim).transpose(1, 2)
         return lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def _fill(cache: SlotCache) -> None:
+    """Random numbers; of 8 bits any but NaN, with scales around 1."""
+    if cache.scales is None:
+        cache.numbers.normal_()
+        return
+    cache.numbers.view(torch.int8).random_(-100, 100)
+    cache.scales.uniform_(0.5, 2)

@@ -18,6 +18,7 @@ from conveyor_bench.gpu.results import Results
 from conveyor_bench.gpu.sizes import Sizes
 from conveyor_engine.execution.kernels import elementwise
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
+from conveyor_engine.execution.kernels.slot_cache import LARGEST, SlotCache
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Sampler
 from conveyor_engine.wire.request import SamplingParams
@@ -75,14 +76,26 @@ class KernelStage:
                 for context in self._sizes.decode_contexts:
                     yield partial(self._decode, group=group, rows=rows, context=context)
 
-    def _decode(self, ceilings: Ceilings, group: int, rows: int, context: int) -> None:
+        for group in self._sizes.groups:
+            for rows, context in self._sizes.decodes_of_8_bits:
+                for kv_dtype in LARGEST:
+                    yield partial(self._decode, group=group, rows=rows, context=context, kv_dtype=kv_dtype)
+
+    def _decode(
+        self, ceilings: Ceilings, group: int, rows: int, context: int, kv_dtype: torch.dtype | None = None
+    ) -> None:
+        """kv_dtype: of a cache in 8 bits, whose bytes are those with its scales; torch has no attention over it."""
+
         def measure() -> dict[str, object]:
-            attention = Attention(self._sizes, group, rows, 1, context)
+            attention = Attention(self._sizes, group, rows, 1, context, kv_dtype)
             ours = self._seconds(attention.ours())
             least = attention.kv_bytes / ceilings.bytes_per_second
-            return {"us": ours * 1e6, "of_bandwidth": least / ours, **self._sdpa(attention, ours)}
+            theirs = {} if kv_dtype else self._sdpa(attention, ours)
+            return {"us": ours * 1e6, "of_bandwidth": least / ours, **theirs}
 
-        self._tell("decode attention", {"group": group, "rows": rows, "context": context}, measure)
+        what: dict[str, object] = {"group": group, "rows": rows, "context": context}
+        kind = "" if kv_dtype is None else f" over {str(kv_dtype).removeprefix('torch.')}"
+        self._tell(f"decode attention{kind}", what, measure)
 
     def _prompts(self) -> Iterator[Callable[[Ceilings], None]]:
         for group in self._sizes.groups:
@@ -133,7 +146,7 @@ class KernelStage:
         qkv = self._random(tokens, (self._sizes.groups[-1] + 2) * kv_heads, dim)
         rotation = (self._random(1, tokens, dim), self._random(1, tokens, dim))
         norms = HeadNorms(self._random(dim), self._random(dim), 1e-6, 0.0)
-        caches = (self._random(tokens, kv_heads, dim), self._random(tokens, kv_heads, dim))
+        caches = (SlotCache(self._random(tokens, kv_heads, dim)), SlotCache(self._random(tokens, kv_heads, dim)))
         slots = torch.randperm(tokens, device=self._device)
         return lambda: prepare_heads(qkv, rotation, norms, caches, slots), 2 * qkv.nbytes + 2 * rotation[0].nbytes
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from conveyor_engine.config.engine_config import Device, Dtype
+from conveyor_engine.config.engine_config import Device, Dtype, KVCacheDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Sizes:
     uncached_bytes: int  # so much data, at least, that caches hold none of it for the next call
     decode_rows: tuple[int, ...]
     decode_contexts: tuple[int, ...]
+    decodes_of_8_bits: tuple[tuple[int, int], ...]  # rows and context, also over a cache in fp8 and in int8
     prompts: tuple[int, ...]  # tokens
     groups: tuple[int, ...]  # query heads of each KV head
     kv_heads: int
@@ -46,6 +47,7 @@ class Sizes:
     streams: Batch
     profiled: Batch  # of as many steps as tokens are generated
     peer_seconds: float  # that transformers may take; what it has made until then counts
+    kv_cache_dtypes: tuple[KVCacheDtype, ...] = ("auto",)  # of nano's engines
     enforce_eager: bool = False  # engines without CUDA graphs
 
 
@@ -59,6 +61,7 @@ ON_A_GPU = Sizes(
     uncached_bytes=512 * 2**20,
     decode_rows=(1, 64, 256),
     decode_contexts=(1024, 4096, 32768),
+    decodes_of_8_bits=((64, 1024), (64, 4096), (256, 1024), (256, 4096)),
     prompts=(2048, 8192),
     groups=(2, 8),
     kv_heads=8,
@@ -78,6 +81,7 @@ ON_A_GPU = Sizes(
     streams=Batch(256, 128, 256),
     profiled=Batch(256, 512, 20),
     peer_seconds=240,
+    kv_cache_dtypes=("auto", "fp8", "int8"),
 )
 
 REHEARSED = Sizes(
@@ -90,6 +94,7 @@ REHEARSED = Sizes(
     uncached_bytes=0,
     decode_rows=(2,),
     decode_contexts=(48,),
+    decodes_of_8_bits=((2, 48),),
     prompts=(20,),
     groups=(2,),
     kv_heads=2,

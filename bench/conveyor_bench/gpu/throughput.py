@@ -1,5 +1,7 @@
 """The stages `nano`, `one` and `burst8b`: this engine's tokens per second, and their share of what is possible."""
 
+import dataclasses
+import gc
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +22,9 @@ from conveyor_bench.gpu.workloads import (
     nano_requests,
     run_requests,
 )
-from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.engine_config import EngineConfig, KVCacheDtype
+from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution.attention.select import KV_DTYPES
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest
@@ -29,9 +33,14 @@ _RUNS = 2  # on one engine: what the first one alone pays for is to be seen
 
 
 def run_nano(results: Results, sizes: Sizes) -> None:
-    """nano-vllm's bench."""
+    """nano-vllm's bench, once for each type of the KV cache. A type that cannot be had is a row that says why."""
     requests = nano_requests(sizes, SHAPES[sizes.small]["vocab_size"])
-    _measure(results, sizes, sizes.small, [requests, requests])
+    for kv_cache_dtype in sizes.kv_cache_dtypes:
+        try:
+            _measure(results, sizes, sizes.small, [requests, requests], kv_cache_dtype)
+        except ConfigError as error:
+            results.row("runs", shape=sizes.small, kv_cache=kv_cache_dtype, error=str(error))
+        gc.collect()
 
 
 def run_one(results: Results, sizes: Sizes) -> None:
@@ -49,18 +58,28 @@ def _rounds(batch: Batch, shape: str) -> list[list[EngineRequest]]:
     return [batch_requests(batch, SHAPES[shape]["vocab_size"], f"{number}.") for number in range(_RUNS)]
 
 
-def _measure(results: Results, sizes: Sizes, shape: str, rounds: Sequence[list[EngineRequest]]) -> None:
+def _measure(
+    results: Results,
+    sizes: Sizes,
+    shape: str,
+    rounds: Sequence[list[EngineRequest]],
+    kv_cache_dtype: KVCacheDtype = "auto",
+) -> None:
     device, dtype = torch.device(sizes.device), getattr(torch, sizes.dtype)
     ceilings = measure_ceilings(device, dtype, sizes.copied_bytes, sizes.product_width)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as folder:
         config = build_config(write_config(Path(folder), shape), sizes, [lengths_of(requests) for requests in rounds])
+        config = dataclasses.replace(config, kv_cache_dtype=kv_cache_dtype)
         core, seconds, said = timed_core(config)
-    results.row("start", shape=shape, seconds=seconds, backend=core.facts.attention_backend, said="; ".join(said))
+    what = {"shape": shape} if kv_cache_dtype == "auto" else {"shape": shape, "kv_cache": kv_cache_dtype}
+    results.row("start", **what, seconds=seconds, backend=core.facts.attention_backend, said="; ".join(said))
     for number, requests in enumerate(rounds):
         run = run_requests(core, requests)
-        results.row("runs", shape=shape, run=number + 1, **_figures(core, run, lengths_of(requests), ceilings))
+        results.row(
+            "runs", **what, run=number + 1, **_figures(core, run, lengths_of(requests), ceilings, kv_cache_dtype)
+        )
 
 
 def build_config(model: Path, sizes: Sizes, rounds: Sequence[Lengths]) -> EngineConfig:
@@ -77,9 +96,11 @@ def build_config(model: Path, sizes: Sizes, rounds: Sequence[Lengths]) -> Engine
     )
 
 
-def _figures(core: EngineCore, run: Run, lengths: Lengths, ceilings: Ceilings) -> dict[str, object]:
+def _figures(
+    core: EngineCore, run: Run, lengths: Lengths, ceilings: Ceilings, kv_cache_dtype: KVCacheDtype
+) -> dict[str, object]:
     assert isinstance(core.executor, GenerateRunner)
-    prompts, decodes = least_seconds(core.executor.model, lengths, ceilings)
+    prompts, decodes = least_seconds(core.executor.model, lengths, ceilings, KV_DTYPES[kv_cache_dtype])
     decoding = run.seconds - run.last_first_token
     return {
         "requests": len(lengths),

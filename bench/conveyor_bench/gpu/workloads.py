@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from random import Random
 
 import numpy as np
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from conveyor_bench.gpu.device import Ceilings
 from conveyor_bench.gpu.sizes import Batch, Sizes
+from conveyor_engine.execution.kernels.slot_cache import slot_bytes
 from conveyor_engine.execution.models.packed_linear import PackedLinear
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest, FinishReason, SamplingParams
@@ -80,17 +82,21 @@ def run_requests(core: EngineCore, requests: Sequence[EngineRequest]) -> Run:
     return Run(seconds, num_tokens, num_steps, min(firsts.values()), max(firsts.values()))
 
 
-def least_seconds(model: PreTrainedModel, lengths: Lengths, ceilings: Ceilings) -> tuple[float, float]:
+def least_seconds(
+    model: PreTrainedModel, lengths: Lengths, ceilings: Ceilings, kv_dtype: torch.dtype | None = None
+) -> tuple[float, float]:
     """(prompts, decodes): what matrix products, and reading weights and KV cache, take at the measured ceilings.
 
     All requests are there from the start and no step is limited. A step of decodes reads each weight once and the keys
     and values of each row, or multiplies for as long, whichever takes longer. Nothing else counts.
+    kv_dtype: of the KV cache; default: the model's.
     """
     config = model.config.get_text_config()
     itemsize = model.dtype.itemsize
     weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear | PackedLinear))
     head = model.get_output_embeddings().weight.numel()
-    kv_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
+    of_a_layer = slot_bytes(config.num_key_value_heads, config.head_dim, kv_dtype or model.dtype)
+    kv_bytes = 2 * config.num_hidden_layers * of_a_layer
     prompts, answers = (np.array(column) for column in zip(*lengths, strict=True))
     products = 2 * (weights - head) * prompts.sum() + 2 * head * len(prompts)
     attention = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * (prompts**2).sum()

@@ -37,6 +37,7 @@ ToolParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "llama3_json", "llama4_pythonic", "mistral", "deepseek_v3", "deepseek_v31"
 ]
 ReasoningParser = Literal["auto", "none", "think", "mistral", "seed_oss"]
+KVCacheDtype = Literal["auto", "fp8", "int8"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 DEFAULT_MEMORY_FRACTION = 0.85
@@ -192,6 +193,12 @@ class EngineConfig:
         f"share of the memory that weights and the largest step leave to the KV cache; default: "
         f"{DEFAULT_MEMORY_FRACTION}, on a CPU at most 4 GiB and what max_num_seqs requests fill",
         optional(number(0.01, 1)),
+    )
+    kv_cache_dtype: KVCacheDtype = setting(
+        "auto",
+        "type of the KV cache, on CUDA; auto = that of dtype; int8 and fp8 (e4m3, for compute capability 8.9 or newer) "
+        "hold almost twice the tokens in the same memory: rounded, with a scale for each token and head",
+        literal(KVCacheDtype),
     )
     block_size: int = setting(16, "tokens of one KV block", whole_number(1, 256))
     workload_input_tokens: Lengths | None = setting(

@@ -8,7 +8,7 @@ import re
 from typing import Final, get_args
 
 from conveyor_api import names
-from conveyor_api.batching import BatchingMode
+from conveyor_api.batching import BatchingMode, KVCacheDtype
 from conveyor_api.engine import Device, Dtype, Task
 from conveyor_api.env import FREE_ENGINE_SETTINGS
 from conveyor_api.model import ImageModel, ModelSource
@@ -16,7 +16,7 @@ from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS
 
 _SETTING = re.compile(r"`([a-z_]{1,40})(?:: ([a-z0-9]{1,40}))?`")
 _VALUES: Final = {
-    value.lower(): value for choice in (Device, Dtype, BatchingMode, Task) for value in get_args(choice)
+    value.lower(): value for choice in (Device, Dtype, KVCacheDtype, BatchingMode, Task) for value in get_args(choice)
 }  # `manifests.config` writes them so
 _VARIABLES: Final = {name.lower(): f"{names.ENGINE_ENV_PREFIX}{name} in pod.env" for name in FREE_ENGINE_SETTINGS}
 

@@ -110,7 +110,7 @@ def test_the_least_time_reads_each_weight_in_each_step_of_decodes() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.layer, self.head = nn.Linear(2, 3), nn.Linear(2, 5)
-            self.dtype = dataclasses.make_dataclass("Dtype", [("itemsize", int)])(2)
+            self.dtype = dataclasses.make_dataclass("Dtype", [("itemsize", int)], frozen=True)(2)
             self.config = self
 
         num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim = 1, 1, 1, 4

@@ -46,7 +46,7 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         "max_num_queued_requests": 7, "objective_time_to_first_token_seconds": None,
         "objective_inter_token_latency_seconds": None, "objective_latency_seconds": None,
         "class_shares": ((5, 50), (9, 20)),
-        "num_kv_blocks": 11, "kv_memory_fraction": None, "block_size": 32,
+        "num_kv_blocks": 11, "kv_memory_fraction": None, "kv_cache_dtype": "int8", "block_size": 32,
         "workload_input_tokens": Lengths(20, 30), "workload_output_tokens": Lengths(1, 2),
         "prefix_caching": False, "attention_backend": "torch", "enforce_eager": True,
         "request_timeout_seconds": 5.0, "drain_timeout_seconds": 6.0, "host": "::1", "port": 81, "padding": "real",

@@ -88,6 +88,7 @@ def test_what_the_spec_leaves_open_is_left_to_the_engine() -> None:
     assert "max_model_len" not in told
     assert "num_kv_blocks" not in told
     assert "kv_memory_fraction" not in told
+    assert "kv_cache_dtype" not in told
 
 
 def test_the_pods_name_the_configuration_that_they_run() -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from conveyor_engine.execution.kernels.slot_cache import SlotCache, slot_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -105,27 +107,31 @@ class AttentionBackend(Protocol):
 class SlotCaches:
     """KV caches with one row per token slot: the part that two backends have in common.
 
-    A layer's caches are (num_blocks * block_size, Hkv, D) for keys and (..., Dv) for values: a token's head is one
-    contiguous row, and the block size is free.
+    A token's head is one contiguous row, and the block size is free.
     """
 
-    def __init__(self) -> None:
-        self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+    def __init__(self, kv_dtype: torch.dtype | None = None) -> None:
+        """kv_dtype: of the caches; default: the model's."""
+        self._kv_dtype = kv_dtype
+        self._caches: list[tuple[SlotCache, SlotCache]] = []
         self._block_size = 0
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-        per_token = sum(layer.num_kv_heads * (layer.head_dim + layer.value_dim) for layer in layers)
-        return per_token * block_size * dtype.itemsize
+        dtype = self._kv_dtype or dtype
+        return block_size * sum(
+            slot_bytes(layer.num_kv_heads, dim, dtype) for layer in layers for dim in (layer.head_dim, layer.value_dim)
+        )
 
     def allocate(
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._block_size = block_size
+        slots, dtype = num_blocks * block_size, self._kv_dtype or dtype
         for layer in layers:
-            shape = (num_blocks * block_size, layer.num_kv_heads)
-            keys = torch.zeros((*shape, layer.head_dim), dtype=dtype, device=device)
-            self._caches.append((keys, torch.zeros((*shape, layer.value_dim), dtype=dtype, device=device)))
+            keys = SlotCache.allocate(slots, layer.num_kv_heads, layer.head_dim, dtype, device)
+            values = SlotCache.allocate(slots, layer.num_kv_heads, layer.value_dim, dtype, device)
+            self._caches.append((keys, values))
 
-    def caches(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def caches(self, layer: int) -> tuple[SlotCache, SlotCache]:
         """Keys and values of one layer, for who writes them without `write_kv`."""
         return self._caches[layer]

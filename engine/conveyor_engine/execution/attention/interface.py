@@ -23,6 +23,7 @@ from conveyor_engine.execution.attention.backend import (
     LayerShape,
     SlotCaches,
 )
+from conveyor_engine.execution.kernels.slot_cache import SlotCache
 
 IMPLEMENTATION = "conveyor_paged"
 _TRANSFORMERS_OWN = ("sdpa", "eager")  # ours is sdpa too, so half precision rounds alike
@@ -87,7 +88,7 @@ def residual_of(paged: Paged, spec: AttentionSpec, hidden_states: torch.Tensor) 
     return hidden_states if last is None or spec.layer != last.layer else hidden_states[:, last.tokens]
 
 
-Caches = tuple[torch.Tensor, torch.Tensor]  # keys (slots, Hkv, D), values (slots, Hkv, Dv)
+Caches = tuple[SlotCache, SlotCache]  # of keys, of values
 
 
 def attend_stored(
@@ -107,7 +108,7 @@ def attend_stored(
     tokens = like.shape[0]
     keys = like.new_empty((tokens, shape.num_kv_heads, shape.head_dim))
     values = like.new_empty((tokens, shape.num_kv_heads, shape.value_dim))
-    query = store((keys, values), torch.arange(tokens, device=like.device))
+    query = store((SlotCache(keys), SlotCache(values)), torch.arange(tokens, device=like.device))
     return paged.attend(spec, query, keys, values)
 
 

@@ -19,7 +19,7 @@ from conveyor_engine.config.engine_config import AttentionBackendName
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.backend import AttentionSpec
-from conveyor_engine.execution.attention.interface import Caches, Paged
+from conveyor_engine.execution.attention.interface import Paged
 from conveyor_engine.execution.attention.torch_paged import attend_one
 
 
@@ -61,7 +61,8 @@ class PackedNative:
         self._lengths = torch.from_numpy(lengths.astype(np.int32))
         tables = first[:, None] + np.arange((ends - first).max())
         self._tables = torch.from_numpy(tables.astype(np.int32))
-        self._caches: dict[tuple[int, int, int], Caches] = {}  # by the layer's shape; the next layer writes over them
+        # By the layer's shape; the next layer writes over them.
+        self._caches: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         _check(spec)

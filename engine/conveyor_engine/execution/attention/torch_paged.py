@@ -20,10 +20,10 @@ class TorchPaged(SlotCaches):
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         slots = metadata.slot_mapping[: metadata.num_tokens]
         for source, cache in zip((key, value), self._caches[layer], strict=True):
-            cache.index_copy_(0, slots, source[: metadata.num_tokens])
+            cache.numbers.index_copy_(0, slots, source[: metadata.num_tokens])
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
-        keys, values = self._caches[spec.layer]
+        keys, values = (cache.numbers for cache in self._caches[spec.layer])
         out = query.new_zeros((query.shape[0], query.shape[1], values.shape[2]))
         starts = metadata.query_start_loc_host.tolist()
         seq_lens = metadata.seq_lens_host.tolist()

@@ -16,9 +16,9 @@ class TritonPaged(SlotCaches):
     name = "triton"
     is_capturable = True
 
-    def __init__(self, num_processors: int | None = None) -> None:
-        """num_processors: multiprocessors to keep busy; default: the device's."""
-        super().__init__()
+    def __init__(self, num_processors: int | None = None, kv_dtype: torch.dtype | None = None) -> None:
+        """num_processors: multiprocessors to keep busy; default: the device's. kv_dtype: as in `SlotCaches`."""
+        super().__init__(kv_dtype)
         self._num_processors = num_processors
 
     def allocate(
@@ -35,7 +35,7 @@ class TritonPaged(SlotCaches):
     def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         caches = self._caches[spec.layer]
         num_tokens, num_heads, _ = query.shape
-        out = query.new_empty((num_tokens, num_heads, caches[1].shape[2]))
+        out = query.new_empty((num_tokens, num_heads, caches[1].numbers.shape[2]))
         if metadata.num_tokens < num_tokens:
             out[metadata.num_tokens :] = 0
         # Decodes in small tiles, prompts in large ones: two launches of the same kernel.
@@ -63,7 +63,7 @@ class TritonPaged(SlotCaches):
     def _plan(self, spec: AttentionSpec, num_heads: int, metadata: AttentionMetadata) -> DecodePlan:
         """The step's, the same for all layers of one shape."""
         assert self._num_processors is not None
-        _, num_kv_heads, value_dim = self._caches[spec.layer][1].shape
+        _, num_kv_heads, value_dim = self._caches[spec.layer][1].numbers.shape
         shape = (num_heads, num_kv_heads, value_dim, spec.sliding_window)
         plan = metadata.kept.get(shape)
         if plan is None:

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 
 from conveyor_engine.execution.kernels.part import early_launch
+from conveyor_engine.execution.kernels.quantise import quantise
+from conveyor_engine.execution.kernels.slot_cache import SlotCache
 
 _HEADS_PER_PROGRAM = 4
 
@@ -29,10 +31,10 @@ class HeadNorms:
 
 @triton.jit
 def _prepare_heads(
-    qkv, query, keys, values, slots, cos, sin, query_weight, key_weight,
-    eps, offset,
+    qkv, query, keys, values, key_scales, value_scales, slots, cos, sin, query_weight, key_weight,
+    eps, offset, scales_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    ROTARY: tl.constexpr, HAS_NORMS: tl.constexpr, BLOCK: tl.constexpr,
+    ROTARY: tl.constexpr, HAS_NORMS: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr,
     BEGINS_EARLY: tl.constexpr,
 ):  # fmt: skip
     if BEGINS_EARLY:
@@ -60,14 +62,24 @@ def _prepare_heads(
     c = tl.load(cos + token * ROTARY + dims, mask=turned, other=1.0).to(tl.float32)
     s = tl.load(sin + token * ROTARY + dims, mask=turned, other=0.0).to(tl.float32)
     s = tl.where(dims < ROTARY // 2, -s, s)
-    x = tl.where(is_value, plain, x * c[None, :] + y * s[None, :]).to(query.dtype.element_ty)
+    exact = tl.where(is_value, plain, x * c[None, :] + y * s[None, :])
+    x = exact.to(query.dtype.element_ty)
 
     tl.store(query + token * (NUM_HEADS * DIM) + heads[:, None] * DIM + dims[None, :], x, mask=real & is_query)
+    numbers = x
+    if LARGEST > 0:  # 8 bits
+        numbers, scales = quantise(exact, keys.dtype.element_ty, LARGEST)
     if slot >= 0:  # else padding
         cached = slot * (NUM_KV_HEADS * DIM) + dims[None, :]
         key_heads, value_heads = heads - NUM_HEADS, heads - NUM_HEADS - NUM_KV_HEADS
-        tl.store(keys + cached + key_heads[:, None] * DIM, x, mask=real & is_key)
-        tl.store(values + cached + value_heads[:, None] * DIM, x, mask=real & is_value)
+        if LARGEST > 0:
+            of_key, of_value = key_scales + slot, value_scales + slot
+            is_its_key = (key_heads >= 0) & (key_heads < NUM_KV_HEADS)
+            is_its_value = (value_heads >= 0) & (value_heads < NUM_KV_HEADS)
+            tl.store(of_key + key_heads.to(tl.int64) * scales_stride, scales, mask=is_its_key)
+            tl.store(of_value + value_heads.to(tl.int64) * scales_stride, scales, mask=is_its_value)
+        tl.store(keys + cached + key_heads[:, None] * DIM, numbers, mask=real & is_key)
+        tl.store(values + cached + value_heads[:, None] * DIM, numbers, mask=real & is_value)
 
 
 @triton.jit
@@ -82,16 +94,16 @@ def prepare_heads(
     qkv: torch.Tensor,
     rotation: tuple[torch.Tensor, torch.Tensor],
     norms: HeadNorms | None,
-    caches: tuple[torch.Tensor, torch.Tensor],
+    caches: tuple[SlotCache, SlotCache],
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """qkv (T, H + 2 Hkv, D) -> queries (T, H, D); keys and values go to `slots` (T,) of caches (slots, Hkv, D).
+    """qkv (T, H + 2 Hkv, D) -> queries (T, H, D); keys and values go to `slots` (T,) of the caches.
 
     Norms of heads as RMSNorm, rotation by cos, sin (1, T, R), R <= D, halves of R paired, as transformers'
-    apply_rotary_pos_emb; all of it rounded once. A negative slot is not written.
+    apply_rotary_pos_emb; all of it rounded once, to the cache's type too. A negative slot is not written.
     """
     tokens, heads, dim = qkv.shape
-    keys, values = caches
+    keys, values = (cache.numbers for cache in caches)
     cos, sin = rotation
     num_kv_heads = keys.shape[1]
     num_heads = heads - 2 * num_kv_heads
@@ -101,9 +113,11 @@ def prepare_heads(
     assert all(x.is_contiguous() for x in (qkv, keys, values, cos, sin))
     query = qkv.new_empty((tokens, num_heads, dim))
     _prepare_heads[(tokens, triton.cdiv(heads, _HEADS_PER_PROGRAM))](
-        qkv, query, keys, values, slots, cos, sin,
+        qkv, query, keys, values, *(cache.scales for cache in caches), slots, cos, sin,
         norms and norms.query, norms and norms.key, norms.eps if norms else 0.0, norms.offset if norms else 0.0,
+        caches[0].scales_stride,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim),
-        ROTARY=cos.shape[2], HAS_NORMS=norms is not None, BLOCK=_HEADS_PER_PROGRAM, **early_launch(),
+        ROTARY=cos.shape[2], HAS_NORMS=norms is not None, LARGEST=caches[0].largest, BLOCK=_HEADS_PER_PROGRAM,
+        **early_launch(),
     )  # fmt: skip
     return query

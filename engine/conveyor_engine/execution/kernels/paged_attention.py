@@ -9,6 +9,9 @@ joins what all of them found, always in the same order, so that it needs no seco
 
 While a tile of keys and values is multiplied, the next ones are on their way: Triton pipelines their loads, since their
 addresses hang on no load of the same iteration. Where they are is looked up one iteration ahead.
+
+8-bit keys and values (`slot_cache`) are multiplied as the query's type: their scales go to the scores, and to the
+probabilities before the second product.
 """
 
 # Triton compiles the kernels from their source: annotations mean other things to it.
@@ -23,6 +26,7 @@ import triton.language as tl
 
 from conveyor_engine.execution.kernels.decode_plan import DecodePlan
 from conveyor_engine.execution.kernels.part import early_launch, has_warp_groups
+from conveyor_engine.execution.kernels.slot_cache import SlotCache
 
 _LOG2_E = tl.constexpr(math.log2(math.e))
 _MIN_ROWS = 16  # the smallest M of the tensor cores' products; the interpreter would take less
@@ -90,12 +94,12 @@ def _find_sequence(query_start, tile, num_seqs, first_token, BLOCK_Q: tl.constex
 )
 def _attend(
     out, work, arrived, partial_out, partial_highest, partial_sum,
-    query, key_cache, value_cache, query_start, seq_lens, block_tables,
+    query, key_cache, value_cache, key_scales, value_scales, query_start, seq_lens, block_tables,
     scale, softcap,
-    query_token_stride, query_head_stride, table_stride, num_seqs,
+    query_token_stride, query_head_stride, table_stride, scales_stride, num_seqs,
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    LARGEST: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, DECODE: tl.constexpr,
     BEGINS_EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -155,25 +159,30 @@ def _attend(
     total = tl.full([BLOCK_M], 0.0, tl.float32)
     acc = tl.full([BLOCK_M, VALUE_PADDED], 0.0, tl.float32)
     table = block_tables + seq.to(tl.int64) * table_stride
+    if LARGEST > 0:  # 8 bits; `scale` has 1 / LARGEST in it
+        key_scales += kv_head.to(tl.int64) * scales_stride
+        value_scales += kv_head.to(tl.int64) * scales_stride
     if not DECODE:
         if WINDOW > 0:
             acc, total, highest = _see_keys(
-                acc, total, highest, q, key_cache, value_cache, table, kv_head, positions, begin, seen_by_all, scale,
-                softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, BLOCK_SIZE, WINDOW, HAS_SOFTCAP,
-                BLOCK_N, MASKED=True,
+                acc, total, highest, q, key_cache, value_cache, key_scales, value_scales, table, kv_head, positions,
+                begin, seen_by_all, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED,
+                LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=True,
             )  # fmt: skip
         acc, total, highest = _see_keys(
-            acc, total, highest, q, key_cache, value_cache, table, kv_head, positions, seen_by_all, unseen_by_some,
-            scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, BLOCK_SIZE, WINDOW, HAS_SOFTCAP,
-            BLOCK_N, MASKED=False,
+            acc, total, highest, q, key_cache, value_cache, key_scales, value_scales, table, kv_head, positions,
+            seen_by_all, unseen_by_some, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED,
+            LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=False,
         )  # fmt: skip
         begin = unseen_by_some
     acc, total, highest = _see_keys(
-        acc, total, highest, q, key_cache, value_cache, table, kv_head, positions, begin, end, scale,
-        softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, BLOCK_SIZE, WINDOW, HAS_SOFTCAP,
-        BLOCK_N, MASKED=True,
+        acc, total, highest, q, key_cache, value_cache, key_scales, value_scales, table, kv_head, positions,
+        begin, end, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED,
+        LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=True,
     )  # fmt: skip
 
+    if LARGEST > 0:
+        acc *= 1.0 / LARGEST
     real_out = real_row[:, None] & (value_dims[None, :] < VALUE_DIM)
     if DECODE:
         if num_shares > 1:
@@ -198,9 +207,9 @@ def _attend(
 
 @triton.jit
 def _see_keys(
-    acc, total, highest, q, key_cache, value_cache, table, kv_head, positions, begin, end, scale, softcap,
-    NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    acc, total, highest, q, key_cache, value_cache, key_scales, value_scales, table, kv_head, positions,
+    begin, end, scale, softcap, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, LARGEST: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The tile's (acc, total, highest) after the keys begin .. end. MASKED: else every row sees all of these."""
@@ -210,7 +219,8 @@ def _see_keys(
     block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
     for first_key in range(begin, end, BLOCK_N):
         keys = first_key + tl.arange(0, BLOCK_N)
-        row = (block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+        slots = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+        row = slots * NUM_KV_HEADS + kv_head
         next_keys = keys + BLOCK_N
         block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
         real_key = keys < end
@@ -218,7 +228,9 @@ def _see_keys(
             key_cache + row[None, :] * DIM + dims[:, None],
             real_key[None, :] & (dims[:, None] < DIM), MASKED or DIM < DIM_PADDED,
         )  # fmt: skip
-        scores = tl.dot(q, k, input_precision="ieee")
+        scores = tl.dot(q, _widen(k, q.dtype, LARGEST), input_precision="ieee")
+        if LARGEST > 0:
+            scores *= _load_tile(key_scales + slots, real_key, MASKED)[None, :]
         if HAS_SOFTCAP:  # tanh(x) = 2 sigmoid(2x) - 1
             scores = (2.0 * tl.sigmoid(2.0 * (scores * scale) / softcap) - 1.0) * softcap * _LOG2_E
         else:
@@ -239,7 +251,9 @@ def _see_keys(
             value_cache + row[:, None] * VALUE_DIM + value_dims[None, :],
             real_key[:, None] & (value_dims[None, :] < VALUE_DIM), MASKED or VALUE_DIM < VALUE_PADDED,
         )  # fmt: skip
-        acc = acc * factor[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        if LARGEST > 0:
+            p *= _load_tile(value_scales + slots, real_key, MASKED)[None, :]
+        acc = acc * factor[:, None] + tl.dot(p.to(q.dtype), _widen(v, q.dtype, LARGEST), input_precision="ieee")
         highest = new_highest
     return acc, total, highest
 
@@ -247,6 +261,12 @@ def _see_keys(
 @triton.jit
 def _load_tile(pointers, real, MASKED: tl.constexpr):
     return tl.load(pointers, mask=real, other=0.0) if MASKED else tl.load(pointers)
+
+
+@triton.jit
+def _widen(x, TYPE: tl.constexpr, LARGEST: tl.constexpr):
+    """8 bits as TYPE. e4m3 to bfloat16 by way of float32: float16 to bfloat16, the other way, has few units."""
+    return x.to(tl.float32).to(TYPE) if LARGEST > 0 else x
 
 
 @triton.jit
@@ -283,7 +303,7 @@ def _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS: 
 
 def paged_attention(
     query: torch.Tensor,
-    caches: tuple[torch.Tensor, torch.Tensor],
+    caches: tuple[SlotCache, SlotCache],
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
@@ -298,11 +318,12 @@ def paged_attention(
 ) -> None:
     """Attention of the tokens query_start[0] .. query_start[-1] of query (T, H, D), into out (T, H, Dv).
 
-    caches: K (blocks * block_size, Hkv, D), V (..., Dv); query_start (B + 1,), seq_lens (B,), block_tables (B, W)
+    caches: of keys and values, blocks * block_size slots; query_start (B + 1,), seq_lens (B,), block_tables (B, W)
     int32; num_queries = query_start[-1] - query_start[0], known on the host. plan: of decodes, which have one query
     token each and are the first of the batch; None for prompts.
     """
-    keys, values = caches
+    keys, values = (cache.numbers for cache in caches)
+    largest = caches[0].largest
     num_heads, dim = query.shape[1:]
     num_kv_heads, value_dim = values.shape[1:]
     group = num_heads // num_kv_heads
@@ -318,12 +339,12 @@ def paged_attention(
     _attend[(num_kv_heads * num_tiles,)](
         out, plan and plan.work, plan and plan.arrived,
         plan and plan.partial_out, plan and plan.partial_highest, plan and plan.partial_sum,
-        query, keys, values, query_start, seq_lens, block_tables,
-        scaling, 0.0 if softcap is None else softcap,
-        query.stride(0), query.stride(1), block_tables.stride(0), num_seqs,
+        query, keys, values, *(cache.scales for cache in caches), query_start, seq_lens, block_tables,
+        scaling / (largest or 1.0), 0.0 if softcap is None else softcap,
+        query.stride(0), query.stride(1), block_tables.stride(0), caches[0].scales_stride, num_seqs,
         GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
-        BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
+        LARGEST=largest, BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
         BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys,
         DECODE=decode, **early_launch(),
         num_warps=tile.num_warps, num_stages=tile.num_stages,

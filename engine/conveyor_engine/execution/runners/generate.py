@@ -55,11 +55,13 @@ class GenerateRunner:
         start = Start(config, placement, progress, load=load)
         self.device = start.device
         max_model_len = choose_max_model_len(config, find_context(start.model_config))
+        self.backend = select_backend(
+            config.attention_backend, self.device, start.dtype, config.block_size, config.kv_cache_dtype
+        )
         self.model = start.load()
         layers = probe_layers(self.model, self.device)
         start.fuse(self.model, len(layers))
         join_layers(self.model)
-        self.backend = select_backend(config.attention_backend, self.device, start.dtype, config.block_size)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
         if not self.backend.is_capturable:

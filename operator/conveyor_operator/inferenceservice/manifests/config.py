@@ -44,6 +44,7 @@ RESOURCE_FIELDS: Final = {
     "num_kv_blocks": "kvCache.blockBudget",
     "kv_memory_fraction": "kvCache.memoryPercent",
     "block_size": "kvCache.blockSize",
+    "kv_cache_dtype": "kvCache.dtype",
     "workload_input_tokens": "workload.inputTokens",
     "workload_output_tokens": "workload.outputTokens",
     "request_timeout_seconds": "requestTimeout",
@@ -114,6 +115,7 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "num_kv_blocks": cache.block_budget,
         "kv_memory_fraction": cache.memory_fraction,
         "block_size": cache.block_size,
+        "kv_cache_dtype": cache.dtype.lower() if cache.dtype != "Auto" else None,  # else the engine's own
         **_build_workload(spec.workload),
         "request_timeout_seconds": spec.request_timeout_seconds,
         "drain_timeout_seconds": spec.drain.timeout_seconds,

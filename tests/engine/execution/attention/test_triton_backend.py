@@ -27,6 +27,7 @@ from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store, one_row, sample, uniform
 from conveyor_engine.execution.kernels import paged_attention as kernels
 from conveyor_engine.execution.kernels.kv_store import store
+from conveyor_engine.execution.kernels.slot_cache import SlotCache
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners import generate
 from conveyor_engine.execution.runners.generate import GenerateRunner
@@ -189,10 +190,10 @@ def test_a_tile_is_never_shorter_than_the_hardware_takes_nor_than_a_group() -> N
 
 
 def test_a_negative_slot_is_not_written() -> None:
-    cache = torch.zeros(4, 2, 3, device=DEVICE)
+    cache = SlotCache.allocate(4, 2, 3, torch.float32, DEVICE)
     source = torch.ones(3, 2, 3, device=DEVICE)
     store(source, cache, torch.tensor([2, -1, 0], device=DEVICE))
-    assert cache[:, 0, 0].tolist() == [1, 0, 1, 0]
+    assert cache.numbers[:, 0, 0].tolist() == [1, 0, 1, 0]
 
 
 def test_asking_for_it_on_a_cpu_says_why_not() -> None:

@@ -34,6 +34,8 @@ from triton.runtime.jit import JITFunction
 
 from conveyor_engine.execution.kernels import part
 
+EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # of the KV cache; e4m3 from 8.9 on
+
 
 class AbsentGpu:
     """As much of a Triton driver as its launcher asks before a kernel begins."""
@@ -82,7 +84,13 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
                 with FakeTensorMode(), torch.inference_mode():
                     prepare(shape, STEPS[step])()
                     prepare_attention(shape, STEPS[step])()
+                    for kv_name, kv_dtype in EIGHT_BITS.items():
+                        if kv_dtype == torch.int8 or capability >= 89:
+                            place = (layer, f"{step}, {kv_name}", capability)
+                            prepare(shape, STEPS[step], kv_dtype=kv_dtype)()
+                            prepare_attention(shape, STEPS[step], kv_dtype=kv_dtype)()
                     if capability == SMALL_CAPABILITIES[0]:
+                        place = (layer, f"{step}, float32", capability)
                         prepare_attention(shape, STEPS[step], torch.float32)()
         place = ("sampler", "draws", capability)
         with FakeTensorMode(), torch.inference_mode():

@@ -23,9 +23,9 @@ class Compiled:
 
     def __str__(self) -> str:
         return (
-            f"sm_{self.capability:<4} {self.name:<20} {self.layer:<13} {self.step:<20} {self.num_warps:>5} "
+            f"sm_{self.capability:<4} {self.name:<20} {self.layer:<13} {self.step:<26} {self.num_warps:>5} "
             f"{self.num_stages:>6} {self.registers:>9} {self.stack_bytes:>5} {self.shared_bytes:>6}"
         )
 
 
-HEADER = f"{'part':<7} {'kernel':<20} {'layer':<13} {'step':<20} warps stages registers stack shared"
+HEADER = f"{'part':<7} {'kernel':<20} {'layer':<13} {'step':<26} warps stages registers stack shared"

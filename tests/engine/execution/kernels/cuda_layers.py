@@ -93,9 +93,11 @@ def _gelu_mul(x: torch.Tensor) -> torch.Tensor:
     return functional.gelu(gate, approximate="tanh") * up
 
 
-def make_paged(shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) -> PagedStep:
+def make_paged(
+    shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None
+) -> PagedStep:
     """The step's batch on a cache of one layer."""
-    backend = TritonPaged(MULTIPROCESSORS)
+    backend = TritonPaged(MULTIPROCESSORS, kv_dtype)
     backend.allocate([shape.heads], NUM_BLOCKS, BLOCK_SIZE, dtype, CUDA)
     queries, totals = (np.array(column, dtype=np.int32) for column in zip(*step.rows, strict=True))
     starts = np.concatenate([[0], queries.cumsum()]).astype(np.int32)
@@ -114,9 +116,11 @@ def make_paged(shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) ->
     return PagedStep(backend, metadata)
 
 
-def prepare_attention(shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
+def prepare_attention(
+    shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None
+) -> Callable[[], object]:
     """What a layer that is not ours calls."""
-    paged, heads = make_paged(shape, step, dtype), shape.heads
+    paged, heads = make_paged(shape, step, dtype, kv_dtype), shape.heads
     qkv = torch.empty(
         (paged.metadata.num_tokens, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), dtype=dtype, device=CUDA
     )
@@ -124,9 +128,11 @@ def prepare_attention(shape: Shape, step: Step, dtype: torch.dtype = torch.bfloa
     return partial(paged.attend, AttentionSpec(0, 1.0, shape.window, shape.softcap), query, key, value)
 
 
-def prepare(shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
+def prepare(
+    shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None
+) -> Callable[[], object]:
     """The call of a layer, with all that a step has ready for it."""
-    layer, paged = make_layer(shape, dtype), make_paged(shape, step, dtype)
+    layer, paged = make_layer(shape, dtype), make_paged(shape, step, dtype, kv_dtype)
     tokens = paged.metadata.num_tokens
     rotation = torch.empty((2, 1, tokens, shape.heads.head_dim), dtype=dtype, device=CUDA).unbind()
     hidden_states = torch.empty((1, tokens, shape.hidden), dtype=dtype, device=CUDA)

@@ -52,6 +52,15 @@ def test_no_kernel_spills_registers(compiled: list[Compiled]) -> None:
     assert [str(kernel) for kernel in compiled if kernel.stack_bytes > SPILLED_BYTES_MOST] == []
 
 
+def test_attention_over_8_bits_converts_at_full_rate(compiled: list[Compiled]) -> None:
+    """Of e4m3, by way of float32: a unit with a fraction of the rate (F2F) converts float16 to bfloat16."""
+    loops = [product_loop(k.ptx) for k in compiled if k.name == "_attend" and "fp8" in k.step]
+    assert len(loops) >= 2
+    for loop in loops:
+        assert any("e4m3x2" in line for line in loop)
+        assert not [line for line in loop if re.search(r"cvt\S*\.bf16\.f16", line)]
+
+
 def above_shared_memory(compiled: list[Compiled]) -> list[str]:
     return [str(k) for k in compiled if k.shared_bytes > SHARED_KIB[k.capability] * 1024]
 

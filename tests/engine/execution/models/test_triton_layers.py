@@ -18,6 +18,7 @@ from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import elementwise
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
 from conveyor_engine.execution.kernels.one_row import Norm, multiply_row
+from conveyor_engine.execution.kernels.slot_cache import SlotCache
 from conveyor_engine.execution.models.elementwise import TorchElementwise, TritonElementwise, choose_elementwise
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.triton_layers import TritonAttention, TritonDecoderLayer, _add_product
@@ -77,7 +78,10 @@ def test_heads_are_normed_rotated_and_written(
     qkv = random(3, num_heads + 2 * num_kv_heads, dim, dtype=dtype)
     cos, sin = random(1, 3, rotary, dtype=dtype), random(1, 3, rotary, dtype=dtype)
     norms = None if offset is None else HeadNorms(random(dim, dtype=dtype), random(dim, dtype=dtype), 0.1, offset)
-    caches = torch.zeros((2, 6, num_kv_heads, dim), dtype=dtype, device=DEVICE).unbind()
+    caches = (
+        SlotCache.allocate(6, num_kv_heads, dim, dtype, DEVICE),
+        SlotCache.allocate(6, num_kv_heads, dim, dtype, DEVICE),
+    )
     query = prepare_heads(qkv, (cos, sin), norms, caches, torch.tensor([4, -1, 0], device=DEVICE))
 
     exact = list(qkv.double().split([num_heads, num_kv_heads, num_kv_heads], dim=1))
@@ -86,8 +90,8 @@ def test_heads_are_normed_rotated_and_written(
     turned = [TorchElementwise().rope(x, cos.double(), sin.double()) for x in exact[:2]]
     assert_close(query, turned[0])
     for cache, source in zip(caches, (turned[1], exact[2]), strict=True):
-        assert_close(cache[[4, 0]], source[[0, 2]])
-        assert not cache[[1, 2, 3, 5]].any()
+        assert_close(cache.numbers[[4, 0]], source[[0, 2]])
+        assert not cache.numbers[[1, 2, 3, 5]].any()
 
 
 @DTYPES
