@@ -18,7 +18,8 @@ Written by `make generate` from the programs' own tables; do not edit.
 
 A client of a service can get errors of the gateway, and errors of the engine that handled its request. Both have
 OpenAI's format, `{"error": {"message", "type", "param", "code"}}`. On [Anthropic's paths](other-apis.md) errors have
-Anthropic's format, with the same code. 429 and 503 have the header `Retry-After`.
+Anthropic's format, with the same code, and on other APIs' paths [the format of that API](openai-api.md). 429 and 503
+have the header `Retry-After`.
 """
 _METRICS_HEAD = """
 ## Metrics server

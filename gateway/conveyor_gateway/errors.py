@@ -15,18 +15,9 @@ A client that goes away gets no answer: its request is cancelled (asyncio.Cancel
 `conveyor_process.settings.SettingsError` (a wrong flag or variable) reaches no client.
 """
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from conveyor_protocol.answer_codes import (
-    AnswerCode,
-    AnthropicErrorAnswer,
-    ErrorType,
-    InferenceErrorAnswer,
-    build_anthropic_error,
-    build_inference_error,
-    speaks_anthropic,
-    speaks_open_inference,
-)
+from conveyor_protocol.answer_codes import AnswerCode, ErrorType, find_error_form
 
 RETRY_AFTER_SECONDS = 1
 
@@ -136,13 +127,12 @@ class GatewayError(Exception):
         """The headers of the error response."""
         return {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status in (429, 503) else {}
 
-    def to_json(self, path: str = "") -> ErrorAnswer | AnthropicErrorAnswer | InferenceErrorAnswer:
+    def to_json(self, path: str = "") -> Any:
         """The answer's body, as an object."""
-        if speaks_open_inference(path):
-            return build_inference_error(str(self), self.code, self.param)
-        if speaks_anthropic(path):
-            return build_anthropic_error(str(self), self.code, self.param)
-        return {"error": {"message": str(self), "type": self.code.type, "param": self.param, "code": self.code}}
+        if (form := find_error_form(path)) is not None:
+            return form.build(str(self), self.code, self.param)
+        details = ErrorDetails(message=str(self), type=self.code.type, param=self.param, code=self.code)
+        return ErrorAnswer(error=details)
 
 
 class InvalidRequest(GatewayError):

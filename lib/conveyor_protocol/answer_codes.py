@@ -1,11 +1,13 @@
 """The base of tables of error responses: an enum of codes, each with its HTTP status and its meaning.
 
 Made by the errors of gateway, metrics server and engine; docs/errors.md is written from theirs. Errors have OpenAI's
-form, on the paths of Anthropic's API its form, and on those of the Open Inference Protocol the protocol's.
+form, unless the path belongs to another API: Anthropic's, the Open Inference Protocol, or text-embeddings-inference.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, Self, TypedDict
+from typing import Any, Final, Literal, Self, TypedDict
 
 ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 
@@ -70,8 +72,7 @@ def speaks_anthropic(path: str) -> bool:
     return path.endswith(_PATHS)
 
 
-def build_anthropic_error(message: str, code: AnswerCode, param: str | None) -> AnthropicErrorAnswer:
-    """The answer's body, as an object."""
+def _build_anthropic_error(message: str, code: AnswerCode, param: str | None) -> AnthropicErrorAnswer:
     kind = _TYPES.get(code.status, "api_error" if code.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message, "param": param, "code": code}}
 
@@ -84,11 +85,55 @@ class InferenceErrorAnswer(TypedDict):
     param: str | None
 
 
-def speaks_open_inference(path: str) -> bool:
-    """Whether clients of this path, below any base URL, read the form of the Open Inference Protocol."""
+def _speaks_open_inference(path: str) -> bool:
     return path.endswith("/v2") or "/v2/models/" in path or "/v2/health/" in path
 
 
-def build_inference_error(message: str, code: AnswerCode, param: str | None) -> InferenceErrorAnswer:
-    """The answer's body, as an object."""
+def _build_inference_error(message: str, code: AnswerCode, param: str | None) -> InferenceErrorAnswer:
     return {"error": message, "code": code, "param": param}
+
+
+# /rerank and /tokenize are vLLM's paths too, and have OpenAI's form.
+_EMBEDDINGS_PATHS: Final = ("/embed", "/predict", "/decode")
+
+EmbeddingsErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation"]
+
+
+class EmbeddingsErrorAnswer(TypedDict):
+    """The form of text-embeddings-inference. `code` and `param` are as in OpenAI's form."""
+
+    error: str
+    error_type: EmbeddingsErrorType
+    code: str
+    param: str | None
+
+
+def _build_embeddings_error(message: str, code: AnswerCode, param: str | None) -> EmbeddingsErrorAnswer:
+    kinds: dict[int, EmbeddingsErrorType] = {429: "Overloaded", 503: "Unhealthy"}
+    kind = kinds.get(code.status, "Backend" if code.status >= 500 else "Validation")
+    return {"error": message, "error_type": kind, "code": code, "param": param}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How the clients of some paths read errors."""
+
+    answer: type
+    """The TypedDict of the body."""
+    build: Callable[[str, AnswerCode, str | None], Any]
+    """(message, code, param) -> the body, as an object."""
+
+
+_ANTHROPIC: Final = ErrorForm(AnthropicErrorAnswer, _build_anthropic_error)
+_OPEN_INFERENCE: Final = ErrorForm(InferenceErrorAnswer, _build_inference_error)
+_EMBEDDINGS: Final = ErrorForm(EmbeddingsErrorAnswer, _build_embeddings_error)
+ERROR_FORMS: Final = (_ANTHROPIC, _OPEN_INFERENCE, _EMBEDDINGS)
+
+
+def find_error_form(path: str) -> ErrorForm | None:
+    """The form on this path, below any base URL; None: OpenAI's."""
+    if _speaks_open_inference(path):
+        return _OPEN_INFERENCE
+    if speaks_anthropic(path):
+        return _ANTHROPIC
+    return _EMBEDDINGS if path.endswith(_EMBEDDINGS_PATHS) else None

@@ -127,3 +127,10 @@ def wait_until(check: Any, what: str, server: EngineServer | None = None) -> Any
             break
         time.sleep(0.05)
     raise AssertionError(f"never: {what}\n{server.log if server else ''}")
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    """`message`, `code` and `param`, whichever form the path's errors have."""
+    body: dict[str, Any] = answer.json()
+    error = body["error"]
+    return error if isinstance(error, dict) else body | {"message": error}

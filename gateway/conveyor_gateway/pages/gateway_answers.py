@@ -7,12 +7,7 @@ import msgspec
 from conveyor_api.endpoints import Kind
 from conveyor_gateway.errors import Code, ErrorAnswer
 from conveyor_gateway.pages.models import Model, ModelList
-from conveyor_protocol.answer_codes import (
-    AnthropicErrorAnswer,
-    InferenceErrorAnswer,
-    speaks_anthropic,
-    speaks_open_inference,
-)
+from conveyor_protocol.answer_codes import ERROR_FORMS, find_error_form
 
 Json = dict[str, Any]
 
@@ -61,8 +56,8 @@ def refer(name: str) -> Json:
 
 def build_refusals(kind: Kind, path: str) -> Json:
     """The gateway's refusals on a path of this kind, by status."""
-    inference = "InferenceErrorAnswer" if speaks_open_inference(path) else "ErrorAnswer"
-    form = refer("AnthropicErrorAnswer" if speaks_anthropic(path) else inference)
+    found = find_error_form(path)
+    form = refer((ErrorAnswer if found is None else found.answer).__name__)
     codes = (*_ANY_PATH, *_OF_KIND.get(kind, _ENGINES_ANSWER))
     told = {}
     for status in sorted({code.status for code in codes}):
@@ -75,7 +70,7 @@ def build_refusals(kind: Kind, path: str) -> Json:
 
 
 def _build_schemas() -> bytes:
-    types = (ErrorAnswer, AnthropicErrorAnswer, InferenceErrorAnswer, Model, ModelList)
+    types = (ErrorAnswer, *(form.answer for form in ERROR_FORMS), Model, ModelList)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     return msgspec.json.encode({_NAME.format(name=name): schema for name, schema in schemas.items()})
 

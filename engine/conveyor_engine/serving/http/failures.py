@@ -22,13 +22,7 @@ from conveyor_engine.errors import (
     UnknownModel,
 )
 from conveyor_engine.wire.request import FinishReason, RequestOutput
-from conveyor_protocol.answer_codes import (
-    ErrorType,
-    build_anthropic_error,
-    build_inference_error,
-    speaks_anthropic,
-    speaks_open_inference,
-)
+from conveyor_protocol.answer_codes import ErrorType, find_error_form
 from conveyor_protocol.request_headers import NO_PLACE, PLACE_HEADER
 
 RETRY_AFTER_SECONDS = 1
@@ -70,10 +64,8 @@ def error_body(message: str, code: ErrorCode, param: str | None = None, path: st
     """{"error": {...}} in the form that the clients of the path read."""
     param = None if param is None else _shorten(param, PARAM_CHARACTERS_MAX)
     message = _shorten(message, MESSAGE_CHARACTERS_MAX)
-    if speaks_open_inference(path):
-        return msgspec.json.encode(build_inference_error(message, code, param))
-    if speaks_anthropic(path):
-        return msgspec.json.encode(build_anthropic_error(message, code, param))
+    if (form := find_error_form(path)) is not None:
+        return msgspec.json.encode(form.build(message, code, param))
     return msgspec.json.encode(ErrorAnswer(ErrorDetails(message, code.type, param, code)))
 
 

@@ -34,12 +34,7 @@ from conveyor_engine.serving.preparing.open_inference import (
     InferRequest,
     TensorParameters,
 )
-from conveyor_protocol.answer_codes import (
-    AnthropicErrorAnswer,
-    InferenceErrorAnswer,
-    speaks_anthropic,
-    speaks_open_inference,
-)
+from conveyor_protocol.answer_codes import ERROR_FORMS, find_error_form
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH, build_path_parameters
 
 Json = dict[str, Any]
@@ -47,7 +42,7 @@ Json = dict[str, Any]
 _REFERENCE = "#/components/schemas/{name}"
 _TEMPLATE = "#/components/schemas/{model}"  # the same, as pydantic has it
 _ANSWERS = (
-    ErrorAnswer, AnthropicErrorAnswer, InferenceErrorAnswer, ModelList, Model, Status, Version, Load, UsedTokens,
+    ErrorAnswer, *(form.answer for form in ERROR_FORMS), ModelList, Model, Status, Version, Load, UsedTokens,
     ServerMetadata, Live, Ready, ModelReady, ModelMetadata, InferAnswer,
 )  # fmt: skip
 _MODELS_OF_V2 = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
@@ -167,8 +162,8 @@ def _of_place(summary: str) -> Json:
 
 def _refusals(statuses: set[int], path: str = "") -> Json:
     responses = {}
-    form: type = InferenceErrorAnswer if speaks_open_inference(path) else ErrorAnswer
-    form = AnthropicErrorAnswer if speaks_anthropic(path) else form
+    found = find_error_form(path)
+    form = ErrorAnswer if found is None else found.answer
     for status in sorted(statuses):
         cases = [f"`{code}`: {code.meaning}." for code in ErrorCode if code.status == status]
         responses[str(status)] = {"description": " ".join(cases), "content": _content(form)}

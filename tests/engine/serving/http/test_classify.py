@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from tests.engine.classifiers import LABELS, open_tokenizer, write_served_classifier
-from tests.engine.processes import EngineServer
+from tests.engine.processes import EngineServer, error_of
 from tests.engine.serving.http.other_tasks import list_paths
 from transformers import TextClassificationPipeline, TokenClassificationPipeline
 
@@ -127,7 +127,7 @@ def test_every_form_of_input_gives_the_same(labels_one: Served) -> None:
 def test_a_text_that_is_too_long_is_cut_or_refused_as_the_client_asks(labels_one: Served) -> None:
     long = "the lazy dog " * 400
     for path, body in (("/classify", {"input": long}), ("/predict", {"inputs": long})):
-        error = labels_one.server.post(path, body).json()["error"]
+        error = error_of(labels_one.server.post(path, body))
         assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(body)))
     expected = labels_one.expect(long, truncation=True, max_length=CONTEXT_TOKENS)
     assert_same(post(labels_one, "/predict", inputs=long, truncate=True), expected)
@@ -170,7 +170,7 @@ def test_what_cannot_be_classified_is_refused_by_name(
     labels_one: Served, path: str, changes: dict[str, Any], code: str, param: str
 ) -> None:
     answer = labels_one.server.post(path, BODIES[path] | changes)
-    error = answer.json()["error"]
+    error = error_of(answer)
     told = (answer.status_code, error["code"], error["param"])
     assert told == (404 if code == "model_not_found" else 400, code, param), error["message"]
     assert len(answer.content) < 1000
@@ -178,7 +178,7 @@ def test_what_cannot_be_classified_is_refused_by_name(
 
 def test_text_that_is_no_unicode_is_refused(labels_one: Served) -> None:
     answer = labels_one.server.post("/predict", b'{"inputs": "\\ud800"}')
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -196,15 +196,15 @@ def test_answers_and_errors_are_as_the_document_says(labels_one: Served, path: s
 @pytest.mark.parametrize("path", list_paths("classifies"))
 def test_an_engine_that_classifies_does_nothing_else(labels_one: Served, path: str) -> None:
     answer = labels_one.server.post(path, {"prompt": "a"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
-    assert answer.json()["error"]["message"].endswith("it answers /classify")
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "wrong_task")
+    assert error_of(answer)["message"].endswith("it answers /classify")
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_an_engine_that_generates_classifies_nothing(server: EngineServer, path: str) -> None:
     answer = server.post(path, BODIES[path])
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
-    assert "classifies no texts" in answer.json()["error"]["message"]
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "wrong_task")
+    assert "classifies no texts" in error_of(answer)["message"]
 
 
 TOKEN_LABELS = ("O", "B-animal", "I-animal", "B-place", "I-place")
@@ -265,7 +265,7 @@ def test_texts_whose_tokens_are_labelled_are_cut_at_their_end(
 def test_what_has_no_tokens_to_label_is_refused(
     tokens: tuple[EngineServer, TokenClassificationPipeline], path: str, body: dict[str, Any], code: str, param: str
 ) -> None:
-    error = tokens[0].post(path, body).json()["error"]
+    error = error_of(tokens[0].post(path, body))
     assert (error["code"], error["param"]) == (code, param), error["message"]
 
 

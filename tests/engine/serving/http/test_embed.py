@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.encoders import SIZE, embed, write_served_encoder
-from tests.engine.processes import EngineServer
+from tests.engine.processes import EngineServer, error_of
 from tokenizers import Tokenizer
 
 MODE = "pooling_mode_mean_tokens"
@@ -80,7 +80,7 @@ def test_vectors_have_length_one_unless_they_are_to_be_as_they_are(served: Serve
 
 def test_what_is_longer_is_refused_or_cut_where_it_is_asked(served: Served) -> None:
     long = "the fox " * 600
-    assert served.server.post("/embed", {"inputs": long}).json()["error"]["code"] == "context_length_exceeded"
+    assert error_of(served.server.post("/embed", {"inputs": long}))["code"] == "context_length_exceeded"
     (right,) = served.post("/embed", inputs=long, truncate=True, prompt_name="document")
     check([right], [served.expect([*served.ids(long)[:511], served.ids(long)[-1]])])
 
@@ -97,5 +97,7 @@ def test_what_is_longer_is_refused_or_cut_where_it_is_asked(served: Served) -> N
     ids=str,
 )
 def test_what_cannot_be_embedded_is_refused_by_name(served: Served, body: dict[str, Any], param: str) -> None:
-    error = served.server.post("/embed", body).json()["error"]
+    answer = served.server.post("/embed", body)
+    error = error_of(answer)
     assert (error["code"], error["param"]) == ("invalid_value", param)
+    assert answer.json()["error_type"] == "Validation", "the form of text-embeddings-inference"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.processes import EngineServer
+from tests.engine.processes import EngineServer, error_of
 from transformers import AutoTokenizer
 
 TEXTS = ("Hello world", "", " two  spaces\n", "naïve 😀 数", "a" * 200)
@@ -67,7 +67,7 @@ def test_texts_have_the_tokens_of_text_embeddings_inference(server: EngineServer
 def test_an_answer_of_many_tokens_is_refused(server: EngineServer) -> None:
     error = server.post("/tokenize", {"inputs": ["a b c d " * 900] * 30}).json()["error"]
     assert (error["param"], "65536" in error["message"]) == ("inputs", True)
-    assert server.post("/decode", {"ids": [[5] * 1000] * 70}).json()["error"]["param"] == "ids"
+    assert error_of(server.post("/decode", {"ids": [[5] * 1000] * 70}))["param"] == "ids"
 
 
 def test_the_tokenizer_is_described_as_its_files_have_it(server: EngineServer, theirs: Any) -> None:
@@ -102,7 +102,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
 def test_what_has_no_tokens_is_refused_by_name(
     server: EngineServer, path: str, body: dict[str, Any], code: str, param: str
 ) -> None:
-    error = server.post(path, body).json()["error"]
+    error = error_of(server.post(path, body))
     assert (error["code"], error["param"]) == (code, param), error
 
 
