@@ -1,7 +1,7 @@
-"""The CustomResourceDefinitions, made from the models: pydantic's JSON schema turned into a structural one.
+"""Builds the CustomResourceDefinitions by converting the models' JSON schemas, from pydantic, to structural schemas.
 
-Called by `generate` and by tests. Pure. What pydantic says and Kubernetes cannot read is translated; a keyword
-that is in neither list is an error here rather than a surprise on a cluster.
+Called by `generate` and by tests. Pure. Keywords that Kubernetes does not support are translated. A keyword in neither
+list is an error here, so that no cluster rejects the definitions.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ _DROPPED: Final = frozenset({"title", "$defs"})
 
 
 class UnsupportedSchema(ConveyorApiError):
-    """A model says something that a structural schema cannot."""
+    """A model has a constraint that a structural schema cannot express."""
 
 
 def build_crds() -> list[Schema]:
@@ -49,7 +49,7 @@ def build_crds() -> list[Schema]:
 
 
 def build_crd() -> Schema:
-    """The one of InferenceService."""
+    """Return the CustomResourceDefinition for InferenceService."""
     scale = {
         "specReplicasPath": ".spec.replicas",
         "statusReplicasPath": ".status.replicas",
@@ -73,7 +73,7 @@ def build_crd() -> Schema:
 
 
 def build_served_name_crd() -> Schema:
-    """The one of ServedName."""
+    """Return the CustomResourceDefinition for ServedName."""
     columns = [_column("ServedName", "string", ".spec.name"), _AGE]
     plural = (names.SERVED_NAME_PLURAL, names.SERVED_NAME_KIND.lower())
     version = _version(build_schema(ServedName), columns)
@@ -81,7 +81,7 @@ def build_served_name_crd() -> Schema:
 
 
 def _definition(name: str, kind: str, plural: tuple[str, str], version: Schema, **more: Any) -> Schema:
-    """`plural`: how many and how one of them are written in URLs."""
+    """Return a CustomResourceDefinition. `plural`: the plural and the singular name."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -106,7 +106,7 @@ def _version(schema: Schema, columns: list[Schema]) -> Schema:
 
 
 def _column(name: str, type_: str, json_path: str, priority: int = 0) -> Schema:
-    """A column of `kubectl get`; priority 1 shows with `-o wide` only."""
+    """Return a column of `kubectl get`. A column with priority 1 shows only with `-o wide`."""
     column: Schema = {"name": name, "type": type_, "jsonPath": json_path}
     return column | {"priority": priority} if priority else column
 
@@ -115,7 +115,7 @@ _AGE: Final = _column("Age", "date", ".metadata.creationTimestamp")
 
 
 def build_schema(resource: type[ApiModel] = InferenceService) -> Schema:
-    """The structural schema of a whole resource; `metadata` is the API server's own."""
+    """Return the structural schema of a whole resource. The API server defines `metadata`."""
     schema = resource.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
     members = {name: member for name, member in schema["properties"].items() if name in ("spec", "status")}
@@ -136,7 +136,7 @@ def build_schema(resource: type[ApiModel] = InferenceService) -> Schema:
 
 
 def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """`schema` without references, alternatives and titles, with the marks that Kubernetes wants."""
+    """Return `schema` without references, alternatives and titles, and with Kubernetes' extensions."""
     schema = _resolved(schema, definitions)
     result: Schema = {}
     for keyword, value in schema.items():
@@ -165,7 +165,7 @@ def _with_format(schema: Schema) -> Schema:
 
 
 def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """`schema` with its reference or its one alternative to null merged in; the outer description wins."""
+    """Return `schema` with its reference, or its one alternative to null, merged in. The outer description is kept."""
     outer = {keyword: value for keyword, value in schema.items() if keyword not in ("$ref", "anyOf")}
     if "$ref" in schema:
         return _resolved(definitions[schema["$ref"].removeprefix("#/$defs/")] | outer, definitions)
@@ -186,7 +186,7 @@ def _map_values(value: bool | Schema, definitions: Mapping[str, Schema]) -> Sche
 
 
 def _with_stated_default(schema: Schema) -> Schema:
-    """Leaves null and empty members out of the default, and states the default in the description."""
+    """Remove null and empty members from the default, and add the default to the description."""
     if "default" in schema:
         schema["default"] = _stated(schema["default"])
         if schema["default"] in (None, {}):
@@ -197,7 +197,10 @@ def _with_stated_default(schema: Schema) -> Schema:
 
 
 def default_sentence(schema: Schema) -> str:
-    """The default as a sentence, since `kubectl explain` shows none; an object's members state their own."""
+    """Return the default as a sentence, because `kubectl explain` does not show it.
+
+    The default of an object is stated by its members.
+    """
     default = schema.get("default")
     if default is None or isinstance(default, dict):
         return ""
@@ -205,7 +208,7 @@ def default_sentence(schema: Schema) -> str:
 
 
 def _stated(value: Any) -> Any:
-    """`value` without the members that are null or empty."""
+    """Return `value` without members that are null or empty."""
     if not isinstance(value, dict):
         return value
     members = {name: _stated(member) for name, member in value.items()}

@@ -24,13 +24,13 @@ class Pace:
         self._fastest = math.inf
 
     def observe(self, now: float) -> None:
-        """Call before each step is planned. The step before ended at `now` at the latest."""
+        """Measure the previous step, which has ended by `now`. Call this before each step is planned."""
         if self._planned_at is not None:
             self._num_steps += 1
             self._fastest = min(self._fastest, now - self._planned_at)
 
     def plan(self, now: float, planned: bool) -> None:
-        """Call with whether a step was planned now."""
+        """Note whether a step was planned at `now`."""
         self._planned_at = now if planned else None
 
     @property
@@ -57,11 +57,11 @@ class Deadlines:
             self._waiting.remove(request)
 
     def next_at(self) -> float:
-        """When the next request becomes too late."""
+        """Return the time at which the next request becomes too late."""
         return self._waiting.first_key[0] if len(self._waiting) else math.inf
 
     def pop_late(self, now: float) -> Iterator[tuple[RequestState, str]]:
-        """Removes and returns the requests that can no longer be in time, and why."""
+        """Remove and return the requests that can no longer meet their deadlines, each with the reason."""
         while self.next_at() <= now:
             request = next(iter(self._waiting))
             latest = self._latest_start(request)

@@ -1,8 +1,8 @@
-"""What the scheduler knows of a task: which requests can run, what they cost, and what their outputs are.
+"""What the scheduler must know about a task: which requests can run, what they cost, and what their outputs are.
 
-The scheduler is the same for all tasks, and builds the `Task` of its model. `registry` finds the class in the task's
+The scheduler is the same for all tasks, and builds the `Task` for its model. `registry` finds the class in the task's
 `scheduling` module. There are two kinds of tasks. A task that steps by tokens (`tasks.generate`) computes a prompt in
-pieces and stores its keys and values in blocks. A task of one step (`OneStep`) stores nothing; its result is a payload.
+chunks and stores its keys and values in blocks. A task of one step (`OneStep`) stores nothing; its result is a payload.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from conveyor_engine.wire.step import StepResult
 
 
 class Task(Protocol):
-    """What differs between tasks."""
+    """The interface of a task: the parts of scheduling that differ between tasks."""
 
     @property
     def whole_prompts(self) -> bool:
@@ -45,21 +45,22 @@ class Task(Protocol):
         ...
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """A request that every model of this task can compute, for warm-up and after a failed step.
+        """Build a request that every model of this task can compute, for the warm-up and after a failed step.
 
-        `cost`: tokens (or the task's unit) that it takes of a step's budget. Content and id differ for each `number`.
+        cost: the request's share of a step's budget, in tokens or in the task's unit.
+        number: requests with different numbers have different contents and ids.
         """
         ...
 
     def check(self, request: EngineRequest) -> None:
-        """Raises InvalidRequest if the request could never run.
+        """Raise InvalidRequest if the request can never run.
 
-        The API process checks requests too, and only there is every token checked.
+        The API process also checks requests. Only the API process checks every token.
         """
         ...
 
     def update(self, outputs: Outputs, step: Step, result: StepResult) -> None:
-        """Adds the results of the step to its requests. Results of requests that have left are discarded."""
+        """Add the step's results to its requests. Discard the results of requests that have ended meanwhile."""
         ...
 
 
@@ -76,11 +77,11 @@ class OneStep:
         self._task = facts.task
 
     def check(self, request: EngineRequest) -> None:
-        """Rejects requests that ask for generated tokens."""
+        """Raise InvalidRequest if the request asks for tokens to be generated."""
         self.check_params(request)
 
     def check_params(self, request: EngineRequest) -> None:
-        """Raises InvalidRequest if it asks for generated tokens."""
+        """Raise InvalidRequest if the request asks for generated tokens."""
         if request.params is not None:
             raise wrong_task(self._task)
 
@@ -102,7 +103,7 @@ class OneStepPrompt(OneStep):
         self._vocab_size, self._max_model_len = facts.vocab_size, facts.max_model_len
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """A prompt of random tokens."""
+        """Build a request with a prompt of random tokens."""
         random = Random(number)
         token_ids = [random.randrange(self._vocab_size) for _ in range(cost)]
         return EngineRequest(request_id=str(number), prompt_token_ids=token_ids, payload=self.dummy_payload)
@@ -121,11 +122,11 @@ class OneStepPrompt(OneStep):
 
 
 def wrong_task(task: str) -> InvalidRequest:
-    """The error for a request that an engine of this task cannot compute."""
+    """Return the error for a request that an engine of this task cannot compute."""
     return InvalidRequest(f"this engine {registry.load_about(task).does} only", code=ErrorCode.WRONG_TASK)
 
 
 def build_task(facts: ModelFacts) -> Task:
-    """The task of this model."""
+    """Build the task of this model."""
     make: Callable[[ModelFacts], Task] = registry.load(facts.task, "scheduling")
     return make(facts)

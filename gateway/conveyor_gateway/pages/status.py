@@ -1,8 +1,9 @@
 """Status pages: the probes of this gateway; `/health`, `/ping` and `/version` of a service as in vLLM; `/v2` and below.
 
-Called by `listening`, for the base of a service and for the root. Of a service one of its engines says it; without a
-ready one, and on the root, the gateway itself. One that sleeps, or starts for a request, answers requests; none is
-woken to say so. Pages of the Open Inference Protocol about a model always come from an engine, but whether it is ready.
+Called by `listening`, for the base of a service and for the root. For a service, one of its engines returns the page.
+Without a ready engine, and on the root, the gateway itself does. A service that is asleep, or starts for a request,
+counts as able to answer; no page wakes it. Pages of the Open Inference Protocol about a model always come from an
+engine, except for the page on whether the model is ready.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,9 @@ _READY_END: Final = "/ready"
 
 
 def build_probe(request: BaseRequest, readiness: Readiness, is_public: bool = False) -> Response:
-    """/healthz: the event loop runs. /readyz: whether requests should come here, and what else is wrong.
+    """Return /healthz (the event loop runs) or /readyz (whether this gateway should get requests, and other problems).
 
-    A client is not told the details, which name namespaces.
+    The response to a client omits the details, because they name namespaces.
     """
     is_health = request.rel_url.raw_path == GATEWAY_HEALTH_PATH
     problems = [] if is_health else readiness.problems()
@@ -41,7 +42,7 @@ def build_probe(request: BaseRequest, readiness: Readiness, is_public: bool = Fa
 
 
 def build_own_status(path: str, readiness: Readiness, request_id: str) -> Response:
-    """The gateway's. Raises Unavailable."""
+    """Return the gateway's own status page. Raises Unavailable."""
     if (known := _find_known(path)) is not None:
         return build_json(known, request_id)
     if readiness.problems():
@@ -50,7 +51,7 @@ def build_own_status(path: str, readiness: Readiness, request_id: str) -> Respon
 
 
 def _find_known(path: str) -> dict[str, object] | None:
-    """A page that does not depend on engines."""
+    """Return a page that does not depend on engines; None if the path is not such a page."""
     if path == VERSION_PATH:
         return {"version": __version__}
     if path == SERVER_PATH:
@@ -61,7 +62,7 @@ def _find_known(path: str) -> dict[str, object] | None:
 async def find_status(
     pages: SharedPages, path: str, service: Service, engines: Sequence[str], request_id: str
 ) -> Response:
-    """The service's, of the first of its engines (`host:port`) that can answer. Raises Unavailable."""
+    """Return the service's status page from the first of its engines (`host:port`) that answers. Raises Unavailable."""
     page = await pages.find(path, service.key, engines)
     if page is not None:
         headers = {"Content-Type": page.content_type, REQUEST_ID_HEADER: request_id}
@@ -77,7 +78,7 @@ async def find_status(
 async def find_engine_page(
     pages: SharedPages, route: Route, service: Service, engines: Sequence[str], request_id: str
 ) -> Response:
-    """What an engine says of the model that the route names. Raises Unavailable."""
+    """Return an engine's page about the model that the route names. Raises Unavailable."""
     path = route.fill_path(service)
     if path.endswith(_READY_END) and service.answers_from_zero and not engines:
         return build_json({"name": service.model_name, "ready": True}, request_id)
@@ -89,7 +90,7 @@ async def find_engine_page(
 
 
 def build_no_page(service: Service, engines: Sequence[str]) -> Unavailable:
-    """Why none of the engines has a page."""
+    """Return the error if none of the engines has returned a page."""
     if engines:
         return Unavailable(f"no engine of {service.key} reports that it is healthy", Code.ENGINES_NOT_READY)
     seconds = service.queue_timeout_seconds

@@ -1,7 +1,8 @@
-"""The resources as they were told last, so that a reconcile needs no call to read one.
+"""Caches the newest known version of each resource, so that a reconcile needs no call to read one.
 
-`watches` puts in what the API server tells, `reconcile` what its own writes return. A tenant writes specs of any number
-and size, so an object, a namespace and all together have bounds; what does not fit is read from the API server instead.
+`watches` adds what the API server sends, and `reconcile` adds the results of its own writes. Tenants can write specs of
+any number and size, so there are limits for an object, for a namespace and in total. Resources that do not fit are read
+from the API server instead.
 """
 
 import json
@@ -27,18 +28,20 @@ class _Kept:
 
 
 class Bodies:
-    """By uid: for a moment there may be two objects of one name."""
+    """Cached resources by uid, because for a moment there may be two objects with the same name."""
 
     def __init__(self, total_bytes: int = TOTAL_BYTES) -> None:
         self._most = total_bytes
         self._kept: dict[str, _Kept] = {}
         self._sizes: Counter[str] = Counter()
-        """Bytes by namespace."""
+        """Compressed bytes of the cached resources, by namespace."""
         self._bytes = 0
 
     def put(self, key: Key, body: Mapping[str, Any], *, listed: bool = False) -> None:
-        """The resource is like this. An older version than the kept one is ignored: a watch lags behind our writes.
-        What is `listed` counts whatever its version: where etcd was restored, versions begin anew."""
+        """Store the resource. Ignores a version older than the stored one, because a watch lags behind our writes.
+
+        A `listed` resource replaces any version, because versions start again after etcd was restored.
+        """
         metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
         uid, version = str(metadata["uid"]), _read_version(metadata.get("resourceVersion"))
         former = self._kept.get(uid)
@@ -53,7 +56,7 @@ class Bodies:
             self._count(key, size)
 
     def get(self, uid: str) -> Object | None:
-        """The resource; None if it is not kept."""
+        """Return the resource; None if it is not cached."""
         kept = self._kept.get(uid)
         if kept is None:
             return None
@@ -61,7 +64,7 @@ class Bodies:
         return found
 
     def drop(self, uid: str) -> None:
-        """The resource is gone."""
+        """Remove the resource, which no longer exists."""
         kept = self._kept.pop(uid, None)
         if kept is not None:
             self._count(kept.key, -len(kept.compressed))
@@ -74,5 +77,5 @@ class Bodies:
 
 
 def _read_version(told: Any) -> int:
-    """A resourceVersion is a number that grows (KEP-5504). Of another form, the newest told counts."""
+    """Return the resourceVersion, a number that grows (KEP-5504). In another form, the last one received is newest."""
     return int(told) if isinstance(told, str) and told.isdigit() else 0

@@ -1,7 +1,7 @@
-"""Kopf's session with the API server: the credentials of `cluster`, and our `watches` in what Kopf watches.
+"""Kopf's session with the API server, with the credentials of `cluster`. Our `watches` read what Kopf watches.
 
-Made by `process`; `handlers` registers `login`. Only documented means are used: a login may bring a session,
-a session may have a middleware, and that may replace what an answer contains. Why: docs/adr/0016.
+Created by `process`; `handlers` registers `login`. It uses only documented features: a login may provide a session, a
+session may have a middleware, and a middleware may replace the content of a response. Why: docs/adr/0016.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _REFUSED_PAUSE_SECONDS = 2.0
 
 
 class KopfSession:
-    """Credentials that are refused are read again; what Kopf watches passes through `watches`."""
+    """Reads credentials again after the API server rejects them, and passes what Kopf watches through `watches`."""
 
     def __init__(
         self, kubeconfig: str, resources: Sequence[Resource], namespaces: Sequence[str], watches: Watches
@@ -40,10 +40,10 @@ class KopfSession:
             for kind in watched_kinds(resources)
             for namespace in namespaces or (None,)
         }
-        """Every collection that Kopf watches, by path."""
+        """Kind and namespace of every collection that Kopf watches, by path."""
 
     async def login(self, **_: Any) -> kopf.AiohttpSession:
-        """Called at the start, and whenever the API server refuses what the last call returned."""
+        """Return a session. Kopf calls this at the start, and whenever the API server rejects the last credentials."""
         credentials = await self._read_credentials()
         if credentials == self._credentials:
             logger.warning("event=credentials_refused consequence=%s", "no newer ones found, retrying with the same")
@@ -59,7 +59,7 @@ class KopfSession:
         return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)
 
     async def aclose(self) -> None:
-        """May be called at any time, and twice. A watch whose session is gone would never end."""
+        """Close the session and its watches, which would otherwise never end. May be called at any time, and twice."""
         for response in list(self._open):
             response.close()
         if self._session is not None:
@@ -97,7 +97,7 @@ class KopfSession:
 
 
 class _Session:
-    """What Kopf uses of a session. Kopf closes it while its watches still read, so `close` does nothing here."""
+    """The parts of a session that Kopf uses. Kopf closes it while its watches still read, so `close` does nothing."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -109,11 +109,11 @@ class _Session:
         return self._session.closed
 
     async def close(self) -> None:
-        """Only `KopfSession.aclose` does."""
+        """Do nothing; `KopfSession.aclose` closes the session."""
 
 
 class _Lines:
-    """The content of a watch's answer, in lines that were read already."""
+    """The content of a watch's response for Kopf: lines that `watches` has already read."""
 
     def __init__(self, content: aiohttp.StreamReader, lines: AsyncIterator[bytes]) -> None:
         self._content = content

@@ -35,7 +35,7 @@ _MOST_ROWS_FLOAT32 = 64  # it is multiplied without tensor cores, whose operands
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """How one program's work is cut, and how it is scheduled."""
+    """The size of the tile that one program computes at a time, and Triton's launch options for it."""
 
     rows: int
     keys: int

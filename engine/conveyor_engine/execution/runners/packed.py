@@ -1,7 +1,7 @@
-"""What the runners of encoders share: whole prompts, packed -> one forward -> hidden states -> a payload each.
+"""Base class of the runners of encoders, which compute packed whole prompts in one forward and return payloads.
 
-Built by a subclass, in place of `generate`: it too is the `loop.executor` of one device. It keeps nothing between
-steps: no KV cache, no rows. Each subclass says what comes of the hidden states.
+A runner is the `loop.executor` of one device, as `generate` is for models that generate. It keeps nothing between
+steps: no KV cache, no rows. Each subclass turns the hidden states into a payload for each prompt.
 """
 
 from abc import ABC, abstractmethod
@@ -36,9 +36,9 @@ class PackedRunner(ABC):
     graph_sizes: Sequence[int] = ()
 
     def __init__(self, start: Start, encoder: PreTrainedModel, longest: int | None, of_task: bytes) -> None:
-        """Checks the loaded encoder and replaces its layers. Raises ConfigError or ModelError.
+        """Check the loaded encoder and replace its layers. Raises ConfigError or ModelError.
 
-        `longest`: tokens of the longest prompt, if its files allow fewer than it has positions.
+        longest: tokens of the longest prompt, if the model's files allow fewer than the model has positions.
         """
         self.device, self.model = start.device, encoder
         probe = run_probe(encoder, Probe(runs_bidirectional=True), self.device)
@@ -58,16 +58,16 @@ class PackedRunner(ABC):
 
     @abstractmethod
     def _compute(self, prompts: Sequence[AdmittedRow]) -> torch.Tensor:
-        """What the device makes of them, float32, in their order."""
+        """Compute the prompts' results on the device: float32, in the prompts' order."""
 
     @abstractmethod
     def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
-        """The payload of each prompt, made on the host; empty if it is not finite."""
+        """Yield the payload of each prompt, computed on the host; empty if the result is not finite."""
 
     def find_step_bytes(self, start: Start) -> int:
-        """Memory of the largest step. Raises ModelError if it does not fit."""
+        """Return the memory of the largest step. Raises ModelError if it does not fit."""
         facts, settings = self.facts, "`max_num_batched_tokens` or `max_model_len`"
-        longest = facts.max_model_len  # it may have a step alone
+        longest = facts.max_model_len  # it may be a step of its own
         num_tokens = max(longest, min(facts.max_num_batched_tokens, facts.max_num_seqs * longest))
         lengths = [min(longest, num_tokens - first) for first in range(0, num_tokens, longest)]
         prompts = [AdmittedRow.of(row, [0] * length, [], None) for row, length in enumerate(lengths)]
@@ -77,9 +77,9 @@ class PackedRunner(ABC):
         return step_bytes
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
-        """Begins a step: computes the whole prompt of each row, which the plan brings. No row samples.
+        """Begin a step, which computes the whole prompt of each row in the plan. No row samples.
 
-        On a GPU it launches the work; what the returned function returns waits for the results.
+        On a GPU this launches the work. It returns a function whose result is a function that waits for the results.
         """
         brought = {row.row: row for row in plan.admitted}
         prompts = [brought[row] for row in plan.rows]
@@ -94,9 +94,9 @@ class PackedRunner(ABC):
     def _encode(
         self, prompts: Sequence[Sequence[int]], token_types: npt.NDArray[np.int64] | None = None
     ) -> tuple[torch.Tensor, list[int]]:
-        """Hidden states (T, H) of all prompts, and where each begins in them, with their end.
+        """Return the hidden states (T, H) of all prompts, and the index at which each prompt begins, and the end.
 
-        token_types: of each token, where the model reads them.
+        token_types: the type of each token, if the model reads types.
         """
         lengths = [len(prompt) for prompt in prompts]
         starts = [0, *accumulate(lengths)]
@@ -114,16 +114,16 @@ class PackedRunner(ABC):
 
     @property
     def extra_warmup_tokens(self) -> int:
-        """The longest prompt: it may exceed the token budget of a step, which it then has alone."""
+        """The length of the longest prompt. It may exceed a step's token budget and is then a step of its own."""
         return self.facts.max_model_len
 
     def free_memory(self) -> None:
-        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
+        """Return cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
 
 def check_settings(config: EngineConfig) -> None:
-    """Refuses settings that apply to generation only. Raises ConfigError."""
+    """Reject settings that apply only to generation. Raises ConfigError."""
     if config.attention_backend not in ("auto", "torch"):
         raise ConfigError(
             f"`attention_backend: {config.attention_backend}` reads a KV cache, which a model of whole prompts "

@@ -1,7 +1,7 @@
-"""What all formats of generated answers have in common. Used by `generated`.
+"""Base classes for the formats of generated answers. Used by `generated`.
 
-`Format` is what `generated` asks of each. `ChoicesFormat` is that of completions and chat, whose answers are a list of
-choices; `BlocksFormat` is that of `messages` and `responses`, whose answers are a list of blocks.
+`Format` is the interface that `generated` needs. `ChoicesFormat` is for completions and chat, whose answers are a list
+of choices. `BlocksFormat` is for `messages` and `responses`, whose answers are a list of blocks.
 """
 
 import io
@@ -33,7 +33,7 @@ _BLOCK_BYTES = 500  # of memory, roughly
 
 
 class Usage(msgspec.Struct):
-    """Token counts: of the whole answer, where each prompt counts once, or of one choice so far."""
+    """Token counts of the whole answer, in which each prompt counts once, or of one choice so far."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -47,7 +47,7 @@ BlockKind = Literal["content", "reasoning", "tool_call"]
 
 @dataclass(slots=True)
 class Block:
-    """Text of one kind without another in between; a call has the name of its tool, and its arguments are the text."""
+    """Consecutive text of one kind: content, thinking or a tool call. A call's text is its arguments."""
 
     kind: BlockKind
     name: str = ""
@@ -61,7 +61,7 @@ class Block:
 
 @dataclass(slots=True)
 class WholeChoice:
-    """A choice's whole answer while it is made."""
+    """Collects a choice's answer until it is complete."""
 
     index: int
     blocks: list[Block] = field(default_factory=list)
@@ -72,7 +72,7 @@ class WholeChoice:
     stop_string: str | None = None
 
     def add(self, delta: Delta) -> int:
-        """Appends the delta; returns roughly how many bytes of memory it takes."""
+        """Append the delta. Return roughly how many bytes of memory it takes."""
         num_bytes = 500 * (len(delta.tokens) + len(delta.prompt_logprobs)) + 4 * len(delta.token_ids)
         num_blocks = len(self.blocks)
         self.token_ids.extend(delta.token_ids)
@@ -98,12 +98,12 @@ class WholeChoice:
         return next(block for block in reversed(self.blocks) if block.kind == "content")
 
     def join(self, kind: BlockKind) -> str:
-        """The text of all its blocks of one kind."""
+        """Return the text of all blocks of one kind."""
         return "".join(block.text for block in self.blocks if block.kind == kind)
 
     @property
     def calls(self) -> list[Block]:
-        """Those of tools."""
+        """The blocks that are tool calls."""
         return [block for block in self.blocks if block.kind == "tool_call"]
 
 
@@ -111,35 +111,35 @@ class Format(ABC):
     """The format of one answer, whole or as a stream."""
 
     shows_content_tokens: ClassVar[bool] = False
-    """Whether log probabilities, if they are asked for, stand beside the content that they belong to."""
+    """Whether log probabilities, if requested, are part of the content to which they belong."""
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         self._parsing = prepared.parsing
         self.on_held: Callable[[int], None] = lambda _: None  # called with bytes that it keeps until the end
 
     def build_parser(self) -> OutputParser:
-        """For one choice: what divides its text into fields."""
+        """Build the parser that divides one choice's text into content, thinking and tool calls."""
         return build_parser(self._parsing)
 
     @abstractmethod
     def write_whole(self, answers: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes]:
-        """The one body, in pieces of JSON."""
+        """Yield the body of a response that is not streamed, in pieces of JSON."""
 
     def write_begin(self, usage: Usage) -> bytes:
-        """The events before the first delta's."""
+        """Return the events that a stream has before its first delta."""
         return b""
 
     @abstractmethod
     def write_events(self, delta: Delta, usage: Usage | None) -> bytes:
-        """Those of a delta, with its choice's counts so far when each is to have them."""
+        """Return the events for a delta. With `usage` they contain its choice's token counts so far."""
 
     @abstractmethod
     def write_end(self, usage: Usage) -> bytes:
-        """Those behind the last delta's."""
+        """Return the events that a stream has after its last delta."""
 
     @abstractmethod
     def write_failure(self, error: ConveyorEngineError) -> bytes:
-        """The last one of a stream that fails."""
+        """Return the last event of a stream that fails."""
 
     def _make_call_id(self, prefix: str) -> str:
         digits = uuid.uuid4().hex
@@ -147,7 +147,7 @@ class Format(ABC):
 
 
 class ChoicesFormat(Format):
-    """Completions and chat."""
+    """The format of completions and chat."""
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
@@ -164,7 +164,7 @@ class ChoicesFormat(Format):
         self._no_usage = None if prepared.include_usage else UNSET
 
     def write_whole(self, answers: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes]:
-        """The body and its choices."""
+        """Yield the body with its choices."""
         begin, end = encode(self.whole(usage)).split(b'"choices":[]')
         yield begin + b'"choices":['
         for answer in answers:
@@ -176,24 +176,24 @@ class ChoicesFormat(Format):
         yield end
 
     def write_events(self, delta: Delta, usage: Usage | None) -> bytes:
-        """One."""
+        """Return one event for the delta."""
         return event(encode(self.chunk(delta, usage)))
 
     def write_end(self, usage: Usage) -> bytes:
-        """The counts, when asked for."""
+        """Return the event with token counts, if the request asks for them."""
         counts = event(encode(self.usage_chunk(usage))) if self._includes_usage else b""
         return counts + b"data: [DONE]\n\n"
 
     def write_failure(self, error: ConveyorEngineError) -> bytes:
-        """In OpenAI's form, for which its clients look in each event."""
+        """Return the error as an event in OpenAI's form. OpenAI's clients check each event for it."""
         return event(failure_body(error))
 
     def _prompt_of(self, choice: int) -> list[int] | UnsetType:
-        """The tokens of the choice's prompt, where they are asked for."""
+        """Return the tokens of the choice's prompt; UNSET unless the request asks for them."""
         return array("I", self._prompts[choice // self._choices_per_prompt]).tolist() if self._prompts else UNSET
 
     def _prompt_once(self, choice: int) -> list[int] | UnsetType:
-        """The same, the first time."""
+        """Return the same on the first call for a choice, and UNSET on later calls."""
         if choice in self._prompts_told:
             return UNSET
         self._prompts_told.add(choice)
@@ -204,27 +204,27 @@ class ChoicesFormat(Format):
 
     @abstractmethod
     def chunk(self, delta: Delta, usage: Usage | None) -> msgspec.Struct:
-        """One event of a stream, with its choice's counts so far when each is to have them."""
+        """Return the event for a delta. With `usage` it contains the choice's token counts so far."""
 
     @abstractmethod
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        """The event with the counts, when asked for."""
+        """Return the event with token counts, which is sent if the request asks for it."""
 
     @abstractmethod
     def whole(self, usage: Usage) -> msgspec.Struct:
-        """The one body, its `choices` empty."""
+        """Return the body of a response that is not streamed, with empty `choices`."""
 
     @abstractmethod
     def choice(self, answer: WholeChoice) -> Iterator[bytes]:
-        """One of its choices, in pieces of JSON."""
+        """Yield one of the body's choices, in pieces of JSON."""
 
     def behind_choices(self, answers: Sequence[WholeChoice]) -> Iterator[bytes]:
-        """What follows the choices, in pieces of JSON."""
+        """Yield the fields after the choices, in pieces of JSON."""
         return iter(())
 
 
 class BlocksFormat(Format):
-    """Messages and responses: one choice, whose text, thinking and calls are blocks in the order in which they came."""
+    """The format of messages and responses: one choice, whose text, thinking and calls are blocks in their order."""
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
@@ -235,7 +235,7 @@ class BlocksFormat(Format):
         self._stop_string: str | None = None
 
     def write_events(self, delta: Delta, usage: Usage | None) -> bytes:
-        """Begins and ends blocks as the parts of the delta demand."""
+        """Return the events for a delta, including those that begin and end blocks."""
         events = []
         self._content_tokens = delta.content_tokens
         for name, text in delta.parts:
@@ -250,7 +250,7 @@ class BlocksFormat(Format):
         return b"".join(events)
 
     def write_end(self, usage: Usage) -> bytes:
-        """Ends the last block, and the answer."""
+        """Return the events that end the last block and the answer."""
         return self._end_block() + self.end_answer(usage)
 
     def _end_block(self) -> bytes:
@@ -259,16 +259,16 @@ class BlocksFormat(Format):
 
     @abstractmethod
     def begin_block(self, block: Block) -> bytes:
-        """The events with which a block begins."""
+        """Return the events that begin a block."""
 
     @abstractmethod
     def write_text(self, block: Block, text: str) -> bytes:
-        """More text of the block."""
+        """Return the events for more text of the block."""
 
     @abstractmethod
     def end_block(self, block: Block) -> bytes:
-        """The events with which it ends."""
+        """Return the events that end the block."""
 
     @abstractmethod
     def end_answer(self, usage: Usage) -> bytes:
-        """The last events."""
+        """Return the last events of the stream."""

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the answers of chat in Anthropic's shape."""
+"""Serves POST /v1/messages and /v1/messages/count_tokens, which return chat answers in Anthropic's format."""
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ _STOP_REASONS: Final[dict[str, StopReason]] = {"stop": "end_turn", "length": "ma
 
 
 class AnthropicUsage(msgspec.Struct, omit_defaults=True):
-    """Token counts. Cached tokens, which only requests with a `cache_salt` are told, are no `input_tokens`."""
+    """Token counts. `input_tokens` excludes cached tokens, which are reported only to requests with a `cache_salt`."""
 
     input_tokens: int
     output_tokens: int
@@ -46,14 +46,14 @@ class Text(msgspec.Struct, tag="text"):
 
 
 class Thinking(msgspec.Struct, tag="thinking"):
-    """Thinking. The signature is the message's id: some clients send back only what is signed."""
+    """A block of thinking. The signature is the message's id, because some clients send back only signed thinking."""
 
     thinking: str
     signature: str
 
 
 class ToolUse(msgspec.Struct, tag="tool_use"):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     name: str
@@ -156,12 +156,12 @@ class TokenCount(msgspec.Struct):
 
 
 class MessagesFormat(BlocksFormat):
-    """Answers as messages."""
+    """Writes answers in the format of Anthropic's Messages API."""
 
     _index = -1  # of the open block
 
     def write_whole(self, answers: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes]:
-        """The message."""
+        """Yield the whole message."""
         (answer,) = answers
         content = [self._make_block(block) for block in answer.blocks]
         stop = self._stop(answer.finish_reason, answer.stop_string)
@@ -169,13 +169,13 @@ class MessagesFormat(BlocksFormat):
         yield encode(AnthropicMessage(self._id, self._model, content, counts, stop.stop_reason, stop.stop_sequence))
 
     def write_begin(self, usage: Usage) -> bytes:
-        """The message, still empty."""
+        """Return the event with the message, which is still empty."""
         counts = AnthropicUsage.of(usage)
         counts.output_tokens = 0
         return _write(MessageStart(AnthropicMessage(self._id, self._model, [], counts)))
 
     def begin_block(self, block: Block) -> bytes:
-        """As if it were empty, and a call's arguments too."""
+        """Return the event that begins a block, with empty text, thinking or arguments."""
         self._index += 1
         content = self._make_block(block)
         if isinstance(content, Thinking):
@@ -183,23 +183,23 @@ class MessagesFormat(BlocksFormat):
         return _write(ContentBlockStart(self._index, content))
 
     def write_text(self, block: Block, text: str) -> bytes:
-        """One event."""
+        """Return one event with the text."""
         return _write(ContentBlockDelta(self._index, _DELTAS[block.kind](text)))
 
     def end_block(self, block: Block) -> bytes:
-        """Thinking with its signature."""
+        """Return the events that end a block. For thinking, the first one has the signature."""
         signed = b""
         if block.kind == "reasoning":
             signed = _write(ContentBlockDelta(self._index, SignatureDelta(self._id)))
         return signed + _write(ContentBlockStop(self._index))
 
     def end_answer(self, usage: Usage) -> bytes:
-        """Why it ends, and the counts."""
+        """Return the events with the stop reason and the token counts."""
         stop = self._stop(self._finish_reason, self._stop_string)
         return _write(MessageDelta(stop, AnthropicUsage.of(usage))) + _write(MessageStop())
 
     def write_failure(self, error: ConveyorEngineError) -> bytes:
-        """As Anthropic's clients look for it."""
+        """Return the error as an event in the form that Anthropic's clients expect."""
         return event(failure_body(error, PATH), "error")
 
     def _make_block(self, block: Block) -> Text | Thinking | ToolUse:
@@ -223,7 +223,7 @@ def _write(told: msgspec.Struct) -> bytes:
 
 
 def _read_input(arguments: str) -> dict[str, msgspec.Raw]:
-    """The arguments of a call. Those that are cut, or no object, are told as they are, under one name."""
+    """Return the arguments of a call. If they are cut off or not an object, return them as text under one name."""
     if not arguments:
         return {}
     try:
@@ -233,12 +233,12 @@ def _read_input(arguments: str) -> dict[str, msgspec.Raw]:
 
 
 async def create_message(request: Request) -> GeneratedResponse:
-    """Answers the conversation."""
+    """Return the answer to the conversation."""
     return GeneratedResponse(await open_request(request, "messages"), MessagesFormat)
 
 
 async def count_message_tokens(request: Request) -> Response:
-    """Answers with the length of the prompt that a message would have."""
+    """Return the number of tokens that the prompt of this request would have."""
     async with prepare_request(request, "count_tokens") as arriving:
         prepared = arriving.prepared
     assert isinstance(prepared, PreparedTokens)

@@ -1,6 +1,6 @@
-"""What travels of custom models and their results: as facts and payloads that only this task reads.
+"""Encodes facts about a custom model, and the payloads of its results. Only this task reads them.
 
-A result's payload begins with a byte: `COMPUTED`, and the outputs follow, or `FAILED`, and a sentence follows.
+A result's payload begins with a byte. After `COMPUTED` the outputs follow; after `FAILED` an error message follows.
 """
 
 from functools import lru_cache
@@ -16,13 +16,13 @@ FAILED: Final = b"\1"
 
 
 class CustomFacts(msgspec.Struct, frozen=True, array_like=True):
-    """What is particular of a custom model."""
+    """The facts that only custom models have."""
 
     signature: Signature
     packs: bool  # whether a batch costs the sum of its items
 
     def encode(self) -> bytes:
-        """The `of_task` of the model's facts."""
+        """Encode the facts for `ModelFacts.of_task`."""
         return msgspec.msgpack.encode(self)
 
 
@@ -36,10 +36,10 @@ def read_facts(facts: ModelFacts) -> CustomFacts:
 
 
 def encode_outputs(outputs: Tensors) -> bytes:
-    """The payload of an item that was computed."""
+    """Return the payload for an item that was computed."""
     return COMPUTED + encode_tensors(outputs)
 
 
 def encode_failure(sentence: str) -> bytes:
-    """The payload of an item that the model could not compute."""
+    """Return the payload for an item that the model could not compute."""
     return FAILED + sentence.encode(errors="replace")

@@ -1,4 +1,4 @@
-"""Images that each get a score of every label, as the scheduler sees them: a pixel of a processed picture costs 1."""
+"""Scheduling of images that get a score for each label. A pixel of a processed image costs 1."""
 
 from array import array
 from typing import Final
@@ -9,7 +9,7 @@ from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 
 class ImageClassify(OneStep):
-    """Pictures of one shape share a forward, and nothing is padded: a batch costs the sum of its pictures."""
+    """The task that classifies images. Images of one shape share a forward without padding, so costs add up."""
 
     packs = True
     result_name = "logits"
@@ -20,7 +20,7 @@ class ImageClassify(OneStep):
         self._shape = ImageFacts.read(facts).shape
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """A picture of one colour, of the shape that the model takes, whatever it may cost."""
+        """Build a request with an image of one colour in the model's shape. Its cost is fixed; `cost` has no effect."""
         numbers = array("f", [number % 16 / 16]) * (self._shape.num_bytes // 4)
         payload = encode_pixels(self._shape, numbers.tobytes())
         return EngineRequest(request_id=str(number), payload=payload, payload_cost=self._shape.num_pixels)

@@ -1,4 +1,4 @@
-"""The engine's Deployment. Pure."""
+"""Builds the engine's Deployment. Pure."""
 
 from collections.abc import Mapping
 
@@ -13,9 +13,10 @@ _PROGRESS_DEADLINE_SECONDS = 2 * 60 * 60
 def build_deployment(
     owner: Owner, rollout: Mapping[str, int | str], template: Object, image: str, template_hash: str
 ) -> Object:
-    """`template` is one of `build_pod_template`, `template_hash` that of `image.hash_template`. It has no replicas.
+    """Return the Deployment, without `replicas`.
 
-    `rollout` is a RollingUpdate's, `image` for the containers that name none.
+    template: from `build_pod_template`. template_hash: from `image.hash_template`.
+    rollout: the parameters of RollingUpdate. image: for containers without an image.
     """
     metadata = build_metadata(owner, names.engine_name(owner.name))
     metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: template_hash}
