@@ -1,10 +1,10 @@
-"""One HTTP connection that anybody may have opened: aiohttp's, with the bounds that it lacks.
+"""One HTTP connection from an untrusted client: aiohttp's connection, with limits that aiohttp does not have.
 
 - A head (request line and headers) has a limit in bytes and in time.
-- One request at a time is read: what a client sends behind it stays unparsed, within a budget of the whole port.
-- What a client does not read of its answer is buffered up to a limit, and it must not stop reading for long.
+- One request is read at a time. Pipelined requests stay unparsed, within a limit for the whole port.
+- The unread part of an answer is buffered up to a limit, and a client must not stop reading for long.
 
-Made by a port (`server`), which bounds their number. Only this file reaches into aiohttp's protocol.
+Created by a port (`server`), which limits the number of connections. Only this file uses aiohttp's protocol internals.
 """
 
 import asyncio
@@ -44,17 +44,17 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 
 class Port(web.Server, ABC):
-    """The interface that a connection uses of its port."""
+    """The interface of a port for its connections."""
 
     ahead_bytes: int  # kept of requests behind others, on all of its connections
 
     @abstractmethod
     def make_room(self) -> bool:
-        """Whether there may be one connection more."""
+        """Return whether the port may have one more connection."""
 
 
 class Connection(web.RequestHandler):
-    """One connection. Subclasses say how refusals look: `full_answer` and `refuse`."""
+    """One connection. Subclasses define the responses to rejected requests: `full_answer` and `refuse`."""
 
     __slots__ = (
         "_ahead",
@@ -175,7 +175,7 @@ class Connection(web.RequestHandler):
             self._check_reader_later()
 
     def data_received(self, data: bytes) -> None:
-        """Lets aiohttp read one request, and a head only as far as it may go."""
+        """Pass data to aiohttp until one request is read. A head that exceeds its limit is rejected."""
         if data:
             self.silent_since = self._loop.time()
         elif not self._has_request():
@@ -230,7 +230,7 @@ class Connection(web.RequestHandler):
             self._go_on()
 
     def _go_on(self) -> None:
-        """An answer has been sent: reads the next request, which may be here already."""
+        """Read the next request after an answer was sent. The request may have arrived already."""
         self.silent_since = self._loop.time()
         self._is_answering = bool(self._messages)  # after an upgrade that was declined aiohttp has read on itself
         if self._messages:
@@ -251,7 +251,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The last answer of a connection: to what is no request, or to a bug of the handler."""
+        """Return the last answer of a connection, after an invalid request or a bug in the handler."""
         answer = self.refuse(request, status, exc, message)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun, no other can follow")
@@ -261,7 +261,10 @@ class Connection(web.RequestHandler):
     def refuse(
         self, request: web.BaseRequest, status: int, error: BaseException | None, said: str | None
     ) -> web.StreamResponse:
-        """`said` is the parser's word for what is wrong, below 500: no fault of ours, and nothing for the log."""
+        """Return the response to an invalid request. `said`: the parser's error, with a status below 500.
+
+        It is the client's error, so it is not logged.
+        """
         if status >= 500:
             return super().handle_error(request, status, error, said)
         return web.Response(
@@ -269,14 +272,14 @@ class Connection(web.RequestHandler):
         )
 
     def _expect_head(self) -> None:
-        """A head that begins, or should, must be there in time."""
+        """Start the time limit for a head that has begun, or that the client has to send now."""
         if self._keepalive_handle is not None:
             self._keepalive_handle.cancel()
         self._next_keepalive_close_time = self._loop.time() + HEAD_SECONDS
         self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
 
     def _refuse_head(self) -> None:
-        """The last message of this connection; answered in its turn, by `handle_error`."""
+        """Queue a rejection as the last message of this connection. `handle_error` answers it in its turn."""
         error = LineTooLong("", MAX_HEAD_BYTES)
         self._messages.append((_ErrInfo(error.code, error, error.message), EMPTY_PAYLOAD))
         self._close = True

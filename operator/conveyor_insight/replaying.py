@@ -1,7 +1,7 @@
-"""What the HorizontalPodAutoscaler, or one of another spec, would have made of recorded moments. Pure.
+"""Replays recorded moments with the HorizontalPodAutoscaler, or with that of another spec. Pure.
 
-They are what `kubectl conveyor explain NAME -o json` printed, one after the other; the arithmetic is
-`conveyor_insight.hpa`'s. What was in flight stays what it was, however many replicas there are in the replay.
+The moments are successive outputs of `kubectl conveyor explain NAME -o json`. The arithmetic is that of
+`conveyor_insight.hpa`. The number of requests in flight is the recorded one, for any number of replicas in the replay.
 """
 
 import json
@@ -21,7 +21,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """`recorded` replicas were asked for. A value is None where it could not be read."""
+    """One recorded moment, with `recorded` desired replicas. A value is None if it could not be read."""
 
     at: datetime
     values: Mapping[str, int | None]
@@ -31,7 +31,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What scales: the HPA, and the operator to zero and back. `first_replicas`: those it begins with."""
+    """The rules that scale: those of the HPA, and of the operator to zero and back. It starts at `first_replicas`."""
 
     autoscaler: Object
     idle_timeout_seconds: float | None = None
@@ -40,7 +40,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A moment, and the replicas that the replay had by then."""
+    """A moment, and the number of replicas in the replay at that moment."""
 
     moment: Moment
     replayed: int
@@ -81,10 +81,10 @@ def build_rules(service: InferenceService) -> Rules:
 
 
 def replay(moments: Iterable[Moment], other: Rules | None = None) -> Iterator[Look]:
-    """Each moment is a look of the HPA of then, or of the `other`, which begins at the recorded number.
+    """Evaluate the HPA once for each moment: the recorded HPA or `other`, which starts at the recorded replicas.
 
-    By the rules of then zero comes and goes as it did. By others the operator goes to zero where they have an idle
-    timeout and nothing was in flight for so long, and back at the first moment at which something is.
+    With the recorded rules, the service is at zero when it was recorded at zero. With other rules that have an idle
+    timeout, the service scales to zero after that time without requests, and back at the first moment with requests.
     """
     hpa, replicas, idle_since = None, 0, None
     for moment in moments:
@@ -103,12 +103,12 @@ def replay(moments: Iterable[Moment], other: Rules | None = None) -> Iterator[Lo
 
 
 def _is_idle(moment: Moment) -> bool:
-    """What could not be read keeps its engines, as the operator does."""
+    """Return whether the service is idle. If the requests could not be read it is not, as for the operator."""
     return all(value == 0 for value in moment.values.values())
 
 
 def _follow_requests(rules: Rules, moment: Moment, replicas: int, idle_seconds: float | None) -> int:
-    """The replicas after the operator has looked: at zero it wakes the service, and it sends an idle one there."""
+    """Return the replicas after the operator has woken the service from zero, or scaled an idle one to zero."""
     timeout_seconds = rules.idle_timeout_seconds
     if replicas == 0:
         wakes = timeout_seconds is None or any(moment.values.values())

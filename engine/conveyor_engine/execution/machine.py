@@ -1,7 +1,7 @@
 """Finds the device to run on and the number type that it computes in. Called by the runners at start.
 
-To torch a node without a GPU looks like one whose driver is too old or is not mounted: it sees no device. Its error
-tells them apart, and the device files and the driver itself show whether there is a GPU.
+torch finds no device on a node without a GPU, and also if the driver is too old or not mounted. torch's error shows
+which it is. The device files and the driver itself show whether there is a GPU.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
 def choose_device(device: Device) -> torch.device:
-    """The device to run on.
+    """Return the device to run on.
 
     Raises ConfigError (NoDevice) if there is a GPU that cannot be used, and for `cuda` if there is none.
     """
@@ -51,10 +51,10 @@ def choose_device(device: Device) -> torch.device:
 
 
 def choose_dtype(dtype: Dtype, device: torch.device, model_config: PretrainedConfig) -> torch.dtype:
-    """The type of weights, activations and KV cache.
+    """Return the type of weights, activations and KV cache.
 
-    auto on CUDA: float16 for a model saved in it, else bfloat16; on a CPU: bfloat16 where the CPU computes in it, else
-    float32.
+    auto on CUDA: float16 for a model saved in float16, otherwise bfloat16. auto on a CPU: bfloat16 if the CPU has
+    instructions for it, otherwise float32.
     """
     if dtype == "float16" and device.type == "cpu":
         raise ConfigError(
@@ -78,12 +78,12 @@ def cpu_has_bfloat16() -> bool:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Free memory of the device, within the container's limit."""
+    """Return the free memory of the device, within the container's limit."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else cgroup.free_memory_bytes()
 
 
 def _start_cuda() -> str | None:
-    """Starts CUDA. Returns the error, torch's own and which driver is needed; None if it has started.
+    """Start CUDA. Return None if it has started; otherwise torch's error, and the driver version that torch needs.
 
     Raises ConfigError for a GPU that is too old.
     """
@@ -102,7 +102,7 @@ def _start_cuda() -> str | None:
 
 
 def _has_gpu() -> bool:
-    """Whether there is a GPU that CUDA_VISIBLE_DEVICES does not hide, or a driver that failed before it could tell."""
+    """Return whether there is a GPU that CUDA_VISIBLE_DEVICES does not hide, or a driver that fails to start."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     folder, pattern = _DEVICE_FILES
@@ -110,7 +110,7 @@ def _has_gpu() -> bool:
 
 
 def _init_driver() -> int | None:
-    """What the driver's library answers to cuInit, 0 if all is well; None if there is no such library."""
+    """Return the result of cuInit in the driver's library, 0 for success; None if there is no such library."""
     try:
         return int(ctypes.CDLL("libcuda.so.1").cuInit(0))
     except (OSError, AttributeError):

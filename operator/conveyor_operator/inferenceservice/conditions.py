@@ -1,8 +1,8 @@
-"""Each condition of an InferenceService, judged from its situation. Pure; assembled by `status`.
+"""Computes each condition of an InferenceService from its situation. Pure; `status` puts them together.
 
-Which reasons there are, and what they mean, stands in `conveyor_api.conditions`. A message contains no time and no
-count of tries, so that a status is written only when something happened. What keeps the engines from being ready is
-found once, by `situation`, and is the same in every condition that depends on them.
+`conveyor_api.conditions` defines the reasons. A message contains no time and no number of attempts, so that a status is
+written only when something changes. `situation` finds once what keeps the engines from being ready. Every condition
+that depends on the engines has this same cause.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Judged:
 
 
 def judge_all(situation: Situation) -> list[Judged]:
-    """`Ready` first, then the others in their order."""
+    """Return all conditions: `Ready` first, then the others in a fixed order."""
     parts = [
         judge_progressing(situation),
         judge_model(situation),
@@ -52,11 +52,11 @@ def judge_all(situation: Situation) -> list[Judged]:
 
 
 def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
-    """At least one engine answers, and the API server lets the spec through to the engines.
+    """Compute `Ready`. It is true if at least one engine answers and the API server accepts the engines' objects.
 
-    Not that all replicas are there, nor that all run the present spec: a service that scales, rolls out, or has lost
-    one of three pods answers. What the others lack is its reason then. After a start or a failure the reason becomes
-    `Ready` only when all wanted engines are ready; it stays so while a service scales or rolls out.
+    It does not mean that all replicas exist or run the current spec: a service that scales, rolls out, or has lost one
+    of three pods still answers. The reason then is the problem of the other pods. After a start or a failure the reason
+    becomes `Ready` only when all desired engines are ready, and it stays `Ready` while a service scales or rolls out.
     """
     by_type, type = {part.type: part for part in parts}, ConditionType.READY
     answers, workload = by_type[ConditionType.ENDPOINT_READY].is_true, by_type[ConditionType.WORKLOAD_READY]
@@ -77,7 +77,7 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
 
 
 def _find_cause(by_type: dict[ConditionType, Judged], situation: Situation) -> Judged:
-    """The part that explains the rest: a failure before a wait, a cause before its effects."""
+    """Return the condition that explains the others. Failures come before waits, and causes before their effects."""
     if situation.blocker is not None:
         return Judged(ConditionType.READY, "False", situation.blocker.reason, situation.blocker.message)
     order = (ConditionType.MODEL_AVAILABLE, ConditionType.WORKLOAD_READY, ConditionType.ENDPOINT_READY)
@@ -91,7 +91,7 @@ def _find_cause(by_type: dict[ConditionType, Judged], situation: Situation) -> J
 
 
 def judge_progressing(situation: Situation) -> Judged:
-    """Whether pods of the present spec are on their way. Scaling does not count, nor does a pod that fails later."""
+    """Compute whether a rollout of the current spec is in progress. Scaling is no rollout, nor is a later failure."""
     deployment, type, blocker = situation.deployment, ConditionType.PROGRESSING, situation.blocker
     if blocker is not None and (situation.prewarming or not situation.rolled_out or situation.obstacle(*POD_KINDS)):
         return Judged(type, "True" if blocker.temporary else "False", blocker.reason, blocker.message)
@@ -114,7 +114,7 @@ def judge_progressing(situation: Situation) -> Judged:
 
 
 def judge_model(situation: Situation) -> Judged:
-    """Judged by the pods of the present spec: older pods may have another model."""
+    """Compute the model's condition from the pods of the current spec, because older pods may have another model."""
     type, pods = ConditionType.MODEL_AVAILABLE, situation.pods
     if situation.prewarming and situation.blocker is None:
         return Judged(type, "False", Reason.MODEL_DOWNLOADING, _PREWARMING)
@@ -157,7 +157,7 @@ def judge_workload(situation: Situation) -> Judged:
 
 
 def judge_endpoint(situation: Situation) -> Judged:
-    """Whether the gateway has an engine to send to: it reads the same EndpointSlices."""
+    """Compute whether the gateway has an engine to send requests to. The gateway reads the same EndpointSlices."""
     count, type = situation.observed.ready_endpoints, ConditionType.ENDPOINT_READY
     if count > 0:
         return Judged(type, "True", Reason.ENDPOINTS_AVAILABLE, "the gateway has at least one ready engine")

@@ -1,6 +1,7 @@
-"""How long a service's pods took to start and why, and the period of scale-up policies that follows from it. Pure.
+"""Measures how long a service's pods took to start and why, and derives the period of scale-up policies. Pure.
 
-Kept in `memory` and told in `status.effective`, from which an operator that restarts goes on; used by `simulate` too.
+The results are kept in `memory` and reported in `status.effective`, from which a restarted operator continues.
+`simulate` uses this too.
 """
 
 import math
@@ -15,7 +16,7 @@ from conveyor_api.status import NUM_POD_STARTS, EffectiveStatus, InferenceServic
 from conveyor_operator.inferenceservice.pods import PodState
 
 UNKNOWN_START_SECONDS: Final = 300
-"""What a pod of a large model takes, until one of the service's own has started."""
+"""Assumed start time, that of a large model, until the first pod of the service has started."""
 _LONGEST_WAIT_SECONDS: Final = 60
 _STEP_SECONDS: Final = 20
 _MOST_TOO_LONG: Final = 1.5
@@ -31,7 +32,7 @@ class Start:
     """`total`, from its creation to Ready, and the parts of it that are told, as `status.lastStart` has them."""
 
     def with_warm_up(self, told_seconds: float | None) -> "Start":
-        """The same, with what the engine says of it told apart: no more than Kubernetes saw of it and the load."""
+        """Return the start with the engine's warm-up, at most as long as `load`, subtracted from `load`."""
         load = self.seconds.get("load")
         if told_seconds is None or load is None:
             return self
@@ -40,7 +41,7 @@ class Start:
 
 
 class PodStarts:
-    """The last starts, from a pod's creation to Ready. A pod is measured once: one that is Ready again is not new."""
+    """The last starts, from a pod's creation to Ready. Each pod is measured once, even if it becomes Ready again."""
 
     def __init__(self, told: InferenceServiceStatus | None = None, pods: Iterable[PodState] = ()) -> None:
         """`told`: what the status has. Where it has starts, those of the `pods` that are Ready now are among them."""
@@ -53,7 +54,7 @@ class PodStarts:
         """None if this operator has measured no start, and the status lacks no warm-up of a ready pod."""
 
     def see(self, pods: Iterable[PodState]) -> list[Start]:
-        """Takes in those that have become Ready, and returns them."""
+        """Record the starts of pods that have become Ready, and return them."""
         ready = {pod.name: pod for pod in pods if pod.ready}
         new = [pod for pod in ready.values() if pod.name not in self._measured]
         starts = [start for pod in sorted(new, key=lambda pod: pod.ready_at) if (start := _measure(pod)) is not None]
@@ -64,7 +65,7 @@ class PodStarts:
         return starts
 
     def tell_warm_up(self, start: Start, told_seconds: float | None) -> Start:
-        """`start` as it is known now."""
+        """Add the warm-up that the engine reports to a start, and return the result."""
         whole = start.with_warm_up(told_seconds)
         if self.last is start:
             self.last = whole
@@ -74,10 +75,11 @@ class PodStarts:
         self.seconds = [*self.seconds, seconds][-NUM_POD_STARTS:]
 
     def choose_period(self, queue_timeout_seconds: float) -> int:
-        """The slowest of the last starts, and two queue time-outs of a minute at most, in seconds, rounded up.
+        """Return the period of scale-up policies: the slowest of the last starts plus two queue time-outs, in seconds.
 
-        Until then the queue does not say whether the last step was enough. The former period stays where it is long
-        enough, and not half as long again.
+        Each time-out counts as at most a minute, and the sum is rounded up. Before this time has passed, the queue does
+        not show whether the last scale-up was enough. The previous period is kept if it is long enough, and at most
+        _MOST_TOO_LONG times the new one.
         """
         start_seconds = max(self.seconds, default=UNKNOWN_START_SECONDS)
         seconds = start_seconds + 2 * min(queue_timeout_seconds, _LONGEST_WAIT_SECONDS)
@@ -88,7 +90,7 @@ class PodStarts:
 
 
 def _find_untold(told: LastStart | None, ready: Iterable[PodState]) -> Start | None:
-    """The start that the status has without its warm-up, if the engine is there to be asked."""
+    """Return the status's start if it has no warm-up yet and its pod is ready, so that its engine can be asked."""
     pod = next((pod for pod in ready if told is not None and pod.name == told.pod_name), None)
     if told is None or pod is None or told.warm_up is not None:
         return None
@@ -112,7 +114,7 @@ def _measure(pod: PodState) -> Start | None:
 
 
 def _seconds(begin: str, end: str) -> int | None:
-    """Between two times as Kubernetes writes them; None if one is missing, or they are in the wrong order."""
+    """Return the seconds between two times of Kubernetes; None if one is missing, or they are in the wrong order."""
     try:
         taken = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
     except ValueError:

@@ -1,8 +1,8 @@
 """Reads Kopf's watches line by line: an object's projection goes into the `store`, and Kopf gets its identity.
 
-`session` puts this between the API server and Kopf. An object is whatever a tenant could write, so it is read alone:
-one that cannot be read is counted, logged and skipped, and only its projection is kept. A watch that begins with all
-that there is also tells what is there no more, so Kopf is told of deletions that no watch saw.
+`session` puts this between the API server and Kopf. Tenants write objects, so each object is parsed separately: an
+invalid one is counted, logged and skipped. Only an object's projection is kept. The initial list of a watch also shows
+which objects no longer exist, so Kopf receives deletions that no watch has seen.
 """
 
 import asyncio
@@ -57,17 +57,17 @@ class Watches:
         self._listed: defaultdict[tuple[Kind, str | None], asyncio.Event] = defaultdict(asyncio.Event)
 
     async def wait_listed(self, kind: Kind, namespaces: Sequence[str]) -> None:
-        """Until the store has all objects of a kind that there were; no namespaces: of all."""
+        """Wait until the store has all objects of a kind in these namespaces; if none are given, in all namespaces."""
         for namespace in namespaces or (None,):
             await self._listed[kind, namespace].wait()
 
     async def read(
         self, kind: Kind, namespace: str | None, content: aiohttp.StreamReader, from_the_start: bool
     ) -> AsyncIterator[bytes]:
-        """Lines for Kopf. `from_the_start`: the stream begins with all objects, and a bookmark after them.
+        """Yield lines for Kopf. `from_the_start`: the stream begins with all objects, followed by a bookmark.
 
-        Where that beginning breaks off, and after any error, Kopf is told to start anew: it would resume after the
-        objects that it has seen, or end.
+        If that initial list breaks off, or after any error, Kopf gets an error that makes it list again. Otherwise it
+        would resume after the objects that it has seen, or end.
         """
         seen: set[str] | None = set() if from_the_start else None
         loop = asyncio.get_running_loop()
@@ -112,9 +112,9 @@ class Watches:
             yield _to_line(_START_ANEW)
 
     def _read_event(self, kind: Kind, line: bytearray, *, listed: bool) -> Object | None:
-        """The event as Kopf gets it, after its object went into the store; None if it cannot be read.
+        """Store the event's object. Return the event for Kopf; None if the event is invalid.
 
-        `listed`: it is of the beginning of a watch, which has all objects.
+        listed: the event belongs to the initial list of a watch.
         """
         try:
             event = json.loads(line)
@@ -136,7 +136,7 @@ class Watches:
         return {"type": type, "object": {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}}
 
     def take(self, kind: Kind, type: str, body: Object) -> None:
-        """What another watch than Kopf's tells: it goes into the store, and its resource is marked."""
+        """Store an object from a watch other than Kopf's, and queue a reconcile of its resource."""
         try:
             key = self._remember(kind, type, {**body, "kind": kind.kind})
         except UNREADABLE as error:
@@ -146,7 +146,7 @@ class Watches:
                 self._mark(key)
 
     def keep_only(self, kind: Kind, namespace: str | None, uids: set[str]) -> None:
-        """All that another watch than Kopf's knows to be there."""
+        """Remove all objects except these from the store, after the list of a watch other than Kopf's."""
         for _, key in self._drop_others(kind, namespace, uids):
             self._mark(key)
 
@@ -155,7 +155,7 @@ class Watches:
         logger.warning("event=object_unreadable kind=%s key=%s error=%.200r", kind.kind, name, error)
 
     def _remember(self, kind: Kind, type: str, body: Object, *, listed: bool = False) -> Key | None:
-        """The key of the object's resource; None if it has none, or none any more."""
+        """Store or remove the object. Return the key of its resource; None if it belongs to none."""
         uid, key = str(body["metadata"]["uid"]), self._find_key(kind, body)
         if key is None or type == "DELETED":
             left = self._store.drop(kind, uid)
@@ -170,7 +170,7 @@ class Watches:
         return key
 
     def _find_key(self, kind: Kind, body: Object) -> Key | None:
-        """The resource that an object is, or that its label names."""
+        """Return the key of the resource that the object is, or that its label names."""
         metadata = body["metadata"]
         if kind in self._resources:
             return Key(kind, str(metadata["namespace"]), str(metadata["name"]))
@@ -182,11 +182,11 @@ class Watches:
         return None
 
     def _labels(self, kind: Kind, key: Key) -> dict[str, str]:
-        """For Kopf, which chooses handlers by them."""
+        """Return the labels by which Kopf chooses handlers."""
         return {} if kind == key.kind else {self._resources[key.kind].label: key.name}
 
     def _find_deleted(self, kind: Kind, namespace: str | None, seen: set[str]) -> list[Object]:
-        """What the store knows and the watch did not show; it leaves the store."""
+        """Remove objects that the watch's list did not contain from the store. Return a DELETED event for each."""
         events: list[Object] = []
         for uid, key in self._drop_others(kind, namespace, seen):
             labels = self._labels(kind, key)

@@ -1,9 +1,9 @@
-"""Attention over the sequences of one step, without padding. For models that embed.
+"""Computes attention over the sequences of one step, without padding. For models that embed.
 
-Used by `runners.pool` and `models.packing`. In plain torch, on any device, each sequence is attended by itself, so its
-numbers do not depend on the rest of the batch. The compiled kernels write keys and values of a layer to KV blocks that
-live as long as the step, in the layout that `cpu_native` keeps. Writing them costs little beside attention, whose work
-grows with the square.
+Used by `runners.pool` and `models.packing`. Plain torch, on any device, computes each sequence by itself, so results do
+not depend on the rest of the batch. The compiled kernels write a layer's keys and values to temporary KV blocks, in the
+layout of `cpu_native`. Writing them costs little compared with attention, whose work grows with the square of the
+length.
 """
 
 from collections.abc import Callable
@@ -24,16 +24,16 @@ from conveyor_engine.execution.attention.torch_paged import attend_one
 
 
 def choose_packed(name: AttentionBackendName, device: torch.device, dtype: torch.dtype) -> Callable[[list[int]], Paged]:
-    """What makes a step's attention of the starts of its sequences; `torch` is plain torch throughout."""
+    """Return the function that makes a step's `Paged` from the starts of its sequences. `torch`: always plain torch."""
     can = device.type == "cpu" and native.why_missing() is None and native.supports(dtype)
     return PackedNative if can and name != "torch" else Packed
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """`Paged` for whole sequences that lie one after another."""
+    """A `Paged` for whole sequences that are packed one after another, in plain torch."""
 
-    starts: list[int]  # of each sequence, and where the last one ends
+    starts: list[int]  # index of each sequence's first token, and the end of the last sequence
     runs_bidirectional: ClassVar[bool] = True
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -45,12 +45,12 @@ class Packed:
 
 
 class PackedNative:
-    """The same by the compiled kernels. Each sequence has blocks of its own, side by side."""
+    """The same as `Packed`, by the compiled kernels. Each sequence has its own consecutive blocks."""
 
     runs_bidirectional: ClassVar[bool] = True
 
     def __init__(self, starts: list[int]) -> None:
-        """starts: of each sequence, and where the last one ends."""
+        """starts: index of each sequence's first token, and the end of the last sequence."""
         lengths = np.diff(starts)
         ends = np.cumsum(-(-lengths // native.BLOCK_SIZE))  # in blocks
         first = np.concatenate(([0], ends[:-1]))
@@ -86,13 +86,13 @@ class PackedNative:
 
 
 def _check(spec: AttentionSpec) -> None:
-    """Raises ModelError for attention that neither way computes."""
+    """Raise ModelError for attention that neither Packed nor PackedNative supports."""
     if not spec.causal and (spec.sliding_window or spec.softcap is not None):
         raise ModelError("a layer that is not causal has a sliding window or a soft cap, which this engine lacks")
 
 
 def _attend_whole(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
-    """query (n, H, D), key (n, Hkv, D), value (n, Hkv, Dv) of one sequence -> (n, H, Dv)."""
+    """Compute attention of one sequence: query (n, H, D), key (n, Hkv, D), value (n, Hkv, Dv) -> (n, H, Dv)."""
     if spec.sliding_window or spec.softcap is not None:
         return attend_one(query, key, value, spec)
     group = query.shape[1] // key.shape[1]

@@ -135,7 +135,10 @@ class GenerateRunner:
         return graphs
 
     def _find_largest_decode(self, max_num_seqs: int, capacity_tokens: int) -> int | None:
-        """Rows of the largest step of decodes that is worth a graph, by the lengths of requests; None if not known."""
+        """Return the rows of the largest step of decodes that is worth a graph for the expected lengths of requests.
+
+        Returns None if these lengths are not known.
+        """
         workload = self._workload
         return None if workload is None else workload.find_largest_graph(max_num_seqs, capacity_tokens)
 

@@ -10,18 +10,18 @@ from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.manifests.program import PRE_STOP_SECONDS, Program
 from conveyor_operator.loop.owner import Owner
 
-# 503 once its engine process has died; before it is ready nobody listens.
+# vLLM returns 503 once its engine process has died. It listens only once it is ready.
 _HEALTH_PATH: Final = "/health"
 
-# The model is there already, and nobody is told what runs here. The user of a pod has no name, and torch asks for one.
+# The model is already on disk, and usage is not reported. A pod's user has no name, but torch asks for one.
 _VARIABLES: Final = {
     "HF_HUB_OFFLINE": "1",
     "LOGNAME": "vllm",
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-# vLLM cuts its answers off when it is told to end, so it is told when none is left, or when there is no more time. With
-# `--disable-log-stats` it does not count them: then it gets all the time.
+# vLLM cuts its answers off when it gets SIGTERM. So the signal is sent when no request is left, or at the end of the
+# time. With `--disable-log-stats` vLLM does not count requests, and the pod waits for the whole time.
 _UNTIL_IDLE: Final = """\
 import sys, time, urllib.request
 unseen, drain = map(float, sys.argv[1:])
@@ -37,7 +37,7 @@ while time.monotonic() < end:
 
 
 def build_vllm_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str, Any]:
-    """The flags of `vllm serve`; None: its own default."""
+    """Return the flags of `vllm serve`. A flag with None keeps vLLM's default."""
     batching, cache = spec.batching, spec.kv_cache
     return {
         "model": spec.model.source.directory,
@@ -55,7 +55,10 @@ def build_vllm_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str, Any
 
 
 def build_vllm(spec: InferenceServiceSpec) -> Program:
-    """Its last moments: the time in which gateways may still send something, then until no request is left."""
+    """Return the program of vLLM's pods.
+
+    Before vLLM stops, the pod waits while gateways may still send requests, and then until no request is left.
+    """
     script = _UNTIL_IDLE.format(port=names.ENGINE_PORT)
     seconds = [str(PRE_STOP_SECONDS), str(spec.drain.timeout_seconds)]
     return Program(
