@@ -56,7 +56,7 @@ class Rollout(ApiModel):
 
     @property
     def given(self) -> tuple[int | str, int | str]:
-        """maxSurge and maxUnavailable, where either is said."""
+        """maxSurge and maxUnavailable if at least one is set; the other defaults to 0 or 1."""
         surge, unavailable = self.max_surge, self.max_unavailable
         return 0 if surge is None else surge, 1 if unavailable is None else unavailable
 

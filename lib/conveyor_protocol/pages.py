@@ -22,9 +22,9 @@ class EngineDemand(Struct, frozen=True):
     waiting: Count | None
     """Requests of all gateways that wait inside the engine for a place in its batch; None if not reported."""
     carried: AtLeastOne | None = None
-    """How many requests it runs at once, where its KV cache was short lately or objectives ask for fewer."""
+    """Requests that it runs at once, if its KV cache was recently short or objectives limit it."""
     limit_reason: str | None = None
-    """Why, where it has objectives: see `limit_reasons`."""
+    """The reason for this number if the engine has objectives: see `limit_reasons`."""
 
 
 class ClassDemand(Struct, frozen=True):
@@ -32,20 +32,20 @@ class ClassDemand(Struct, frozen=True):
 
     queued: Count
     wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
-    """How long the first of them has waited."""
+    """How long the first queued request of the class has waited."""
 
 
 class ServiceDemand(Struct, frozen=True):
     """The requests that one gateway holds for one InferenceService."""
 
     in_flight: Count
-    """Queued and dispatched."""
+    """Number of requests that are queued or dispatched."""
     queue_depth: Count
-    """Queued longer than the batching window."""
+    """Number of requests that have been queued for longer than the batching window."""
     queued: Count = 0
     dispatched: Count = 0
     batch_size: AtLeastOne = 1
-    """How many one engine runs at once."""
+    """Number of requests that one engine runs at once."""
     engines: dict[str, EngineDemand] = {}
     """The engines that have requests of this gateway."""
     classes: dict[str, ClassDemand] = {}
@@ -62,9 +62,9 @@ class Activity(Struct, frozen=True):
     """`GET /activity`: which services that may go to zero have to be woken, and which may go to sleep."""
 
     services: Count
-    """How many may go to zero."""
+    """Number of services that may scale to zero."""
     waiting: frozenset[ServiceKey]
-    """Asleep, with requests here."""
+    """Services at zero that have requests at this gateway."""
     idle: frozenset[ServiceKey]
     """Services with engines that have had no request at this gateway for their idle timeout."""
 

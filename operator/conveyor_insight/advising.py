@@ -1,6 +1,6 @@
-"""Which batching mode and which batch limit, by the decision flow of docs/batching.md. Pure; nothing is measured anew.
+"""Recommends a batching mode and a batch limit by the decision flow of docs/batching.md. Pure; it measures nothing.
 
-What the traffic cannot tell is said to be open: `tuning` measures it.
+Questions that the observed traffic does not answer are reported as open; `tuning` measures them.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,11 @@ _SHORT_TOKENS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """`fields` are members of `spec.batching` to change, `workload` a `spec.workload`; None or empty if it is right as
-    it is. `sentences` say why."""
+    """A recommendation, with the reasons in `sentences`.
+
+    `fields` has the members of `spec.batching` to change, and `workload` is the new `spec.workload`. They are empty or
+    None if nothing has to change.
+    """
 
     mode: str
     max_batch_size: int
@@ -32,11 +35,11 @@ class Advice:
     workload: dict[str, Any] | None
     sentences: tuple[str, ...]
     tune_flags: tuple[str, ...]
-    """For a `tune` with the traffic that was seen."""
+    """Flags for a `tune` with the observed traffic."""
 
 
 def advise(service: InferenceService, traffic: Traffic) -> Advice:
-    """For the service as it is, and what its engines have seen."""
+    """Return the recommendation for a service and the traffic that its engines have observed."""
     mode, mode_reason = _choose_mode(service, traffic)
     size, size_reason = _choose_size(service, traffic, mode)
     batching = service.batching
@@ -51,7 +54,7 @@ def advise(service: InferenceService, traffic: Traffic) -> Advice:
 
 
 def _choose_workload(service: InferenceService, traffic: Traffic) -> tuple[dict[str, Any] | None, list[str]]:
-    """The observed lengths, if they should be declared, and what was observed beside what is declared."""
+    """Return the observed lengths if they should be declared, and sentences that compare observed and declared ones."""
     has_lengths = service.spec.runtime != "VLLM" and service.task not in TASKS_OF_IMAGES
     if not has_lengths or traffic.requests < MIN_REQUESTS:
         return None, []
@@ -79,7 +82,7 @@ def _tell_lengths(lengths: dict[str, int] | None) -> str:
 
 
 def _differ(observed: dict[str, int], declared: dict[str, int] | None) -> bool:
-    """By more than a factor that buckets of powers of two can tell from noise."""
+    """Return whether lengths differ by more than the error of histogram buckets that are powers of two."""
     if declared is None:
         return True
     return any(not 1 / _UNLIKE <= observed[name] / declared[name] <= _UNLIKE for name in observed)
@@ -142,7 +145,10 @@ def _follow_fill(traffic: Traffic, size: int, fits: int | None) -> tuple[int, st
 
 
 def _find_fitting(service: InferenceService, traffic: Traffic, mode: str) -> int | None:
-    """Requests that the KV cache of an engine holds at once: of mean length where they grow, else of the longest."""
+    """Return how many requests an engine's KV cache holds at once.
+
+    They have mean length if requests' blocks grow, otherwise the longest length.
+    """
     if traffic.kv_tokens is None or service.task in TASKS_OF_ONE_STEP:
         return None
     prompts, outputs = traffic["prompt_tokens"], traffic["output_tokens"]
@@ -169,7 +175,7 @@ def _tell_window(service: InferenceService, traffic: Traffic, mode: str) -> Iter
 
 
 def _build_tune_flags(service: InferenceService, traffic: Traffic) -> Iterator[str]:
-    """The lengths that were seen, and as objectives the latencies that were."""
+    """Yield the flags for the observed lengths, and for the observed latencies as objectives."""
     if traffic.requests < MIN_REQUESTS:
         return
     yield f"--input-tokens {_build_lengths(traffic, 'prompt_tokens')}"

@@ -1,6 +1,6 @@
-"""What one InferenceService's scaling depends on, as the API server has it at this moment. Read for `explaining`.
+"""Reads everything on which an InferenceService's scaling depends from the API server. Used by `explaining`.
 
-Read through a `Reader`, whose user needs the right to get what is asked for.
+The objects and metrics are read through a `Reader`, whose user must have the right to get them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,11 +26,11 @@ _EXTERNAL: Final = "/apis/external.metrics.k8s.io/v1beta1"
 
 
 class Unanswered(Exception):
-    """The cluster does not answer; the sentence says why."""
+    """The cluster does not answer. The message says why."""
 
 
 class Reader(Protocol):
-    """A cluster that answers GET. Both raise Unanswered."""
+    """Sends GET requests to the cluster. Both methods raise Unanswered."""
 
     def get(self, path: str, query: Mapping[str, str] = ...) -> Object: ...
 
@@ -40,8 +40,10 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`autoscaler` is Conveyor's HPA, or KEDA's of its ScaledObject; `others` names those of somebody else. A value
-    that could not be read is the sentence that says why."""
+    """The facts about one service. A value that could not be read is a sentence that says why.
+
+    `autoscaler` is Conveyor's HPA, or KEDA's for Conveyor's ScaledObject. `others` has the names of all other HPAs.
+    """
 
     service: InferenceService
     now: datetime
@@ -56,7 +58,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ClassFacts:
-    """One class of the queue, the best first. A value that could not be read is the sentence that says why."""
+    """One class of the queue; lists begin with the best. A value that could not be read is a sentence that says why."""
 
     name: str
     level: int
@@ -66,7 +68,7 @@ class ClassFacts:
 
 @dataclass(frozen=True, slots=True)
 class LimitFacts:
-    """What engines with objectives run together. A value that could not be read is the sentence that says why."""
+    """The limits of engines with objectives. A value that could not be read is a sentence that says why."""
 
     running: int | str
     """Requests of one engine, as the mean of those that have requests."""
@@ -75,7 +77,7 @@ class LimitFacts:
 
 
 def read_facts(cluster: Reader, namespace: str, name: str) -> Facts:
-    """Raises Unanswered, also where there is no such InferenceService."""
+    """Read the facts about a service. Raises Unanswered, also if there is no such InferenceService."""
     body = cluster.find(INFERENCE_SERVICE.path(namespace, name))
     if body is None:
         raise Unanswered(f"there is no InferenceService {name} in namespace {namespace}")
@@ -122,13 +124,13 @@ def _read_limits(cluster: Reader, service: InferenceService) -> LimitFacts:
 
 
 def _read_own(cluster: Reader, service: InferenceService, metric: str, selector: str = "") -> int | str:
-    """One of Conveyor's own metrics of the service."""
+    """Return the value of one of Conveyor's metrics for the service, or the sentence that says why it is missing."""
     path = f"{_OBJECTS}/namespaces/{service.namespace}/{names.CRD_NAME}/{service.name}/{metric}"
     return _read_value(cluster, path, {"metricLabelSelector": selector} if selector else {})
 
 
 def _is_ours(hpa: Object, name: str) -> bool:
-    """KEDA gives its own the labels of the ScaledObject that it is made of."""
+    """Return whether the HPA is Conveyor's. KEDA copies the labels of Conveyor's ScaledObject to its HPA."""
     metadata, kinds = hpa["metadata"], (names.KIND, SCALED_OBJECT.kind)
     is_owned = any(owner["kind"] in kinds for owner in metadata.get("ownerReferences") or ())
     return is_owned and bool(metadata["name"] == names.engine_name(name))

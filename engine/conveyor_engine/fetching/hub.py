@@ -1,8 +1,8 @@
-"""The Hugging Face hub, through huggingface_hub: what a repository holds, and one file's bytes. Used by `fetch`.
+"""Reads the files of a repository on the Hugging Face hub, through huggingface_hub. Used by `fetch`.
 
-HF_ENDPOINT, HF_TOKEN, HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT mean what they mean to huggingface_hub. Its own
-download to a directory forgets partial files when the process dies, so the bytes are taken with its `http_get`, which
-can go on where a file ends.
+HF_ENDPOINT, HF_TOKEN, HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT have the same meaning as in huggingface_hub. Its
+download to a directory loses partial files when the process dies. Therefore this module uses huggingface_hub's
+`http_get`, which can resume a partial file.
 """
 
 import logging
@@ -50,7 +50,7 @@ class Hub:
         set_client_factory(self._build_client)
 
     def describe(self, commit: str | None = None) -> RemoteModel:
-        """What the revision is now. Raises ModelError (ModelNotFound, ModelDownloadFailed)."""
+        """Return the current content of the revision. Raises ModelError (ModelNotFound, ModelDownloadFailed)."""
         repository, revision = self._repository, commit or self._revision
         with _errors_explained(repository, revision):
             info = HfApi(endpoint=_endpoint(), token=_token()).model_info(
@@ -66,7 +66,7 @@ class Hub:
         return RemoteModel(f"{repository}@{info.sha[:12]}", info.sha, files)
 
     def download(self, model: RemoteModel, file: RemoteFile, path: Path) -> None:
-        """Appends the missing bytes to `path`, or fewer if the hub ends early. Raises ModelError."""
+        """Append the missing bytes to `path`, or fewer if the hub's response ends early. Raises ModelError."""
         present = find_present(path, file)
         if present == file.size > 0:
             return
@@ -90,7 +90,7 @@ class Hub:
 
 
 class _Limited(SyncByteStream):
-    """The body of an answer within the bounds of `limit_chunks`."""
+    """The body of a response, limited by `limit_chunks`."""
 
     def __init__(self, stream: SyncByteStream, max_bytes: int | None) -> None:
         self._stream, self._max_bytes = stream, max_bytes
@@ -103,7 +103,7 @@ class _Limited(SyncByteStream):
 
 
 def _refuse_encoding(request: Request) -> None:
-    """A few bytes can be long when they are decompressed."""
+    """Request uncompressed responses, because a few compressed bytes can expand to very many."""
     request.headers["Accept-Encoding"] = "identity"
 
 
@@ -116,13 +116,19 @@ def _describe_file(sibling: Any) -> RemoteFile:
 
 
 def has_one_origin(url: str, location: str) -> bool:
-    """Else `location` is a signed address of another host, or one without TLS, and the token is not for it."""
+    """Return whether both addresses have the same scheme, host and port.
+
+    If not, `location` is a signed address of another host, or has no TLS, and must not get the token.
+    """
     return urlsplit(url)[:2] == urlsplit(location)[:2]  # scheme, host and port
 
 
 @contextmanager
 def _errors_explained(repository: str, revision: str) -> Iterator[None]:
-    """huggingface_hub's errors as ours. The one broad except of the fetching process: it raises its HTTP library's."""
+    """Convert huggingface_hub's errors to ours.
+
+    This is the fetching process's one broad except, because huggingface_hub also raises its HTTP library's errors.
+    """
     where = f"at {_shown_endpoint()}"
     try:
         yield

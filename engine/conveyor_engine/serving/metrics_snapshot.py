@@ -57,7 +57,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
 
 
 class Counts:
-    """A histogram that takes many equal values at once; prometheus_client's would cost each token a microsecond."""
+    """A histogram that can add many equal values at once. With prometheus_client's, each token would cost 1 µs."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = (*bounds, math.inf)
@@ -69,12 +69,12 @@ class Counts:
         self.sum += value * times
 
     def buckets(self) -> list[tuple[str, int]]:
-        """Each bound, and how many values were not above it."""
+        """Return each bound, and the number of values that are at most this bound."""
         return list(zip(map(floatToGoString, self._bounds), itertools.accumulate(self._counts), strict=True))
 
 
 class Snapshot(Collector):
-    """The engine's state as metrics. Whoever makes it tells it where to read."""
+    """Exports the engine's state as metrics. The constructor gets the functions that read it."""
 
     def __init__(self, label: Mapping[str, str], between_tokens: Counts) -> None:
         self._names, self._values = list(label), list(label.values())
@@ -88,7 +88,7 @@ class Snapshot(Collector):
         return []  # so that registering does not collect
 
     def collect(self) -> Iterator[Metric]:
-        """Called at each scrape."""
+        """Yield all metrics. prometheus_client calls this at each scrape."""
         for name, text, read in _GAUGES:
             yield self._gauge(name, text, read(self.stats))
         for name, text, read in _COUNTERS:
@@ -148,7 +148,7 @@ class Snapshot(Collector):
         yield from self._limits(facts)
 
     def _limits(self, facts: ModelFacts | None) -> Iterator[Metric]:
-        """Without values where there are no objectives."""
+        """Yield the metrics of limits, without values if there are no objectives."""
         stats, values = self.stats, dict[str, float]()
         if facts is not None and stats.limit_reason is not None:
             values["rows"] = facts.max_num_seqs if stats.max_running is None else stats.max_running

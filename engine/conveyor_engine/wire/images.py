@@ -1,6 +1,6 @@
 """Messages of the tasks for images: the payload of a request and the facts of a model. Only these tasks read them.
 
-The payload is what the model's image processor makes of one picture: its shape, and float32 numbers.
+The payload is the output of the model's image processor for one image: its shape, and float32 numbers.
 """
 
 import struct
@@ -23,7 +23,7 @@ class Shape(NamedTuple):
 
     @property
     def num_pixels(self) -> int:
-        """What it costs of a step's budget."""
+        """The image's share of a step's budget."""
         return self.height * self.width
 
     @property
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
 
 
 class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What is particular of a model that classifies images."""
+    """The facts that only models that classify images have."""
 
     labels: tuple[str, ...]
     activation: Activation  # what makes scores of its logits, unless a request says otherwise

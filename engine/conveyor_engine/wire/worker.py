@@ -1,4 +1,4 @@
-"""What the API process and its workers say to each other: a body as a job, engine requests or an error as the reply.
+"""Messages between the API process and its workers: a job has a body, and the reply has engine requests or an error.
 
 Used by `serving.preparing`: `pool` sends jobs, and `process` runs them.
 """
@@ -23,39 +23,42 @@ INPUTS_MAX: Final = 8192  # of one body whose inputs take a step each; OpenAI ha
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Engine requests of one HTTP request that the engine takes together, or not at all."""
+    """Engine requests of one HTTP request that the engine accepts together, or not at all."""
 
-    num_tokens_of: dict[str, int]  # by request id, how much of the engine's memory it takes, in tokens of 4 bytes
+    num_tokens_of: dict[str, int]  # by request id: the engine's memory that it takes, in tokens of 4 bytes
     add: bytes  # the message for the engine, encoded: the API process never handles what a prompt holds
 
     @classmethod
     def of(cls, requests: Sequence[EngineRequest], grammar_bytes: int = 0) -> Self:
-        """`grammar_bytes`: of the grammar that they share, counted with the first of them."""
+        """Make a part of these requests.
+
+        grammar_bytes: size of the grammar that they share, which is counted for the first request only.
+        """
         sizes = {each.request_id: len(each.prompt_token_ids) + len(each.payload) // 4 for each in requests}
         sizes[requests[0].request_id] += grammar_bytes // 4
         return cls(sizes, encode_frame(Add.of(requests)))
 
     @classmethod
     def split(cls, requests: Sequence[EngineRequest], size: int) -> list[Self]:
-        """Parts of at most so many requests, in their order."""
+        """Return parts of at most `size` requests, in their order."""
         return [cls.of(requests[start : start + size]) for start in range(0, len(requests), size)]
 
 
 class Job(msgspec.Struct, array_like=True):
-    """One body, and what it is checked against beside the model."""
+    """One body, and the facts, besides the model, against which it is validated."""
 
     kind: str
     facts: ModelFacts
-    num_requests_max: int  # that the engine ever takes at once, for bodies whose requests go together
+    num_requests_max: int  # the most that the engine accepts at once, for bodies whose requests are one part
     arrival_time: float
     body: bytes
-    level: int | None = None  # None: as the body's `priority` says
+    level: int | None = None  # None: the body's `priority`
     deadline: float = math.inf  # in the same seconds as the arrival time
     json_bytes: int | None = None  # the beginning of the body that is JSON; None: all
     content_type: str = ""  # of the body, as its header says
 
     def find_level(self, priority: int | None) -> int:
-        """The level of the body's requests. A gateway's wins over the client's."""
+        """Return the level of the body's requests. A gateway's level takes precedence over the client's `priority`."""
         return (priority or 0) if self.level is None else self.level
 
 

@@ -62,7 +62,7 @@ class Calibrated:
         return replace(target, tokens_per_word=self._words[0], extra_tokens=self._words[1])
 
     async def _measure(self, target: Target) -> Target:
-        """Tries again for a while: a gateway may not know a new service at once."""
+        """Measure tokens per word. Retry for a while, because a gateway may not know a new service at once."""
         end = time.monotonic() + _ROUTE_SECONDS
         while True:
             try:

@@ -1,7 +1,7 @@
-"""Asks every gateway for `/activity`, and tells when something is to be done about a service.
+"""Polls `/activity` of every gateway, and queues a reconcile of each service whose activity has changed.
 
-Runs beside Kopf as one task, started by `process`. A service is woken within one period of its first request; where no
-service may go to zero, the gateways are asked seldom. Decides nothing.
+Runs next to Kopf as one task, started by `process`. A service wakes within one polling period of its first request. If
+no service may scale to zero, the period is longer. This module makes no decisions.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class ActivityFollower:
         return self._activity.get(service, Activity.STEADY)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Poll until cancelled."""
         watch = watch_collection(self._client, self._slices, WatchedList(self._take_slices), self._watch)
         async with (
             aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,

@@ -1,7 +1,7 @@
-"""Asks a gateway how long an engine warmed up, once its pod is Ready: Kubernetes does not tell, and the engine does.
+"""Requests the time of an engine's warm-up from a gateway once its pod is Ready, because Kubernetes does not know it.
 
-Runs beside Kopf as one task, started by `process`; asked by `inferenceservice`. Any gateway will do, another one after
-a pause. The engine is a tenant's: what it says is a number or nothing, of no more weight than a line of the status.
+Runs next to Kopf as one task, started by `process`; `inferenceservice` uses it. It asks any one gateway, and after a
+pause another one. The engine belongs to a tenant, so only a number is accepted, and it is used only in the status.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from conveyor_kube.gateways import Gateway, GatewayUnreadable, read_page
 from conveyor_protocol.pages import Start
 
 _PAUSES_SECONDS: Final = (0, 1, 2, 4, 8, 16)
-"""Before each time that a gateway is asked, until one says. They hear of a Ready pod when the operator does."""
+"""Pauses before each request to a gateway, until one answers. Gateways see a Ready pod at the same time as we do."""
 _TIMEOUT_SECONDS: Final = 1.0
 
 Tell = Callable[[float | None], object]
@@ -32,7 +32,7 @@ class _Question:
 
 
 class WarmUps:
-    """`mark` is called with `namespace/name` of each service of which a warm-up was told."""
+    """mark: called with the `namespace/name` of each service for which a warm-up was reported."""
 
     def __init__(self, gateways: Callable[[], Sequence[Gateway]], mark: Callable[[str], None]) -> None:
         self._gateways = gateways
@@ -40,11 +40,14 @@ class WarmUps:
         self._questions: asyncio.Queue[_Question] = asyncio.Queue()
 
     def ask(self, service: str, pod: str, tell: Tell) -> None:
-        """`tell` hears, once, how many seconds the engine in the pod with this uid warmed up; None: nobody says."""
+        """Request the warm-up of the engine in the pod with this uid.
+
+        tell: called once, with the seconds of the warm-up, or None if no gateway reports it.
+        """
         self._questions.put_nowait(_Question(service, pod, tell))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Send the requests until cancelled."""
         async with (
             aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
             asyncio.TaskGroup() as tasks,

@@ -1,4 +1,4 @@
-"""Prompts and pictures that each become a vector, as the scheduler sees them."""
+"""Scheduling of prompts and images that each become a vector."""
 
 from array import array
 from typing import Final
@@ -9,7 +9,7 @@ from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 
 class Embed(OneStepPrompt):
-    """Its payload says how its vector is made, and has the pixels of a picture."""
+    """The task that embeds. A request's payload says how its vector is computed, and has the pixels of an image."""
 
     result_name = "vectors"
     not_finite = "the model's vector is not finite (NaN or infinity)"
@@ -20,7 +20,7 @@ class Embed(OneStepPrompt):
         self._pictures = EmbeddingFacts.read(facts).pictures
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """A prompt; every other one is a picture, if the model embeds those, whatever it may cost."""
+        """Build a request with a prompt. If the model embeds images, every other request has an image of fixed cost."""
         if self._pictures is None or number % 2:
             return super().build_dummy(number, cost)
         pixels = array("f", [number % 16 / 16]) * (self._pictures.shape.num_bytes // 4)
@@ -28,7 +28,7 @@ class Embed(OneStepPrompt):
         return EngineRequest(request_id=str(number), payload=payload, payload_cost=self._pictures.num_tokens)
 
     def check(self, request: EngineRequest) -> None:
-        """As for a prompt; a picture has no tokens."""
+        """Raise InvalidRequest as for a prompt, except that an image needs no tokens."""
         if self._pictures is None or request.prompt_token_ids:
             super().check(request)
         else:

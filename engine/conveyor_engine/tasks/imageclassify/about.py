@@ -1,4 +1,4 @@
-"""What all processes know of models that classify images, and how the files of one show it."""
+"""Facts about the task that classifies images, for all processes, and how a model's files are recognised."""
 
 from pathlib import Path
 from typing import Final
@@ -8,7 +8,7 @@ from conveyor_engine.registry import About
 
 
 def _recognises(directory: Path) -> bool:
-    """Whether config.json names a classifier of images. Raises ModelError."""
+    """Return whether config.json names an image classifier. Raises ModelError."""
     return any("ForImageClassification" in name for name in read_architectures(directory))
 
 
