@@ -2,9 +2,10 @@
 
     logger.info("event=request id=%s seconds=%.3f", request_id, seconds)
 
-A message of ours is a literal template of `key=value` pairs that begins with `event=`. Its arguments are values: they
-are quoted here, so that nothing that a client has sent can end a line, begin another key or reach a terminal. What a
-library says, Kopf and uvicorn among them, has `event=log`, its logger and its words as one value. Called by `__main__`.
+Our own messages are literal templates of `key=value` pairs that begin with `event=`. Arguments are values and are
+quoted here, so that data from a client cannot end a line, begin another key or control a terminal. Messages of
+libraries, such as Kopf and uvicorn, get `event=log`, the logger's name, and the text as one value. Called by
+`__main__`.
 """
 
 import json
@@ -33,9 +34,9 @@ Value = tuple[str, str, bool]
 
 
 def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -> None:
-    """For the whole process. `quiet`: loggers of libraries that say too much below WARNING.
+    """Set up logging for the whole process. `quiet`: loggers of libraries that log too much below WARNING.
 
-    DEBUG is for our own loggers: libraries write whole bodies there, those of Secrets among them.
+    DEBUG applies only to our own loggers, because libraries log whole bodies at DEBUG, also those of Secrets.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _LogfmtFormatter())
@@ -50,12 +51,12 @@ def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -
 
 
 def without_secrets(text: str) -> str:
-    """Its URLs without user and password and without a query, which is the signature of a signed address."""
+    """Return the text with the user, password and query removed from URLs. A query may be an address's signature."""
     return _URL.sub(r"\1\2", text)
 
 
 def quote(text: str) -> str:
-    """A value as it stands after `key=`: bare if it is one plain word, else a JSON string."""
+    """Return a value for use after `key=`: unquoted if it is one plain word, otherwise a JSON string."""
     if _BARE.fullmatch(text) and text.isprintable():
         return text
     return json.dumps(text, ensure_ascii=not text.isprintable())
@@ -102,23 +103,23 @@ def _number(text: str) -> float | str:
 
 
 def _read_template(record: logging.LogRecord) -> list[Value] | None:
-    """The pairs of a message of ours; None if it is none."""
+    """Return the keys and values of one of our own messages; None for a library's message."""
     places = _find_places(record.msg) if isinstance(record.msg, str) else None
     if places is None:
         return None
     arguments = record.args if isinstance(record.args, tuple) else ()
-    if not arguments:  # nothing is put in: a `%` is itself
+    if not arguments:  # without arguments a `%` is an ordinary character
         return [(place.key, place.text, False) for place in places]
     try:
         values = [place.fill(arguments) for place in places]
-    except (IndexError, TypeError, ValueError):  # it has not the arguments that it names
+    except (IndexError, TypeError, ValueError):  # the arguments do not fit the template
         return None
     return values if sum(len(place.kinds) for place in places) == len(arguments) else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A key of a template, the text for its value, and which arguments that takes."""
+    """A key of a template, the text of its value, and the arguments that this text uses."""
 
     key: str
     text: str
@@ -150,7 +151,7 @@ def _find_places(template: str) -> tuple[_Place, ...] | None:
 
 
 def split_template(template: str) -> tuple[tuple[str, str], ...] | None:
-    """The keys of a message, each with what stands for its value; None if it is no message of ours."""
+    """Return the keys of a message, each with its value's text in the template; None if the message is not ours."""
     if not template.startswith("event="):
         return None
     pairs, end = [], 0

@@ -1,6 +1,7 @@
-"""The cluster of a kubeconfig, read with its user's rights. The only calls of this program.
+"""Calls the API server of a kubeconfig, with its user's rights. All calls of this program are here.
 
-With the client that waits for each answer: nothing here is asked at once, and it runs kubeconfigs' login helpers.
+Uses the synchronous client, because this program makes one call at a time. That client also runs kubeconfigs' login
+helpers.
 """
 
 import json
@@ -19,12 +20,12 @@ from conveyor_operator.kinds import Kind
 _TIMEOUT_SECONDS: Final = 30
 _NO_QUERY: Final[Mapping[str, str]] = {}
 _WRITER: Final[Mapping[str, str]] = {"fieldManager": "kubectl-conveyor"}
-# What the client raises for a file that is no kubeconfig.
+# Errors that the client raises for a file that is not a kubeconfig.
 _UNREADABLE: Final = (config.ConfigException, OSError, ValueError, TypeError, yaml.YAMLError)
 
 
 class Refused(Unanswered):
-    """The API server says no; `status` is the HTTP status."""
+    """The API server rejected the request. `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -32,7 +33,7 @@ class Refused(Unanswered):
 
 
 class Cluster:
-    """`namespace` is that of the context. Raises Unanswered for what is no kubeconfig."""
+    """A cluster. `namespace` is the context's. The constructor raises Unanswered if the file is not a kubeconfig."""
 
     def __init__(self, kubeconfig: str | None, context: str | None) -> None:
         try:
@@ -44,7 +45,7 @@ class Cluster:
         self.namespace = str(chosen["context"].get("namespace") or "default")
 
     def get(self, path: str, query: Mapping[str, str] = _NO_QUERY) -> Object:
-        """The object at a path of the API. Raises Refused or Unanswered."""
+        """Return the object at a path of the API. Raises Refused or Unanswered, as the other methods do."""
         return self._ask("GET", path, query)
 
     def _ask(self, method: str, path: str, query: Mapping[str, str] = _NO_QUERY, body: Object | None = None) -> Object:
@@ -66,11 +67,11 @@ class Cluster:
         return _parse(content)
 
     def create(self, path: str, body: Object) -> Object:
-        """The object as the API server has it. Raises Refused or Unanswered, as those below."""
+        """Create the object and return it as the API server has stored it."""
         return self._ask("POST", path, body=body)
 
     def replace(self, path: str, body: Object) -> Object:
-        """In the version that `body` has, else Refused with status 409."""
+        """Replace the object if it still has the version of `body`; otherwise raise Refused with status 409."""
         return self._ask("PUT", path, _WRITER, body)
 
     def delete(self, path: str) -> None:
@@ -79,15 +80,15 @@ class Cluster:
             self._ask("DELETE", path)
 
     def find_service_url(self, namespace: str, service: str, port: int) -> str:
-        """The API server's proxy to a Service, for HTTP clients with `build_tls` and `build_headers`.
+        """Return the URL of the API server's proxy to a Service, for HTTP clients with `build_tls` and `build_headers`.
 
-        It passes server-sent events on as they come, and needs no way from here to the pods.
+        The proxy forwards server-sent events as they arrive. It does not need a route from here to the pods.
         """
         path = f"/api/v1/namespaces/{namespace}/services/{service}:{port}/proxy"
         return str(self._client.configuration.host).rstrip("/") + path
 
     def build_tls(self) -> ssl.SSLContext:
-        """The API server's authority and the user's certificate."""
+        """Return a TLS context with the API server's CA and the user's certificate."""
         configuration = self._client.configuration
         data = configuration.ca_cert_data
         context = ssl.create_default_context(
@@ -100,18 +101,18 @@ class Cluster:
         return context
 
     def build_headers(self) -> dict[str, str]:
-        """The user's token, renewed if it is about to end; empty for a user with a certificate."""
+        """Return the header with the user's token, renewed if it is about to expire; empty for certificate users."""
         token = self._client.configuration.auth_settings().get("BearerToken")
         return {} if token is None else {"Authorization": str(token["value"])}
 
     @property
     def proxy(self) -> str | None:
-        """The HTTP proxy on the way to the API server."""
+        """The HTTP proxy through which the API server is reached; None: no proxy."""
         proxy: str | None = self._client.configuration.proxy
         return proxy
 
     def may(self, verb: str, kind: Kind, namespace: str) -> bool:
-        """Whether the user may do so, as the API server says. Such a question leaves nothing behind."""
+        """Ask the API server whether the user has this permission. The request creates no object."""
         attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
         attributes |= {"namespace": namespace} if kind.namespaced else {}
         review = {

@@ -1,4 +1,4 @@
-"""What a run's answers come to: rates, percentiles, and how much is within the objectives. Pure."""
+"""Computes the figures of a load run: rates, percentiles, and the share within the objectives. Pure."""
 
 from array import array
 from collections import Counter
@@ -24,10 +24,11 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run. `offered` is its requests per second, and `goodput` those of them whose own figures are within all
-    objectives. Tokens are per second until the last answer.
+    """The figures of one run.
 
-    `begun_share`: requests whose first token came before the last request was due. It falls when a queue grows.
+    offered: requests per second. goodput: requests per second that were within all objectives.
+    input_tokens, output_tokens: per second, until the last answer.
+    begun_share: share of requests whose first token came before the last request was due. It falls if a queue grows.
     """
 
     offered: float
@@ -44,7 +45,7 @@ class Figures:
     begun_share: float
 
     def misses(self, objectives: Objectives) -> list[str]:
-        """Each objective that the run missed, as a phrase; empty if it held all."""
+        """Return each objective that the run missed, as a phrase; empty if it met all."""
         spreads = {"timeToFirstToken": self.ttft, "interTokenLatency": self.itl, "latency": self.latency}
         found = []
         if self.failed > self.requests * _FAILED_SHARE:
@@ -62,7 +63,7 @@ class Figures:
 
 
 def summarise(answers: Sequence[Answer], sent_seconds: float, objectives: Objectives) -> Figures:
-    """Figures of a run of at least one request, in which requests were due for so many seconds."""
+    """Compute the figures of a run with at least one request. `sent_seconds`: the time in which requests were due."""
     whole = [answer for answer in answers if not answer.problem]
     problems = Counter(answer.problem for answer in answers if answer.problem)
     begin, last_due = answers[0].due, answers[-1].due

@@ -1,10 +1,10 @@
-"""What requests felt of one objective since the limits moved last. Used by `steering`. Pure."""
+"""Collects the measured times for one objective since the limits last changed. Used by `steering`. Pure."""
 
 from collections import deque
 from typing import Final
 
-ENOUGH_STEPS: Final = 24  # readings, before they say anything ...
-ENOUGH_REQUESTS: Final = 64  # ... where each is of one request: one in twenty is unlike the others
+ENOUGH_STEPS: Final = 24  # readings of steps that are needed for a P95
+ENOUGH_REQUESTS: Final = 64  # readings of single requests that are needed: one in twenty is unlike the others
 _NUM_KEPT: Final = 256
 _SHARE: Final = 0.95
 FIRST_FACTOR: Final = 0.9  # a step is not always as the fit says
@@ -23,16 +23,16 @@ class Readings:
         self._readings.append((seconds, num_requests))
 
     def clear(self) -> None:
-        """The limits have moved: a new cohort begins."""
+        """Remove all readings, because the limits have changed."""
         self._readings.clear()
 
     @property
     def target_seconds(self) -> float:
-        """What a prediction should not exceed."""
+        """The time that predictions for new limits should not exceed: `factor` times the objective."""
         return self.factor * self.objective_seconds
 
     def find_ratio(self) -> float | None:
-        """The P95 as a part of the objective; None while there are too few readings."""
+        """Return the P95 divided by the objective; None while there are too few readings."""
         p95 = self._find_p95()
         return None if p95 is None else p95 / self.objective_seconds
 

@@ -1,7 +1,7 @@
-"""Grammars that limit an answer: made of what a request asks for, compiled once, followed token by token.
+"""Grammars that restrict an answer. They are built from a request, compiled once, and followed token by token.
 
-llguidance compiles and follows them (docs/adr/0085). The workers of `serving.preparing` check a grammar here; the
-engine process compiles it, beside its steps, and `scheduling` asks for a mask before each token. Torch-free.
+llguidance compiles and follows them (docs/adr/0085). The workers of `serving.preparing` validate a grammar here. The
+engine process compiles it in parallel to its steps, and `scheduling` gets a mask before each token. Does not use torch.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "coerce_
 
 
 def build_grammar(kind: Kind, value: Any, param: str) -> str:
-    """The grammar of a JSON schema, a regular expression, a list of texts or a grammar in Lark's or GBNF's syntax.
+    """Build the grammar for a JSON schema, a regular expression, a list of texts or a grammar in Lark or GBNF.
 
-    `param` is the field that it came in. Raises InvalidRequest if it is none, or too large.
+    param: the request's field with the value. Raises InvalidRequest if the value is invalid or too large.
     """
     try:
         grammar = _BUILDERS[kind](value)
@@ -78,7 +78,7 @@ class Grammars:
     """Compiles the grammars of a model's requests. Thread-safe."""
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """The tokenizer is read when the first grammar comes."""
+        """directory: the model's. The tokenizer is read when the first grammar is compiled."""
         self._file = directory / "tokenizer.json"
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
@@ -89,14 +89,14 @@ class Grammars:
         self._lock = Lock()
 
     def compile(self, grammar: str) -> None:
-        """So that `follow` finds it compiled, or its error."""
+        """Compile the grammar, so that `follow` finds the result or the error in the cache."""
         with contextlib.suppress(InvalidRequest):  # `follow` raises it
             self._find(grammar)
 
     def follow(self, grammar: str, thinking: Thinking | None = None) -> "Answer | ThinkingFirst":
-        """The state of an answer that has not begun. Raises InvalidRequest if this model cannot follow the grammar.
+        """Return the state for an answer that has not begun. Raises InvalidRequest if this model cannot follow it.
 
-        `grammar` may be empty where the thinking has a budget.
+        `grammar` may be empty if the thinking has a budget.
         """
         if thinking and not grammar:
             return ThinkingFirst(Free(self._all), thinking, self._all)
@@ -107,7 +107,7 @@ class Grammars:
         return ThinkingFirst(answer, thinking, self._all_but_ends) if thinking else answer
 
     def _find(self, grammar: str) -> LLMatcher:
-        """Nobody waits for another grammar's compilation."""
+        """Return the compiled grammar. A call does not wait for the compilation of another grammar."""
         with self._lock:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
@@ -142,13 +142,13 @@ def _mask_of(token_id: int, num_bytes: int) -> bytes:
 
 
 class ThinkingFirst:
-    """An answer that follows its grammar behind its thinking, in which it is free but for its end. A `Constraint`.
+    """An answer that follows its grammar after its thinking. A `Constraint`.
 
-    Thinking that has used its budget has to end with the next token.
+    Within the thinking all tokens are allowed. Once the thinking has used up its budget, the next token must end it.
     """
 
     def __init__(self, answer: "Answer | Free", thinking: Thinking, free: bytes) -> None:
-        """`free`: the mask of the thinking."""
+        """free: the mask within the thinking, one bit for each token."""
         self._answer = answer
         self._thinking = thinking
         self._free = free
@@ -158,7 +158,7 @@ class ThinkingFirst:
         self._may_begin = not thinking.has_begun
 
     def accept(self, token_id: int) -> None:
-        """The answer has this token, which was allowed."""
+        """Append a token to the answer. The mask must allow it."""
         if self._thinks:
             self._num_thought += 1
             self._thinks = token_id != self._thinking.end
@@ -170,11 +170,11 @@ class ThinkingFirst:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but its end can come."""
+        """Whether only the end of the answer may follow."""
         return not self._thinks and self._answer.is_complete
 
     def build_mask(self) -> bytes:
-        """The tokens that may come next, a bit each."""
+        """Return the tokens that may come next, one bit each."""
         if self._thinks:
             budget = self._thinking.budget
             return self._end if budget is not None and self._num_thought >= budget else self._free
@@ -195,10 +195,10 @@ class Free:
         self._everything = everything
 
     def accept(self, token_id: int) -> None:
-        """Any token goes."""
+        """Accept any token."""
 
     def build_mask(self) -> bytes:
-        """All tokens."""
+        """Return a mask that allows all tokens."""
         return self._everything
 
 
@@ -217,15 +217,15 @@ class Answer:
         return self._matcher
 
     def accept(self, token_id: int) -> None:
-        """The answer has this token, which was allowed."""
+        """Append a token to the answer. The mask must allow it."""
         self._own.consume_token(token_id)
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but its end can come."""
+        """Whether only the end of the answer may follow."""
         return self._own.is_stopped() and not self._own.is_error()
 
     def build_mask(self) -> bytes:
-        """The tokens that may come next, a bit each. None, if following takes more than its limits."""
+        """Return the tokens that may come next, one bit each; none if following exceeds its limits."""
         mask = self._own.compute_bitmask()[: len(self._nothing)]
         return self._nothing if self._own.is_error() else mask

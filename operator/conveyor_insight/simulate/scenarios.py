@@ -16,11 +16,11 @@ PLAIN = InferenceService.parse(
         "spec": {"model": {"uri": "hf://example/model"}, "autoscaling": {"maxReplicas": 40}},
     }
 ).spec
-"""A service with nothing but defaults, and room to run away."""
+"""A service with default values, and with enough maxReplicas to show an autoscaler that scales up too far."""
 
 
 def build_scenarios(spec: InferenceServiceSpec = PLAIN) -> Iterator[Case]:
-    """Slow and fast starts under a step, a KV cache that is too small, a steady load, a burst, a large step."""
+    """Yield the scenarios: a step with slow and with fast starts, a small KV cache, steady load, burst, large step."""
     change = step(0.7, 3, at=1800, seconds=5400)
     for seconds in (60, 120, 300):
         yield Case(f"step-start-{seconds}", spec, change, start_seconds=seconds)

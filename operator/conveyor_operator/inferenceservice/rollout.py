@@ -1,9 +1,9 @@
-"""How pods are replaced: by one more at a time where there is room for it, else by one less. Pure; used by `desired`.
+"""Chooses how a Deployment replaces pods: with one additional pod if there is room, otherwise with one less.
 
-What the spec says holds. Left open, the Deployment first makes a pod more, so that an old one goes only when a new one
-answers. If that pod has no quota, or finds no node for a while, which is how a lone replica on the only GPU would wait
-for ever, the rest of this rollout goes without: an old pod makes room, and requests wait in the gateway meanwhile
-(docs/adr/0032).
+Values in the spec take precedence. Without them, the Deployment first creates an additional pod, so that an old pod is
+removed only after a new one is ready. If quota forbids the additional pod, or it is unschedulable for 30 s (as with one
+replica on the only GPU), the rest of the rollout first removes an old pod. Requests then wait in the gateway
+(docs/adr/0032). Pure; used by `desired`.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ PATIENCE: Final = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """For the Deployment; `look_again_at`: when it may have to change, though nothing happens."""
+    """The Deployment's rollout parameters. `look_again_at`: when they may have to change without any event."""
 
     max_surge: int | str
     max_unavailable: int | str
@@ -31,7 +31,7 @@ _ONE_LESS: Final = Rollout(0, 1)
 
 
 def plan_rollout(spec: InferenceServiceSpec, access_mode: str | None, observed: Observed, now: datetime) -> Rollout:
-    """`access_mode` is that of the claim that Conveyor makes, if it does."""
+    """Return the rollout parameters. `access_mode`: of the claim that Conveyor creates; None if it creates none."""
     if not spec.rollout.is_open:
         return Rollout(*spec.rollout.given)
     if _may_mount_alone(spec, access_mode):
@@ -49,7 +49,7 @@ def plan_rollout(spec: InferenceServiceSpec, access_mode: str | None, observed: 
 
 
 def _may_mount_alone(spec: InferenceServiceSpec, access_mode: str | None) -> bool:
-    """A volume may be one that only one node has at a time: on another one, a second pod would wait for ever."""
+    """Return whether a volume may be mountable by only one node, so that a second pod elsewhere would never start."""
     claims = (volume.persistent_volume_claim for volume in spec.pod.volumes)
     return (
         access_mode == "ReadWriteOnce"
@@ -60,6 +60,6 @@ def _may_mount_alone(spec: InferenceServiceSpec, access_mode: str | None) -> boo
 
 
 def _find_waiting_since(observed: Observed) -> datetime | None:
-    """Since when a pod has found no node."""
+    """Return the time since which a new pod has been unschedulable; None if no new pod is."""
     times = [pod.unschedulable_at for pod in observed.newest_pods if pod.unschedulable]
     return min((datetime.fromisoformat(time) for time in times if time), default=None)

@@ -1,4 +1,4 @@
-"""POST /v1/rerank, /v2/rerank, /rerank, /v1/score and /score, for tasks whose models rank or embed."""
+"""Serves POST /v1/rerank, /v2/rerank, /rerank, /v1/score and /score, for tasks whose models rerank or embed."""
 
 import time
 from abc import abstractmethod
@@ -17,13 +17,13 @@ from conveyor_engine.serving.preparing.comparing_schemas import RerankRequest, S
 
 
 class RankedDocument(msgspec.Struct):
-    """What is ranked."""
+    """The text of a ranked document."""
 
     text: str
 
 
 class RerankResult(msgspec.Struct, omit_defaults=True):
-    """The score of one document, which stands at `index` of the request."""
+    """The score of the document at `index` in the request."""
 
     index: int
     relevance_score: float
@@ -59,7 +59,7 @@ class ScoreList(msgspec.Struct):
 
 
 class Rank(msgspec.Struct, omit_defaults=True):
-    """The score of one text, which stands at `index` of the request; as text-embeddings-inference has it."""
+    """The score of the text at `index` in the request, in the format of text-embeddings-inference."""
 
     index: int
     score: float
@@ -67,7 +67,7 @@ class Rank(msgspec.Struct, omit_defaults=True):
 
 
 class ComparisonResponse(OneStepResponse):
-    """The scores of all pairs in the shape of the body, or one error."""
+    """Responds with the scores of all pairs in the format that fits the request's body, or with one error."""
 
     def __init__(self, opened: Opened) -> None:
         assert isinstance(opened.prepared, PreparedComparison)
@@ -76,7 +76,7 @@ class ComparisonResponse(OneStepResponse):
 
     @abstractmethod
     def _score(self, payloads: Sequence[bytes]) -> list[float]:
-        """The score of each pair, in their order."""
+        """Return the score of each pair, in the pairs' order."""
 
     async def _send_answer(self, send: Send) -> None:
         self._held.grow(sum(map(len, self._comparison.texts or ())))
@@ -98,14 +98,14 @@ class ComparisonResponse(OneStepResponse):
         return write_with(RerankAnswer(self._id, self._state.model.name, [], self._sum_usage()), "results", results)
 
     def _rank(self, scores: Sequence[float]) -> Iterator[tuple[int, float, str | None]]:
-        """(index, score, text) of the best, best first; of equal ones the one that came first."""
+        """Yield (index, score, text) of the best results, best first. Equal scores keep the request's order."""
         best, texts = sorted(range(len(scores)), key=scores.__getitem__, reverse=True), self._comparison.texts
         for index in best[: self._comparison.top_n]:
             yield index, scores[index], None if texts is None else texts[index]
 
 
 def build_comparison_paths(answer: Callable[[Opened], ComparisonResponse]) -> tuple[TaskPath, ...]:
-    """The paths of a task that answers by `answer`. Each text or pair is an engine request of its own."""
+    """Return the paths for a task, which `answer` serves. Each text or pair is a separate engine request."""
 
     def build(kind: str) -> Handler:
         async def handle(request: Request) -> ComparisonResponse:
@@ -133,7 +133,7 @@ def build_comparison_paths(answer: Callable[[Opened], ComparisonResponse]) -> tu
 
 
 def needs_pairs(schemas: dict[str, Any]) -> None:
-    """Adds to the schema of /score what pydantic cannot derive: one of the pairs of names, and no other name."""
+    """Add a rule to the schema of /score that pydantic cannot derive: exactly one of the pairs of fields is present."""
     every = {name for names in ScoreRequest.pairs_of for name in names}
     schemas["ScoreRequest"]["oneOf"] = [_needs(names, every.difference(names)) for names in ScoreRequest.pairs_of]
 
