@@ -56,4 +56,4 @@ P95_SUM_CEL: Final = (
     "(self{at}.workload.inputTokens.p95"
     " + (has(self{at}.workload.outputTokens) ? self{at}.workload.outputTokens.p95 : 0))"
 )
-"""CEL: `long_tokens`; `at` is the path of the spec in `self`."""
+"""A CEL expression with the value of `Workload.long_tokens`. `at` is the path of the spec in `self`."""

@@ -1,6 +1,6 @@
-"""What `model.uri` may say, taken apart: what the API of the resource takes, and no more.
+"""Parses `model.uri`. It accepts exactly the addresses that the resource's API accepts.
 
-tests/contract/test_spec_reaches_engine.py holds the two together.
+tests/contract/test_spec_reaches_engine.py compares the two.
 """
 
 import re
@@ -24,14 +24,14 @@ _IMAGE = re.compile(
 
 
 class HubUri(NamedTuple):
-    """hf://organisation/name[@revision]"""
+    """The address of a repository on a hub: hf://organisation/name[@revision]."""
 
     repository: str
     revision: str
 
 
 class BucketUri(NamedTuple):
-    """s3://bucket/prefix"""
+    """The address of a folder in a bucket: s3://bucket/prefix."""
 
     bucket: str
     prefix: str

@@ -41,11 +41,12 @@ class EngineCore:
         constrain: Callable[[EngineRequest], Constraint | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Warms the executor up; `progress` gets a key=value line about it. `overlap`: plan steps ahead.
+        """Warm up the executor. Raises ModelError, whose `reason` becomes part of the termination message.
 
-        `clock` is the clock of `step`; with objectives it times the steps. `constrain` returns the constraint on a
-        request's tokens, or raises InvalidRequest. Without the tokenizer, the readers of the answers have to find stop
-        strings. Raises ModelError, whose `reason` becomes part of the termination message.
+        progress: called with a key=value line about the warm-up. overlap: plan steps ahead.
+        clock: the clock of `step`, which measures the steps if there are objectives.
+        constrain: returns the constraint on a request's tokens, or raises InvalidRequest.
+        tokenizer: finds stop strings; None: the caller must find them in the outputs.
         """
         self.executor = executor
         self.facts: ModelFacts = executor.facts

@@ -9,9 +9,9 @@ Key = tuple[float, ...]
 
 
 class Ordered(Generic[Item]):
-    """A binary heap that knows the place of each item: the lowest key is first.
+    """A binary heap that tracks the place of each item. The lowest key comes first.
 
-    `put` and `remove` cost O(log items), iterating over the first k items O(k log k).
+    `put` and `remove` cost O(log items). Iterating over the first k items costs O(k log k).
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Ordered(Generic[Item]):
         return (item for _, item in self.entries())
 
     def entries(self) -> Iterator[tuple[Key, Item]]:
-        """Keys and items, in order. Nothing may be put or removed meanwhile."""
+        """Yield keys and items, in order. The heap must not change during the iteration."""
         heap, ahead = self._heap, [(key, 0) for key, _ in self._heap[:1]]
         while ahead:
             _, place = heappop(ahead)
@@ -38,11 +38,11 @@ class Ordered(Generic[Item]):
 
     @property
     def first_key(self) -> Key:
-        """Of the first item; there is one."""
+        """The key of the first item. The heap must not be empty."""
         return self._heap[0][0]
 
     def put(self, item: Item, key: Key) -> None:
-        """Adds the item, or moves it to its new key."""
+        """Add the item, or move it to its new key."""
         place = self._places.get(item)
         if place is None:
             place = len(self._heap)
@@ -50,14 +50,14 @@ class Ordered(Generic[Item]):
         self._settle(place, (key, item))
 
     def remove(self, item: Item) -> None:
-        """Raises KeyError if it is not here."""
+        """Remove the item. Raises KeyError if it is not in the heap."""
         place = self._places.pop(item)
         last = self._heap.pop()
         if place < len(self._heap):
             self._settle(place, last)
 
     def _settle(self, place: int, entry: tuple[Key, Item]) -> None:
-        """Puts the entry where it belongs, from a place that is free: up or down."""
+        """Move the entry from a free place up or down to where it belongs."""
         heap, key = self._heap, entry[0]
         while place and key < heap[(place - 1) // 2][0]:
             self._set(place, heap[(place - 1) // 2])

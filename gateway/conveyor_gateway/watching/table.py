@@ -1,7 +1,7 @@
 """A sink of `watch` that keeps the parsed objects of one kind.
 
-The number of objects for each namespace is limited, so that no tenant fills the memory of all. An object that cannot be
-read, or is one too many for its namespace, keeps what was known of it.
+The number of objects for each namespace is limited, so that no tenant can fill the gateway's memory. If an object
+cannot be parsed, or exceeds its namespace's limit, its last valid version stays.
 """
 
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ _Item = TypeVar("_Item")
 
 
 class Table(ABC, Generic[_Item]):
-    """One item for each object; subclasses read, weigh and keep them."""
+    """One item for each object. Subclasses parse, weigh and store the items."""
 
     def __init__(self, items: Mapping[str, _Item], unreadable: Unreadable, kind: str, most: int) -> None:
-        """`items` are what is kept, by `namespace/name`: `most` of this `kind` in one namespace."""
+        """items: the stored items by `namespace/name`. most: limit of the items of this `kind` in one namespace."""
         self._items = items
         self.unreadable = unreadable
         self._kind = kind
@@ -28,7 +28,7 @@ class Table(ABC, Generic[_Item]):
         self._subscribers: list[Callable[[str], None]] = []
 
     def subscribe(self, on_change: Callable[[str], None]) -> None:
-        """Calls `on_change` with the service's `namespace/name` after each change from now on."""
+        """Call `on_change` with the service's `namespace/name` after each later change."""
         self._subscribers.append(on_change)
 
     def _notify(self, service: str) -> None:
@@ -41,18 +41,18 @@ class Table(ABC, Generic[_Item]):
 
     @abstractmethod
     def _weigh(self, item: _Item) -> int:
-        """How much of the namespace's limit it uses, at least 1."""
+        """Return how much of the namespace's limit the item uses, at least 1."""
 
     @abstractmethod
     def _keep(self, key: str, item: _Item) -> None:
-        """Replaces what was known of the object, which was something else."""
+        """Store the object's item, which differs from the one stored so far."""
 
     @abstractmethod
     def _drop(self, key: str) -> None:
-        """Drops an item that is kept."""
+        """Remove a stored item."""
 
     def put(self, body: Json) -> str:
-        """Keeps a new or changed object; returns its key."""
+        """Store a new or changed object. Return its key."""
         key = find_key(body)
         item = self.unreadable.parse(key, self._parse_within_limit, body)
         if item is not None and item != self._items.get(key):
@@ -65,7 +65,7 @@ class Table(ABC, Generic[_Item]):
         self._remove(key)
 
     def keep_only(self, keys: set[str], namespace: str) -> None:
-        """`keys` are all there are in `namespace` (empty: in all of them)."""
+        """Remove all objects in `namespace` (empty: in all namespaces) except those with these keys."""
         self.unreadable.forget_others(keys, namespace)
         for key in keys_within(namespace, self._items) - keys:
             self._remove(key)
@@ -81,7 +81,7 @@ class Table(ABC, Generic[_Item]):
             self._drop(key)
 
     def _change_weight(self, key: str, weight: int) -> None:
-        """Counts `weight` for the object from now on. Raises ValueError, and changes nothing, above the limit."""
+        """Set the object's weight. Raises ValueError, and changes nothing, if it would exceed the limit."""
         known, namespace = self._items.get(key), key.partition("/")[0]
         before = 0 if known is None else self._weigh(known)
         total = self._weights[namespace] + weight - before

@@ -16,7 +16,7 @@ from conveyor_api.spec import InferenceServiceSpec
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One client's: when it came, through which gateway, and how long it will run."""
+    """One request: its arrival time, its gateway, and how long it will run."""
 
     arrived_at: float
     gateway: "Gateway"
@@ -36,7 +36,7 @@ class Engine:
 
     @property
     def load(self) -> int:
-        """The requests of all gateways."""
+        """The number of requests from all gateways."""
         return self.running + len(self.waiting)
 
 
@@ -76,19 +76,19 @@ class Gateway:
         return engine
 
     def take(self, engine: Engine) -> None:
-        """One place."""
+        """Take one place on the engine."""
         self._choices += 1
         self._places[engine].load += 1
         self._places[engine].last_chosen = self._choices
 
     def release(self, engine: Engine) -> None:
-        """Gives back one place."""
+        """Release one place on the engine."""
         if engine in self._places:
             self._places[engine].load -= 1
 
 
 class Serving:
-    """`on_begin` is told of requests that begin to run, `on_expire` of those that waited too long in a gateway."""
+    """on_begin: called for requests that begin to run. on_expire: for those that waited too long in a gateway."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Serving:
         self._match(now, *self.gateways)
 
     def remove_engine(self) -> None:
-        """The newest, as a ReplicaSet chooses among ready pods; it ends what it has."""
+        """Remove the newest engine, as a ReplicaSet does among ready pods. It finishes the requests that it has."""
         engine = self.engines.pop()
         self._draining.append(engine)
         engine.line.clear()
@@ -123,7 +123,7 @@ class Serving:
             gateway.remove(engine)
 
     def admit(self, now: float, request: Request) -> bool:
-        """Whether there was room."""
+        """Queue the request. Return whether the queue had room."""
         queue = request.gateway.queue
         queue.append(request)
         self.in_flight += 1
@@ -135,7 +135,7 @@ class Serving:
         return False
 
     def end(self, now: float, request: Request) -> None:
-        """A running request is answered."""
+        """Remove a running request, which has been answered."""
         assert request.engine is not None, "only a running request ends"
         self.in_flight -= 1
         request.engine.running -= 1
@@ -150,11 +150,11 @@ class Serving:
             self._expire(now, gateway)
 
     def count_in_flight(self) -> int:
-        """In places of full batches."""
+        """Return the requests in flight, scaled to places of full batches."""
         return self._count_places(self.in_flight)
 
     def count_waiting(self, now: float, beyond_seconds: float) -> int:
-        """What waits for a place in a batch, in a gateway or an engine, and came so long ago, in places."""
+        """Return the requests that have waited longer than `beyond_seconds` in a gateway or an engine, as places."""
         return self._count_places(sum(now - request.arrived_at >= beyond_seconds for request in self._waiting()))
 
     def _count_places(self, requests: int) -> int:
@@ -169,13 +169,13 @@ class Serving:
             yield from gateway.queue
 
     def _match(self, now: float, *gateways: Gateway) -> None:
-        """Sends what finds a place in a batch; then what is granted one beyond."""
+        """Send requests that find a place in a batch, then those for which an engine grants an additional place."""
         taken = [engine for gateway in gateways for engine in self._match_batches(now, gateway)]
         for engine in taken:
             self._grant(now, engine)
 
     def _match_batches(self, now: float, gateway: Gateway) -> list[Engine]:
-        """Returns the engines where it has to ask."""
+        """Send the gateway's requests to free places in batches. Return the engines that it must ask for a place."""
         self._expire(now, gateway)
         taken = []
         while gateway.queue and (engine := gateway.choose()) is not None:

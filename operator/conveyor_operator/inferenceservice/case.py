@@ -1,6 +1,6 @@
-"""One InferenceService in one reconcile: what is desired, and what is there by now.
+"""The state of one InferenceService during one reconcile: the desired objects and the observed objects.
 
-Made by `resource`, driven by `loop.reconcile`; every decision is asked of the pure parts.
+`resource` creates it and `loop.reconcile` drives it. All decisions are made by pure modules, which it calls.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ class Told:
     serves_keda: bool | None
     """None if not known yet."""
     tell_name: Callable[[], NameAnswer]
-    """Asked when the status is written: a new service's name is mostly claimed by then."""
+    """Called when the status is written. By then, a new service's name is usually claimed."""
 
 
 class ServiceCase:
@@ -62,9 +62,9 @@ class ServiceCase:
         self._deployment: ChildId = (DEPLOYMENT.kind, names.engine_name(service.name))
         self.stale = {id_of(child) for child in desired.children} - observed.children.keys()
         if kedas := find_kedas_autoscaler(desired, observed):
-            self.stale |= {(SCALED_OBJECT.kind, kedas.name)} - observed.children.keys()  # whose is it?
+            self.stale |= {(SCALED_OBJECT.kind, kedas.name)} - observed.children.keys()  # find its owner
         if observed.deployment is not None and observed.deployment.generation < memory.generation:
-            self.stale.add(self._deployment)  # or its replicas would be planned from an old generation
+            self.stale.add(self._deployment)  # otherwise replicas would be planned from an old generation
 
     @property
     def children(self) -> Mapping[ChildId, Child]:
@@ -82,7 +82,7 @@ class ServiceCase:
     def lose(self, id: ChildId) -> None:
         self._observed = self._observed.without_child(id)
         if id[0] in AUTOSCALERS:
-            self.stale.add(self._deployment)  # it may have scaled it just before
+            self.stale.add(self._deployment)  # the HPA may just have scaled it
 
     def build_status(self, now: datetime) -> Object:
         memory, found = self._memory, find_differences(self._desired, self._observed, self._memory)

@@ -1,7 +1,7 @@
 """One worker per dirty key, up to a limit, with exponential backoff and jitter, or a repetition at a given time.
 
-`handlers` marks keys, `reconcile` does the work. A key is worked on by one task at a time; what marks it meanwhile
-leads to one more round. A key that is clean and waits for no time costs nothing. Knows nothing of Kubernetes.
+`handlers` marks keys, and `reconcile` does the work. One task at a time works on a key. If the key is marked meanwhile,
+one more reconcile follows. A key that is clean and has no scheduled time costs nothing. Does not depend on Kubernetes.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Outcome:
 
 
 class _Worker:
-    """The work on one key. `dirty`: something has happened since its last reconcile began; `urgent`: to it alone."""
+    """The work on one key. `dirty`: a mark has come since its last reconcile began. `urgent`: it was an urgent mark."""
 
     def __init__(self, generation: int | None, urgent: bool) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -50,7 +50,7 @@ class _Worker:
 
 
 class Workers:
-    """Runs `reconcile(key)` for keys that were marked, and again as its outcome or an exception asks for."""
+    """Runs `reconcile(key)` for marked keys, and repeats it after an exception or if the outcome asks for it."""
 
     def __init__(self, reconcile: Callable[[Key], Awaitable[Outcome]], metrics: Metrics, limit: int) -> None:
         self._reconcile = reconcile
@@ -60,14 +60,14 @@ class Workers:
         self._started = self._stopped = False
 
     def start(self) -> None:
-        """Before, keys are only marked, as by an operator that stands by."""
+        """Start to reconcile. Until then keys are only marked, as in an operator on standby."""
         self._started = True
         self._slots.open()
 
     def mark(self, key: Key, *, generation: int | None = None, urgent: bool = True) -> None:
         """Queue a reconcile for this key. A new `generation` means that the spec changed, and ends a backoff early.
 
-        What is not urgent waits for what is: a look at everything, where nothing is known to have happened.
+        Keys that are not urgent wait for urgent ones. They are those of a full resync, without a known change.
         """
         if self._stopped:
             return
@@ -88,7 +88,7 @@ class Workers:
             worker.respecified.set()
 
     def cancel(self, key: Key) -> None:
-        """The object is gone: stop at once, wherever the work is."""
+        """Stop the work on a key at once, because its object no longer exists."""
         worker = self._workers.pop(key, None)
         if worker is not None and worker.task is not None:
             worker.task.cancel()
@@ -133,7 +133,7 @@ class Workers:
                 del self._workers[key]
 
     async def _run(self, key: Key, worker: _Worker) -> float | datetime | None:
-        """One reconcile; returns the delay of its repetition, or the time that it asked for, None if none is needed."""
+        """Run one reconcile. Return the delay or the time after which it must be repeated; None if it need not be."""
         worker.started = time.monotonic()
         asked_delay: float | None = None
         try:
@@ -163,7 +163,7 @@ class Workers:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:
-    """Whether the event came within that time."""
+    """Wait for the event. Return whether it came within that time."""
     try:
         async with asyncio.timeout(max(0.0, seconds)):
             await event.wait()
@@ -173,6 +173,6 @@ async def _wait(event: asyncio.Event, seconds: float) -> bool:
 
 
 def backoff_seconds(failures: int) -> float:
-    """Delay after that many failures in a row: doubled each time up to a minute, less up to a quarter by chance."""
+    """Return the delay after that many failures in a row: doubled each time up to a minute, minus up to 25 % jitter."""
     full = min(_MAX_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2.0 ** min(failures - 1, 16))
     return full * random.uniform(0.75, 1.0)

@@ -32,7 +32,7 @@ class SlotCache:
 
     @property
     def scales_stride(self) -> int | None:
-        """From one head's scales to the next head's."""
+        """The stride from one head's scales to the next head's; None without scales."""
         return None if self.scales is None else self.scales.stride(0)
 
 
