@@ -1,7 +1,7 @@
-"""Which namespace holds each served name, and to which of its services the name leads at the gateway's root.
+"""Finds the namespace that holds each served name, and the service that gets requests for it at the gateway's root.
 
-One rule for the operator, which makes claims by it, and the gateway, which routes by it. `ClaimSink` fills a
-`NameIndex` from a watch of ServedNames; services come from whoever watches InferenceServices. Pure but for the log.
+The operator, which creates claims, and the gateway, which routes, use the same rule. `ClaimSink` fills a `NameIndex`
+from a watch of ServedNames. The caller adds services from its watch of InferenceServices. Pure except for logging.
 """
 
 from bisect import bisect_left, insort
@@ -38,9 +38,10 @@ class _Server:
 
 
 class NameIndex:
-    """The oldest claim of a name holds it; of the holder's services with that name the oldest one gets the requests.
+    """The index of claims and services by served name.
 
-    Claims and services are known by `namespace/name` of their objects. Each change costs by what has the same name.
+    The oldest claim of a name holds it. The oldest of the holder's services with that name gets the requests. Keys of
+    claims and services are `namespace/name`. The cost of a change grows with the number of objects of the same name.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class NameIndex:
             insort(self._by_name[claim.name], (claim.created_unix, claim.namespace))
 
     def remove_claim(self, key: str) -> Claim | None:
-        """The claim that was there."""
+        """Remove a claim and return it; None if there is none."""
         claim = self.claims.pop(key, None)
         if claim is not None:
             self._counts[claim.namespace] -= 1
@@ -89,27 +90,27 @@ class NameIndex:
                 del self._by_server[server.name]
 
     def name_of(self, key: str) -> str | None:
-        """The name that this service serves; None if it is not known."""
+        """Return the name that this service serves; None if the service is not known."""
         server = self._servers.get(key)
         return server.name if server is not None else None
 
     def find_holder(self, name: str) -> str | None:
-        """The namespace to which `name` belongs."""
+        """Return the namespace that holds `name`; None if none does."""
         ranked = self._by_name.get(name)
         return ranked[0][1] if ranked else None
 
     def find_first(self, namespace: str, name: str) -> str | None:
-        """The oldest service of that namespace that serves `name`."""
+        """Return the oldest service in that namespace that serves `name`."""
         ranked = self._by_server.get(name, {}).get(namespace)
         return ranked[0][1] if ranked else None
 
     def find_service(self, name: str) -> str | None:
-        """The service to which `name` leads."""
+        """Return the service that gets the requests for `name`."""
         holder = self.find_holder(name)
         return None if holder is None else self.find_first(holder, name)
 
     def list_applicants(self, name: str) -> list[str]:
-        """Each namespace with a service that serves `name`; the one with the oldest such service first."""
+        """Return each namespace with a service that serves `name`, the namespace with the oldest such service first."""
         namespaces = self._by_server.get(name, {})
         return sorted(namespaces, key=lambda namespace: namespaces[namespace][0])
 
@@ -119,7 +120,7 @@ class NameIndex:
         return sorted(names, key=lambda name: min(ranked[0] for ranked in self._by_server[name].values()))
 
     def list_siblings(self, namespace: str, name: str) -> list[str]:
-        """The services of that namespace that serve `name`."""
+        """Return the services in that namespace that serve `name`."""
         return [key for _, key in self._by_server.get(name, {}).get(namespace, ())]
 
 
@@ -173,7 +174,7 @@ class ClaimSink:
 
 
 def parse_claim(body: Json) -> Claim:
-    """Raises InvalidResource, or ValueError for a claim that does not count."""
+    """Parse a ServedName. Raises InvalidResource, or ValueError for a name that its namespace may not claim."""
     resource = ServedName.parse(body)
     metadata, name = resource.metadata, resource.spec.name
     if not may_claim(metadata.namespace, name):
@@ -183,5 +184,5 @@ def parse_claim(body: Json) -> Claim:
 
 
 def parse_time_unix(text: str) -> int:
-    """Seconds, of a time as the API server writes it. Raises ValueError."""
+    """Return the Unix time of one of the API server's times. Raises ValueError."""
     return int(datetime.fromisoformat(text).timestamp())

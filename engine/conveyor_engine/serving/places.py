@@ -58,7 +58,10 @@ class Places:
 
     @contextmanager
     def reserve(self, wish: str | None) -> Iterator[None]:
-        """A place for an arriving request. `wish`: its header; None is not counted. Raises NoPlace."""
+        """Reserve a place for an arriving request. Raises NoPlace.
+
+        wish: the request's header for places; a request without the header (None) is not counted.
+        """
         if wish is None:
             yield
             return
@@ -74,13 +77,13 @@ class Places:
             self._grant()
 
     def hold(self, request_ids: Iterable[str]) -> None:
-        """Gives a place to an HTTP request that has arrived, with these engine requests."""
+        """Give a place to an HTTP request that has arrived and consists of these engine requests."""
         party = set(request_ids)
         self._open.update(dict.fromkeys(party, party))
         self._num_held += 1
 
     def release(self, request_id: str) -> None:
-        """Call when an engine request has ended; its HTTP request may have no place."""
+        """Note that an engine request has ended. Works also if its HTTP request has no place."""
         party = self._open.pop(request_id, None)
         if party is None:
             return
@@ -90,7 +93,7 @@ class Places:
             self._grant()
 
     async def ask(self, level: int = 0) -> None:
-        """Returns when a place is granted to a request of this level. Raises Overloaded, or the error of `close`."""
+        """Wait until a place is granted to a request of this level. Raises Overloaded, or the error of `close`."""
         if len(self._line) >= ASKERS_MAX:
             raise Overloaded(f"{ASKERS_MAX} requests for a place are waiting already")
         loop = asyncio.get_running_loop()

@@ -140,7 +140,7 @@ class ServiceQueue:
         return ticket
 
     def _find_full(self, ticket: Ticket) -> QueueFull | None:
-        """Why there is no room for a new ticket; makes room at the cost of the worst one."""
+        """Make room for a new ticket by removing the worst one if necessary. Return the error if there is no room."""
         most = ticket.request_class.max_queued_requests
         if most is not None:
             share = max(1, most // self.limits.num_gateways)
@@ -158,13 +158,13 @@ class ServiceQueue:
         return None
 
     def _build_full(self, ticket: Ticket, share: int, field: str) -> QueueFull:
-        """The error for a ticket that still waits; it says when one like it would have had its turn."""
+        """Return the error for a queued ticket, with the time after which a similar request would get its turn."""
         seconds = self._dispatcher.leaving.find_wait_seconds(ticket.level, self._waiting)
         message = f"the queue is full: {share} requests wait, this gateway's share of {field}; retry later"
         return QueueFull(message, Code.QUEUE_FULL, retry_after_seconds=seconds)
 
     async def wait_for_engine(self, ticket: Ticket) -> Engine:
-        """The engine that has a place for the request; waits for its turn.
+        """Wait for the request's turn, and return the engine that has a place for it.
 
         Raises TimedOut, or the error that the queue was closed with. Waits after `requeue` count together.
         """
@@ -197,7 +197,7 @@ class ServiceQueue:
             ticket.waited_seconds += self.loop.time() - started
 
     def _find_timeout_seconds(self, ticket: Ticket) -> float:
-        """How long it may wait: as long as its class, unless it is delayed then."""
+        """Return how long the request may wait: its class's time-out, unless the class delays requests after it."""
         of_class = ticket.request_class.timeout_seconds
         if of_class is None or ticket.request_class.is_delayed:
             return self.limits.queue_timeout_seconds
@@ -245,7 +245,7 @@ class ServiceQueue:
         self._dispatcher.match()
 
     def requeue(self, ticket: Ticket) -> None:
-        """Queues a request that its engine refused again, before all later ones."""
+        """Queue a request again that its engine rejected, before all later requests."""
         self._dispatcher.release(ticket)
         self._dispatcher.enqueue(ticket)
 
@@ -269,7 +269,7 @@ class ServiceQueue:
             raise self._build_start_failure()
 
     def close(self, error: GatewayError) -> None:
-        """Refuses waiting and new requests with `error`; those at engines go on."""
+        """Reject waiting and new requests with `error`. Requests at engines continue."""
         self._closed_by = error
         self._dispatcher.stop()
         self._refuse(iter(list(self._waiting)), error)

@@ -1,6 +1,6 @@
-"""Events of an InferenceService: changes from one status to the next, and edits of its children. Pure.
+"""Finds the events of an InferenceService: changes from one status to the next, and edits of its children. Pure.
 
-Asked by `loop.report`, which makes Kubernetes Events of it.
+Called by `loop.report`, which creates Kubernetes Events from the results.
 """
 
 from collections.abc import Iterator, Mapping
@@ -58,7 +58,10 @@ def _find_turned(before: Object, after: Object) -> Iterator[Event]:
 
 
 def _is_warning(type: str, status: str, reason: str) -> bool:
-    """Ready is True with another reason than its own when a part of the engines fails, or wastes something."""
+    """Return whether the event is a warning.
+
+    `Ready` is True with a reason other than `Ready` if some engines fail, or waste something; that is a warning too.
+    """
     partly = type == ConditionType.READY and reason != Reason.READY
     return (status == "False" or partly) and reason not in IN_PROGRESS
 

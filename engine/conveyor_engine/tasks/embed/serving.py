@@ -1,4 +1,4 @@
-"""The paths of models that embed."""
+"""Serves the paths of models that embed."""
 
 import base64
 import itertools
@@ -43,7 +43,7 @@ class EmbeddingList(msgspec.Struct):
 
 
 class VectorPlace(msgspec.Struct):
-    """Where the vector of one input stands in an answer of bytes, as vLLM has it."""
+    """The position of one input's vector in a binary response, in vLLM's format."""
 
     index: int
     embed_dtype: EmbedDtype
@@ -54,7 +54,7 @@ class VectorPlace(msgspec.Struct):
 
 
 class Metadata(msgspec.Struct):
-    """What the header of an answer of bytes says of it."""
+    """The content of a binary response's header: the positions of its vectors, and the token counts."""
 
     id: str
     created: int
@@ -64,13 +64,13 @@ class Metadata(msgspec.Struct):
 
 
 async def create_embeddings(request: Request) -> "EmbeddingsResponse":
-    """Answers with a vector of each input. Each is an engine request of its own, so it shares batches with others."""
+    """Return a vector for each input. Each input is a separate engine request, so it shares batches with others."""
     sees = EmbeddingFacts.read(model_facts(app_state(request))).pictures is not None
     return EmbeddingsResponse(await open_request(request, "embedding_of_images" if sees else "embedding"))
 
 
 class EmbeddingsResponse(OneStepResponse):
-    """All vectors, or one error."""
+    """Responds with all vectors, or with one error."""
 
     def __init__(self, opened: Opened) -> None:
         assert isinstance(opened.prepared, PreparedEmbeddings)
@@ -87,7 +87,7 @@ class EmbeddingsResponse(OneStepResponse):
         await self._send_body(iter(payloads), headers, send)
 
     def _describe(self, payloads: Sequence[bytes]) -> "Metadata":
-        """Where the vector of each input stands in the body."""
+        """Return the position of each input's vector in the body."""
         places, end = [], 0
         for index, vector in enumerate(payloads):
             begin, end = end, end + len(vector)
@@ -96,7 +96,7 @@ class EmbeddingsResponse(OneStepResponse):
         return Metadata(self._id, int(time.time()), self._state.model.name, places, self._sum_usage())
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
-        """The JSON of an EmbeddingList."""
+        """Yield the JSON of an EmbeddingList."""
         vectors = (Embedding(index, self._show(vector)) for index, vector in enumerate(payloads))
         return write_with(EmbeddingList([], self._state.model.name, self._sum_usage()), "data", vectors)
 
@@ -105,19 +105,19 @@ class EmbeddingsResponse(OneStepResponse):
 
 
 async def embed(request: Request) -> "VectorsResponse":
-    """Answers as text-embeddings-inference does: with the vectors alone."""
+    """Return only the vectors, as text-embeddings-inference does."""
     return VectorsResponse(await open_request(request, "embed"))
 
 
 class VectorsResponse(EmbeddingsResponse):
-    """A list of vectors, or one error."""
+    """Responds with a list of vectors, or with one error."""
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         return write_list(map(self._show, payloads))
 
 
 class CosinesResponse(ComparisonResponse):
-    """The cosine of the two vectors of each pair, as vLLM scores pairs by a model that embeds."""
+    """Scores each pair by the cosine of its two vectors, as vLLM does with a model that embeds."""
 
     def _score(self, payloads: Sequence[bytes]) -> list[float]:
         assert isinstance(self._comparison, PreparedCosines)
