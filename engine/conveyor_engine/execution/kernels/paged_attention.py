@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from conveyor_engine.execution.kernels.decode_plan import DecodePlan
-from conveyor_engine.execution.kernels.part import early_launch, has_warp_groups
+from conveyor_engine.execution.kernels.part import capability, early_launch, has_warp_groups
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
 
 _LOG2_E = tl.constexpr(math.log2(math.e))
@@ -55,11 +55,16 @@ _TILES = (
     (False, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
 )
 _OF_A_WARP_GROUP = TileShape(rows=64, keys=64, num_warps=4, num_stages=3)
+# For decodes over 8 bits on parts 9.0: older ones have less shared memory, newer ones spill. ADR 107 has the figures.
+_DECODES_OF_8_BITS = TileShape(rows=16, keys=128, num_warps=4, num_stages=3)
 
 
-def tile_shape(decode: bool, head_dim: int, item_bytes: int, group: int) -> TileShape:
+def tile_shape(decode: bool, head_dim: int, item_bytes: int, group: int, *, of_8_bits: bool = False) -> TileShape:
     """The tile for heads of this size, tall enough for one token of a whole group of query heads."""
     head_bytes = head_dim * item_bytes
+    if decode and of_8_bits and head_bytes <= 256 and capability() == 90:
+        tile = _DECODES_OF_8_BITS
+        return TileShape(max(tile.rows, triton.next_power_of_2(group)), tile.keys, tile.num_warps, tile.num_stages)
     fits_a_warp_group = not decode and item_bytes == 2 and head_bytes <= 256 and group <= _OF_A_WARP_GROUP.rows
     if fits_a_warp_group and has_warp_groups():
         return _OF_A_WARP_GROUP
@@ -328,7 +333,7 @@ def paged_attention(
     num_kv_heads, value_dim = values.shape[1:]
     group = num_heads // num_kv_heads
     decode = plan is not None
-    tile = tile_shape(decode, max(dim, value_dim), query.itemsize, group)
+    tile = tile_shape(decode, max(dim, value_dim), query.itemsize, group, of_8_bits=largest > 0)
     assert tile.rows >= _MIN_ROWS
     assert not decode or query_start.storage_offset() == 0
     tokens_per_tile = tile.rows // group
