@@ -226,7 +226,7 @@ def test_the_setting_chooses_the_type(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # 80 s
 def test_an_engine_with_int8_chooses_nearly_every_token_that_transformers_chooses(
     reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:

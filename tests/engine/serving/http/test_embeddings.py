@@ -15,7 +15,7 @@ import pytest
 import torch
 from openai import BadRequestError, OpenAI
 from tests.engine.encoders import FILES, SIZE, embed, write_served_encoder
-from tests.engine.processes import IDLE, EngineServer, wait_until
+from tests.engine.processes import IDLE, EngineServer, error_of, wait_until
 from tokenizers import Tokenizer
 
 from conveyor_api.endpoints import ENDPOINTS
@@ -387,8 +387,8 @@ def test_an_engine_that_embeds_generates_no_text(served: Served, path: str) -> N
 @pytest.mark.parametrize("path", [endpoint.path for endpoint in ENDPOINTS if "embeds" in endpoint.models])
 def test_an_engine_that_generates_makes_no_embeddings(server: EngineServer, path: str) -> None:
     answer = server.post(path, {"input": "a"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
-    assert "generates text" in answer.json()["error"]["message"]
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "wrong_task")
+    assert "generates text" in error_of(answer)["message"]
 
 
 def test_the_other_pages_are_as_true(served: Served) -> None:

@@ -14,7 +14,7 @@ import tritonclient.http as triton
 from jsonschema import Draft202012Validator
 from PIL import Image
 from tests.engine.image_models import LABELS, draw, encode, open_pipeline, save_image_model
-from tests.engine.processes import EngineServer
+from tests.engine.processes import EngineServer, error_of
 from tests.engine.serving.http.other_tasks import list_paths
 from transformers.image_utils import load_image
 from tritonclient.utils import InferenceServerException
@@ -248,8 +248,8 @@ def test_answers_and_errors_are_as_the_document_says(labels_one: Served) -> None
 @pytest.mark.parametrize("path", list_paths("classifies images"))
 def test_an_engine_that_classifies_images_does_nothing_else(labels_one: Served, path: str) -> None:
     answer = labels_one.server.post(path, {"prompt": "a"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
-    assert answer.json()["error"]["message"].endswith("it answers /v1/images/classify")
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "wrong_task")
+    assert error_of(answer)["message"].endswith("it answers /v1/images/classify")
 
 
 def test_an_engine_that_generates_classifies_no_images(server: EngineServer) -> None:

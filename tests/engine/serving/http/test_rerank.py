@@ -9,7 +9,7 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 from tests.engine.classifiers import open_tokenizer, write_served_classifier
-from tests.engine.processes import EngineServer
+from tests.engine.processes import EngineServer, error_of
 from tests.engine.serving.http.other_tasks import list_paths
 
 from conveyor_api.endpoints import ENDPOINTS
@@ -241,8 +241,8 @@ def test_answers_and_errors_are_as_the_document_says(served: Served, path: str) 
 @pytest.mark.parametrize("path", list_paths("ranks"))
 def test_an_engine_that_ranks_does_nothing_else(served: Served, path: str) -> None:
     answer = served.server.post(path, {"prompt": "a"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
-    assert answer.json()["error"]["message"].endswith("it answers /v1/rerank")
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "wrong_task")
+    assert error_of(answer)["message"].endswith("it answers /v1/rerank")
 
 
 @pytest.mark.parametrize("path", PATHS)
