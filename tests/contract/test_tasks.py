@@ -15,7 +15,7 @@ from tests.contract.serving import serving
 from tests.engine.classifiers import LABELS, write_served_classifier
 from tests.engine.dual_models import save_dual_model
 from tests.engine.image_models import draw, encode, save_image_model
-from tests.engine.processes import EngineServer
+from tests.engine.processes import EngineServer, details_of
 from tests.gateway.process import GatewayProcess
 
 from conveyor_api.resource import InferenceService
@@ -102,11 +102,6 @@ async def test_all_paths_of_the_task_answer_through_the_gateway(
             async with http.post(gateway.url + url, json=body) as answer:
                 return answer.status, await answer.json()
 
-        def code_of(body: Any) -> str:
-            """Whichever form the path's errors have."""
-            code: str = (body["error"] if isinstance(body["error"], dict) else body)["code"]
-            return code
-
         for path, body in BODIES[task.name].items():
             direct = await asyncio.to_thread(task.engine.post, path, body)
             expected = (200, pytest.approx(read_scores(direct.json()), abs=1e-5))
@@ -115,7 +110,7 @@ async def test_all_paths_of_the_task_answer_through_the_gateway(
                 assert (status, read_scores(answer)) == expected, url
         for path, body in BODIES[OTHERS[task.name]].items():
             status, refused = await post(f"/{service}{path}", body)
-            assert (status, code_of(refused)) == (400, "wrong_task")
+            assert (status, details_of(refused)["code"]) == (400, "wrong_task")
         async with http.get(f"{gateway.url}/{service}/openapi.json") as told:
             document = await told.json()
     for path in BODIES[task.name]:

@@ -130,7 +130,11 @@ def wait_until(check: Any, what: str, server: EngineServer | None = None) -> Any
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """`message`, `code` and `param`, whichever form the path's errors have."""
-    body: dict[str, Any] = answer.json()
+    """`message`, `code` and `param` of an error."""
+    return details_of(answer.json())
+
+
+def details_of(body: dict[str, Any]) -> dict[str, Any]:
+    """The same from the body, which has OpenAI's form, or a form whose `error` is a sentence."""
     error = body["error"]
     return error if isinstance(error, dict) else body | {"message": error}

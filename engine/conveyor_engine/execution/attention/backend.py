@@ -45,10 +45,10 @@ class AttentionMetadata:
     is never read. Query token j of row i has position seq_lens[i] - query_len[i] + j and sees the keys at
     positions <= its own (and > position - sliding_window, where the layer has a window).
 
-    In a graph (`graphs.mixed`) there are places for more rows than a step has: rows of length 0 without tokens, behind
-    the decodes and behind the others. `num_tokens` is 0 there, as no token is sure to be real. Of the arrays on the
-    host only the differences between entries 0, num_decodes and num_seqs count, which are upper bounds. Padding has
-    slots of a spare block.
+    A CUDA graph (`graphs.mixed`) has a fixed number of rows. Those that a step does not use have length 0 and no
+    tokens; they follow the decodes, and the other rows. `num_tokens` is then 0, because the host cannot know it when
+    the graph is captured, and of the host's arrays only upper bounds are set: the differences between entries 0,
+    num_decodes and num_seqs. Padding writes to a spare block.
 
     Two rows may share blocks, also blocks that one of them writes in this very step (prefix cache).
     So a backend writes the whole batch's keys and values before any row attends.

@@ -16,7 +16,7 @@ import triton.language as tl
 
 KEYS_PER_PROGRAM = 128  # at least, where a row has so many; fewer are not worth joining
 _MOST_SHARES = 32  # of one row: its last program joins them one after another
-_ALIGNED_TO = 64  # keys; a multiple of every tile's, but of those over 8 bits
+_ALIGNED_TO = 64  # keys: a multiple of a tile's keys, except for tiles over 8 bits, which have up to 128
 _PROGRAMS_PER_PROCESSOR = 8  # more than run at once: the shares of rows of unlike lengths then end together
 _ROWS_AT_ONCE = 256
 _COLUMNS = 6

@@ -100,10 +100,7 @@ def prepare_chat(model: ServedModel, job: Job) -> PreparedText:
 
 
 def render_conversation(model: ServedModel, fields: ChatRequest, longest: int) -> str:
-    """Render the messages with the chat template. Raises InvalidRequest.
-
-    longest: the model's context length in tokens.
-    """
+    """Render the messages with the chat template. longest: context length in tokens. Raises InvalidRequest."""
     fields.tool_use.check_size()
     return model.tokenizer.render_chat(fields.messages_for_template(), longest, fields.variables(), fields.rendering())
 
