@@ -25,7 +25,11 @@ async def test_the_engine_process_has_it(monkeypatch: pytest.MonkeyPatch, caplog
         await process.start()
     try:
         pid = re.findall(r"event=engine_process_started pid=(\d+)", caplog.text)[0]
-        environment = await asyncio.to_thread(Path(f"/proc/{pid}/environ").read_bytes)
+        environment = b""  # empty for a moment: the kernel tells of the exec before it has set the new environment
+        async with asyncio.timeout(30):
+            while not environment:
+                await asyncio.sleep(0.01)
+                environment = await asyncio.to_thread(Path(f"/proc/{pid}/environ").read_bytes)
         assert b"GOMP_SPINCOUNT=1000\0" in environment
     finally:
         await process.reap()
