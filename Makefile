@@ -14,6 +14,9 @@ UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 PY := .venv/bin/python
 TESTS ?= tests
 STORIES ?= e2e
+# CI gives a failed test a second run, at most five of them, and names each (docs/adr/0079). By hand every failure counts.
+RERUNS ?=
+SECOND_RUN = $(if $(RERUNS),--reruns $(RERUNS) --max-suite-reruns 5 --rerun-show-tracebacks)
 # Keep byte code even where the environment says not to: without it every engine compiles torch and transformers anew.
 export PYTHONDONTWRITEBYTECODE :=
 # Of kubectl and Helm, else in ~/.kube.
@@ -78,7 +81,7 @@ SELECT := not slow and $(CHOSEN)
 # Beside Kubernetes two workers more than cores: every second one begins with tests that mostly wait, see tests/conftest.py.
 # In the order of the folders: by default the files of few tests are left to the end, which are the slow ones.
 test: venv $(if $(NEEDS_TOOLS),tools) ## The tests that need no pods, but the slow ones; `make test-engine` and so on for one part
-	.venv/bin/pytest -n $$(($$(nproc) + $(if $(NEEDS_TOOLS),2,0))) --dist loadfile --no-loadscope-reorder --durations=25 -m '$(SELECT)' $(TESTS)
+	.venv/bin/pytest $(SECOND_RUN) -n $$(($$(nproc) + $(if $(NEEDS_TOOLS),2,0))) --dist loadfile --no-loadscope-reorder --durations=25 -m '$(SELECT)' $(TESTS)
 
 test-all: SELECT := $(CHOSEN)
 test-all: test ## Every test that needs no pods, as CI runs them
@@ -94,7 +97,7 @@ $(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ 
 # Triton 3.6's interpreter reads scalars from arrays, which NumPy deprecates.
 test-oldest: venv ## Execution and the models' answers, with the oldest torch, Triton, transformers and NumPy; sentence-transformers
 	$(UV) run --no-sync $(patsubst %,--with '%',$(OLDEST)) --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' \
-		python -m pytest -p no:cacheprovider -n $$(nproc) --dist loadfile \
+		python -m pytest $(SECOND_RUN) -p no:cacheprovider -n $$(nproc) --dist loadfile \
 		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' tests/engine/execution \
 		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/test_embeddings.py tests/bench/workloads/test_encoder.py \
 		tests/bench/batchers
@@ -128,9 +131,9 @@ set-up: ## What the demo and e2e need, side by side as far as it goes: cluster, 
 e2e: MODELS := offline-models
 e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && \
-		.venv/bin/pytest -c e2e/pytest.ini -m 'not alone' -n 3 $(STORIES) && \
-		.venv/bin/pytest -c e2e/pytest.ini -m alone $(STORIES) && \
-		.venv/bin/pytest -c e2e/pytest.ini -m takes_the_cluster_away e2e
+		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m 'not alone' -n 3 $(STORIES) && \
+		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m alone $(STORIES) && \
+		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m takes_the_cluster_away e2e
 	$(PY) -m e2e.cluster down
 
 # Another task than generating text: embed, rerank, classify, image-classify, image-embed or custom, whose model is trained then.
@@ -147,7 +150,7 @@ clients: ## Try real clients, each as its users install it, on the local cluster
 vllm: SET_UP_FOR := vllm
 vllm: set-up ## Try vLLM itself as a runtime, on the local cluster, in an image of its own that stays nowhere else
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.vllm && \
-		.venv/bin/pytest -c e2e/pytest.ini -m brings_vllm e2e/test_vllm.py
+		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m brings_vllm e2e/test_vllm.py
 
 peers-tests: venv ## Run vLLM's own tests of its server against the engine; downloads its source and what it imports, 1 GB: the tables of docs/peers-tests.md
 	$(PY) -m e2e.peers_tests
@@ -155,7 +158,7 @@ peers-tests: venv ## Run vLLM's own tests of its server against the engine; down
 oci: venv ## Mount a model from an image, on a local cluster with containerd 2; builds that once
 	programs=$$($(PY) -m e2e.oci) && export PATH="$$programs:$$PATH" CLUSTER=local && $(MAKE) --no-print-directory set-up && \
 		export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && \
-		.venv/bin/pytest -c e2e/pytest.ini -m mounts_images e2e/test_oci.py
+		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m mounts_images e2e/test_oci.py
 	$(PY) -m e2e.cluster down
 
 keda: venv tools ## Let KEDA itself scale a service, on a real API server; builds it once (15 minutes of a core)
