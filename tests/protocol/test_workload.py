@@ -55,3 +55,15 @@ def test_the_warm_up_has_a_step_of_usual_prompts_and_a_long_one() -> None:
     assert CHAT.list_warm_up(32, 1024) == [(4, 256), (1, 1024)]
     assert CHAT.list_warm_up(2, 8192) == [(2, 256), (1, 1024)]
     assert CHAT.list_warm_up(32, 100) == [(1, 256), (1, 1024)]
+
+
+def test_sizes_of_an_hour_of_chats_refuse_the_documents_of_the_next() -> None:
+    """Why observed lengths are no default (docs/adr/0090-sizes-follow-the-workload.md)."""
+    random = Random(0)
+    inputs, outputs = Drawn(2048, 8192), Drawn(256, 1024)
+    documents = [inputs.draw(random) + outputs.draw(random) for _ in range(20_000)]
+    chats = Workload(Lengths(64, 256), Lengths(128, 512))
+    context = chats.choose_context(40_960, None)
+    refused = sum(each > context for each in documents) / len(documents)
+    held = chats.count_blocks(32, 16, context) * 16 / (sum(documents) / len(documents))
+    assert (context, round(refused, 2), round(held)) == (8192, 0.06, 7), "of 32 that a batch has"
