@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -109,8 +109,14 @@ async def connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
         yield client
 
 
-async def watch_collection(client: ApiClient, collection: Collection, sink: Sink, state: WatchState) -> None:
-    """Keeps `sink` equal to the collection until it is cancelled."""
+async def watch_collection(
+    client: ApiClient,
+    collection: Collection,
+    sink: Sink,
+    state: WatchState,
+    on_failure: Callable[[], None] = lambda: None,
+) -> None:
+    """Keeps `sink` equal to the collection until it is cancelled. `on_failure` is called before each retry."""
     watch = _Watch(client, collection, sink, state)
     shortest, longest = _BACKOFF_SECONDS
     pause = shortest
@@ -126,6 +132,7 @@ async def watch_collection(client: ApiClient, collection: Collection, sink: Sink
         if loop.time() - began > longest:
             pause = shortest
         if failure is not None:
+            on_failure()
             # A watch that ends now and then is routine. One that fails again at once needs somebody.
             level = logging.INFO if pause == shortest else logging.WARNING
             logger.log(level, "event=watch_failed watch=%s retry_seconds=%.1f error=%s", state.name, pause, failure)

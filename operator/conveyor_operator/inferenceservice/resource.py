@@ -37,9 +37,13 @@ from conveyor_operator.settings import Settings
 
 
 class InferenceServices:
-    """A `loop.resource.Resource`; `metrics_api` tells who serves custom.metrics.k8s.io, `activity` what requests there
-    are for `namespace/name`, `serves` whether the cluster has an optional kind; `ask_warm_up` asks for that of the
-    engine in a pod of `namespace/name`; `tell_name` says to whom the served name of `namespace/name` belongs."""
+    """A `loop.resource.Resource`.
+
+    `metrics_api` tells who serves custom.metrics.k8s.io, `activity` what requests there are for `namespace/name`,
+    `serves` whether the cluster has an optional kind (it is asked only for services that need the kind).
+    `ask_warm_up` asks the engine in a pod of `namespace/name` for its warm-up time.
+    `tell_name` says to whom the served name of `namespace/name` belongs.
+    """
 
     kind = INFERENCE_SERVICE
     label = names.INFERENCE_SERVICE_LABEL
@@ -86,7 +90,9 @@ class InferenceServices:
         memory.had_autoscaler = any(each is not None for each in seen) or _was_left_to_others(service.status)
         starts = self._see_starts(service, memory, observed.pods)
         tell_name = partial(self._tell_name, service.key, service.served_model_name)
-        told = Told(self._metrics_api(), self._activity(service.key), self._serves(SCALED_OBJECT), tell_name)
+        autoscaling = service.spec.autoscaling
+        serves_keda = self._serves(SCALED_OBJECT) if autoscaling and autoscaling.uses_keda else None
+        told = Told(self._metrics_api(), self._activity(service.key), serves_keda, tell_name)
         now = datetime.now(UTC)
         desired = build_desired(service, self._settings, observed, starts, now, from_profile, told.serves_keda)
         url = self._settings.service_url(service.namespace, service.name)

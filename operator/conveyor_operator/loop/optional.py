@@ -1,11 +1,12 @@
 """Watches kinds of children that only some clusters have, as long as the cluster serves them.
 
 Run by `process`. Kopf would have to scan for these kinds, or know them before it starts. So they have a separate watch,
-which passes its lines to `watches` as Kopf's watches do.
+which passes its lines to `watches` as Kopf's watches do. An idle operator asks nothing: it looks for a missing kind
+only once somebody has asked for it, and looks whether a kind is gone only when its watch fails.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from conveyor_kube.wanted_json import Json
@@ -36,9 +37,14 @@ class OptionalKinds:
         self._namespaces = namespaces or ("",)
         self._on_change = on_change
         self._served: dict[Kind, bool] = {}
+        self._wanted = {kind: asyncio.Event() for kind in self._labels}
 
     def serves(self, kind: Kind) -> bool | None:
-        """Whether the cluster does; None where that is not known yet."""
+        """Return whether the cluster serves the kind; None if that is not known yet.
+
+        Call it only for a resource that needs the kind: from the first call on, a kind that is missing is looked for.
+        """
+        self._wanted[kind].set()
         return self._served.get(kind)
 
     async def run(self) -> None:
@@ -49,21 +55,24 @@ class OptionalKinds:
 
     async def _follow(self, kind: Kind) -> None:
         while True:
-            await self._wait_until(kind, True)
+            await self._wait_until(kind, True, self._wanted[kind].wait)
             self._tell(kind, True)
+            failed = _Failures()
             async with asyncio.TaskGroup() as tasks:
-                watching = [tasks.create_task(self._watch(kind, namespace)) for namespace in self._namespaces]
-                await self._wait_until(kind, False)
+                watching = [tasks.create_task(self._watch(kind, each, failed.note)) for each in self._namespaces]
+                await self._wait_until(kind, False, failed.wait)
                 for watch in watching:
                     watch.cancel()
             self._watches.keep_only(kind, None, set())  # before anybody hears of it, or what is left would be deleted
             self._tell(kind, False)
 
-    async def _wait_until(self, kind: Kind, served: bool) -> None:
+    async def _wait_until(self, kind: Kind, served: bool, until_in_doubt: Callable[[], Awaitable[object]]) -> None:
         while (found := await self._look(kind)) is not served:
             if found is not None and kind not in self._served:
                 self._tell(kind, found)
             await asyncio.sleep(_LOOK_SECONDS)
+            if found is not None:
+                await until_in_doubt()
 
     async def _look(self, kind: Kind) -> bool | None:
         try:
@@ -75,12 +84,26 @@ class OptionalKinds:
         self._served[kind] = served
         self._on_change()
 
-    async def _watch(self, kind: Kind, namespace: str) -> None:
+    async def _watch(self, kind: Kind, namespace: str, on_failure: Callable[[], None]) -> None:
         collection = Collection(
             kind.group, kind.version, kind.plural, namespace, label_selector=self._labels[kind], shape=dict[str, Any]
         )
         sink = _Sink(self._watches, kind)
-        await watch_collection(self._cluster.client, collection, sink, WatchState(collection.name))
+        await watch_collection(self._cluster.client, collection, sink, WatchState(collection.name), on_failure)
+
+
+class _Failures:
+    """Lets one task wait for the next failure of several watches."""
+
+    def __init__(self) -> None:
+        self._noted = asyncio.Event()
+
+    def note(self) -> None:
+        self._noted.set()
+
+    async def wait(self) -> None:
+        await self._noted.wait()
+        self._noted.clear()
 
 
 class _Sink:

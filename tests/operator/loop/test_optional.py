@@ -22,35 +22,46 @@ class Discovery:
     client = None
 
     def __init__(self, *answers: bool | None) -> None:
+        self.asked = 0
         self._answers: Iterator[bool | None] = iter(answers)
         self._last: bool | None = None
 
     async def is_served(self, kind: Kind) -> bool:
+        self.asked += 1
         self._last = next(self._answers, self._last)
         if self._last is None:
             raise Unavailable(503, "", "not now")
         return self._last
 
 
-async def follow(monkeypatch: pytest.MonkeyPatch, *answers: bool | None) -> list[tuple[bool | None, int]]:
-    """What is told, with the number of ScaledObjects that are known then; each watch finds one."""
+async def follow(
+    monkeypatch: pytest.MonkeyPatch, discovery: Discovery, wanted: bool = True, fails: bool = True
+) -> list[tuple[bool | None, int]]:
+    """What is told, with the number of ScaledObjects that are known then; each watch finds one.
+
+    With `fails` each watch fails again and again.
+    """
     store, told = Store(), []
     services = make_services()
     watches = Watches([services], store, Metrics(), lambda key, urgent=True: None)
     key = Key(services.kind, "a", "qwen")
 
-    async def watch(*_: Any) -> None:
+    async def watch(*arguments: Any) -> None:
         store.put(SCALED_OBJECT, "uid", key, "value")
+        while fails:
+            await asyncio.sleep(0.01)
+            arguments[-1]()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(optional, "watch_collection", watch)
     monkeypatch.setattr(optional, "_LOOK_SECONDS", 0.01)
 
     def tell() -> None:
-        told.append((kinds.serves(SCALED_OBJECT), len(store.values(SCALED_OBJECT, key))))
+        told.append((kinds.serves(SCALED_OBJECT) if wanted else None, len(store.values(SCALED_OBJECT, key))))
 
-    kinds = OptionalKinds(Discovery(*answers), [services], watches, (), tell)  # type: ignore[arg-type]
-    assert kinds.serves(SCALED_OBJECT) is None
+    kinds = OptionalKinds(discovery, [services], watches, (), tell)  # type: ignore[arg-type]
+    if wanted:
+        assert kinds.serves(SCALED_OBJECT) is None
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
             await kinds.run()
@@ -60,10 +71,25 @@ async def follow(monkeypatch: pytest.MonkeyPatch, *answers: bool | None) -> list
 async def test_one_that_comes_and_goes_is_told_and_what_was_known_is_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = await follow(monkeypatch, None, False, False, True, True, True, False, True)
+    told = await follow(monkeypatch, Discovery(None, False, False, True, True, True, False, True))
     assert told == [(False, 0), (True, 0), (False, 0), (True, 0)]
 
 
 async def test_an_api_server_that_does_not_answer_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await follow(monkeypatch, True, True, None, None) == [(True, 0)]
-    assert await follow(monkeypatch, None) == []
+    assert await follow(monkeypatch, Discovery(True, True, None, None)) == [(True, 0)]
+    assert await follow(monkeypatch, Discovery(None)) == []
+
+
+@pytest.mark.parametrize(("answer", "wanted"), [(False, False), (True, True)])
+async def test_nobody_asks_the_api_server_for_what_nobody_needs_or_what_is_watched(
+    monkeypatch: pytest.MonkeyPatch, answer: bool, wanted: bool
+) -> None:
+    discovery = Discovery(answer)
+    assert len(await follow(monkeypatch, discovery, wanted=wanted, fails=False)) == 1
+    assert discovery.asked <= 2, "once to find it, once when the watch began"
+
+
+async def test_one_that_is_missing_is_looked_for_while_somebody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    discovery = Discovery(False)
+    assert await follow(monkeypatch, discovery) == [(False, 0)]
+    assert discovery.asked > 5
