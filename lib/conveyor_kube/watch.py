@@ -34,6 +34,7 @@ _PAGE_ITEMS: Final = 10
 _MAX_TEXT_BYTES: Final = 64 << 20  # of a page or an event
 _WATCH_SECONDS: Final = (240, 360)  # at random, so that the gateways do not all list at once
 _BACKOFF_SECONDS: Final = (0.25, 8.0)
+_WARN_SECONDS: Final = 60.0  # between warnings about one watch that fails again and again
 _LIST_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
 # The API server sends a bookmark about once a minute: silence beyond this is a dead connection.
 _SILENCE_SECONDS: Final = 100.0
@@ -121,6 +122,7 @@ async def watch_collection(
     shortest, longest = _BACKOFF_SECONDS
     pause = shortest
     loop = asyncio.get_running_loop()
+    warned_at = -_WARN_SECONDS
     while True:
         began = loop.time()
         try:
@@ -135,7 +137,9 @@ async def watch_collection(
             on_failure()
             # A watch that ends now and then is routine. One that fails again at once needs somebody.
             level = logging.INFO if pause == shortest else logging.WARNING
-            logger.log(level, "event=watch_failed watch=%s retry_seconds=%.1f error=%s", state.name, pause, failure)
+            if level == logging.INFO or loop.time() - warned_at >= _WARN_SECONDS:
+                logger.log(level, "event=watch_failed watch=%s retry_seconds=%.1f error=%s", state.name, pause, failure)
+                warned_at = loop.time() if level == logging.WARNING else warned_at
         await asyncio.sleep(random.uniform(pause / 2, pause))
         pause = shortest if failure is None else min(2 * pause, longest)
 

@@ -27,6 +27,7 @@ _NUMBERS: Final = "dfg"
 _OWN_LOGGERS: Final = (
     "conveyor_engine", "conveyor_gateway", "conveyor_kube", "conveyor_metrics", "conveyor_operator", "conveyor_process"
 )  # fmt: skip
+_LIBRARY_WARNINGS_MAX: Final = 20  # a minute, of one logger
 _BARE: Final = re.compile('[^ "=]+')
 
 Value = tuple[str, str, bool]
@@ -39,6 +40,7 @@ def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -
     DEBUG applies only to our own loggers, because libraries log whole bodies at DEBUG, also those of Secrets.
     """
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_LibraryLimit())
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _LogfmtFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
@@ -48,6 +50,37 @@ def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -
         logging.getLogger(name).setLevel(own_level)
     for name in quiet:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class _LibraryLimit(logging.Filter):
+    """Passes a few warnings a minute of each library's logger, with the number of those it has left out.
+
+    Kopf, for example, logs each of nine attempts of each of its watches while the API server is away.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: dict[str, _Told] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is logged."""
+        if record.levelno < logging.WARNING or record.name.partition(".")[0] in _OWN_LOGGERS:
+            return True
+        told, now = self._told.setdefault(record.name, _Told()), time.monotonic()
+        if now - told.since >= 60:
+            left_out, told.since, told.count = max(0, told.count - _LIBRARY_WARNINGS_MAX), now, 0
+            if left_out:
+                record.msg, record.args = f"{record.getMessage()} ({left_out} more in the minute before)", ()
+        told.count += 1
+        return told.count <= _LIBRARY_WARNINGS_MAX
+
+
+@dataclass(slots=True)
+class _Told:
+    """The warnings of one logger since a time of `time.monotonic`."""
+
+    since: float = -60.0
+    count: int = 0
 
 
 def without_secrets(text: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.process.lines import read_json, read_logfmt
 
+from conveyor_process import log
 from conveyor_process.log import LogFormat, _JsonFormatter, _LogfmtFormatter, quote, set_up_log, without_secrets
 
 FORMATTERS: dict[LogFormat, tuple[logging.Formatter, Any]] = {
@@ -132,3 +134,22 @@ def test_values_are_bare_words_or_json_strings(value: str, text: str) -> None:
 )
 def test_urls_are_shown_without_what_may_be_secret(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
+
+
+def test_a_library_that_warns_without_end_gets_a_few_lines_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, clock = log._LibraryLimit(), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def tell(name: str, level: int) -> logging.LogRecord | None:
+        record = logging.LogRecord(name, level, __file__, 1, "attempt %d failed", (1,), None)
+        return record if limit.filter(record) else None
+
+    for _ in range(3):
+        assert sum(tell("kopf.watching", logging.ERROR) is not None for _ in range(100)) == 20
+        clock[0] += 60
+    told = tell("kopf.watching", logging.ERROR)
+    assert told is not None
+    assert told.getMessage() == "attempt 1 failed (80 more in the minute before)"
+    assert all(tell("kopf.watching", logging.INFO) for _ in range(100)), "what is routine is not limited"
+    assert all(tell("conveyor_operator.loop", logging.ERROR) for _ in range(100)), "nor what is our own"
+    assert tell("kopf.other", logging.ERROR), "nor another logger for it"
