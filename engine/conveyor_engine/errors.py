@@ -12,7 +12,7 @@
     │   │   └── EncodedBody
     │   ├── Overloaded            the waiting queue is full
     │   ├── NoPlace               a gateway's request, which waits there
-    │   ├── GenerationFailed      the engine could not go on with this request
+    │   ├── GenerationFailed      the engine could not continue this request
     │   ├── Unavailable           starting, draining, going away or dead
     │   └── DeadlineExceeded
     └── EngineDead            the engine loop ended while it worked on this request

@@ -1,1 +1,1 @@
-"""The HTTP side: OpenAI's routes, probes and metrics over an EngineClient. Free of torch."""
+"""The HTTP server: OpenAI's routes, probes and metrics, which use an EngineClient. Does not import torch."""

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, errors as answers, request ids. Built by `server` around an AppState."""
+"""Builds the ASGI application: routes, error responses and request ids. Called by `server` with an AppState."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -20,9 +20,9 @@ from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, USAGE_PATH, choose_request_id
 
 _log = logging.getLogger(__name__)
-# The first that fits a path counts.
+# Starlette takes the first route that matches a path, so the path with a version comes first.
 MODELS_OF_V2 = ("/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}")
-# By method and path. Clients of vLLM and SGLang begin with /health, /ping or /version, some below the OpenAI base URL.
+# Handlers by method and path. Clients of vLLM and SGLang first call /health, /ping or /version, some of them under /v1.
 ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     **build_task_routes(),
     **{("POST", f"{model}/infer"): open_inference.infer for model in MODELS_OF_V2},
@@ -51,10 +51,10 @@ _LABELS = {"/openapi.json", *(path for _, path in ROUTES)}
 
 
 def build_app(state: AppState) -> ASGIApp:
-    """All routes over this engine."""
+    """Return the application with all routes for this engine."""
     app = FastAPI(docs_url=None, redoc_url=None)  # their pages load scripts from other hosts
-    document = build_document()  # once: it takes 17 ms, for which it would block every stream
-    app.openapi = lambda: document  # type: ignore[method-assign]  # as FastAPI has it be extended; served at /openapi.json
+    document = build_document()  # built once, because it takes 17 ms and would block all streams
+    app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way; /openapi.json
     app.state.conveyor = state
     for path in dict.fromkeys(path for _, path in ROUTES):
         handlers = {method: handler for (method, at), handler in ROUTES.items() if at == path}
@@ -68,7 +68,7 @@ def build_app(state: AppState) -> ASGIApp:
 def _by_method(
     handlers: dict[str, Callable[[Request], Awaitable[Response]]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """One route for all methods of a path, so that 405 lists them all."""
+    """Return one handler for all methods of a path, so that a 405 response lists all of them."""
 
     async def handle(request: Request) -> Response:
         return await handlers["GET" if request.method == "HEAD" else request.method](request)
@@ -84,12 +84,12 @@ async def _handle_failure(request: Request, error: Exception) -> Response:
 
 
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such path, or not with this method."""
+    """Handle Starlette's own errors: an unknown path (404) or method (405)."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         message, code = f"no such path: {request.url.path}", ErrorCode.PATH_NOT_FOUND
     elif error.status_code == 405:
-        message, code = f"{request.method} is not for {request.url.path}", ErrorCode.METHOD_NOT_ALLOWED
+        message, code = f"{request.url.path} does not support {request.method}", ErrorCode.METHOD_NOT_ALLOWED
     else:
         message, code = str(error.detail), ErrorCode.BAD_REQUEST
     body = error_body(message, code, path=request.url.path)
@@ -97,14 +97,17 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
 
 
 async def _handle_bug(request: Request, error: Exception) -> Response:
-    """The one broad handler of this process: a bug fails its own request only. The server logs the traceback."""
+    """Respond with 500 to any other exception, so that a bug fails one request only. The server logs the traceback."""
     body = error_body(f"internal error: {type(error).__name__}", ErrorCode.INTERNAL_ERROR, path=request.url.path)
     return Response(body, 500, media_type="application/json")
 
 
 class _Envelope:
-    """Around every answer: X-Request-Id as it came, or a new one; what it has used; the engine's load, if the client
-    wants it; and a count by route and status."""
+    """Adds headers to every response and counts responses by route and status.
+
+    The headers are X-Request-Id (from the request, or new), the usage report for a gateway, and the engine's load if
+    the client wants it.
+    """
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
         self._app = app
@@ -131,7 +134,7 @@ class _Envelope:
             await self._app(scope, receive, send_with_headers)
 
     def _describe_load(self, load_format: str) -> bytes:
-        """An ORCA report, as vLLM writes it."""
+        """Return the load as an ORCA report in vLLM's format."""
         engine = self._state.engine
         waiting, usage = float(engine.num_waiting), round(engine.stats.kv_cache_usage, 4)
         named = {"num_requests_waiting": waiting, "kv_cache_usage_perc": usage}
@@ -146,14 +149,14 @@ def _request_id(scope: Scope) -> bytes:
 
 
 def _load_format(scope: Scope) -> str:
-    """In which the client wants the engine's load: `TEXT`, `JSON`, or not at all."""
+    """Return the format in which the client wants the engine's load: `TEXT`, `JSON`, or "" for no report."""
     wish: bytes = next((value for name, value in scope["headers"] if name == _LOAD_FORMAT), b"")
     wanted = wish.decode("latin-1").upper()
     return wanted if wanted in ("TEXT", "JSON") else ""
 
 
 def _route(path: str) -> str:
-    """A label with few values, whatever clients ask for."""
+    """Return the metrics label for a path. Unknown paths share one label, so the number of labels is bounded."""
     if path in _LABELS:
         return path
     if path.startswith(_V2_MODELS):

@@ -1,4 +1,4 @@
-"""What every route needs, in one object made by `server`."""
+"""The state that all routes share. `server` builds it once."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,13 @@ from conveyor_engine.wire.request import ModelFacts
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """The engine behind the routes, and the HTTP side's own parts."""
+    """The engine that the routes use, and the parts of the HTTP server."""
 
     config: EngineConfig
     model: ServedModel
     engine: EngineClient
     metrics: EngineMetrics
-    workers: WorkerPool  # validation and tokenizing, in processes of their own
+    workers: WorkerPool  # processes that validate and tokenize requests
     memory: Memory
     usage: UsageReports
     created: int  # Unix seconds
@@ -35,7 +35,7 @@ def app_state(request: Request) -> AppState:
 
 
 def model_facts(state: AppState) -> ModelFacts:
-    """The facts of the loaded model. Raises Unavailable before it is loaded."""
+    """Return the facts about the loaded model. Raises Unavailable until the model is loaded."""
     if state.engine.facts is None:
         raise Unavailable("the engine is starting")
     return state.engine.facts

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""Serves POST /v1/chat/completions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,14 +23,14 @@ from conveyor_engine.text.parsing.interface import Field
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):
-    """The new part of a call's function; the name is in the first one only."""
+    """The new part of a tool call's function. Only the first part of each call has the name."""
 
     arguments: str
     name: str | None = None
 
 
 class ToolCallDelta(msgspec.Struct, omit_defaults=True):
-    """The new part of a call; id and type are in the first one only."""
+    """The new part of a tool call. Only the first part of each call has `id` and `type`."""
 
     index: int
     function: FunctionDelta
@@ -39,17 +39,17 @@ class ToolCallDelta(msgspec.Struct, omit_defaults=True):
 
 
 class DeltaMessage(msgspec.Struct, omit_defaults=True):
-    """The new part of a message; the role is in the first one only."""
+    """The new part of a message. Only the first part of each choice has `role`."""
 
     role: str | None = None
     content: str | None = None
     reasoning: str | None = None
-    reasoning_content: str | None = None  # the same by its older name
+    reasoning_content: str | None = None  # equals `reasoning`, under its older name
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):
-    """A choice in one event."""
+    """The new part of a choice in an event."""
 
     index: int
     delta: DeltaMessage
@@ -71,14 +71,14 @@ class ChatChunk(msgspec.Struct):
 
 
 class Function(msgspec.Struct):
-    """What is called."""
+    """The function of a tool call, with its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct):
-    """A call of a tool."""
+    """A tool call in a response that is not streamed."""
 
     id: str
     function: Function
@@ -86,18 +86,18 @@ class ToolCall(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """The answer. Its content is null if it has nothing but calls."""
+    """The assistant's message. `content` is null if the message has only tool calls."""
 
     content: str | None
     role: str = "assistant"
     refusal: None = None
     reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET  # the same by its older name
+    reasoning_content: str | UnsetType = UNSET  # equals `reasoning`, under its older name
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
-    """A choice in the whole answer."""
+    """A choice in a response that is not streamed."""
 
     index: int
     message: Message
@@ -107,7 +107,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """The whole answer."""
+    """The body of a response that is not streamed."""
 
     id: str
     created: int
@@ -120,17 +120,17 @@ class ChatCompletion(msgspec.Struct):
 
 
 class ChatFormat(ChoicesFormat):
-    """Answers as chat completions."""
+    """Writes answers as chat completions."""
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
         self._hides_reasoning = prepared.hides_reasoning
         self._continued = prepared.continued_text
         self._begun: set[int] = set()
-        self._nums_calls: dict[int, int] = {}  # so far, by choice of a stream
+        self._nums_calls: dict[int, int] = {}  # index of the latest tool call by choice, in a stream
 
     def chunk(self, delta: Delta, usage: Usage | None) -> ChatChunk:
-        """One event; the role is in the first of a choice."""
+        """Return one event. The first event of each choice has the role."""
         role = None if delta.choice in self._begun else "assistant"
         self._begun.add(delta.choice)
         message = DeltaMessage(role, self._continued if role else None)
@@ -147,7 +147,7 @@ class ChatFormat(ChoicesFormat):
         return ChatChunk(*self._head, [choice], usage or self._no_usage, self._prompt_once(0))
 
     def _add_call(self, message: DeltaMessage, choice: int, field: Field, text: str) -> None:
-        """A call that begins, or more of the arguments of the last one."""
+        """Add a new tool call to the message, or append to the arguments of the choice's latest tool call."""
         calls = message.tool_calls = message.tool_calls or []
         if field == "tool_call":
             index = self._nums_calls[choice] = self._nums_calls.get(choice, -1) + 1
@@ -161,16 +161,16 @@ class ChatFormat(ChoicesFormat):
         return chat_logprobs(self._names, delta.tokens) if self._with_logprobs and delta.tokens else None
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
-        """The counts, with no choice."""
+        """Return the event with the token counts and no choices."""
         return ChatChunk(*self._head, [], usage)
 
     def whole(self, usage: Usage) -> ChatCompletion:
-        """The body without its choices."""
+        """Return the body with empty `choices`."""
         prompt = self._prompt_of(0)
         return ChatCompletion(*self._head, [], usage, None if prompt is UNSET else prompt)
 
     def choice(self, answer: WholeChoice) -> Iterator[bytes]:
-        """One choice of the body."""
+        """Yield one choice of the body, in pieces of JSON."""
         message = Message("")
         for kind in dict.fromkeys(block.kind for block in answer.blocks):
             if kind != "tool_call" and not (kind == "reasoning" and self._hides_reasoning):
@@ -192,7 +192,7 @@ class ChatFormat(ChoicesFormat):
         yield b"}"
 
     def behind_choices(self, answers: Sequence[WholeChoice]) -> Iterator[bytes]:
-        """The prompt's log probabilities, once for all choices."""
+        """Yield the prompt's log probabilities, which all choices share."""
         if self._tells_prompt_logprobs:
             yield b","
             yield from prompt_logprobs_pieces(self._names, answers[0].prompt_logprobs)
@@ -201,5 +201,5 @@ class ChatFormat(ChoicesFormat):
 
 
 async def create_chat_completion(request: Request) -> GeneratedResponse:
-    """Answers the conversation, `n` times."""
+    """Return the response with `n` answers to the conversation."""
     return GeneratedResponse(await open_request(request, "chat"), ChatFormat)

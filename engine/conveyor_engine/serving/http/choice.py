@@ -1,6 +1,6 @@
-"""One choice of an answer while it is made: engine outputs in, parts of a message with log probabilities out.
+"""Turns the engine's outputs for one choice into parts of a message with log probabilities.
 
-Used by `generated`, one per engine request. Knows neither HTTP nor the JSON it becomes.
+`generated` uses one Choice for each engine request. This module knows neither HTTP nor the response's JSON.
 """
 
 import time
@@ -20,21 +20,25 @@ from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogpr
 
 
 class Delta(NamedTuple):
-    """What is new of one choice. `finish_reason` is OpenAI's word, in the last delta only."""
+    """The new part of one choice. Only the last delta has `finish_reason`, which is OpenAI's word."""
 
     choice: int
     parts: Sequence[Part]
-    tokens: list[Token]  # whose text is known, although the parser may hold it back
+    tokens: list[Token]  # tokens with known text; the parser may still hold that text back
     finish_reason: str | None
-    num_tokens: int  # generated so far, these included
-    token_ids: Sequence[int] = ()  # all that are new, where they are asked for
-    prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt's next tokens, from the second on
-    stop_string: str | None = None  # that ended it, in the last delta
-    content_tokens: Sequence[Token] = ()  # those of its content, once each, where they are asked for
+    num_tokens: int  # tokens generated so far, including the new ones
+    token_ids: Sequence[int] = ()  # all new tokens, if the request asks for token ids
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt's next tokens; its first token has none
+    stop_string: str | None = None  # the stop string that ended the choice; in the last delta only
+    content_tokens: Sequence[Token] = ()  # new tokens of the content, if the format shows them
 
 
 class Choice:
-    """Invariant: the parser has got the whole text of the choice; exactly the last delta has a finish reason."""
+    """The state of one choice.
+
+    Invariants: the parser has received all text of the choice so far. The last delta, and no other, has a finish
+    reason.
+    """
 
     def __init__(
         self,
@@ -48,11 +52,11 @@ class Choice:
         *,
         with_content_tokens: bool = False,
     ) -> None:
-        """`thinking_end`: the token that ends the thinking, if there is one."""
+        """thinking_end: the id of the token that ends the thinking; None if no single token does."""
         self.index = index
         self.request_id = request.request_id
         self.finish_reason: str | None = None
-        self.num_tokens = 0  # generated, an end-of-sequence token included
+        self.num_tokens = 0  # generated tokens, including an end-of-sequence token
         self.num_cached_tokens = 0
         self._parser = parser
         self._with_token_ids = request.with_token_ids
@@ -65,14 +69,14 @@ class Choice:
             shows_stop=request.shows_stop,
             skip_special_tokens=request.skip_special_tokens,
         )
-        self._logprobs: list[TokenLogprobs] = []  # of the tokens not shown yet
+        self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is not known yet
         self._content_tokens = ContentTokens() if with_content_tokens else None
-        self._has_called = False  # tools
+        self._has_called = False  # whether the answer contains a tool call
         self._thinking = _ThinkingTokens(thinking_end)
         self._clock = _Clock(metrics, request.arrival_time, time.monotonic())
 
     def push(self, output: RequestOutput) -> Delta | None:
-        """The next output's visible part. Raises DeadlineExceeded or GenerationFailed."""
+        """Return the new visible part from the next output, or None. Raises DeadlineExceeded or GenerationFailed."""
         before = self.num_tokens
         self.num_tokens += len(output.new_token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
@@ -84,14 +88,14 @@ class Choice:
         self._logprobs.extend(output.logprobs or ())
         end: list[TokenLogprobs] = []
         if output.finish_reason is FinishReason.STOP and not self._shows_stop:
-            token_ids = token_ids[:-1]  # the token that ended it is not shown
+            token_ids = token_ids[:-1]  # the stop token itself is not shown
             end = [self._logprobs.pop()] if self._logprobs else []
         piece = self._detokenizer.push(token_ids)
         if output.finish_reason is not None and not piece.stopped:
             rest = self._detokenizer.finish()
             piece = Piece(piece.text + rest.text, piece.token_starts + rest.token_starts, rest.stopped)
         if piece.stopped:
-            self.num_tokens = self._detokenizer.num_tokens  # without those that came with it and after it
+            self.num_tokens = self._detokenizer.num_tokens  # without tokens that came after the stop string
             self._end(FinishReason.STOP)
         elif output.finish_reason is not None:
             is_stop = output.finish_reason is FinishReason.STOP_STRING
@@ -101,11 +105,11 @@ class Choice:
 
     @property
     def num_thinking_tokens(self) -> int:
-        """Generated before the answer proper, the mark that ends them included."""
+        """The number of tokens of the thinking, including the token that ends it."""
         return min(self._thinking.number, self.num_tokens)
 
     def leave(self) -> None:
-        """Ends the choice, if it is not finished: its reader has left."""
+        """End the choice if it is not finished. Called after the client has left."""
         if self.finish_reason is None:
             self._end(FinishReason.ABORT)
 
@@ -150,7 +154,10 @@ class Choice:
 
 @dataclass(slots=True)
 class _ThinkingTokens:
-    """Counts the tokens up to the mark that ends the thinking, if that is one token and the answer has thinking."""
+    """Counts the tokens of the thinking, including its end token.
+
+    The count is 0 if the answer has no thinking.
+    """
 
     end: int | None
     is_shown: bool = False
@@ -172,7 +179,7 @@ class _ThinkingTokens:
 
 @dataclass(slots=True)
 class _Clock:
-    """When this choice's tokens came, for the metrics. All times are time.monotonic() seconds."""
+    """Measures when this choice's tokens arrive, for the metrics. All times are time.monotonic() seconds."""
 
     metrics: EngineMetrics
     arrival: float

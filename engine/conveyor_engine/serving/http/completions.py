@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""Serves POST /v1/completions."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from conveyor_engine.wire.request import TokenLogprobs
 
 
 class CompletionChoice(msgspec.Struct):
-    """A choice in an event or in the whole answer."""
+    """A choice in an event, or in a response that is not streamed."""
 
     index: int
     text: str
@@ -37,7 +37,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """One event or the whole answer: the same object in this API."""
+    """An event, or the body of a response that is not streamed. Both are the same object in this API."""
 
     id: str
     created: int
@@ -48,13 +48,13 @@ class Completion(msgspec.Struct):
 
 
 class CompletionFormat(ChoicesFormat):
-    """Answers as completions. A prompt that is shown is the beginning of the text and of the log probabilities."""
+    """Writes answers as completions. With `echo`, the text and the log probabilities begin with the prompt's."""
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
         self._shows_prompt = bool(prepared.echoes)
         self._echoes = prepared.echoes
-        self._num_echoed: dict[int, int] = {}  # by choice of a stream: tokens of its prompt, once its text is sent
+        self._num_echoed: dict[int, int] = {}  # in a stream: prompt tokens sent, by choice; set once the text is sent
 
     def _echoed_text(self, choice: int) -> str:
         return self._echoes[choice // self._choices_per_prompt].text if self._shows_prompt else ""
@@ -66,7 +66,10 @@ class CompletionFormat(ChoicesFormat):
         return self._echoed_text(choice)
 
     def _echoed(self, choice: int, logprobs: Sequence[TokenLogprobs], num_told: int) -> list[Token]:
-        """The next tokens of a prompt that is shown; the first of all has no log probability."""
+        """Return the next tokens of an echoed prompt, of which `num_told` are already sent.
+
+        The prompt's first token has no log probability. Without `echo` the list is empty.
+        """
         if not self._shows_prompt:
             return []
         echo = self._echoes[choice // self._choices_per_prompt]
@@ -77,24 +80,24 @@ class CompletionFormat(ChoicesFormat):
         return [Token(each, starts[i]) for i, each in enumerate([first, *logprobs])]
 
     def _shifted(self, choice: int, tokens: list[Token]) -> list[Token]:
-        """Tokens of the answer, which begins behind the prompt that is shown."""
+        """Return the answer's tokens, with their starts moved by the length of an echoed prompt."""
         offset = len(self._echoed_text(choice))
         return [Token(token.logprobs, token.start + offset) for token in tokens] if offset else tokens
 
     def chunk(self, delta: Delta, usage: Usage | None) -> Completion:
-        """One event."""
+        """Return one event."""
         return Completion(*self._head, [self._chunk_choice(delta)], usage or self._no_usage)
 
     def usage_chunk(self, usage: Usage) -> Completion:
-        """The counts, with no choice."""
+        """Return the event with the token counts and no choices."""
         return Completion(*self._head, [], usage)
 
     def whole(self, usage: Usage) -> Completion:
-        """The body without its choices."""
+        """Return the body with empty `choices`."""
         return Completion(*self._head, [], usage)
 
     def choice(self, answer: WholeChoice) -> Iterator[bytes]:
-        """One choice of the body."""
+        """Yield one choice of the body, in pieces of JSON."""
         text = self._echoed_text(answer.index) + answer.join("content")
         yield b'{"index":%d,"text":%b,"logprobs":' % (answer.index, encode(text))
         if self._with_logprobs:
@@ -132,5 +135,5 @@ class CompletionFormat(ChoicesFormat):
 
 
 async def create_completion(request: Request) -> GeneratedResponse:
-    """Continues each prompt, `n` times."""
+    """Return the response with `n` continuations of each prompt."""
     return GeneratedResponse(await open_request(request, "completion"), CompletionFormat)

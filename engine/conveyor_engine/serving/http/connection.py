@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's, with bounds for what clients send and leave unread. Used by `server`."""
+"""One client's connection: uvicorn's, with limits on what a client sends and leaves unread. Used by `server`."""
 
 import asyncio
 import resource
@@ -12,23 +12,26 @@ from conveyor_engine.errors import ErrorCode
 from conveyor_engine.serving.http.failures import error_body
 
 CONNECTIONS_MAX = 2048
-HEAD_BYTES_MAX = 32 * 2**10  # request line and headers; the trailers after a body too
+HEAD_BYTES_MAX = 32 * 2**10  # of the request line and headers together; also of the trailers after a body
 HEADERS_MAX = 128
-LOOK_SECONDS = 20.0  # in which a client must read ...
-READ_BYTES_MIN = 20 * 2**10  # ... so much of an answer that waits for it, or its connection is closed
+LOOK_SECONDS = 20.0  # in this time a client must read ...
+READ_BYTES_MIN = 20 * 2**10  # ... this much of a pending answer; otherwise its connection is closed
 PROBE_SECONDS = 0.25
-_PIPELINED_MAX = 8  # requests that wait for the answer to one before them
-_OTHER_FILES = 128  # open files that are no connections
+_PIPELINED_MAX = 8  # pipelined requests that wait for the answer to an earlier one
+_OTHER_FILES = 128  # file descriptors that are not connections
 
 
 class Connection(HttpToolsProtocol):
-    """Answers what is too long or is not HTTP with an error in OpenAI's form, and closes."""
+    """Responds to requests that are too long or not HTTP with an error in OpenAI's format.
+
+    Then it closes the connection.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._num_bytes = 0  # since the last piece of a body, or the end of a request
-        self._refusal: tuple[ErrorCode, str] | None = None  # and its message
-        self._waits_since = self.loop.time()  # for a head
+        self._num_bytes = 0  # received since the last piece of a body, or since the end of a request
+        self._refusal: tuple[ErrorCode, str] | None = None  # the code and message of the error to send
+        self._waits_since = self.loop.time()  # when it began to wait for a request
         self._unread_timer, self._head_timer, self._probe_timer = (_Timer(self.loop) for _ in range(3))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -38,9 +41,10 @@ class Connection(HttpToolsProtocol):
             self._make_room()
 
     def _make_room(self) -> None:
-        """Closes the connection that has waited longest for its client.
+        """Close the connection that has waited longest for its client. If none waits, reject this new connection.
 
-        Those that wait for a request go first, then those that wait for a body, then those whose answer is not read.
+        Connections that wait for a request are closed first, then those that wait for a body, then those with an unread
+        answer.
         """
         others: list[Connection] = [c for c in self.connections if c is not self and not c.transport.is_closing()]  # type: ignore[misc]
         if waiting := [c for c in others if c.waits_for_client]:
@@ -51,7 +55,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def waits_for_client(self) -> int:
-        """0: it does not, 1: for a request, 2: for the rest of a body, 3: to read its answer."""
+        """What it waits for. 0: nothing; 1: a request; 2: the rest of a body; 3: that the client reads the answer."""
         if self.cycle is None or (self.cycle.response_complete and not self.pipeline):
             return 3 if self.transport.get_write_buffer_size() else 1
         return 2 if self.cycle.more_body else 0
@@ -75,7 +79,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_head()
             raise ValueError
         if len(self.pipeline) >= _PIPELINED_MAX:
-            message = f"at most {_PIPELINED_MAX} requests may wait on a connection for the answer to one before them"
+            message = f"at most {_PIPELINED_MAX} pipelined requests may wait on a connection"
             self._refusal = (ErrorCode.TOO_MANY_PIPELINED, message)
             raise ValueError
         super().on_headers_complete()
@@ -93,7 +97,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
 
     def _refuse_head(self) -> None:
-        message = f"request line and headers may be {HEADERS_MAX} headers and {HEAD_BYTES_MAX} bytes together"
+        message = f"request line and headers may have at most {HEADERS_MAX} headers and {HEAD_BYTES_MAX} bytes in all"
         self._refusal = (ErrorCode.HEADERS_TOO_LARGE, message)
 
     def send_400_response(self, msg: str) -> None:
@@ -104,7 +108,10 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client sends no more: it has left, or it only waits for its answer (a half-closed connection)."""
+        """Handle the end of what the client sends. It has left, or it waits for its answer (a half-closed connection).
+
+        Returns True to keep the connection open for the answer; None closes it.
+        """
         cycle = self.cycle
         if cycle is None or cycle.more_body or cycle.response_complete or self.pipeline:
             return None  # there is nothing to wait for: the transport closes itself
@@ -115,16 +122,17 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _probe(self) -> None:
-        """Sends an interim answer: a client that has left resets the connection, and the next write fails.
+        """Send an interim response regularly until the answer begins.
 
-        Once the answer has begun, its own pieces do the same.
+        A client that has left resets the connection, so the next write fails. Later the answer's own pieces have that
+        effect.
         """
         if not (self.transport.is_closing() or self.cycle.response_started):
             self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
             self._probe_timer.start(PROBE_SECONDS, self._probe)
 
     def pause_writing(self) -> None:
-        """Begins to watch how fast the client reads: too much is unread."""
+        """Watch how fast the client reads. asyncio calls this when too much is unread."""
         super().pause_writing()
         self._expect_reading()
 
@@ -138,14 +146,17 @@ class Connection(HttpToolsProtocol):
             timer.stop()
 
     def _expect_head(self) -> None:
-        """Closes a connection that sends no whole head in time; uvicorn closes only one that sends nothing."""
+        """Close a connection whose request head is not complete in time. uvicorn only closes one that sends nothing."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._head_timer.stop()
         elif not self._head_timer.runs:
             self._head_timer.start(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _expect_reading(self, num_unread_before: int | None = None) -> None:
-        """Closes the connection if too little was read since the last look, so that answers do not pile up here."""
+        """Close the connection if the client has read too little since the last check.
+
+        Otherwise answers accumulate here.
+        """
         num_unread = self.transport.get_write_buffer_size()
         if num_unread_before is not None and num_unread > num_unread_before - READ_BYTES_MIN:
             self.transport.abort()

@@ -1,6 +1,6 @@
-"""Finds the tokens of a message's content among those of the whole answer, for formats that show each part's own.
+"""Finds the tokens that belong to a message's content, for formats that show log probabilities with each part.
 
-Used by `choice`. An answer has other tokens too: those of thinking, of calls and of the marks around them.
+Used by `choice`. The other tokens of an answer belong to thinking, to tool calls and to the marks around them.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 from conveyor_engine.text.parsing.interface import Part
 from conveyor_engine.wire.request import TokenLogprobs
 
-_HELD_CHARACTERS_MAX: Final = 1024  # a parser holds back less: a mark, and the name in it
+_HELD_CHARACTERS_MAX: Final = 1024  # a parser holds back fewer: a mark and the name in it
 
 
 class Token(NamedTuple):
-    """A token's log probabilities, and where in the choice's text it begins (characters).
+    """A token's log probabilities, and its start in the choice's text (in characters).
 
     An end token has log probabilities too, although its text is not shown.
     """
@@ -27,7 +27,7 @@ class ContentTokens:
 
     def __init__(self) -> None:
         self._tokens: list[Token] = []
-        self._text, self._begin = "", 0  # `_begin`: where in the choice's text `_text` begins
+        self._text, self._begin = "", 0  # `_begin`: the start of `_text` in the choice's text, in characters
 
     def take(self, parts: Sequence[Part], tokens: Sequence[Token], text: str) -> list[Token]:
         """Return the tokens of the content in `parts`. `tokens` and `text` are new; `text` includes the marks.
@@ -37,7 +37,7 @@ class ContentTokens:
         self._tokens += tokens
         self._text += text
         found = [token for name, part in parts if name == "content" for token in self._take_content(part)]
-        if parts and len(self._text) > _HELD_CHARACTERS_MAX:  # of a call, for example
+        if parts and len(self._text) > _HELD_CHARACTERS_MAX:  # text of a tool call, for example
             self._drop(len(self._text) - _HELD_CHARACTERS_MAX)
         return found
 

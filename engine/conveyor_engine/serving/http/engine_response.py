@@ -1,8 +1,8 @@
-"""A request for the engine from its arrival to its answer, for every task.
+"""Takes a request from its arrival to its answer, for every task. The other modules of the API process are called here.
 
-The conductor of the API process. A route calls `open_request` on the way in and returns an `EngineResponse`, whose
-subclasses (`generated`, `one_step`) make the answer of the engine's outputs. When a client leaves, its requests end
-in the engine.
+A route calls `open_request`, which sends the request to the engine, and returns an `EngineResponse`. Its subclasses
+(`generated`, `one_step`) turn the engine's outputs into an answer. When a client leaves, its requests in the engine
+are aborted.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from conveyor_engine.wire.worker import Job
 from conveyor_protocol.request_headers import PLACE_HEADER
 
 _log = logging.getLogger(__name__)
-_READING_SECONDS = 5.0  # to read the answer after the request's timeout
+_READING_SECONDS = 5.0  # how long a client may read the answer after the request's timeout
 _PIECE_BYTES = 32 * 2**10
-_CONTENT_TYPE_CHARACTERS = 256  # with a boundary of at most 70
+_CONTENT_TYPE_CHARACTERS = 256  # long enough for a multipart boundary of at most 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Opened:
     state: AppState
     prepared: Prepared
     generation: Generation
-    seconds: float  # that its answer may take
+    seconds: float  # how long its answer may take
 
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A request that a worker has read, and that holds a place. `wish`: what a gateway says of the place."""
+    """A request that a worker has validated, and that holds a place. `wish`: the gateway's header about the place."""
 
     state: AppState
     prepared: Prepared
@@ -62,7 +62,11 @@ class Arriving:
 
 @asynccontextmanager
 async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving]:
-    """Reads the request. Its timeout runs from its head on; it holds a place from its body on until the block ends."""
+    """Read and validate the request. It holds a place from when its body is read until the `async with` block ends.
+
+    The request's timeout starts when its head has arrived. Raises InvalidRequest, Unavailable, Overloaded or
+    DeadlineExceeded.
+    """
     arrival = time.monotonic()
     state = app_state(request)
     facts = model_facts(state)
@@ -81,7 +85,7 @@ async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving
 
 
 async def open_request(request: Request, kind: str) -> Opened:
-    """Sends the request to the engine."""
+    """Read and validate the request, and send it to the engine. Raises the same errors as `prepare_request`."""
     async with prepare_request(request, kind) as arriving:
         state, prepared = arriving.state, arriving.prepared
         seconds_left = arriving.deadline - time.monotonic()
@@ -92,7 +96,7 @@ async def open_request(request: Request, kind: str) -> Opened:
 
 
 class EngineResponse(Response):
-    """An answer that is made while it is sent."""
+    """A response whose body is produced while it is sent."""
 
     def __init__(self, opened: Opened) -> None:
         super().__init__()
@@ -104,7 +108,10 @@ class EngineResponse(Response):
         self._report: Report | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Errors before the first byte are raised, for the app's handlers to answer."""
+        """Send the response.
+
+        Errors before the first byte are raised, so that the app's handlers respond with a status.
+        """
         if (report := find_report(scope)) is not None:
             report.count, self._report = self._count_used, report
         try:
@@ -120,15 +127,15 @@ class EngineResponse(Response):
 
     @abstractmethod
     async def _send_answer(self, send: Send) -> None:
-        """Sends the whole answer."""
+        """Send the whole answer."""
 
     @abstractmethod
     def _count_used(self) -> UsedTokens:
-        """What the request has used until now."""
+        """Return the tokens that the request has used so far."""
 
     @abstractmethod
     def _leave(self) -> None:
-        """Ends what is not finished: the client has left."""
+        """End everything that is not finished. Called after the client has left."""
 
     async def _send_or_leave(self, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._send_answer(send))
@@ -147,7 +154,7 @@ class EngineResponse(Response):
                     await task
 
     async def _start(self, headers: list[tuple[bytes, bytes]], send: Send) -> None:
-        """Sends the status and the headers: from here on an error can only cut the answer short."""
+        """Send the status and the headers. After that, an error can only cut the answer short."""
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -155,7 +162,10 @@ class EngineResponse(Response):
         await self._send_body(pieces, [(b"content-type", b"application/json")], send)
 
     async def _send_body(self, pieces: Iterator[bytes], headers: list[tuple[bytes, bytes]], send: Send) -> None:
-        """Sends a short body with its length. A long one is made while it is sent, so it is never in memory whole."""
+        """Send a short body with its length.
+
+        A long body is produced while it is sent, so it is never whole in memory.
+        """
         body = b""
         for piece in pieces:
             body += piece
@@ -172,6 +182,6 @@ class EngineResponse(Response):
 
 
 async def client_left(receive: Receive) -> None:
-    """Returns when the connection is gone."""
+    """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

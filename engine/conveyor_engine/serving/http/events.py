@@ -1,10 +1,10 @@
-"""Server-sent events, byte by byte. Used by the formats of answers. Pure."""
+"""Encodes server-sent events. Used by the formats of answers. Pure."""
 
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029")
 
 
 def event(data: bytes, name: str = "") -> bytes:
-    """JSON as one event. Unicode's line ends are escaped, because some clients split events at them."""
+    """Return JSON as one event. Unicode's line ends are escaped, because some clients split events at them."""
     if not data.isascii():
         for line_end, escaped in _LINE_ENDS:
             data = data.replace(line_end, escaped)

@@ -1,6 +1,6 @@
-"""Errors as answers: status, JSON body in the form that the path's clients read, headers.
+"""Turns errors into responses: a status, headers, and a JSON body in the format that the path's clients expect.
 
-Used by the app's handlers, and by formats in streams.
+Used by the app's handlers, and by the formats for errors in streams.
 """
 
 import msgspec
@@ -26,10 +26,10 @@ from conveyor_protocol.answer_codes import ErrorType, find_error_form
 from conveyor_protocol.request_headers import NO_PLACE, PLACE_HEADER
 
 RETRY_AFTER_SECONDS = 1
-MESSAGE_CHARACTERS_MAX = 1000  # messages quote what a client or a model's template wrote, whatever its length
+MESSAGE_CHARACTERS_MAX = 1000  # messages may quote text of any length from a client or a template
 PARAM_CHARACTERS_MAX = 100
 
-# The code of each error that has none of its own; the first class that fits.
+# The code for an error that has no code itself. The first class that matches counts.
 _CODES: tuple[tuple[type[ConveyorEngineError], ErrorCode], ...] = (
     (UnknownModel, ErrorCode.MODEL_NOT_FOUND),
     (BodyTooSlow, ErrorCode.BODY_TOO_SLOW),
@@ -46,7 +46,7 @@ _CODES: tuple[tuple[type[ConveyorEngineError], ErrorCode], ...] = (
 
 
 class ErrorDetails(msgspec.Struct):
-    """OpenAI's form of an error."""
+    """An error in OpenAI's format."""
 
     message: str
     type: ErrorType
@@ -55,13 +55,13 @@ class ErrorDetails(msgspec.Struct):
 
 
 class ErrorAnswer(msgspec.Struct):
-    """The body of an error, and the last event of a stream that fails."""
+    """The body of an error response, and the last event of a stream that fails."""
 
     error: ErrorDetails
 
 
 def error_body(message: str, code: ErrorCode, param: str | None = None, path: str = "") -> bytes:
-    """{"error": {...}} in the form that the clients of the path read."""
+    """Return the JSON of an error in the format of the path's clients. By default that is {"error": {...}}."""
     param = None if param is None else _shorten(param, PARAM_CHARACTERS_MAX)
     message = _shorten(message, MESSAGE_CHARACTERS_MAX)
     if (form := find_error_form(path)) is not None:
@@ -74,12 +74,12 @@ def _shorten(text: str, most: int) -> str:
 
 
 def failure_body(error: ConveyorEngineError, path: str = "") -> bytes:
-    """The JSON body for this error."""
+    """Return the JSON body for this error."""
     return error_body(str(error), find_code(error), error.param if isinstance(error, InvalidRequest) else None, path)
 
 
 def failure_response(error: ConveyorEngineError, path: str = "") -> Response:
-    """The whole answer for this error."""
+    """Return the response for this error."""
     status = find_code(error).status
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
     if isinstance(error, NoPlace):
@@ -88,16 +88,16 @@ def failure_response(error: ConveyorEngineError, path: str = "") -> Response:
 
 
 def find_failure(output: RequestOutput) -> DeadlineExceeded | GenerationFailed | None:
-    """The error that a request's last output stands for; None if it ends an answer."""
+    """Return the error that an output reports; None if the output reports none."""
     if not output.has_failed:
         return None
     if output.finish_reason is FinishReason.DEADLINE:
         return DeadlineExceeded(output.message or "the request's time ran out before its answer was complete")
-    return GenerationFailed(output.message or "the engine could not go on with this request")
+    return GenerationFailed(output.message or "the engine could not continue this request")
 
 
 def find_code(error: ConveyorEngineError) -> ErrorCode:
-    """The case of an error."""
+    """Return the error code for an error."""
     if isinstance(error, InvalidRequest) and error.code is not None:
         return error.code
     for kind, code in _CODES:

@@ -38,8 +38,8 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: dict[str, int] | None  # of prefixes that only the same cache_salt shares
-    completion_tokens_details: dict[str, int] | UnsetType = UNSET  # of a model that thinks
+    prompt_tokens_details: dict[str, int] | None  # cached tokens; only for requests with a cache_salt
+    completion_tokens_details: dict[str, int] | UnsetType = UNSET  # if the model thinks
 
 
 BlockKind = Literal["content", "reasoning", "tool_call"]
@@ -52,7 +52,7 @@ class Block:
     kind: BlockKind
     name: str = ""
     written: io.StringIO = field(default_factory=io.StringIO)
-    tokens: list[Token] = field(default_factory=list)  # of content, where they have log probabilities
+    tokens: list[Token] = field(default_factory=list)  # of content, if log probabilities are requested
 
     @property
     def text(self) -> str:
@@ -66,8 +66,8 @@ class WholeChoice:
     index: int
     blocks: list[Block] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
-    token_ids: "array[int]" = field(default_factory=lambda: array("I"))  # where they are asked for
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # the same, from the second token on
+    token_ids: "array[int]" = field(default_factory=lambda: array("I"))  # if the request asks for them
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # if requested; not of the first token
     finish_reason: str | None = None
     stop_string: str | None = None
 
@@ -158,7 +158,7 @@ class ChoicesFormat(Format):
         self._prompts = prepared.prompt_token_ids
         self._choices_per_prompt = prepared.choices_per_prompt
         self._tells_prompt_logprobs = prepared.tells_prompt_logprobs
-        self._prompts_told: set[int] = set()  # by choice, in a stream
+        self._prompts_told: set[int] = set()  # the choices of a stream whose prompt is already sent
         self._head = prepared.id, int(time.time()), state.model.name  # the first fields of every object
         self._includes_usage = prepared.include_usage
         self._no_usage = None if prepared.include_usage else UNSET
@@ -193,7 +193,7 @@ class ChoicesFormat(Format):
         return array("I", self._prompts[choice // self._choices_per_prompt]).tolist() if self._prompts else UNSET
 
     def _prompt_once(self, choice: int) -> list[int] | UnsetType:
-        """Return the same on the first call for a choice, and UNSET on later calls."""
+        """Return the choice's prompt as `_prompt_of` does on the first call for a choice, and UNSET on later calls."""
         if choice in self._prompts_told:
             return UNSET
         self._prompts_told.add(choice)
@@ -229,8 +229,8 @@ class BlocksFormat(Format):
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
         self._id, self._model = prepared.id, state.model.name
-        self._open: Block | None = None  # of a stream
-        self._content_tokens: Sequence[Token] = ()  # of the delta's content, until they are written
+        self._open: Block | None = None  # the open block of a stream
+        self._content_tokens: Sequence[Token] = ()  # of the current delta, until they are written
         self._finish_reason: str | None = None
         self._stop_string: str | None = None
 

@@ -1,8 +1,8 @@
-"""A generating request's answer, whole or as server-sent events.
+"""The response to a request that generates text, whole or as server-sent events.
 
-Made by `completions`, `chat`, `responses` and `messages`, whose formats make its JSON. Every request ends in exactly
-one of these: a whole body, a stream that ends as its format says, an error status, or an error event in a stream that
-had begun.
+`completions`, `chat`, `responses` and `messages` build it, each with a format that writes its JSON. Every request gets
+exactly one of these: a whole body; a stream with the format's last event; an error status; or, after a stream has
+begun, an error event.
 """
 
 import logging
@@ -31,7 +31,7 @@ _SSE_HEADERS = [
 
 
 class GeneratedResponse(EngineResponse):
-    """Text, whole or as a stream."""
+    """Responds with generated text, whole or as a stream."""
 
     def __init__(self, opened: Opened, make_format: Callable[[AppState, PreparedText], Format]) -> None:
         super().__init__(opened)
@@ -70,7 +70,10 @@ class GeneratedResponse(EngineResponse):
             self._state.metrics.observe_choices(n, longest)
 
     def _push(self, outputs: list[RequestOutput]) -> list[Delta]:
-        """Adds the outputs to their choices. Raises DeadlineExceeded or GenerationFailed."""
+        """Add the outputs to their choices and return the deltas. Raises DeadlineExceeded or GenerationFailed.
+
+        A choice that a stop string ends is aborted in the engine.
+        """
         deltas: list[Delta] = []
         stopped: list[str] = []
         for output in outputs:
@@ -90,7 +93,7 @@ class GeneratedResponse(EngineResponse):
         await self._send_json(self._format.write_whole(answers, self._usage()), send)
 
     async def _send_stream(self, send: Send) -> None:
-        """Sends the status with the first tokens, so that a failure before them is an error status."""
+        """Send the stream. The status is sent with the first tokens, so an earlier failure gets an error status."""
         try:
             async for outputs in self._generation.batches():
                 if deltas := self._push(outputs):
@@ -112,7 +115,10 @@ class GeneratedResponse(EngineResponse):
         await send({"type": "http.response.body", "body": events, "more_body": True})
 
     def _count_used(self) -> UsedTokens:
-        """A prompt counts from its first token on: a request that has only waited has used nothing."""
+        """Return the tokens used so far.
+
+        A prompt counts once its first token is generated, so a request that only waited has used none.
+        """
         prompt_tokens = cached_tokens = 0
         for start in range(0, len(self._choices), self._prepared.choices_per_prompt):
             of_prompt = self._choices[start : start + self._prepared.choices_per_prompt]
@@ -137,7 +143,10 @@ class GeneratedResponse(EngineResponse):
         return self._count(prompt_tokens, delta.num_tokens, choice.num_cached_tokens, choice.num_thinking_tokens)
 
     def _count(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, thinking_tokens: int) -> Usage:
-        """The cached count of a request without a salt is hidden: it would tell what others have sent."""
+        """Return the counts.
+
+        Without a cache salt the cached count is hidden, because it would reveal what other clients have sent.
+        """
         details = {"cached_tokens": cached_tokens} if self._prepared.tells_cached_tokens else None
         thinking = {"reasoning_tokens": thinking_tokens} if self._prepared.parsing.thinking else UNSET
         return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details, thinking)

@@ -1,4 +1,4 @@
-"""Log probabilities in the shapes of OpenAI and vLLM, whole for an event, in pieces for a body.
+"""Log probabilities in the formats of OpenAI and vLLM: whole for an event, in pieces for a body.
 
 Used by `completions`, `chat` and `responses`.
 """
@@ -16,26 +16,26 @@ from conveyor_engine.wire.request import TokenLogprobs
 T = TypeVar("T")
 
 _PIECE_TOKENS = 64
-LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
+LOWEST = -9999.0  # stands for minus infinity, which JSON cannot represent
 
 
 @dataclass(frozen=True, slots=True)
 class TokenNames:
-    """How an answer names tokens: by their text, or all by their ids, which tells those of one text apart."""
+    """Names tokens by their text, or all by their ids. Ids distinguish tokens with equal text."""
 
     tokenizer: Tokenizer
     as_ids: bool
-    with_chosen: bool = False  # whether a chat's chosen token is among the alternatives in any case, as in vLLM
+    with_chosen: bool = False  # whether the alternatives in chat always include the chosen token, as in vLLM
 
     def text(self, token_id: int) -> str:
-        """Of one token."""
+        """Return the name of one token."""
         if self.as_ids:
             return f"token_id:{token_id}"
         return self.tokenizer.token_bytes(token_id).decode(errors="replace")
 
 
 class PromptLogprob(msgspec.Struct):
-    """A token of a prompt, or an alternative for it."""
+    """A token of a prompt, or an alternative to it."""
 
     logprob: float | None
     rank: int
@@ -43,7 +43,7 @@ class PromptLogprob(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """One entry per token in each list."""
+    """The log probabilities of a completion. Each list has one entry for each token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]  # None for the first token of a prompt
@@ -52,7 +52,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class TopLogprob(msgspec.Struct):
-    """An alternative for a token."""
+    """An alternative to a token."""
 
     token: str
     logprob: float
@@ -60,7 +60,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class ChatTokenLogprob(msgspec.Struct):
-    """The chosen token and its likeliest alternatives."""
+    """The chosen token and its most likely alternatives."""
 
     token: str
     logprob: float
@@ -76,7 +76,7 @@ class ChatLogprobs(msgspec.Struct):
 
 
 def completion_logprobs(names: TokenNames, tokens: Sequence[Token]) -> CompletionLogprobs:
-    """The chosen token is among the top ones even if it was not one of the likeliest, or if none were asked for."""
+    """Return the entries for the tokens. The chosen token is always among the top ones, also if none are requested."""
     return CompletionLogprobs(
         tokens=[names.text(t.logprobs.token_id) for t in tokens],
         token_logprobs=[_bounded(t.logprobs.logprob) for t in tokens],
@@ -86,12 +86,12 @@ def completion_logprobs(names: TokenNames, tokens: Sequence[Token]) -> Completio
 
 
 def chat_logprobs(names: TokenNames, tokens: Sequence[Token]) -> ChatLogprobs:
-    """As many alternatives as the engine was asked for."""
+    """Return the entries for the tokens, with as many alternatives as were requested."""
     return ChatLogprobs([build_chat_logprob(names, token) for token in tokens])
 
 
 def completion_logprobs_pieces(names: TokenNames, tokens: Sequence[Token]) -> Iterator[bytes]:
-    """The JSON of `completion_logprobs`, a few tokens at a time."""
+    """Yield the JSON of `completion_logprobs`, a few tokens at a time."""
     yield b'{"tokens":'
     yield from _array(tokens, lambda t: names.text(t.logprobs.token_id))
     yield b',"token_logprobs":'
@@ -104,14 +104,17 @@ def completion_logprobs_pieces(names: TokenNames, tokens: Sequence[Token]) -> It
 
 
 def chat_logprobs_pieces(names: TokenNames, tokens: Sequence[Token]) -> Iterator[bytes]:
-    """The JSON of `chat_logprobs`, a few tokens at a time."""
+    """Yield the JSON of `chat_logprobs`, a few tokens at a time."""
     yield b'{"content":'
     yield from _array(tokens, lambda t: build_chat_logprob(names, t))
     yield b',"refusal":null}'
 
 
 def prompt_logprobs_pieces(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> Iterator[bytes]:
-    """The JSON of a prompt's log probabilities in vLLM's shape: for each token but the first an object by token id."""
+    """Yield a prompt's log probabilities as JSON in vLLM's format.
+
+    Each token has an object by token id, except the first, which has null.
+    """
     yield b'"prompt_logprobs":'
     yield from _array([None, *logprobs], lambda each: None if each is None else _by_id(names, each))
 
@@ -136,7 +139,7 @@ def _array(tokens: Sequence[T], item: Callable[[T], object]) -> Iterator[bytes]:
 
 
 def build_chat_logprob(names: TokenNames, token: Token) -> ChatTokenLogprob:
-    """One token's entry."""
+    """Return the entry for one token."""
     logprobs = token.logprobs
     pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
     top = [_top(names, token_id, logprob) for token_id, logprob in pairs]
@@ -152,8 +155,11 @@ def _top(names: TokenNames, token_id: int, logprob: float) -> TopLogprob:
 
 
 def _top_by_text(names: TokenNames, token: Token) -> dict[str, float] | None:
-    """The chosen token comes first, as in vLLM. Two tokens of the same text (pieces of characters) share an entry: the
-    likelier one's."""
+    """Return the top log probabilities by the tokens' text; None for a prompt's first token.
+
+    The chosen token comes first, as in vLLM. If two tokens have equal text (parts of characters), the more likely one
+    counts.
+    """
     logprobs = token.logprobs
     if logprobs.logprob is None:
         return None

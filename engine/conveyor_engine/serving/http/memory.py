@@ -1,7 +1,7 @@
-"""Bounds the memory of bodies and answers that this process holds for clients. Used by `reading` and `engine_response`.
+"""Limits the memory that this process uses for clients' bodies and answers. Used by `reading` and `engine_response`.
 
-Above the bound, the holder with the most bytes times seconds is evicted, so that a client that sends or reads slowly on
-purpose never takes another one's place.
+Above the limit, the request with the largest product of bytes and seconds is evicted. So a client that sends or reads
+slowly on purpose cannot displace others.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from typing import Self
 from conveyor_engine.errors import DeadlineExceeded, Overloaded
 
 HELD_BYTES_MAX = 128 * 2**20
-_FREE_BYTES = 64 * 2**10  # of each holder are not counted; the bound on connections bounds them
+_FREE_BYTES = 64 * 2**10  # of each request that are not counted; the limit on connections limits their sum
 
 
 class Memory:
-    """The bound, and all holders."""
+    """The limit, and all requests that hold memory."""
 
     def __init__(self, max_bytes: int = HELD_BYTES_MAX) -> None:
         self._max_bytes = max_bytes
@@ -24,7 +24,7 @@ class Memory:
         self._holders: set[Held] = set()
 
     def hold(self, seconds: float) -> "Held":
-        """A context for the task of one request, which may take so many seconds within it."""
+        """Return a context manager for the task of one request. After `seconds` it cancels the block."""
         return Held(self, seconds)
 
     def _add(self, holder: "Held", num_bytes: int) -> None:
@@ -41,7 +41,10 @@ class Memory:
 
 
 class Held:
-    """What one request holds. Leaving raises Overloaded if it was evicted, DeadlineExceeded if its time is over."""
+    """The memory of one request.
+
+    Leaving the block raises Overloaded after an eviction, and DeadlineExceeded after a timeout.
+    """
 
     def __init__(self, memory: Memory, seconds: float) -> None:
         self._memory = memory
@@ -53,21 +56,21 @@ class Held:
 
     @property
     def num_counted(self) -> int:
-        """Of its bytes, those that count."""
+        """The number of its bytes that count towards the limit."""
         return _counted(self._num_bytes)
 
     def grow(self, num_bytes: int) -> None:
-        """Counts so many bytes more, or fewer if negative."""
+        """Add a number of bytes, which may be negative."""
         before = self._num_bytes
         self._num_bytes += num_bytes
         if max(before, self._num_bytes) > _FREE_BYTES and not self._gave_way:
             self._memory._add(self, _counted(self._num_bytes) - _counted(before))
 
     def evict(self) -> None:
-        """Cancels what its task is doing."""
+        """Free the memory and cancel the block."""
         self._memory._remove(self)
         self._gave_way = True
-        if not self._timeout.expired():  # otherwise its task is cancelled already
+        if not self._timeout.expired():  # otherwise its task is already cancelled
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def __aenter__(self) -> Self:
@@ -84,10 +87,10 @@ class Held:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
             if self._gave_way:
-                raise Overloaded("this server holds too much for its clients, most of it for you; try again") from None
+                raise Overloaded("the server's memory is full, and this request held most of it; try again") from None
             raise DeadlineExceeded("the request's time ran out before its answer was complete") from None
 
 
 def _counted(num_bytes: int) -> int:
-    """Bytes beyond those that are free."""
+    """Return the number of bytes above `_FREE_BYTES`."""
     return max(0, num_bytes - _FREE_BYTES)

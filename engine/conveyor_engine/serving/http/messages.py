@@ -28,7 +28,7 @@ class AnthropicUsage(msgspec.Struct, omit_defaults=True):
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int | UnsetType = UNSET
-    output_tokens_details: dict[str, int] | UnsetType = UNSET  # of a model that thinks
+    output_tokens_details: dict[str, int] | UnsetType = UNSET  # if the model thinks
 
     @classmethod
     def of(cls, usage: Usage) -> "AnthropicUsage":

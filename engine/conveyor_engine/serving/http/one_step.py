@@ -1,4 +1,4 @@
-"""Answers to requests of one or more inputs that each take one step of the engine: all results, or one error."""
+"""Responses to requests with one or more inputs that take one engine step each: all results, or one error."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,11 +15,11 @@ from conveyor_engine.serving.http.usage import UsedTokens
 from conveyor_engine.serving.preparing.jobs import name_input
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 
-_INPUT_BYTES = 1024  # what this process keeps of an input beside its prompt and payload, roughly
+_INPUT_BYTES = 1024  # that this process keeps for an input besides its prompt and payload, roughly
 
 
 class PreparedInputs(Protocol):
-    """What the answer needs of the request, in the inputs' order."""
+    """The facts about a request that its response needs, in the inputs' order."""
 
     @property
     def request_ids(self) -> Sequence[str]: ...
@@ -32,19 +32,19 @@ class PreparedInputs(Protocol):
 
     @property
     def param(self) -> str:
-        """The field that has the inputs."""
+        """The name of the request's field with the inputs."""
         ...
 
 
 class PromptUsage(msgspec.Struct):
-    """Tokens of all inputs."""
+    """Token counts, summed over all inputs."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class OneStepResponse(EngineResponse):
-    """The payload of each input, made into an answer by a subclass."""
+    """Collects the payload of each input. A subclass turns the payloads into the answer."""
 
     def __init__(self, opened: Opened, prepared: PreparedInputs) -> None:
         super().__init__(opened)
@@ -58,11 +58,11 @@ class OneStepResponse(EngineResponse):
         return PromptUsage(num_tokens, num_tokens)
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
-        """The JSON of the answer, with the payload of each input."""
+        """Yield the JSON of the answer. `payloads`: one for each input, in their order."""
         raise NotImplementedError
 
     async def _send_payloads(self, payloads: Sequence[bytes], send: Send) -> None:
-        """Sends the answer. A subclass whose answers are not always JSON has its own."""
+        """Send the answer as JSON. A subclass whose answers are not always JSON overrides this."""
         await self._send_json(self._pieces(payloads), send)
 
     async def _send_answer(self, send: Send) -> None:
@@ -75,7 +75,7 @@ class OneStepResponse(EngineResponse):
         await self._send_payloads([self._payloads[i] for i in self._inputs.request_ids], send)
 
     def _add(self, output: RequestOutput) -> None:
-        """Adds the payload of one input. Raises DeadlineExceeded or GenerationFailed."""
+        """Add the payload of one input. Raises DeadlineExceeded or GenerationFailed."""
         assert output.finish_reason is not None
         self._end(output.request_id, output.finish_reason)
         if (failure := find_failure(output)) is not None:
@@ -87,7 +87,7 @@ class OneStepResponse(EngineResponse):
         self._held.grow(len(output.payload))
 
     def _name_input(self, failure: DeadlineExceeded | GenerationFailed, request_id: str) -> ConveyorEngineError:
-        """The failure of one input of a list says which it is. A deadline is that of them all."""
+        """Return the failure with the name of its input if there are several. A deadline belongs to all inputs."""
         ids = self._inputs.request_ids
         if isinstance(failure, DeadlineExceeded) or len(ids) == 1:
             return failure
@@ -107,7 +107,7 @@ class OneStepResponse(EngineResponse):
 
 
 def write_list(items: Iterable[object]) -> Iterator[bytes]:
-    """The JSON of a list, in pieces: it is never in memory whole."""
+    """Yield the JSON of a list in pieces, so that it is never whole in memory."""
     yield b"["
     for number, item in enumerate(items):
         yield (b"," if number else b"") + encode(item)
@@ -115,7 +115,7 @@ def write_list(items: Iterable[object]) -> Iterator[bytes]:
 
 
 def write_with(whole: msgspec.Struct, field: str, items: Iterable[object]) -> Iterator[bytes]:
-    """The JSON of an object whose list `field`, now empty, has these items; in pieces."""
+    """Yield the JSON of `whole` in pieces, with these items in its list `field`, which is empty in `whole`."""
     begin, end = encode(whole).split(f'"{field}":[]'.encode())
     yield begin + f'"{field}":'.encode()
     yield from write_list(items)

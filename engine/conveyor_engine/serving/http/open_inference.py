@@ -1,7 +1,7 @@
-"""The Open Inference Protocol (version 2, REST): server, model, and POST /v2/models/{model}/infer.
+"""Serves the Open Inference Protocol (version 2, REST): server, model, and POST /v2/models/{model}/infer.
 
-Every engine answers these paths. Those about a model need a task whose models take tensors: its `serving` module has
-an `Inference` then. A body is read by `preparing.open_inference`.
+Every engine serves these paths. The paths about a model need a task whose models take tensors. The `serving` module of
+such a task has an `Inference`. `preparing.open_inference` validates the bodies.
 """
 
 import math
@@ -33,7 +33,7 @@ _PIECE_ELEMENTS: Final = 4096
 
 
 class ServerMetadata(msgspec.Struct):
-    """What this server is, and which extensions of the protocol it has."""
+    """The server's name and version, and the protocol's extensions that it supports."""
 
     name: str
     version: str
@@ -41,19 +41,19 @@ class ServerMetadata(msgspec.Struct):
 
 
 class Live(msgspec.Struct):
-    """Whether the server lives."""
+    """Whether the server is alive."""
 
     live: bool
 
 
 class Ready(msgspec.Struct):
-    """Whether the server takes requests."""
+    """Whether the server accepts requests."""
 
     ready: bool
 
 
 class ModelReady(msgspec.Struct):
-    """Whether the model takes requests."""
+    """Whether the model accepts requests."""
 
     name: str
     ready: bool
@@ -78,13 +78,13 @@ class ModelMetadata(msgspec.Struct):
 
 
 class OutputParameters(msgspec.Struct):
-    """Where the data of an output is: behind the JSON, in the order of the outputs."""
+    """The size of an output's binary data, which follows the JSON in the order of the outputs."""
 
     binary_data_size: int
 
 
 class OutputTensor(msgspec.Struct, omit_defaults=True):
-    """An output of all items, in their order. Its data are flat, in row-major order, or behind the JSON."""
+    """An output for all items, in their order. Its data are flat and row-major, or binary after the JSON."""
 
     name: str
     datatype: Datatype
@@ -94,7 +94,7 @@ class OutputTensor(msgspec.Struct, omit_defaults=True):
 
 
 class InferAnswer(msgspec.Struct, omit_defaults=True):
-    """The answer to a batch."""
+    """The response to a batch."""
 
     model_name: str
     model_version: str
@@ -107,25 +107,25 @@ def _json(content: msgspec.Struct | dict[str, object], status: int = 200) -> Res
 
 
 async def get_server(_: Request) -> Response:
-    """GET /v2."""
+    """Respond to GET /v2."""
     return _json(build_server_metadata(__version__))
 
 
 async def get_live(request: Request) -> Response:
-    """GET /v2/health/live: as /livez."""
+    """Respond to GET /v2/health/live as /livez does."""
     state = app_state(request)
     alive = is_alive(state)
     return _json(Live(alive), 200 if alive else 503)
 
 
 async def get_ready(request: Request) -> Response:
-    """GET /v2/health/ready: as /readyz."""
+    """Respond to GET /v2/health/ready as /readyz does."""
     ready = is_ready(app_state(request))
     return _json(Ready(ready), 200 if ready else 503)
 
 
 async def get_model_ready(request: Request) -> Response:
-    """GET /v2/models/{model}/ready. Raises UnknownModel."""
+    """Respond to GET /v2/models/{model}/ready. Raises UnknownModel."""
     state = app_state(request)
     _check_model(state, request)
     ready = is_ready(state)
@@ -133,7 +133,7 @@ async def get_model_ready(request: Request) -> Response:
 
 
 async def get_model(request: Request) -> Response:
-    """GET /v2/models/{model}. Raises UnknownModel, InvalidRequest or Unavailable."""
+    """Respond to GET /v2/models/{model}. Raises UnknownModel, InvalidRequest or Unavailable."""
     state = app_state(request)
     _check_model(state, request)
     facts = model_facts(state)
@@ -147,7 +147,10 @@ def _describe(spec: TensorSpec) -> TensorMetadata:
 
 
 async def infer(request: Request) -> "InferResponse":
-    """POST /v2/models/{model}/infer. Each item of the batch is an engine request, so it shares batches with others."""
+    """Respond to POST /v2/models/{model}/infer.
+
+    Each item is a separate engine request, so items of several requests can share a batch.
+    """
     state = app_state(request)
     _check_model(state, request)
     inference = _find_inference(model_facts(state))
@@ -158,7 +161,7 @@ def _check_model(state: AppState, request: Request) -> None:
     check_model(state.model.name, request.path_params["model"])
     version = request.path_params.get("version", MODEL_VERSION)
     if version != MODEL_VERSION:
-        raise UnknownModel(f"the model has version {MODEL_VERSION!r} alone, not {version[:100]!r}", param="version")
+        raise UnknownModel(f"the model has only version {MODEL_VERSION!r}, not {version[:100]!r}", param="version")
 
 
 def _find_inference(facts: ModelFacts) -> Inference:
@@ -171,7 +174,7 @@ def _find_inference(facts: ModelFacts) -> Inference:
 
 
 class InferResponse(OneStepResponse):
-    """The outputs of all items, or one error."""
+    """Responds with the outputs of all items, or with one error."""
 
     def __init__(self, opened: Opened, inference: Inference) -> None:
         assert isinstance(opened.prepared, PreparedInference)
@@ -200,15 +203,18 @@ class InferResponse(OneStepResponse):
 
 
 Joined = tuple[OutputTensor, list[bytes]]
-"""An output without its data, and the data of each item."""
+"""An output without its data, and the data for each item."""
 
 
 def _join(name: str, items: Sequence[Tensors], is_binary: bool) -> Joined:
-    """One output of all items. Raises GenerationFailed if they are not alike, or cannot be written as is asked."""
+    """Join one output of all items.
+
+    Raises GenerationFailed if the items' shapes differ, or if JSON is requested and cannot represent the values.
+    """
     tensors = [item[name] for item in items]
     first = tensors[0]
     if any(tensor.shape != first.shape for tensor in tensors):
-        raise GenerationFailed(f"the items' outputs {name!r} differ in shape: send each item in a request of its own")
+        raise GenerationFailed(f"the items' outputs {name!r} differ in shape: send each item in a separate request")
     shape, data = [len(tensors), *first.shape], [tensor.data for tensor in tensors]
     parameters = OutputParameters(sum(map(len, data))) if is_binary else None
     if not is_binary:
@@ -218,17 +224,18 @@ def _join(name: str, items: Sequence[Tensors], is_binary: bool) -> Joined:
 
 def _check_json(name: str, tensors: Sequence[Tensor]) -> None:
     datatype = tensors[0].datatype
-    instead = "ask for binary data (`binary_data_output`)"
+    instead = "request binary data (`binary_data_output`)"
     if datatype == "BF16":
-        raise GenerationFailed(f"the output {name!r} is of BF16, which JSON has not: {instead}")
+        raise GenerationFailed(f"the output {name!r} has datatype BF16, which JSON cannot represent: {instead}")
     if datatype.startswith("FP"):
         for tensor in tensors:
             if not all(map(math.isfinite, _read_elements(datatype, tensor.data))):
-                raise GenerationFailed(f"the output {name!r} has NaN or infinity, which JSON has not: {instead}")
+                message = f"the output {name!r} has NaN or infinity, which JSON cannot represent: {instead}"
+                raise GenerationFailed(message)
 
 
 def _read_elements(datatype: Datatype, data: bytes) -> Sequence[Any]:
-    """The elements as JSON has them."""
+    """Return the elements as values for JSON."""
     if datatype == "BYTES":
         return [element.decode(errors="replace") for element in decode_elements(data)]
     if datatype == "BOOL":
@@ -239,7 +246,7 @@ def _read_elements(datatype: Datatype, data: bytes) -> Sequence[Any]:
 
 
 def _write(answer: InferAnswer, outputs: Sequence[Joined]) -> Iterator[bytes]:
-    """The JSON, in pieces: it is never in memory whole."""
+    """Yield the JSON in pieces, so that it is never whole in memory."""
     begin, end = msgspec.json.encode(msgspec.structs.replace(answer, outputs=[])).split(b'"outputs":[]')
     yield begin + b'"outputs":['
     for number, (output, data) in enumerate(outputs):

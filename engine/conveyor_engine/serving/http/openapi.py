@@ -1,8 +1,8 @@
-"""The document at /openapi.json: what this server takes and answers, from the schemas that it validates and encodes by.
+"""Builds the document at /openapi.json from the schemas with which this server validates requests and encodes answers.
 
-Built once by `app`. Bodies are validated in worker processes (ADR 6) and answers are encoded as structs, so FastAPI
-cannot derive the document from signatures; here it is put together from the same pydantic models, table of fields,
-structs and errors that act, and FastAPI serves it. Pure.
+`app` builds it once. Workers validate the bodies (ADR 6) and answers are encoded from structs, so FastAPI cannot derive
+the document from signatures. This module builds it from the same pydantic models, table of fields, structs and error
+codes that the server uses, and FastAPI serves it. Pure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH,
 Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
-_TEMPLATE = "#/components/schemas/{model}"  # the same, as pydantic has it
+_TEMPLATE = "#/components/schemas/{model}"  # the same reference, with pydantic's placeholder
 _ANSWERS = (
     ErrorAnswer, *(form.answer for form in ERROR_FORMS), ModelList, Model, Status, Version, Load, UsedTokens,
     ServerMetadata, Live, Ready, ModelReady, ModelMetadata, InferAnswer,
@@ -59,13 +59,13 @@ _HEADERS = [
 
 
 def build_document() -> Json:
-    """The document, in OpenAPI 3.1: its schemas are JSON Schema 2020-12."""
+    """Return the document in OpenAPI 3.1, whose schemas are JSON Schema 2020-12."""
     tasks = tuple(load_task_paths().values())
     paths: Json = {}
     for path, method, operation in _operations(tasks):
         paths.setdefault(path, {})[method] = operation
     taken, given = _request_schemas(tasks), _answer_schemas(tasks)
-    assert not taken.keys() & given.keys(), "a name stands for one schema"
+    assert not taken.keys() & given.keys(), "each name has one schema"
     return {
         "openapi": "3.1.0",
         "info": {"title": "Conveyor engine", "version": __version__},
@@ -80,29 +80,29 @@ def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
             yield row.path, "post", _task_path(row)
     for base in _MODELS_OF_V2:
         yield f"{base}/infer", "post", _task_path(replace(_INFER, path=f"{base}/infer"))
-        yield f"{base}/ready", "get", _of_model(base, "Whether the model takes requests.", ModelReady)
-        yield base, "get", _of_model(base, "The model and its tensors.", ModelMetadata)
-    yield SERVER_PATH, "get", _page("What this server is.", ServerMetadata)
-    yield LIVE_PATH, "get", _page("Whether the engine lives, also while it loads.", Live)
-    yield READY_PATH, "get", _page("Whether requests are taken.", Ready)
+        yield f"{base}/ready", "get", _of_model(base, "Whether the model accepts requests.", ModelReady)
+        yield base, "get", _of_model(base, "Describes the model and its tensors.", ModelMetadata)
+    yield SERVER_PATH, "get", _page("Describes this server.", ServerMetadata)
+    yield LIVE_PATH, "get", _page("Whether the engine is alive, also while it loads.", Live)
+    yield READY_PATH, "get", _page("Whether requests are accepted.", Ready)
     yield "/v1/models", "get", _page("Lists the model.", ModelList)
-    one = _page("Describes the model, if its id is this one; ids may have slashes.", Model, (404,))
+    one = _page("Describes the model, if the id is the model's. Ids may contain slashes.", Model, (404,))
     one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
     yield "/v1/models/{model}", "get", one
     for base in ("", "/v1"):
         for name in ("health", "ping"):
-            yield f"{base}/{name}", "get", _probe("Whether requests are taken.")
+            yield f"{base}/{name}", "get", _probe("Whether requests are accepted.")
         yield f"{base}/version", "get", _page("The engine's version.", Version)
-    yield "/livez", "get", _probe("Whether the engine lives, also while it loads.")
-    yield "/readyz", "get", _probe("Whether requests are taken.")
-    told = {"description": "As tokenizer_config.json has it.", "content": {"application/json": {"schema": _TOKENIZER}}}
+    yield "/livez", "get", _probe("Whether the engine is alive, also while it loads.")
+    yield "/readyz", "get", _probe("Whether requests are accepted.")
+    told = {"description": "As in tokenizer_config.json.", "content": {"application/json": {"schema": _TOKENIZER}}}
     yield "/tokenizer_info", "get", {
-        "summary": "The model's tokenizer.", "responses": {"200": told, **_refusals({400})},
+        "summary": "Describes the model's tokenizer.", "responses": {"200": told, **_refusals({400})},
     }  # fmt: skip
-    yield "/load", "get", _page("Who runs and who waits.", Load)
-    yield "/place", "get", _of_place("Keeps a place for the next request of a gateway, as soon as there is one.")
-    yield "/place", "delete", _of_place("The place is not needed.")
-    used = _page("What a request has used, by its gateway's key.", UsedTokens, (404,))
+    yield "/load", "get", _page("The numbers of running and waiting requests.", Load)
+    yield "/place", "get", _of_place("Reserves a place for a gateway's next request, as soon as one is free.")
+    yield "/place", "delete", _of_place("Releases a reserved place.")
+    used = _page("The tokens that a request has used, by the key that its gateway chose.", UsedTokens, (404,))
     used["parameters"] = [{"name": "key", "in": "query", "required": True, "schema": {"type": "string"}}]
     yield "/usage", "get", used
     metrics = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -110,7 +110,7 @@ def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
 
 
 def _task_path(row: TaskPath) -> Json:
-    """A path for one task. An engine of another task answers 400 `wrong_task`."""
+    """Describe a path of one task. An engine with another task responds with 400 `wrong_task`."""
     statuses = {code.status for code in ErrorCode}
     content, description = {"application/json": {"schema": _answer_schema(row.whole)}}, "Whole."
     if row.chunk is not None:
@@ -133,12 +133,12 @@ def _task_path(row: TaskPath) -> Json:
 
 
 def _events(schema: Json) -> Json:
-    """OpenAPI 3.1 has no keyword for the schema of an event."""
+    """Describe a stream of events. OpenAPI 3.1 has no keyword for an event's schema, so it is in `x-event-schema`."""
     return {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": schema}}
 
 
 def _of_model(path: str, summary: str, answer: type) -> Json:
-    """A page of the Open Inference Protocol about the model."""
+    """Describe a GET path of the Open Inference Protocol about the model."""
     page = _page(summary, answer)
     refusals = _refusals({400, 404, 503}, path)
     return page | {"parameters": build_path_parameters(path), "responses": page["responses"] | refusals}
@@ -179,7 +179,7 @@ def _form(kind: type | None) -> Json:
 
 
 def _answer_schema(kind: Any) -> Json:
-    """Of a struct or a list of them, or of one of several."""
+    """Return the schema of an answer. `kind`: a struct, a list of structs, or a tuple of alternatives."""
     if isinstance(kind, tuple):
         return {"anyOf": list(map(_answer_schema, kind))}
     return msgspec.json.schema_components([kind], ref_template=_REFERENCE)[0][0]
@@ -201,7 +201,10 @@ def _answer_schemas(tasks: Sequence[TaskPaths]) -> Json:
 
 
 def _request_schemas(tasks: Sequence[TaskPaths]) -> Json:
-    """The schemas of the request models, with the fields of `fields` beside their own. Others are ignored."""
+    """Return the schemas of the request models, with each model's `rows()` added to its own fields.
+
+    The schemas allow further fields, which the server ignores.
+    """
     bodies = [row.request for of_task in tasks for row in of_task.paths]
     bodies += [row.form for of_task in tasks for row in of_task.paths if row.form is not None]
     models = [*bodies, *(model for of_task in tasks for model in of_task.objects)]

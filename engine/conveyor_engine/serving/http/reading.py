@@ -1,4 +1,4 @@
-"""How a request's headers and body are read: within bounds of time and bytes."""
+"""Reads a request's headers and body, with limits on time and bytes."""
 
 import asyncio
 import re
@@ -19,16 +19,16 @@ from conveyor_protocol.request_headers import (
     parse_timeout_seconds,
 )
 
-BODY_BYTES_PER_TOKEN = 32  # of the context: more than ids or text in any script take, even escaped
-BODY_BYTES_FLOOR = 2**20  # room for many messages or prompts in a short context too
+BODY_BYTES_PER_TOKEN = 32  # of the context; ids, or text in any script, need fewer even if escaped
+BODY_BYTES_FLOOR = 2**20  # so that a model with a short context can get many messages or prompts
 BODY_SECONDS_MAX = 60.0
 
 
 def body_bytes_max(facts: ModelFacts) -> int:
-    """The longest body that is read: reading and validating it takes memory and time in proportion.
+    """Return the limit on a body's bytes, because reading and validating a body takes memory and time in proportion.
 
-    One context's; of a task whose bodies have many inputs, that of as many as one body may have. What has no tokens
-    has no context.
+    The limit follows from the model's context. If the task's bodies may have many inputs, it is the context of all of
+    them, up to the task's `inputs_bytes_max`. A model without tokens has no context, so only `inputs_bytes_max` counts.
     """
     of_task: TaskPaths = registry.load(facts.task, "serving")
     if not facts.vocab_size:
@@ -38,7 +38,7 @@ def body_bytes_max(facts: ModelFacts) -> int:
 
 
 async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
-    """The whole body. Raises InvalidRequest or a subclass of it."""
+    """Return the whole body. Raises InvalidRequest or a subclass of it."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise EncodedBody(f"the body has Content-Encoding {encoding!r}; send it uncompressed")
@@ -62,7 +62,7 @@ async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
 
 
 def timeout_seconds(request: Request, longest: float) -> float:
-    """How long this request may take: as its header says, at most `longest`. Raises InvalidRequest."""
+    """Return the request's timeout in seconds: its header's value, at most `longest`. Raises InvalidRequest."""
     value = request.headers.get(REQUEST_TIMEOUT_HEADER)
     if value is None:
         return longest
@@ -73,7 +73,7 @@ def timeout_seconds(request: Request, longest: float) -> float:
 
 
 def json_length(request: Request) -> int | None:
-    """How many bytes of the body are JSON, where binary data follow it; None: all. Raises InvalidRequest."""
+    """Return how many bytes of the body are JSON if binary data follow; None if all are. Raises InvalidRequest."""
     value = request.headers.get(JSON_LENGTH_HEADER)
     if value is None:
         return None
@@ -83,7 +83,7 @@ def json_length(request: Request) -> int | None:
 
 
 def request_level(request: Request) -> int | None:
-    """The level that a gateway has given this request. Raises InvalidRequest."""
+    """Return the priority level that a gateway set for this request; None without one. Raises InvalidRequest."""
     value = request.headers.get(LEVEL_HEADER)
     try:
         return None if value is None else parse_level(value)

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the answers of chat in the shape of OpenAI's Responses API. Nothing is stored."""
+"""Serves POST /v1/responses: chat answers in the format of OpenAI's Responses API. Responses are not stored."""
 
 import time
 import uuid
@@ -34,12 +34,12 @@ from conveyor_engine.serving.http.responses_events import (
 )
 from conveyor_engine.serving.preparing.prepare import PreparedText
 
-_DONE: Final = b"data: [DONE]\n\n"  # the Open Responses specification wants it, and OpenAI's clients stop at it
+_DONE: Final = b"data: [DONE]\n\n"  # required by the Open Responses specification; OpenAI's clients stop at it
 _PREFIXES: Final = {"content": "msg", "reasoning": "rs", "tool_call": "fc"}
 
 
 class ResponsesFormat(BlocksFormat):
-    """Answers as responses. A stream keeps the answer: its last event has all of it."""
+    """Writes answers in the format of the Responses API. A stream keeps the whole answer for its last event."""
 
     shows_content_tokens = True
 
@@ -48,12 +48,12 @@ class ResponsesFormat(BlocksFormat):
         self._names = TokenNames(state.model.tokenizer, as_ids=False)
         self._created = int(time.time())
         self._repeated = prepared.repeated
-        self._sequence = 0  # of the next event
+        self._sequence = 0  # number of the next event
         self._output: list[Item] = []  # of a stream: the items that have ended
         self._item: Item | None = None  # of a stream: the open block's
 
     def write_whole(self, answers: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes]:
-        """The response."""
+        """Yield the response."""
         (answer,) = answers
         is_cut = answer.finish_reason == "length"
         items = [
@@ -63,17 +63,17 @@ class ResponsesFormat(BlocksFormat):
         yield encode(self._end(items, usage, is_cut=is_cut))
 
     def write_begin(self, usage: Usage) -> bytes:
-        """The response, twice, without its answer."""
+        """Return the first two events, each with the response and an empty output."""
         begun = self._respond(self._answer("in_progress", []))
         return self._write(events.Created(begun)) + self._write(events.InProgress(begun))
 
     def begin_block(self, block: Block) -> bytes:
-        """An item, and its part if it has parts."""
+        """Return the events that begin an item, and its part if it has parts."""
         self._item = item = self._make_item(block, "in_progress")
         return self._write(events.ItemAdded(self._index, item)) + self._write_part(item, events.PartAdded)
 
     def write_text(self, block: Block, text: str) -> bytes:
-        """One event."""
+        """Return one event with the text."""
         assert self._item is not None, "a block is open"
         block.written.write(text)
         self.on_held(4 * len(text))
@@ -89,7 +89,7 @@ class ResponsesFormat(BlocksFormat):
         return self._write(events.OutputTextDelta(*at, text, logprobs=self._tell(tokens)))
 
     def end_block(self, block: Block) -> bytes:
-        """The whole text, the whole part and the whole item."""
+        """Return the events that end the block, with its whole text, part and item."""
         assert self._item is not None, "a block is open"
         is_cut = self._finish_reason == "length"
         ids = (self._item.id, self._item.call_id if isinstance(self._item, FunctionCall) else "")
@@ -108,13 +108,13 @@ class ResponsesFormat(BlocksFormat):
         return done
 
     def end_answer(self, usage: Usage) -> bytes:
-        """The whole response."""
+        """Return the last event, with the whole response."""
         is_cut = self._finish_reason == "length"
         ended = self._end(self._output, usage, is_cut=is_cut)
         return self._write(events.Incomplete(ended) if is_cut else events.Completed(ended)) + _DONE
 
     def write_failure(self, error: ConveyorEngineError) -> bytes:
-        """The response as far as it came, with the error."""
+        """Return the last event, with the items that had ended and the error."""
         answered = self._answer("failed", self._output)
         answered.error = Failure(str(error))
         return self._write(events.Failed(self._respond(answered))) + _DONE
@@ -137,11 +137,11 @@ class ResponsesFormat(BlocksFormat):
         return Answered(id=self._id, created_at=self._created, status=status, model=self._model, output=items)
 
     def _respond(self, answered: Answered) -> Response:
-        """With what it repeats of its request: the JSON of the two, joined."""
+        """Return the response with the fields that it repeats from its request. The JSON of both is joined."""
         return cast(Response, msgspec.Raw(encode(answered)[:-1] + b"," + self._repeated[1:]))
 
     def _write_part(self, item: Item, make: type[events.PartAdded] | type[events.PartDone]) -> bytes:
-        """Calls have no parts."""
+        """Return the event for the item's part; b"" for a function call, which has no parts."""
         if isinstance(item, FunctionCall):
             return b""
         part = (
@@ -159,7 +159,10 @@ class ResponsesFormat(BlocksFormat):
         status: ItemStatus,
         ids: tuple[str, str] | None = None,
     ) -> Item:
-        """Without content while it is in progress. `ids`: the item's, and that of a call; None: new ones."""
+        """Return the item for a block. While it is in progress it has no content.
+
+        ids: the ids of the item and of its call; None makes new ones.
+        """
         digits, call_id = ids or self._make_ids()
         item_id = digits if "_" in digits else f"{_PREFIXES[block.kind]}_{digits}"
         is_begun = status != "in_progress"
@@ -181,5 +184,5 @@ class ResponsesFormat(BlocksFormat):
 
 
 async def create_response(request: Request) -> GeneratedResponse:
-    """Answers the input."""
+    """Return the response to the input."""
     return GeneratedResponse(await open_request(request, "responses"), ResponsesFormat)

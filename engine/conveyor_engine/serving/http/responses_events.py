@@ -1,4 +1,4 @@
-"""What the Responses API answers with: the response, its items, the events of a stream. Used by `responses`. Pure."""
+"""The objects of the Responses API: the response, its items and the events of a stream. Used by `responses`. Pure."""
 
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -36,7 +36,7 @@ class OutputMessage(msgspec.Struct, tag="message"):
 
 
 class Reasoning(msgspec.Struct, tag="reasoning"):
-    """Thinking before the answer, as it is."""
+    """The thinking before the answer, unchanged."""
 
     id: str
     status: ItemStatus
@@ -46,7 +46,7 @@ class Reasoning(msgspec.Struct, tag="reasoning"):
 
 
 class FunctionCall(msgspec.Struct, tag="function_call"):
-    """A call of a function. Arguments are what the model wrote."""
+    """A function call. `arguments` is the text that the model wrote."""
 
     id: str
     status: ItemStatus
@@ -82,20 +82,20 @@ class ResponseUsage(msgspec.Struct):
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why an answer is not whole."""
+    """Why an answer is cut off."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
 class Failure(msgspec.Struct):
-    """Why there is no whole answer."""
+    """The error of an answer that failed."""
 
     message: str
     code: Literal["server_error"] = "server_error"
 
 
 class Answered(msgspec.Struct, kw_only=True):
-    """What a response has beside what it repeats of its request."""
+    """The fields of a response that it does not repeat from its request."""
 
     id: str
     created_at: int
@@ -112,11 +112,11 @@ class Answered(msgspec.Struct, kw_only=True):
 if TYPE_CHECKING:
 
     class Response(Answered):
-        """An answer, in whatever state."""
-else:  # structs inherit from one other
+        """An answer in any state."""
+else:  # msgspec structs cannot inherit from two structs
     _FIELDS = [each for kind in (Answered, Repeated) for each in msgspec.structs.fields(kind)]
     Response = msgspec.defstruct(
-        "Response", [(each.name, each.type) for each in _FIELDS], namespace={"__doc__": "An answer, in whatever state."}
+        "Response", [(each.name, each.type) for each in _FIELDS], namespace={"__doc__": "An answer in any state."}
     )
 
 
@@ -145,7 +145,7 @@ class Completed(Event, tag="response.completed"):
 
 
 class Incomplete(Event, tag="response.incomplete"):
-    """The last event of an answer that is cut."""
+    """The last event of an answer that is cut off."""
 
     response: Response
 

@@ -1,4 +1,4 @@
-"""Scores of logits, as transformers' pipelines and sentence-transformers make them. Used by tasks."""
+"""Computes scores from logits as transformers' pipelines and sentence-transformers do. Used by tasks."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ class Prediction(msgspec.Struct):
 
 
 def rank(scores: Sequence[float], labels: Sequence[str]) -> list[Prediction]:
-    """All labels with their scores, best first; of equal ones in the labels' order."""
+    """Return all labels with their scores, best first. Equal scores keep the labels' order."""
     predictions = [Prediction(*each) for each in zip(scores, labels, strict=True)]
     return sorted(predictions, key=lambda prediction: prediction.score, reverse=True)
 
 
 def activate(logits: Sequence[float], activation: Activation) -> list[float]:
-    """The scores of one input, in the labels' order."""
+    """Return the scores of one input, in the labels' order."""
     if activation == "none":
         return list(logits)
     if activation == "sigmoid":
@@ -34,7 +34,7 @@ def activate(logits: Sequence[float], activation: Activation) -> list[float]:
 
 
 def _sigmoid(logit: float) -> float:
-    """Without overflow on either side."""
+    """Return the sigmoid, without overflow for large positive or negative logits."""
     if logit >= 0:
         return 1 / (1 + math.exp(-logit))
     power = math.exp(logit)

@@ -1,4 +1,4 @@
-"""The routes of every engine: models, probes, load, places, usage, metrics. None of them waits for the engine loop."""
+"""Serves models, probes, load, places, usage and metrics, for every task. None of these waits for the engine loop."""
 
 import asyncio
 import contextlib
@@ -17,11 +17,11 @@ from conveyor_engine.serving.http.engine_response import client_left
 from conveyor_engine.serving.http.reading import request_level
 from conveyor_engine.serving.preparing.jobs import check_model
 
-_END_SECONDS: Final = 2.0  # in which a request whose client has left ends
+_END_SECONDS: Final = 2.0  # how long to wait for the end of a request whose client has left
 
 
 class Model(msgspec.Struct):
-    """One model as OpenAI describes it, and its context as vLLM does."""
+    """A model in OpenAI's format, with vLLM's field for its context length."""
 
     id: str
     object: Literal["model"]
@@ -32,7 +32,7 @@ class Model(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """The models of this server: one."""
+    """The list with the server's only model."""
 
     object: Literal["list"]
     data: list[Model]
@@ -45,15 +45,18 @@ class Status(msgspec.Struct):
 
 
 class Version(msgspec.Struct):
-    """As vLLM answers it."""
+    """The engine's version, in vLLM's format."""
 
     version: str
 
 
 class Load(msgspec.Struct):
-    """How many requests run and wait; `carried`, how many run at once where KV cache or objectives allow fewer than a
-    batch; where there are objectives, why, and the prompt tokens of a step; whether the engine drains, and how long it
-    warmed up when it started. `server_load` is vLLM's name for all requests here."""
+    """The engine's load.
+
+    `server_load` is vLLM's name for the number of all requests here. `carried` is how many run at once, if the KV cache
+    or objectives allow fewer than a batch. With objectives, `limit_reason` is the reason and `max_prompt_tokens` limits
+    the prompt tokens of a step. `warm_up_seconds` is how long the engine warmed up at its start.
+    """
 
     server_load: int
     running: int
@@ -72,12 +75,12 @@ def _json(content: msgspec.Struct, status: int = 200) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """GET /v1/models."""
+    """Respond to GET /v1/models."""
     return _json(ModelList("list", [_model(app_state(request))]))
 
 
 async def get_model(request: Request) -> Response:
-    """GET /v1/models/{id}; ids may contain slashes. Raises UnknownModel."""
+    """Respond to GET /v1/models/{id}. Ids may contain slashes. Raises UnknownModel."""
     state = app_state(request)
     check_model(state.model.name, request.path_params["model"])
     return _json(_model(state))
@@ -89,34 +92,37 @@ def _model(state: AppState) -> Model:
 
 
 async def get_livez(request: Request) -> Response:
-    """200 while engine process and workers live and none is stuck, also while it loads; else 503: restart me."""
+    """Respond with 200 while the engine process and the workers are alive and not stuck, also while the model loads.
+
+    Otherwise respond with 503, so that the kubelet restarts the container.
+    """
     state = app_state(request)
     return _json(Status(state.engine.state.value), 200 if is_alive(state) else 503)
 
 
 async def get_readyz(request: Request) -> Response:
-    """200 while requests are accepted: warm, alive and not draining."""
+    """Respond with 200 while requests are accepted: the engine is warm, alive and not draining. Otherwise with 503."""
     state = app_state(request)
     return _json(Status(state.engine.state.value if is_alive(state) else "stuck"), 200 if is_ready(state) else 503)
 
 
 def is_ready(state: AppState) -> bool:
-    """Whether requests are accepted."""
+    """Return whether requests are accepted."""
     return state.engine.state is State.READY and is_alive(state)
 
 
 def is_alive(state: AppState) -> bool:
-    """Whether engine process and workers live and none is stuck."""
+    """Return whether the engine process and the workers are alive and not stuck."""
     return state.engine.is_alive and state.workers.is_alive
 
 
 async def get_version(_: Request) -> Response:
-    """GET /version, as vLLM answers it."""
+    """Respond to GET /version in vLLM's format."""
     return _json(Version(__version__))
 
 
 async def get_load(request: Request) -> Response:
-    """GET /load: how many requests run and wait, how many could run, whether new ones are taken; how it started."""
+    """Respond to GET /load with the engine's load."""
     state = app_state(request)
     engine = state.engine
     load = Load(
@@ -135,7 +141,7 @@ async def get_load(request: Request) -> Response:
 
 
 async def ask_for_place(request: Request) -> Response:
-    """GET /place: 204 once a place is kept for a request of this gateway.
+    """Respond to GET /place with 204 once a place is reserved for a request of this gateway.
 
     Raises Unavailable, Overloaded or InvalidRequest.
     """
@@ -158,13 +164,16 @@ async def ask_for_place(request: Request) -> Response:
 
 
 async def give_place_back(request: Request) -> Response:
-    """DELETE /place."""
+    """Respond to DELETE /place: release a reserved place."""
     app_state(request).engine.places.give_back()
     return Response(status_code=204)
 
 
 async def get_usage(request: Request) -> Response:
-    """GET /usage: what a request has used, by its gateway's key, once it has ended, which it soon does."""
+    """Respond to GET /usage with the tokens that a request has used, by the key that its gateway chose.
+
+    Waits up to two seconds until the request has ended. Raises HTTPException (404) if the key is unknown.
+    """
     report = app_state(request).usage.find(request.query_params.get("key", ""))
     if report is None:
         raise HTTPException(404)
@@ -174,5 +183,5 @@ async def get_usage(request: Request) -> Response:
 
 
 async def get_metrics(request: Request) -> Response:
-    """GET /metrics, in Prometheus' text format."""
+    """Respond to GET /metrics in Prometheus' text format."""
     return Response(app_state(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

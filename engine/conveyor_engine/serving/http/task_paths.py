@@ -1,7 +1,7 @@
-"""The paths that answer requests for the engine: each task brings its own, in its `serving` module.
+"""The paths that send requests to the engine. Each task defines its paths in its `serving` module.
 
-Several tasks may answer one path, each with its own body and answer: the task of the engine's model decides. Used by
-`app` for its routes and by `openapi` for their description.
+Several tasks may define the same path, with different bodies and answers. The task of the engine's model decides which
+one serves a request. `app` uses the paths as routes, and `openapi` describes them.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -24,46 +24,46 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class TaskPath:
-    """A path for POST, and its description."""
+    """A path for POST requests, with its handler and description."""
 
     path: str
     handler: Handler
     summary: str
     request: type[Object]  # the fields of its body
-    whole: Any  # its answer: a struct, a list of them, or one of a tuple ...
-    chunk: type[msgspec.Struct] | None = None  # ... or each event of a stream, where it can be one
-    form: type[Object] | None = None  # the fields and files of its body, where that may be a form
-    events: tuple[type[msgspec.Struct], ...] = ()  # the same, where events have names: each one's is its `type`
-    is_bytes_too: bool = False  # whether a client may ask for bytes in place of JSON
+    whole: Any  # its answer: a struct, a list of structs, or a tuple of alternatives
+    chunk: type[msgspec.Struct] | None = None  # each event of a stream, if it can stream
+    form: type[Object] | None = None  # the fields and files of its body, if that may be a form
+    events: tuple[type[msgspec.Struct], ...] = ()  # the same, if events have names: each is the struct's `type`
+    is_bytes_too: bool = False  # whether a client may request bytes instead of JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """How a task answers the Open Inference Protocol: see `open_inference`."""
+    """How a task serves the Open Inference Protocol: see `open_inference`."""
 
-    kind: str  # of its bodies, in its `preparing` module: they become `PreparedInference`
+    kind: str  # of its bodies, which the task's `preparing` module turns into `PreparedInference`
     read_signature: Callable[[ModelFacts], Signature]
-    read_outputs: Callable[[ModelFacts, bytes], Tensors]  # of an item, of its payload
+    read_outputs: Callable[[ModelFacts, bytes], Tensors]  # the outputs of one item, from its payload
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPaths:
-    """All paths of a task: the `serving` of its package."""
+    """All paths of a task: `serving` in the task's package."""
 
     paths: tuple[TaskPath, ...]
-    objects: tuple[type[Object], ...] = ()  # within their bodies
+    objects: tuple[type[Object], ...] = ()  # objects that the bodies contain
     refine: Callable[[dict[str, Any]], None] = lambda _: None  # adds to the schemas what pydantic cannot derive
-    inputs_bytes_max: int = 0  # of a body with many inputs; 0: a body has one
-    inference: Inference | None = None  # None: its models take no tensors
+    inputs_bytes_max: int = 0  # limit for a body with many inputs; 0: a body has one input
+    inference: Inference | None = None  # None: the task's models take no tensors
 
 
 def load_task_paths() -> dict[str, TaskPaths]:
-    """Of each task that this engine knows, those of text first."""
+    """Return the paths of each task that this engine supports, text tasks first."""
     return {task: registry.load(task, "serving") for task in reversed(registry.find_packages())}
 
 
 def build_task_routes() -> dict[tuple[str, str], Handler]:
-    """By method and path."""
+    """Return the handlers of all tasks by method and path."""
     rows: dict[str, dict[str, TaskPath]] = {}
     for task, of_task in load_task_paths().items():
         for row in of_task.paths:

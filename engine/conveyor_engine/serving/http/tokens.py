@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize, /decode and /tokenizer_info: the model's tokenizer, without a step of the engine."""
+"""Serves /tokenize, /detokenize, /decode and /tokenizer_info, which use the tokenizer without an engine step."""
 
 import json
 from array import array
@@ -23,7 +23,7 @@ from conveyor_engine.serving.preparing.tokens import (
 
 
 class Tokenized(msgspec.Struct):
-    """The tokens of a text. `token_strs`: as the vocabulary has them, if they were asked for."""
+    """The tokens of a text. `token_strs`: the tokens as the vocabulary spells them, if the request asks for them."""
 
     count: int
     max_model_len: int
@@ -38,7 +38,7 @@ class Detokenized(msgspec.Struct):
 
 
 async def tokenize(request: Request) -> Response:
-    """Answers with the tokens of a prompt, or of a conversation as the chat template shows it."""
+    """Respond with the tokens of a prompt, or of a conversation that the chat template has rendered."""
     prepared = await _prepare(request, "tokenize")
     if prepared.answer:
         return _json(prepared.answer)
@@ -48,21 +48,21 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """Answers with the text of tokens, special tokens included."""
+    """Respond with the text of tokens, including special tokens."""
     return _answer(Detokenized((await _prepare(request, "detokenize")).text))
 
 
 async def decode(request: Request) -> Response:
-    """Answers with the text of each list of tokens."""
+    """Respond with the text of each list of tokens."""
     return _json((await _prepare(request, "decode")).answer)
 
 
 async def get_tokenizer_info(request: Request) -> Response:
-    """GET /tokenizer_info. Raises InvalidRequest if the model reads no text."""
+    """Respond to GET /tokenizer_info. Raises InvalidRequest if the model reads no text."""
     text = app_state(request).model.text
     if text is None:
         raise InvalidRequest("this engine's model reads no text, so it has no tokenizer", code=ErrorCode.WRONG_TASK)
-    return _json(json.dumps(text.describe()).encode())  # which may have numbers of any size
+    return _json(json.dumps(text.describe()).encode())  # msgspec rejects integers above 64 bits
 
 
 async def _prepare(request: Request, kind: str) -> PreparedTokens:
@@ -82,9 +82,9 @@ def _json(body: bytes) -> Response:
 
 TOKEN_PATHS: Final = (
     TaskPath(
-        "/tokenize", tokenize, "Tells the tokens of texts or of a conversation.", TokenizeRequest,
+        "/tokenize", tokenize, "Returns the tokens of texts or of a conversation.", TokenizeRequest,
         (Tokenized, list[list[TeiToken]]),
     ),
-    TaskPath("/detokenize", detokenize, "Tells the text of tokens.", DetokenizeRequest, Detokenized),
-    TaskPath("/decode", decode, "Tells the text of each list of tokens.", DecodeRequest, list[str]),
+    TaskPath("/detokenize", detokenize, "Returns the text of tokens.", DetokenizeRequest, Detokenized),
+    TaskPath("/decode", decode, "Returns the text of each list of tokens.", DecodeRequest, list[str]),
 )  # fmt: skip

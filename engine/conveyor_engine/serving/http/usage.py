@@ -1,8 +1,8 @@
-"""What requests have used, for the gateway that sent them, out of their clients' sight.
+"""Reports the tokens that requests have used to the gateway that sent them. Clients do not see the reports.
 
-A gateway gives each request a key of its own (`X-Engine-Usage`). Then a whole answer and an error carry the report as a
-header, and a stream carries it behind its last event, which the gateway takes away. If the client has left before
-that, the gateway asks at `GET /usage`. Called by `app`, `engine_response` and `generated`.
+A gateway sets a unique key for each request (`X-Engine-Usage`). A whole answer or an error then has the report as a
+header. A stream has it after its last event, and the gateway removes it. If the client leaves earlier, the gateway
+sends `GET /usage`. Called by `app`, `engine_response` and `generated`.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ import msgspec
 
 from conveyor_protocol.request_headers import USAGE_HEADER, USAGE_MARK
 
-ENDED_MAX: Final = 1024  # reports of requests that have ended; a gateway asks at once
+ENDED_MAX: Final = 1024  # kept reports of requests that have ended; gateways fetch them immediately
 _SCOPE_KEY: Final = "conveyor.usage"
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,64}")
 
 
 class UsedTokens(msgspec.Struct, frozen=True):
-    """Of one request. A prompt counts once, whatever `n` is, and only if it was computed."""
+    """The tokens of one request. A prompt counts once for any `n`, and only if it was computed."""
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt's, found in the prefix cache
+    cached_tokens: int = 0  # those of the prompt that were in the prefix cache
     completion_tokens: int = 0
 
 
 class Report:
-    """Of one request, at any time: `count` is asked until the request ends."""
+    """The report of one request. `count` returns the current numbers, and the final ones after `end`."""
 
     def __init__(self) -> None:
         self.count: Callable[[], UsedTokens] = UsedTokens
@@ -39,14 +39,14 @@ class Report:
         return msgspec.json.encode(self.count())
 
     def end(self) -> None:
-        """Keeps the numbers alone."""
+        """Keep the final numbers, and drop the reference to the response."""
         used = self.count()
         self.count = lambda: used
         self.ended.set()
 
 
 class UsageReports:
-    """Those of requests that are open, and of the latest that have ended."""
+    """The reports of open requests, and of the last `ENDED_MAX` that have ended."""
 
     def __init__(self) -> None:
         self._open: dict[str, Report] = {}
@@ -54,7 +54,10 @@ class UsageReports:
 
     @contextmanager
     def reporting(self, scope: MutableMapping[str, Any]) -> Iterator[Report | None]:
-        """For the request of an ASGI scope, if its gateway has given it a key. `find_report` finds it there."""
+        """Yield a report for the request of an ASGI scope; None if the request has no key.
+
+        `find_report` finds the report in the scope.
+        """
         name = USAGE_HEADER.lower().encode()
         key = next((value.decode("latin-1") for each, value in scope["headers"] if each == name), "")
         if not _KEY.fullmatch(key):
@@ -80,5 +83,5 @@ def find_report(scope: MutableMapping[str, Any]) -> Report | None:
 
 
 def build_last_words(report: Report | None) -> bytes:
-    """What a stream ends with, behind its last event: nothing, or a report that its gateway takes away."""
+    """Return the bytes after a stream's last event: a report, which the gateway removes, or b"" without one."""
     return b"" if report is None else USAGE_MARK + report.encode()
