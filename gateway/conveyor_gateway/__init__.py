@@ -1,9 +1,10 @@
-"""The gateway: the OpenAI-compatible door, with a bounded queue per InferenceService and late binding to engines.
+"""The gateway: an OpenAI-compatible proxy with a bounded queue for each InferenceService and late binding to engines.
 
-One request, room by room: `listening` (HTTP) -> `routing` (which service?) -> `relaying` (its life) -> `capacity` (room
-for its bytes) -> `admission` (its turn, and on which engine) -> `engines` (bytes there and back) -> `relaying` (to the
-client) -> `recording`; what needs no engine's place goes from `routing` to `pages`.
-One change in the cluster: `watching` -> `admission`. Around both: `server`, `settings`, `responses`, `errors`.
+A request passes these packages: `listening` (HTTP) -> `routing` (finds the service) -> `relaying` (runs the request) ->
+`capacity` (reserves memory) -> `admission` (queues it and chooses the engine) -> `engines` (exchanges bytes with the
+engine) -> `relaying` (responds to the client) -> `recording`. Requests that need no place on an engine go from
+`routing` to `pages`. A change in the cluster passes `watching` -> `admission`. All packages use `settings`, `responses`
+and `errors`; `server` builds and runs them.
 """
 
 __version__ = "0.1.0"  # the image has the package's files, not its metadata

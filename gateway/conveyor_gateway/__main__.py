@@ -7,7 +7,7 @@ from conveyor_process.running import end_on_sigterm, run_program
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the gateway and return its exit code."""
     import uvloop
 
     from conveyor_gateway.server import serve

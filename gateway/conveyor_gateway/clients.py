@@ -1,8 +1,8 @@
-"""Which client a request is from: the address that has a share of the gateway.
+"""Finds the client of a request. Each client has a share of the gateway's capacity.
 
-Made by `server`, called by `listening`. Nobody is authenticated, so a client is an address: the peer's, or behind
-proxies that are trusted the last address of X-Forwarded-For that is not a trusted proxy's. Any address before it was
-written by somebody who is not trusted.
+Built by `server`, called by `listening`. The gateway does not authenticate clients, so a client is an address. It is
+the peer's address. Behind trusted proxies it is the last address in X-Forwarded-For that is not a trusted proxy's. The
+addresses before that one cannot be trusted.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from conveyor_process.arrivals import MAX_A_ROUND, Peer
 from conveyor_process.kinds import Network
 from conveyor_process.listening import name_peer
 
-_CLIENT_PREFIX_BITS = 64  # an IPv6 client usually has this much of a network to itself
+_CLIENT_PREFIX_BITS = 64  # an IPv6 client usually has a whole network with this prefix
 
 
 class Clients:
@@ -24,7 +24,7 @@ class Clients:
         self._trusted_proxies = trusted_proxies
 
     def find(self, request: BaseRequest) -> str:
-        """The client's IPv4 address or IPv6 network; empty if it is unknown."""
+        """Return the client's IPv4 address or IPv6 network; "" if it is unknown."""
         client = _parse_address(request.remote or "")
         if client is None or not self._is_trusted(client):
             return _describe(client)
@@ -39,7 +39,10 @@ class Clients:
         return _describe(client)
 
     def find_peer(self, host: str) -> Peer:
-        """Whose turn a new connection from `host` takes. A trusted proxy's are those of many clients."""
+        """Return the peer to which a new connection from `host` counts.
+
+        A trusted proxy gets the turns of many clients.
+        """
         if self._trusted_proxies and (address := _parse_address(host)) is not None and self._is_trusted(address):
             return Peer(host, MAX_A_ROUND)
         return Peer(name_peer(host))

@@ -1,18 +1,18 @@
-"""Everything that the gateway itself answers instead of an engine: one table, `Code`, and the kinds of exception.
+"""The gateway's own error responses: the table `Code`, and the exceptions.
 
 GatewayError
 ├── InvalidRequest        the request cannot be read or routed, or it is too large or too slow
 ├── NotFound              no such path, service or model
-├── MethodNotAllowed      the path exists, for another method
+├── MethodNotAllowed      the path supports another method
 ├── QueueFull             the service's queue is full
 ├── TooManyRequests       the gateway is full, and the request's service or client holds most of it
 ├── EngineFailed          an engine died before its answer was complete
-├── Unavailable           the gateway cannot take the request now: starting, stopping, no memory left for bodies
-├── TimedOut              no engine took, or answered, the request in time
+├── Unavailable           the gateway cannot accept the request now: it is starting or stopping, or its memory is full
+├── TimedOut              no engine accepted or answered the request in time
 └── InternalError         a bug
 
-A client that goes away gets no answer: its request is cancelled (asyncio.CancelledError) wherever it is.
-`conveyor_process.settings.SettingsError` (a wrong flag or variable) reaches no client.
+A client that leaves gets no response. Its request is cancelled (asyncio.CancelledError) at whatever point it is.
+`conveyor_process.settings.SettingsError` (an invalid flag or variable) is not sent to clients.
 """
 
 from typing import Any, TypedDict
@@ -23,7 +23,7 @@ RETRY_AFTER_SECONDS = 1
 
 
 class Code(AnswerCode):
-    """Each case that the gateway answers by itself."""
+    """The code, HTTP status and meaning of each error that the gateway itself returns."""
 
     MALFORMED_HTTP = "malformed_http", 400, "the request is not valid HTTP"
     MALFORMED_BODY = "malformed_body", 400, "the body does not match its Content-Length or chunked encoding"
@@ -105,13 +105,13 @@ class ErrorDetails(TypedDict):
 
 
 class ErrorAnswer(TypedDict):
-    """OpenAI's form."""
+    """The body of an error in OpenAI's format."""
 
     error: ErrorDetails
 
 
 class GatewayError(Exception):
-    """An answer in the form that the path's clients read. `param` is the field of the request at fault."""
+    """An error response in the format that the path's clients expect. `param`: the invalid field of the request."""
 
     def __init__(self, message: str, code: Code, param: str | None = None) -> None:
         super().__init__(message)
@@ -128,7 +128,7 @@ class GatewayError(Exception):
         return {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status in (429, 503) else {}
 
     def to_json(self, path: str = "") -> Any:
-        """The answer's body, as an object."""
+        """Return the body of the error response as an object for JSON."""
         if (form := find_error_form(path)) is not None:
             return form.build(str(self), self.code, self.param)
         details = ErrorDetails(message=str(self), type=self.code.type, param=self.param, code=self.code)

@@ -1,6 +1,6 @@
-"""The form of answers that the gateway makes itself: JSON, and errors in the form that the path's clients read.
+"""Builds the gateway's own responses: JSON, and errors in the format that the path's clients expect.
 
-Used by `listening`, `pages` and `relaying`. Knows no queues and no engines.
+Used by `listening`, `pages` and `relaying`. It does not know queues or engines.
 """
 
 import json
@@ -19,7 +19,7 @@ def find_request_id(request: BaseRequest) -> str:
 
 
 def build_json(content: Any, request_id: str, status: int = 200) -> Response:
-    """`content` is made of what JSON has, or is a page (`conveyor_protocol.pages`)."""
+    """Build a JSON response. `content`: values that JSON supports, or a page (`conveyor_protocol.pages`)."""
     headers = {REQUEST_ID_HEADER: request_id, "Content-Type": "application/json"}
     return Response(status=status, headers=headers, body=json.dumps(content, default=msgspec.to_builtins).encode())
 
@@ -35,10 +35,10 @@ def build_stopping() -> GatewayError:
 
 
 def build_error_event(error: GatewayError, path: str) -> bytes:
-    """The last event of a stream that cannot go on; OpenAI's and Anthropic's clients raise it as an APIError."""
+    """Return the last event of a stream that fails. OpenAI's and Anthropic's clients raise it as an APIError."""
     return write_error_event(json.dumps(error.to_json(path)).encode(), path)
 
 
 def write_error_event(body: bytes, path: str) -> bytes:
-    """The body of an error as an event. Anthropic's clients know it by its name."""
+    """Return the body of an error as an event. Anthropic's clients need the event's name."""
     return (b"event: error\n" if speaks_anthropic(path) else b"") + b"data: " + body + b"\n\n"

@@ -1,17 +1,17 @@
-"""Which service a request is for: by its path, by its Host, or by the model it names. Pure.
+"""Finds the service of a request by its path, its Host, or the model that it names. Pure.
 
-Called by `listening` with what the request line and the headers say (`parse_route`), then, for requests on the root,
-with the model that the path names (`find_model`), or by `relaying` with that of the body. Knows names only: no HTTP
-library, no queues.
+`listening` calls `parse_route` with the request line and the headers. For requests at the root, `find_model` gets the
+model in the path, or `relaying` calls it with the model in the body. This module works on names only: it knows neither
+HTTP libraries nor queues.
 
-    /<namespace>/<name>/v1/...                                  the path names the service, whatever the Host
+    /<namespace>/<name>/v1/...                                  the path names the service, with any Host
     /<namespace>/<name>/health                                  the same; also /ping and /version
     <name>.<namespace>[.svc[.<domain>]]  and  /v1/...           the Host names it
     any other Host                       and  /v1/...           the root: `model` in the body names it
     any other Host                       and  /v2/models/...    the root: the path names the model
 
-A Host of one part (`http://qwen/`, from a pod in the service's namespace) has lost the namespace, and a guess could
-reach another team's service: 421.
+A Host with one part (`http://qwen/`, from a pod in the service's namespace) does not contain the namespace. It gets a
+421, because a guess could reach another team's service.
 """
 
 import re
@@ -28,13 +28,13 @@ _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _BESIDE_V1: Final = [each.path for each in ENDPOINTS if not each.path.startswith("/v1/") and not each.has_model]
 _OWN_PATHS: Final = frozenset(endpoint.path for endpoint in ENDPOINTS)
 _SERVICE_PATH = re.compile(rf"/({_LABEL})/({_LABEL})(/v1/.*|/v2/models/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")
-_ROOT_PATHS: Final = ("/v1/models/", "/v2/models/", "/v2/health/")  # whatever the model there is called
+_ROOT_PATHS: Final = ("/v1/models/", "/v2/models/", "/v2/health/")  # at the root, with any model name
 _SERVICE_HOST = re.compile(rf"({_LABEL})\.({_LABEL})(?:\.svc(?:\..+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The kind of a request, its service (`namespace/name`, None at the root), its path, and the model in the path."""
+    """The kind of a request, its service (`namespace/name`; None at the root), its path, and the model in the path."""
 
     kind: Kind
     service: str | None
@@ -44,14 +44,14 @@ class Route:
     may_stream: bool = False
 
     def fill_path(self, service: Service) -> str:
-        """The path for an engine of the service. A client at the root may call the model by another name."""
+        """Return the path for an engine of the service. A client at the root may use another name for the model."""
         model = self.model if self.service is not None else service.model_name
         return self.path.replace("{version}", quote(self.version, safe="")).replace("{model}", quote(model))
 
 
 @dataclass(frozen=True, slots=True)
 class OwnHosts:
-    """Host names that are the gateway itself, not a service."""
+    """The host names of the gateway itself, which do not name a service."""
 
     system_namespace: str
     public: tuple[str, ...] = ()
@@ -64,11 +64,11 @@ class OwnHosts:
 
 
 def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Directory) -> Route:
-    """The route of a request for `path` (as sent, without query) at `host` (as sent, with or without port).
+    """Return the route of a request for `path` (as sent, without query) at `host` (as sent, with or without port).
 
-    Raises NotFound, MethodNotAllowed, InvalidRequest. The service of the route is known: it is in `directory`.
+    The route's service is in `directory`. Raises NotFound, MethodNotAllowed or InvalidRequest.
     """
-    is_own = path in _OWN_PATHS or path.startswith(_ROOT_PATHS)  # v1/images is no service of namespace v1
+    is_own = path in _OWN_PATHS or path.startswith(_ROOT_PATHS)  # /v1/images is not a service in a namespace v1
     if not is_own and (match := _SERVICE_PATH.fullmatch(path)):
         namespace, name, rest = match.groups()
         return _parse_rest(method, rest, _known(f"{namespace}/{name}", directory))
@@ -107,7 +107,7 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
 
 
 def _parse_host(host: str, own: OwnHosts, directory: Directory) -> str | None:
-    """The service that `host` names, or None for the root."""
+    """Return the service that `host` names; None for the root. Raises NotFound or InvalidRequest."""
     name = re.sub(r":[0-9]*$", "", host).rstrip(".").lower()
     if own.is_own(name) or re.fullmatch(r"\[.*\]|[0-9.]+", name):
         return None
@@ -127,22 +127,22 @@ def _known(service: str, directory: Directory) -> str:
 
 
 def find_model(model: str, directory: Directory) -> Service:
-    """The service that `model` means on the root: `namespace/name`, or a name that a namespace has claimed."""
+    """Return the service for `model` at the root: its `namespace/name`, or a claimed model name. Raises NotFound."""
     if (service := directory.find_model(model)) is not None:
         return service
     raise build_no_model(model)
 
 
 def find_route_service(route: Route, directory: Directory) -> Service:
-    """The service of a route that names one, or a model on the root."""
+    """Return the service of a route that names a service, or a model at the root. Raises NotFound."""
     return find_model(route.model, directory) if route.service is None else directory.services[route.service]
 
 
 def build_no_model(model: str) -> NotFound:
-    """The one answer for a model that is not there, or that the root does not list."""
+    """Return the error for a model that does not exist or is hidden. Both look the same to clients."""
     return NotFound(f"the model {model[:100]!r} does not exist, or is not listed here", Code.MODEL_NOT_FOUND, "model")
 
 
 def model_id(service: Service, directory: Directory) -> str:
-    """The shortest name under which `find_model` finds `service`."""
+    """Return the shortest name with which `find_model` finds `service`."""
     return service.model_name if directory.find_model(service.model_name) is service else service.key

@@ -1,12 +1,15 @@
 """Builds the parts and runs them until SIGTERM. Called by `__main__`.
 
-The shutdown, in order. /readyz fails at once. The port accepts connections for drain_delay_seconds more, because
-kube-proxy and clients learn late that this address is leaving; every new answer announces that its connection closes,
-so that the client's next request goes elsewhere. Then the port closes. Queued and running requests, and those that
-arrive on open connections, have drain_timeout_seconds to end. An answer from before the shutdown could not announce
-that: its client may send the next request at once, so the process waits for it a moment. Requests that are left then,
-and later ones, get a 503. /demand answers until the last request has ended, and the watches go on, because queued
-requests still need engines. A second signal skips the waits.
+The shutdown has these steps:
+1. /readyz fails immediately. The port accepts connections for drain_delay_seconds more, because kube-proxy and clients
+   need time to stop using this address. Every new response announces that its connection closes, so that the client
+   sends its next request elsewhere.
+2. The port closes. Queued and running requests, and those that arrive on open connections, have drain_timeout_seconds
+   to end. A response from before the shutdown did not announce the close. Its client may send another request, so the
+   process waits for that a moment.
+3. Remaining and later requests get a 503.
+/demand works until the last request has ended. The watches continue, because queued requests still need engines. A
+second signal skips the waits.
 """
 
 import asyncio
@@ -47,9 +50,9 @@ logger = logging.getLogger(__name__)
 
 _STALE_LOG_SECONDS = 30.0
 _LAST_ANSWERS_SECONDS = 2.0
-_NEXT_REQUEST_SECONDS = 1.0  # after an answer, on its connection
-_MAX_ADMIN_CONNECTIONS = 128  # the kubelet's, Prometheus's and the metrics servers'
-# Admin connections with as many that wait, what engines are asked beside requests (`MAX_ASKING` and pages), watches.
+_NEXT_REQUEST_SECONDS = 1.0  # how long a client may take to send its next request on a connection
+_MAX_ADMIN_CONNECTIONS = 128  # from the kubelet, Prometheus and the metrics servers
+# Admin connections and as many waiting ones, queries to engines (`MAX_ASKING` and pages), and watches.
 _OTHER_OPEN_FILES = 2 * _MAX_ADMIN_CONNECTIONS + 256 + 100 + 50
 
 
@@ -61,7 +64,7 @@ class _Watch:
 
 
 class Server:
-    """The whole process, for one `run`. Made inside the event loop."""
+    """All parts of the process, for one call of `run`. Must be created inside the event loop."""
 
     def __init__(self, settings: Settings, max_open_files: int) -> None:
         self._settings = settings
@@ -121,7 +124,7 @@ class Server:
         return Listener(public.handle, settings.host, settings.port, max_connections, cors, clients.find_peer)
 
     async def run(self, stop: asyncio.Event, end_now: asyncio.Event) -> None:
-        """Serves until `stop` is set, then drains; `end_now` ends the draining."""
+        """Serve until `stop` is set, then drain. `end_now` ends the draining."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._engines.close)
             client = await stack.enter_async_context(connect(self._settings.kubeconfig))
@@ -155,7 +158,7 @@ class Server:
         if not ended.done():
             logger.warning("event=drain_ended_early open=%d", self._open_requests.num_open)
             ended.cancel()
-        self._open_requests.stop()  # also for what an open connection brings before it is closed
+        self._open_requests.stop()  # also for requests that arrive on an open connection before it is closed
         await _wait_at_most(_LAST_ANSWERS_SECONDS, self._open_requests.wait_idle())
 
     async def _check_public_port(self) -> None:
@@ -176,9 +179,9 @@ class Server:
 
 
 def fit_connections(wanted: int, max_open_files: int) -> int:
-    """How many clients' connections may be open, so that the process never lacks a descriptor.
+    """Return how many client connections may be open, so that the process always has enough file descriptors.
 
-    A client's connection may need one to an engine, and another client's may wait for its turn meanwhile.
+    For each client's connection, there may be one to an engine and one of another client that waits to be accepted.
     """
     fitting = max(1, (max_open_files - _OTHER_OPEN_FILES) // 3)
     if fitting < wanted:
@@ -208,7 +211,10 @@ def _plan_watches(settings: Settings, catalog: Catalog) -> list[_Watch]:
 
 
 def _plan_gateways_watch(system_namespace: str, queues: Queues) -> _Watch:
-    """How many gateways share a queue; requests need not wait for it."""
+    """Return the watch that counts the gateways, which share each queue's limit.
+
+    Requests are served before it syncs.
+    """
     slices, unreadable = gateway_slices(system_namespace), Unreadable("slice", "it is ignored")
 
     def count(bodies: list[Json]) -> None:
@@ -218,7 +224,7 @@ def _plan_gateways_watch(system_namespace: str, queues: Queues) -> _Watch:
 
 
 async def serve(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     max_open_files = allow_open_files()
     stop, end_now, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
 

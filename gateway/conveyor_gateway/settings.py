@@ -1,6 +1,6 @@
-"""The gateway's settings, as `conveyor_process.settings` reads them. Read once, by `__main__`.
+"""The gateway's settings, which `conveyor_process.settings` reads. `__main__` reads them once.
 
-What concerns one service (queue limit, time-outs) is not here: it comes with its InferenceService.
+Settings of one service (queue limit, timeouts) are not here, but in its InferenceService.
 """
 
 from collections.abc import Iterator
@@ -46,8 +46,8 @@ class Settings:
     )
     system_namespace: str = setting(
         SYSTEM_NAMESPACE,
-        "namespace of the gateways: the gateway's own host name is no InferenceService, and as many as are found there "
-        "share what may wait for a service",
+        "namespace of the gateways. It is part of the gateway's own host name, and the gateways found in it share each "
+        "service's queue limit",
         TEXT,
     )
     public_hosts: tuple[str, ...] = setting(
@@ -74,8 +74,8 @@ class Settings:
         "team",
         literal(RootModels),
     )
-    # One takes 0.1 MiB with the longest headers, 0.25 MiB more with a stream that its client does not read: all of them
-    # and max_held_bytes fit in the 1 GiB that the chart allows.
+    # A connection takes 0.1 MiB with the longest headers. A stream that its client does not read takes 0.25 MiB more.
+    # All connections and max_held_bytes together fit in the 1 GiB that the chart allows.
     max_connections: int = setting(
         2048,
         "open client connections. At the limit, a new connection closes those that have been idle longest. Seven "

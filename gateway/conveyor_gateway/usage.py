@@ -1,6 +1,6 @@
-"""The token usage that an engine reports for a request. Read by `engines.client`, logged and counted by `recording`.
+"""The token usage that an engine reports for a request. Read by `engines`, logged and counted by `recording`.
 
-The report comes from a tenant's pod, so only its form is checked. Only Conveyor's own engine sends reports.
+The report comes from a tenant's pod, so only its format can be checked. Only Conveyor's own engine sends reports.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ class Usage(msgspec.Struct, frozen=True):
     """The tokens of one request."""
 
     prompt_tokens: Count
-    cached_tokens: Count  # of the prompt's, found in the prefix cache
+    cached_tokens: Count  # those of the prompt that were in the prefix cache
     completion_tokens: Count
 
 
@@ -36,7 +36,10 @@ def parse_usage(report: bytes | str | None) -> Usage | None:
 
 
 async def split_report(piece: bytes, rest: aiohttp.StreamReader) -> tuple[bytes, bytes]:
-    """Split the end of a stream at the usage mark: return the events before it, and the report, read on from `rest`."""
+    """Split the end of a stream at the usage mark.
+
+    Return the events before it, and the report, also read from `rest`.
+    """
     events, _, report = piece.partition(USAGE_MARK)
     with contextlib.suppress(aiohttp.ClientError, OSError):  # the client has its whole answer
         while len(report) <= MAX_REPORT_BYTES and (more := await rest.readany()):

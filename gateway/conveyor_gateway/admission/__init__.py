@@ -1,1 +1,1 @@
-"""The queue of each service: who waits, in which order, and which engine has a place."""
+"""The queue for each service: which requests wait, in which order, and which engine has a place."""

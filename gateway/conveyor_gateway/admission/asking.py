@@ -1,4 +1,4 @@
-"""Requests places from engines while requests wait. Each engine has at most one open query.
+"""Queries engines for free places while requests wait. Each engine has at most one open query.
 
 Used by `dispatcher` only. The engine answers when it has reserved a place for this gateway.
 """

@@ -20,7 +20,7 @@ from conveyor_gateway.watching.classes import WITHOUT_CLASSES
 
 # The most requests that one turn of the event loop wakes. Each then costs about half a millisecond.
 MAX_WAKES_A_TURN: Final = 8
-_ANY_ENGINE: Final = -1  # all bits
+_ANY_ENGINE: Final = -1  # a mask with all bits
 
 
 class Dispatcher:
@@ -83,8 +83,10 @@ class Dispatcher:
         self._set_timer(now)
 
     def _ask_for_places(self, now: float) -> None:
-        """Asks engines for a place for the first request that may have one. If no request waits, asks only to learn
-        when a place is free again."""
+        """Query occupied engines for a place for the first request that may be dispatched.
+
+        If no request waits, the query only detects when a place is free again.
+        """
         first = self.waiting.first(_ANY_ENGINE, self._find_full_level())
         if first is not None or not self.waiting:
             self._asking.ask(self.pool.find_occupied(now), first.level if first else self.classes.worst_level)
@@ -115,21 +117,27 @@ class Dispatcher:
             if (ticket := self._find_match(now)) is None:
                 return True
             engine = self.pool.choose(now, ticket.excluded)
-            assert engine is not None, "the ticket was found for its place"
+            assert engine is not None, "`_find_match` found the ticket for a free place"
             if ticket.excluded & FIRST_TRY:
                 self.retries.spend(now)
             self._dispatch(ticket, engine, is_granted=False)
         return False
 
     def _find_match(self, now: float) -> Ticket | None:
-        """The first request for which an engine has a place. Only requests that engines rejected are overtaken."""
+        """Return the first request for which an engine has a place.
+
+        Only requests that engines rejected are overtaken.
+        """
         places = self.pool.find_places(now)
         if places and not self.retries.has_one(now):
             places = FIRST_TRY
         return self.waiting.first(places, self._find_full_level())
 
     def _find_full_level(self) -> int | None:
-        """The lowest level whose class uses its whole share of the places, so that it and all higher levels wait."""
+        """Return the lowest level whose class uses its whole share of the places.
+
+        This level and all higher ones wait.
+        """
         for each in self.classes.ordered:
             if each.max_share_percent is not None and self._is_full(each.level, each.max_share_percent):
                 return each.level
@@ -149,8 +157,10 @@ class Dispatcher:
         ticket.bind(engine, is_granted)
 
     def _use_answer(self, engine: Engine, granted: bool) -> bool:
-        """Returns whether a request uses the place that `engine` has granted. An engine that granted none is left out
-        for a while."""
+        """Return whether a request uses the place that `engine` has granted.
+
+        An engine that did not grant a place is left out for a while.
+        """
         now = self._loop.time()
         if not granted:
             self.pool.leave_out(engine, now)
@@ -160,7 +170,10 @@ class Dispatcher:
         return is_used
 
     def _use_granted(self, engine: Engine, now: float) -> bool:
-        """Spends a retry only on a request that was rejected for another reason than a missing place."""
+        """Dispatch a request to the granted place; return False if none fits.
+
+        This spends a retry only if the request was rejected before for a reason other than a missing place.
+        """
         if self._stopped:
             return False
         wanted = engine.bit if self.retries.has_one(now) else UNREFUSED
@@ -173,7 +186,7 @@ class Dispatcher:
         return True
 
     def _set_timer(self, now: float) -> None:
-        """Sets one timer for changes without an event: ends of pauses of engines and requests, and the retry budget."""
+        """Set one timer for changes without an event: the ends of engines' and requests' pauses, and the next retry."""
         times = [self._exclusions.next_at(), self.pool.next_return_seconds(now)]
         if not self.retries.has_one(now):
             times.append(self.retries.next_at(now))

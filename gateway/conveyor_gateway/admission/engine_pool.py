@@ -1,9 +1,8 @@
 """Chooses the engine for the next request: the one with the fewest requests of this gateway, below its place limit.
 
-In the modes that fill batches it is the one with the most: an engine that runs a batch rejects requests for the next.
-
-Used by `dispatcher` and `service_queue`, which change an `Engine` through the pool alone. Pure bookkeeping on a clock
-that the caller reads: no I/O, no waiting.
+In the modes that fill batches it is the engine with the most requests, because an engine rejects requests while it runs
+a batch. Used by `dispatcher` and `service_queue`, which change an `Engine` only through the pool. Pure bookkeeping: the
+caller passes the time, and nothing here does I/O or waits.
 """
 
 import heapq
@@ -11,17 +10,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-# An engine that refused or broke a connection is left out for this time, doubled for each time in a row.
+# An engine that refused or broke a connection is left out for this time. It doubles with each failure in a row.
 LEFT_OUT_SECONDS: Final = 0.1
 MAX_LEFT_OUT_SECONDS: Final = 2.0
-# An engine that did not accept a connection in time gets one request. The next follows its answer, or this time.
+# An engine that did not accept a connection in time gets one request as a probe. The next request is sent after the
+# probe's answer, or after this time.
 PROBE_SECONDS: Final = 4.0
-# In a mask of engines the lowest bits stand for no engine: `ticket` gives them a meaning.
+# The lowest bits of a mask of engines do not stand for engines. `ticket` uses them for properties of a request.
 NUM_RESERVED_BITS: Final = 2
 
 
 def left_out_seconds(failures: int) -> float:
-    """The pause after so many failures in a row."""
+    """Return the pause after this number of failures in a row, in seconds."""
     return min(LEFT_OUT_SECONDS * 2.0 ** min(failures - 1, 10), MAX_LEFT_OUT_SECONDS)
 
 
@@ -30,23 +30,23 @@ class Engine:
     """One engine as this gateway sees it. `load` counts the requests of this gateway that have a place there."""
 
     address: str
-    bit: int  # its own in masks of engines, while the pool knows it
+    bit: int  # the engine's bit in masks of engines
     load: int = 0
     ready: bool = True
-    failures: int = 0  # in a row
+    failures: int = 0  # number of failures in a row
     left_out_until: float = 0.0
-    refusals: int = 0  # rejected requests in a row, for which it had no room
+    refusals: int = 0  # number of requests in a row that it rejected because it had no room
     full_until: float = 0.0
     last_chosen: int = 0
     unreachable: bool = False  # the last failed request could not connect in time
-    is_occupied: bool = False  # it reported that all its places are taken: requests wait until it grants one
+    is_occupied: bool = False  # it reported that all its places are taken; requests wait until it grants one
 
     def rank(self, now_seconds: float) -> tuple[bool, int, int]:
-        """Key for the choice of an engine: the lowest is chosen."""
+        """Return the sort key for the choice of an engine. The lowest key is chosen."""
         return self.full_until > now_seconds, self.load, self.last_chosen
 
     def rank_to_fill(self, now_seconds: float) -> tuple[bool, int, str]:
-        """The key in modes that fill batches: the engine with most requests, and the same one for all gateways."""
+        """Return the sort key in modes that fill batches: most requests first, and the same order at all gateways."""
         return self.full_until > now_seconds, -self.load, self.address
 
 
@@ -57,7 +57,7 @@ class EnginePool:
         self.place_limit = 1
         self.fills_batches = False
         self._engines: dict[str, Engine] = {}
-        self._free_bits: list[int] = []  # a heap: bits of engines that are gone
+        self._free_bits: list[int] = []  # a heap: the bits of removed engines
         self._choices = 0
 
     def configure(self, place_limit: int, fills_batches: bool) -> None:
@@ -68,7 +68,7 @@ class EnginePool:
         return sum(engine.ready for engine in self._engines.values())
 
     def set_ready(self, addresses: Iterable[str]) -> None:
-        """Sends new requests to `addresses` from now on."""
+        """Send new requests only to `addresses` from now on."""
         wanted = set(addresses)
         for address in sorted(wanted):
             if address not in self._engines:
@@ -79,7 +79,7 @@ class EnginePool:
             self._drop_if_unused(engine)
 
     def find_places(self, now_seconds: float) -> int:
-        """The mask of the engines that have a place."""
+        """Return the mask of the engines that have a free place."""
         places = 0
         for engine in self._engines.values():
             if self._has_place(engine, now_seconds):
@@ -87,9 +87,10 @@ class EnginePool:
         return places
 
     def choose(self, now_seconds: float, excluded: int = 0) -> Engine | None:
-        """Occupies a place on the least loaded engine (of several, the one chosen longest ago). None if none is free.
+        """Occupy a place on the least loaded engine and return the engine; None if no place is free.
 
-        An engine that recently had no room comes after all others. Engines in the mask `excluded` are not chosen.
+        Among equally loaded engines, the one chosen longest ago wins. An engine that recently had no room comes after
+        all others. Engines in the mask `excluded` are not chosen.
         """
         places = [
             engine
@@ -103,7 +104,10 @@ class EnginePool:
         return best
 
     def occupy_granted(self, engine: Engine, now_seconds: float) -> bool:
-        """Occupies the place that `engine` has granted, even above the limit: a request may have ended unnoticed."""
+        """Occupy the place that `engine` has granted; return False if that is not possible.
+
+        The load may exceed the limit by one, because this gateway may not yet have seen the end of another request.
+        """
         if not self._may_be_asked(engine, now_seconds) or engine.load > self.place_limit:
             return False
         self._occupy(engine, now_seconds)
@@ -124,17 +128,17 @@ class EnginePool:
         return is_free and self._may_be_asked(engine, now_seconds)
 
     def find_occupied(self, now_seconds: float) -> list[Engine]:
-        """The engines whose places are all taken, which have to be asked for one."""
+        """Return the engines whose places are all taken. Dispatcher queries them for a place."""
         return [each for each in self._engines.values() if each.is_occupied and self._may_be_asked(each, now_seconds)]
 
     def release(self, engine: Engine) -> None:
         """Frees one place that `choose` occupied."""
-        assert engine.load > 0, "a place is freed once"
+        assert engine.load > 0, "each place is freed only once"
         engine.load -= 1
         self._drop_if_unused(engine)
 
     def leave_out(self, engine: Engine, now_seconds: float, unreachable: bool = False) -> None:
-        """Leaves out `engine` for a while, which rejected a request or failed. Simultaneous failures count as one."""
+        """Leave out `engine` for a while after it rejected a request or failed. Simultaneous failures count as one."""
         engine.unreachable = unreachable
         if engine.left_out_until > now_seconds:
             return
@@ -142,29 +146,34 @@ class EnginePool:
         engine.left_out_until = now_seconds + left_out_seconds(engine.failures)
 
     def note_full(self, engine: Engine, now_seconds: float) -> None:
-        """Notes that `engine` had no room for a request. It may have room for smaller ones, so it is chosen last."""
+        """Note that `engine` had no room for a request. It may have room for smaller ones, so it is chosen last."""
         engine.refusals += 1
         engine.full_until = now_seconds + left_out_seconds(engine.refusals)
 
     def note_no_place(self, engine: Engine) -> None:
-        """Notes that all places of `engine` are taken, also by other gateways, so it has to be asked for one."""
+        """Note that all places of `engine` are taken, maybe by other gateways.
+
+        Requests now wait until it grants one.
+        """
         engine.is_occupied = True
 
     def note_place_answer(self, engine: Engine, asks_again: bool) -> None:
-        """`engine` has answered a question for a place. Requests go there unasked, unless another question follows.
+        """Note that `engine` has answered a query for a place.
 
-        Where batches are filled they always do: the engine may fill another batch by now.
+        Requests are sent there directly unless another query follows.
+
+        In the modes that fill batches they are always sent directly, because the engine may already fill another batch.
         """
         engine.is_occupied = asks_again and not self.fills_batches
 
     def note_answer(self, engine: Engine) -> None:
-        """`engine` answered: resets its failures, and lets other requests follow a probe that is under way."""
+        """Note that `engine` answered: reset its failures, and send it further requests if this was a probe."""
         if engine.unreachable:
             engine.unreachable, engine.left_out_until = False, 0.0
         engine.failures, engine.refusals, engine.full_until = 0, 0, 0.0
 
     def next_return_seconds(self, now_seconds: float) -> float | None:
-        """When the first of the engines that are left out is back; None if none is left out."""
+        """Return the time at which the next left-out engine is used again; None if no engine is left out."""
         returns = [engine.left_out_until for engine in self._engines.values() if engine.left_out_until > now_seconds]
         return min(returns, default=None)
 
@@ -173,9 +182,9 @@ class EnginePool:
             heapq.heappush(self._free_bits, engine.bit)
 
     def _allocate_bit(self) -> int:
-        """The lowest that no engine has, so that masks stay short.
+        """Return the lowest bit that no engine has, so that masks stay short.
 
-        A request that excluded the bit's last engine excludes the new one too, until its next retry at most.
+        A request that excluded the bit's previous engine also excludes the new one, until its next retry at the latest.
         """
         if self._free_bits:
             return heapq.heappop(self._free_bits)

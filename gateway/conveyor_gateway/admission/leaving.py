@@ -9,16 +9,16 @@ from typing import Final
 
 from conveyor_gateway.admission.waiting import Waiting
 
-RETRY_AFTER_SECONDS_MAX: Final = 60  # OpenAI's clients wait no longer
-_LATELY_SECONDS: Final = 30.0  # time constant of the decay: an event that is this old counts 0.37
+RETRY_AFTER_SECONDS_MAX: Final = 60  # OpenAI's clients ignore longer waits
+_LATELY_SECONDS: Final = 30.0  # time constant of the decay: an event of this age counts 0.37
 _ASSUMED: Final = 0.1  # prior: 0.1 places in 0.1 seconds, so one place a second before any is counted
 
 
 class Leaving:
-    """The rates at which requests of each level get places, counted while others wait.
+    """The rates at which requests of each level get places while others wait.
 
-    Time without a backlog does not count, nor does a request that gets its place at once: neither shows how fast a
-    backlog shrinks.
+    Time without a backlog does not count, and neither does a request that gets its place immediately. Neither shows how
+    fast a backlog shrinks.
     """
 
     def __init__(self, now: float) -> None:
@@ -38,15 +38,15 @@ class Leaving:
             self._left[level] = (self._count(level) + 1, self._seconds)
 
     def keep(self, levels: set[int]) -> None:
-        """Forgets all levels except these."""
+        """Drop the counts of all levels except these."""
         self._left = {level: left for level, left in self._left.items() if level in levels}
 
     def find_wait_seconds(self, level: int, waiting: Waiting) -> int:
-        """How long a request of this level would wait, in whole seconds between 1 and RETRY_AFTER_SECONDS_MAX.
+        """Return how long a request of this level would wait, in whole seconds between 1 and RETRY_AFTER_SECONDS_MAX.
 
-        The first estimate divides all requests of this level and of lower numbers by their common rate. A level may get
-        fewer places than that, because it has a share or yields. So there is a second estimate for this level alone,
-        and the longer one counts.
+        The first estimate divides the number of requests with this or a better level by their common rate. A level may
+        get places more slowly, because of its class's share or because better levels go first. So the second estimate
+        is for this level alone, and the longer estimate counts.
         """
         levels = [each for each in waiting.levels if each <= level]
         waits = [sum(map(waiting.count, levels)) / self._per_second(levels)]

@@ -54,7 +54,7 @@ class Queues:
         return [(services[key], self._queues[key]) for key in keys]
 
     def set_num_gateways(self, count: int) -> None:
-        """Sets the number of gateways that share the limit. Requests that already wait stay."""
+        """Set the number of gateways that share the limit. Requests that already wait are kept."""
         before, self._num_gateways = self._num_gateways, max(1, count)
         if self._num_gateways != before:
             for key in self._queues:
@@ -83,7 +83,7 @@ class Queues:
         self._queues[key].set_start_failure(service.start_failure)
 
     def _log_unreachable(self, key: str, share: int) -> None:
-        """Warns once for each limit that the owner of the service sets."""
+        """Warn if the queue's share exceeds what this gateway can hold, once for each limit that the owner sets."""
         known = self._queues.get(key)
         if share > self._max_held and (known is None or known.limits.max_queued_requests != share):
             logger.warning(

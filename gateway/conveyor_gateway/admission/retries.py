@@ -1,6 +1,6 @@
 """Limits how often rejected requests are sent again: a budget for each service, and a pause for each request.
 
-Used by `dispatcher` only. Pure bookkeeping on a clock that the caller reads.
+Used by `dispatcher` only. Pure bookkeeping: the caller passes the time.
 """
 
 import heapq
@@ -35,7 +35,7 @@ class RetryBudget:
         self._left = min(MAX_RETRIES_AT_ONCE, self._left + RETRIES_FOR_AN_ANSWER)
 
     def next_at(self, now_seconds: float) -> float:
-        """When the next token is available."""
+        """Return the time at which the next token is available."""
         self._refill(now_seconds)
         return now_seconds + max(0.0, 1.0 - self._left) / RETRIES_PER_SECOND
 
@@ -55,7 +55,10 @@ class Exclusions:
         heapq.heappush(self._heap, (ticket.full_until, ticket.number, ticket))
 
     def pop_ended(self, now_seconds: float) -> Ticket | None:
-        """Removes one ticket whose exclusions are over; None if there is none. It may have left the queue meanwhile."""
+        """Remove and return a ticket whose exclusions have ended; None without one.
+
+        It may already have left the queue.
+        """
         if self._heap and self._heap[0][0] <= now_seconds:
             return heapq.heappop(self._heap)[2]
         return None

@@ -109,7 +109,7 @@ class ServiceQueue:
         self._dispatcher.match()
 
     def set_start_failure(self, reason: str) -> None:
-        """While no engine is ready, rejects waiting and new requests with `reason`. If it is empty, they wait."""
+        """Reject waiting and new requests with `reason` while no engine is ready. If `reason` is empty, they wait."""
         if reason != self._start_failure:
             self._start_failure = reason
             self._refuse_if_failed()
@@ -218,28 +218,31 @@ class ServiceQueue:
             self._waiting.add(ticket)
 
     def note_failure(self, ticket: Ticket, unreachable: bool = False) -> None:
-        """The engine failed (`unreachable`: it accepted no connection in time) and is left out for a while."""
+        """Leave out the engine for a while, because it failed. `unreachable`: it accepted no connection in time."""
         ticket.excluded |= FIRST_TRY | UNREFUSED
         self.pool.leave_out(ticket.bound_engine, self.loop.time(), unreachable)
 
     def note_full(self, ticket: Ticket) -> None:
-        """The engine had no room for this request, which goes to other engines for a while.
+        """Send this request to other engines for a while, because the engine had no room for it.
 
-        Other requests may still go to that engine: it may have room for their choices.
+        Other requests may still be sent to that engine: it may have room for them, for example with fewer choices.
         """
         now = self.loop.time()
         ticket.exclude_engine(now)
         self.pool.note_full(ticket.bound_engine, now)
 
     def note_no_place(self, ticket: Ticket) -> None:
-        """All places of the engine are occupied. If it had granted one to this request, it is full instead."""
+        """Note that all places of the engine are taken.
+
+        If it had granted a place to this request, note that it is full.
+        """
         if ticket.is_granted:
             self.note_full(ticket)
         ticket.excluded |= FIRST_TRY
         self.pool.note_no_place(ticket.bound_engine)
 
     def note_answer(self, ticket: Ticket) -> None:
-        """The engine answered: if it was left out, it is back."""
+        """Note that the engine answered. If it was left out, it is used again."""
         self._dispatcher.retries.add_answer()
         self.pool.note_answer(ticket.bound_engine)
         self._dispatcher.match()
@@ -250,7 +253,7 @@ class ServiceQueue:
         self._dispatcher.enqueue(ticket)
 
     def finish(self, ticket: Ticket) -> None:
-        """Frees the place of a request that has ended, in the queue or on its engine. Later calls do nothing."""
+        """Free the place of a request that has ended, in the queue or on its engine. Later calls have no effect."""
         if ticket.state is TicketState.CLOSED:
             return
         if ticket.state is TicketState.QUEUED:
@@ -262,7 +265,7 @@ class ServiceQueue:
         self._dispatcher.match()
 
     def _check_open(self) -> None:
-        """Raises the error that the queue was closed with, or that of a start that fails."""
+        """Raise the error that the queue was closed with, or the error that no engine can start."""
         if self._closed_by is not None:
             raise self._closed_by
         if self._start_failure and not self.num_engines:

@@ -12,7 +12,7 @@ from conveyor_gateway.admission.engine_pool import NUM_RESERVED_BITS, Engine, le
 from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.watching.classes import UNCLASSED, QueueClass
 
-# Bits of `Ticket.excluded` that stand for no engine. They are set when the ticket loses a property:
+# The bits of `Ticket.excluded` that do not stand for engines:
 FIRST_TRY: Final = 1  # set after the request was sent to an engine
 UNREFUSED: Final = 2  # set after an engine rejected the request, or failed with it
 _NO_ENGINES: Final = (1 << NUM_RESERVED_BITS) - 1
@@ -41,8 +41,8 @@ class Ticket:
     excluded: int = 0  # the bits of engines without room for this request, and the two bits above
     times_full: int = 0
     full_until: float = 0.0
-    turn: asyncio.Future[None] | None = None  # while the request waits
-    refused_by: GatewayError | None = None  # before it waits
+    turn: asyncio.Future[None] | None = None  # set while the request waits
+    refused_by: GatewayError | None = None  # the error that ends its wait
 
     @property
     def bound_engine(self) -> Engine:
@@ -50,19 +50,19 @@ class Ticket:
         return self.engine
 
     def bind(self, engine: Engine, is_granted: bool) -> None:
-        """Gives the request a place on `engine`, which may be one that the engine reserved, and wakes it."""
+        """Give the request a place on `engine` and wake it. `is_granted`: the engine has reserved the place."""
         self.engine, self.state, self.is_granted = engine, TicketState.DISPATCHED, is_granted
         if self.turn is not None and not self.turn.done():
             self.turn.set_result(None)
 
     def refuse(self, error: GatewayError) -> None:
-        """Ends the wait with `error`."""
+        """End the wait with `error`."""
         self.refused_by = error
         if self.turn is not None and not self.turn.done():
             self.turn.set_exception(error)
 
     def exclude_engine(self, now_seconds: float) -> None:
-        """Excludes the engine, which had no room for this request, for longer each time."""
+        """Exclude the engine that had no room for this request, for longer each time."""
         if now_seconds >= self.full_until:
             self.end_exclusions()
         self.excluded |= self.bound_engine.bit | FIRST_TRY | UNREFUSED
@@ -70,5 +70,5 @@ class Ticket:
         self.full_until = now_seconds + left_out_seconds(self.times_full)
 
     def end_exclusions(self) -> None:
-        """The request may go to any engine again."""
+        """Allow the request to go to any engine again."""
         self.excluded &= _NO_ENGINES

@@ -4,7 +4,7 @@ Used by `dispatcher` and `service_queue`. Pure bookkeeping: no clock, no I/O.
 
 The index is a treap (Seidel and Aragon, "Randomized search trees", 1996) for each level, ordered by `sort_key`. Each
 node also stores which engines every request of its subtree excludes. A search skips a subtree that none of the wanted
-engines can serve, so each operation costs O(levels x log n) in the number of waiting requests, whatever they exclude.
+engines can serve. So each operation costs O(levels x log n) for n waiting requests, whichever engines they exclude.
 """
 
 import heapq
@@ -15,17 +15,17 @@ from typing import Final
 from conveyor_gateway.admission.ticket import Ticket
 from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS
 
-_NOBODY: Final = -1  # all bits: what an empty subtree excludes
+_NOBODY: Final = -1  # a mask with all bits: an empty subtree excludes every engine
 
 Key = tuple[float, int]
 
 
 def sort_key(ticket: Ticket) -> Key:
-    """The order of the queue: the lowest key is first. Keys of waiting tickets differ.
+    """Return the key that orders the queue: the lowest key is first. Waiting tickets have different keys.
 
-    A level counts as LEVEL_AGEING_SECONDS of waiting. So two tickets keep their order while they wait, and a ticket of
-    level l is overtaken only by those that arrive within (l - the best level) x LEVEL_AGEING_SECONDS after it, and the
-    difference of their offsets.
+    Each level counts as LEVEL_AGEING_SECONDS of waiting. So two tickets keep their order while they wait. A ticket of
+    level l is overtaken only by tickets that arrive within (l - the best level) x LEVEL_AGEING_SECONDS after it, plus
+    the difference of their offsets.
     """
     return ticket.admitted_at + ticket.offset_seconds + LEVEL_AGEING_SECONDS * ticket.level, ticket.number
 
@@ -58,7 +58,7 @@ class _Tree:
         self.size = 0
 
     def __iter__(self) -> Iterator[Ticket]:
-        """In order."""
+        """Iterate over the tickets in the queue's order."""
         path, node = list[_Node](), self.root
         while path or node is not None:
             while node is not None:
@@ -93,27 +93,27 @@ class _Tree:
 
     def last(self) -> Ticket:
         node = self.root
-        assert node is not None, "a level without tickets has no tree"
+        assert node is not None, "each level with a tree has tickets"
         while node.above is not None:
             node = node.above
         return node.ticket
 
 
 class Waiting:
-    """Waiting tickets. Engines are bits of a mask (`Engine.bit`).
+    """The waiting tickets of a service. Engines are bits of a mask (`Engine.bit`).
 
-    `Ticket.excluded` and what `sort_key` reads must not change while a ticket waits.
+    `Ticket.excluded` and the fields that `sort_key` reads must not change while a ticket waits.
     """
 
     def __init__(self) -> None:
-        self._trees: dict[int, _Tree] = {}  # by level; those with tickets
+        self._trees: dict[int, _Tree] = {}  # by level; only levels with tickets
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[Ticket]:
-        """In order."""
+        """Iterate over the tickets in the queue's order."""
         return heapq.merge(*self._trees.values(), key=sort_key)
 
     @property
@@ -122,12 +122,12 @@ class Waiting:
         return self._trees.keys()
 
     def count(self, level: int) -> int:
-        """How many tickets of this level wait."""
+        """Return the number of waiting tickets of this level."""
         tree = self._trees.get(level)
         return 0 if tree is None else tree.size
 
     def first_of(self, level: int) -> Ticket | None:
-        """The first ticket of this level."""
+        """Return the first ticket of this level; None without one."""
         tree = self._trees.get(level)
         return None if tree is None else next(iter(tree))
 
@@ -138,7 +138,7 @@ class Waiting:
         self._size += 1
 
     def remove(self, ticket: Ticket) -> None:
-        """Removes a ticket that waits. Raises KeyError."""
+        """Remove a waiting ticket. Raises KeyError if it does not wait."""
         tree = self._trees[ticket.level]
         tree.remove(ticket)
         self._size -= 1
@@ -146,7 +146,7 @@ class Waiting:
             del self._trees[ticket.level]
 
     def first(self, wanted: int, below_level: int | None = None) -> Ticket | None:
-        """The first ticket of a level below `below_level` that does not exclude all bits of `wanted`."""
+        """Return the first ticket that does not exclude all bits of `wanted`, among levels below `below_level`."""
         first: Ticket | None = None
         for level, tree in self._trees.items():
             if below_level is not None and level >= below_level:
@@ -157,12 +157,12 @@ class Waiting:
         return first
 
     def last(self) -> Ticket | None:
-        """The last ticket of the worst level."""
+        """Return the last ticket of the worst level; None without tickets."""
         return self._trees[max(self._trees)].last() if self._trees else None
 
 
 def _join(below: _Node | None, above: _Node | None) -> _Node | None:
-    """One tree of two, where all keys of `below` are lower."""
+    """Join two trees into one. All keys of `below` are lower than those of `above`."""
     if below is None or above is None:
         return below or above
     if below.weight > above.weight:
@@ -173,7 +173,7 @@ def _join(below: _Node | None, above: _Node | None) -> _Node | None:
 
 
 def _split(node: _Node | None, key: Key) -> tuple[_Node | None, _Node | None]:
-    """The tree of lower keys and the tree of higher ones."""
+    """Split a tree into the tree of lower keys and the tree of keys from `key` on."""
     if node is None:
         return None, None
     if node.key < key:

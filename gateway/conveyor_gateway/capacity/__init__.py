@@ -1,1 +1,1 @@
-"""How many requests and bytes this gateway holds, shared among services and clients."""
+"""Limits the requests and bytes that this gateway holds, with a share for each service and client."""

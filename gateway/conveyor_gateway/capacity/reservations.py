@@ -15,7 +15,7 @@ from typing import Final, Self
 from conveyor_gateway.capacity.shares import Shares
 from conveyor_gateway.errors import Code, GatewayError, TooManyRequests, Unavailable
 
-MAX_EVICTIONS: Final = 4  # for one piece of a body, or one request: others are served in the same turn of the loop
+MAX_EVICTIONS: Final = 4  # for one piece of a body, or one request, so that the event loop stays free for others
 
 
 class Capacity:
@@ -57,9 +57,9 @@ class Reservation:
         self._is_arriving = False
         self.service = service
         self.client = client
-        self.level = 0  # of its class: the higher, the sooner it is evicted
+        self.level = 0  # level of its class; higher levels are evicted first
         self.size_bytes = 0
-        self.num_requests = 0  # 1 once the body is here
+        self.num_requests = 0  # 1 once the whole body has arrived
         self.is_evicted = False
 
     def __enter__(self) -> Self:
@@ -131,7 +131,7 @@ class Reservation:
     def _leave(self) -> None:
         """Evict the request."""
         evict, self.is_evicted = self._evict, True
-        assert evict is not None, "only what may be evicted is found"
+        assert evict is not None, "`find_victim` returns only evictable requests"
         self._release()
         evict()
 

@@ -1,6 +1,6 @@
-"""One thing that requests share, such as bytes or places for requests: how much each service and client holds of it.
+"""Counts how much of one resource, such as bytes or requests, each service and client holds.
 
-Used by `reservations` only. Finds who holds most without a scan: each operation costs O(log holders).
+Used by `reservations` only. It finds the largest holder without a scan: each operation costs O(log holders).
 """
 
 import heapq
@@ -25,11 +25,11 @@ M = TypeVar("M", bound=Member)
 
 
 class Amounts(Generic[K]):
-    """Amounts by key. Finds the largest; of equal ones, the one that changed last."""
+    """Amounts by key. Finds the key with the largest amount; among equal amounts, the one that changed last."""
 
     def __init__(self) -> None:
         self._entries: dict[K, tuple[int, int, K]] = {}
-        self._heap: list[tuple[int, int, K]] = []  # entries that have changed since stay until they are found
+        self._heap: list[tuple[int, int, K]] = []  # stale entries stay until `find_largest` meets them
         self._changes = 0
 
     def __getitem__(self, key: K) -> int:
@@ -42,7 +42,7 @@ class Amounts(Generic[K]):
         return iter(self._entries)
 
     def add(self, key: K, amount: int) -> None:
-        """`amount` may be negative. A key of which nothing is left is dropped."""
+        """Add `amount`, which may be negative. A key whose amount becomes 0 is dropped."""
         total = amount - self._entries.get(key, _NOTHING)[0]
         if not total:
             self._entries.pop(key, None)
@@ -61,7 +61,7 @@ class Amounts(Generic[K]):
 
 
 class Shares(Generic[M]):
-    """A limit of `most` for all, and limits for one service and one client."""
+    """The amounts of all requests. `most` limits their sum; the other limits are for one service and one client."""
 
     def __init__(self, most: int, most_of_service: int, most_of_client: int) -> None:
         self._most: Final = most
@@ -72,7 +72,7 @@ class Shares(Generic[M]):
         self.total = 0
 
     def add(self, member: M, amount: int, is_evictable: bool) -> None:
-        """Changes what `member` holds by `amount`, which may be negative."""
+        """Change what `member` holds by `amount`, which may be negative."""
         self.total += amount
         self._services.add(member.service, amount)
         self._clients.add(member.client, amount)
@@ -80,7 +80,7 @@ class Shares(Generic[M]):
             self.add_evictable(member, amount)
 
     def add_evictable(self, member: M, amount: int) -> None:
-        """`amount` more of what `member` holds may be evicted; less if it is negative."""
+        """Change how much of what `member` holds may be evicted by `amount`, which may be negative."""
         self._evictable.add(member, amount)
 
     def has_room(self, member: M, amount: int) -> bool:
@@ -88,13 +88,13 @@ class Shares(Generic[M]):
         return not full and self.total + amount <= self._most
 
     def has_share(self, member: M) -> bool:
-        """Whether neither its service nor its client is what lacks room."""
+        """Return whether both its service and its client are below their own limits."""
         return not (self._is_service_full(member, 1) or self._is_client_full(member, 1))
 
     def find_victim(self, member: M, amount: int) -> M | None:
-        """The request to evict for `member`: of the largest holder, the largest one of its worst level.
+        """Return the request to evict for `member`: the largest one of the worst level of the largest holder.
 
-        None if no one can be evicted.
+        Returns None if no request can be evicted.
         """
         return self._evictable.find_largest(
             member.service if self._is_service_full(member, amount) else None,
@@ -116,7 +116,7 @@ class _Evictable(Generic[M]):
         self._clients_of = defaultdict[str, Amounts[str]](Amounts)
         self._services_of = defaultdict[str, Amounts[str]](Amounts)
         self._members: defaultdict[tuple[str, str, int], Amounts[M]] = defaultdict(Amounts)
-        self._levels: defaultdict[tuple[str, str], Amounts[int]] = defaultdict(Amounts)  # few for each holder
+        self._levels: defaultdict[tuple[str, str], Amounts[int]] = defaultdict(Amounts)  # each holder has few
 
     def add(self, member: M, amount: int) -> None:
         if not amount:
@@ -136,7 +136,7 @@ class _Evictable(Generic[M]):
         return None if levels is None else self._members[*holder, max(levels)].find_largest()
 
     def _find_holder(self, service: str | None, client: str | None) -> tuple[str, str]:
-        """Empty names: there is none."""
+        """Return the service and client of the largest holder; empty names if there is none."""
         if service is None and client is None:
             service, client = self._services.find_largest() or "", self._clients.find_largest() or ""
             if self._clients[client] >= self._services[service]:

@@ -1,1 +1,1 @@
-"""HTTP to engines."""
+"""HTTP requests to engines."""

@@ -1,6 +1,6 @@
-"""Connections to engines, as `session` opens them: with bounded buffers, and with a bound on what precedes an answer.
+"""The connections to engines that `session` opens, with limits on buffers and on interim answers.
 
-An engine runs its owner's image, so what it sends must not delay the answers of other engines.
+An engine runs its owner's image, so whatever it sends must not delay the answers of other engines.
 """
 
 import asyncio
@@ -11,16 +11,16 @@ from typing import Any, Final
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-BUFFER_BYTES: Final = 16 << 10  # of an answer whose client is slower than its engine; in the kernel too
-# aiohttp stops reading at twice as many bytes, or at a sixteenth as many chunks: what is parsed at a time.
+BUFFER_BYTES: Final = 16 << 10  # buffered for a client that reads slower than its engine sends; also the kernel's limit
+# Limits how much aiohttp parses at a time: it stops reading at twice as many bytes, or a sixteenth as many chunks.
 PARSED_BYTES: Final = 4 << 10
-_MAX_INTERIM: Final = 8  # answers with a status below 200 that may come before the real one
+_MAX_INTERIM: Final = 8  # interim answers (status below 200) that may precede the final one
 _HEAD_PIECE_BYTES: Final = 1 << 10
-_IDLE_SECONDS: Final = 60.0  # below the engine's own 75 s: the gateway closes idle connections first
+_IDLE_SECONDS: Final = 60.0  # below the engine's 75 s, so that the gateway closes idle connections first
 
 
 class _Connection(ResponseHandler):
-    """aiohttp's, which would read interim answers without end."""
+    """aiohttp's handler with a limit on interim answers. Without it, aiohttp would read any number of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -38,7 +38,7 @@ class _Connection(ResponseHandler):
         super().data_received(data)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """A message has been parsed."""
+        """Count interim answers. aiohttp calls this with each parsed message."""
         self._awaits_head = data[0].code < 200
         self._num_interim += self._awaits_head
         if self._num_interim <= _MAX_INTERIM:
@@ -49,7 +49,7 @@ class _Connection(ResponseHandler):
 
 
 class Connector(aiohttp.TCPConnector):
-    """Has no limit of its own: the place limits of `admission` bound the number of connections."""
+    """Opens connections without a limit on their number, because the place limits of `admission` already bound it."""
 
     def __init__(self) -> None:
         super().__init__(limit=0, keepalive_timeout=_IDLE_SECONDS, socket_factory=_open_socket)
@@ -60,9 +60,9 @@ class Connector(aiohttp.TCPConnector):
 
 
 def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """A socket that notices within half a minute that the engine's node is gone.
+    """Open a socket that detects within half a minute that the engine's node is gone.
 
-    Keep-alive probes notice it while nothing is sent; TCP_USER_TIMEOUT notices it while data is unacknowledged, because
+    Keep-alive probes detect it while nothing is sent. TCP_USER_TIMEOUT detects it while data is unacknowledged, because
     Linux then sends no probes.
     """
     opened = socket.socket(*address[:3])

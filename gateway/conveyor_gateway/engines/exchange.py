@@ -1,13 +1,12 @@
-"""One exchange with an engine: the request, the answer whose first byte is there, and how an exchange fails.
+"""One exchange with an engine: the request, the answer after its first byte, and the errors.
 
-Made by `session`; `relaying` builds the requests and reads the answers.
+`relaying` builds the requests and reads the answers. `session` sends the requests and returns the answers.
 
-EngineRefused            the engine did not accept the request (no connection, or 503): another one may, without limit
-├── EngineUnreachable    it accepted no connection in time; the next try may cost as much time
-├── EngineFull           it had no room for this request (429); it may have room for one with fewer choices
-└── EngineHasNoPlace     all its places are occupied (429 with a header): it grants one when asked
-EngineLost               it broke off before the answer's first byte, or sent 502: one more engine may be tried
-EngineBroke              it broke off in the middle of the answer: no other engine may be tried
+EngineRefused the engine did not accept the request (no connection, or 503); others may be tried, without limit ├──
+EngineUnreachable it accepted no connection in time; the next attempt may take as long ├── EngineFull it had no room for
+this request (429); it may have room for one with fewer choices └── EngineHasNoPlace all its places are taken (429 with
+a header); it grants one on a query EngineLost it failed before the answer's first byte, or sent 502; one more engine
+may be tried EngineBroke it failed in the middle of the answer; no other engine may be tried
 """
 
 from dataclasses import dataclass
@@ -47,24 +46,27 @@ class EngineBroke(Exception):
 
 @dataclass(slots=True)
 class EngineRequest:
-    """The request as sent to each engine that is tried."""
+    """The request that is sent to each engine that is tried."""
 
-    path: str  # without the query: no parameter of one is on a list of what passes
+    path: str  # without a query: query parameters are not passed to engines
     headers: CIMultiDict[str]
     body: bytes
-    reservation: Reservation  # counts the body, and what is collected of the answer
+    reservation: Reservation  # counts the body, and the collected part of the answer
 
     def protect(self) -> None:
-        """Its answer starts: the request is not evicted, and its body is not sent again."""
+        """Protect the request from eviction and drop its body.
+
+        Called when its answer starts, so it is not sent again.
+        """
         self.reservation.protect()
         self.reservation.shrink(self.reservation.size_bytes - len(self.body))
         self.body = b""
 
 
 class EngineAnswer:
-    """An engine's answer of which `first` has been read. Close it, whatever happens.
+    """An engine's answer, of which `first` has been read. The caller must close it in every case.
 
-    `usage` is what the engine reports that the request has used; while `awaits_report`, more may follow.
+    `usage` is the number of tokens that the engine reports. While `awaits_report` is True, a newer report may follow.
     """
 
     def __init__(self, response: aiohttp.ClientResponse, first: bytes, is_whole: bool) -> None:
@@ -73,7 +75,7 @@ class EngineAnswer:
         self.first = first
         self.is_whole = is_whole
         self.is_event_stream = is_event_stream(response)
-        self.usage = parse_usage(response.headers.get(USAGE_HEADER))  # so far, if it is a stream
+        self.usage = parse_usage(response.headers.get(USAGE_HEADER))  # for a stream, the usage so far
         self.awaits_report = self.is_event_stream and self.usage is not None
         self._is_over = is_whole
         self.headers = build_answer_headers(response.headers)
@@ -81,14 +83,14 @@ class EngineAnswer:
             self.headers["Content-Length"] = str(len(first))
 
     async def read(self) -> bytes:
-        """The next piece after `first`, as the engine sent it; empty at the end. Raises EngineBroke."""
+        """Return the next piece after `first`, unchanged; b"" at the end. Raises EngineBroke."""
         try:
             return await self.read_piece()
         except (aiohttp.ClientError, OSError) as error:
             raise EngineBroke(describe(error)) from error
 
     async def read_piece(self) -> bytes:
-        """Like `read`, but raises aiohttp's own errors."""
+        """Read the next piece like `read`, but raise aiohttp's own errors."""
         if self._is_over:
             return b""
         piece = await self._response.content.readany()
@@ -100,7 +102,10 @@ class EngineAnswer:
         return events
 
     def close(self) -> None:
-        """Ends the exchange. Before the answer's end this breaks the connection, which aborts the request there."""
+        """End the exchange.
+
+        Before the end of the answer this closes the connection, which aborts the engine's request.
+        """
         self._response.close()
 
 
@@ -109,7 +114,7 @@ def is_event_stream(response: aiohttp.ClientResponse) -> bool:
 
 
 def ends_event(tail: bytes) -> bool:
-    """Whether an event stream whose last bytes are `tail` is between two events."""
+    """Return whether an event stream whose last bytes are `tail` is between two events."""
     return tail.endswith((b"\n\n", b"\r\r", b"\r\n\r\n"))
 
 

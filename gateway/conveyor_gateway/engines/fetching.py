@@ -1,8 +1,8 @@
-"""Small pages of engines, fetched beside their requests and without a place in their queues.
+"""Fetches small pages from engines. These requests need no place in a queue.
 
-Used in `pages`: by `demand` (`/load`: what waits inside an engine, and what it carries), by `start` (`/load`: how it
-started), by `status` (`/health` and its like) and by `document` (`/openapi.json`). Engines run tenants' images, so the
-time and the size of a page are limited, and a page that cannot be fetched is None.
+Used in `pages`: by `demand` (`/load`: the engine's backlog and how many requests it runs at once), by `start` (`/load`:
+how the engine started), by `status` (`/health` and similar) and by `document` (`/openapi.json`). Engines run tenants'
+images, so the time and the size of a page are limited. A page that cannot be fetched is None.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from conveyor_http.reading import AnswerTooLong, read_answer
 LOAD_PATH: Final = "/load"
 MAX_BYTES: Final = 64 << 10
 _MAX_AT_ONCE: Final = 100
-_NUM_ASKED: Final = 3  # engines, one after the other, until one can answer
+_NUM_ASKED: Final = 3  # engines that are tried one after the other until one responds
 _SHARED_SECONDS: Final = 2.0
 
 
@@ -30,7 +30,7 @@ class EnginePage:
     """A page as an engine returned it."""
 
     status: int
-    content_type: str  # one that clients may get
+    content_type: str  # one of those that clients may get
     body: bytes
 
 
@@ -38,13 +38,13 @@ class Load(msgspec.Struct, frozen=True):
     """The load that an engine reports. A field is None if the engine does not report it."""
 
     waiting: Annotated[int, msgspec.Meta(ge=0)] | None = None  # requests without a place in its batch
-    carried: Annotated[int, msgspec.Meta(ge=1)] | None = None  # requests at once, where its KV cache was short lately
-    limit_reason: Annotated[str, msgspec.Meta(pattern="^[a-z_]{1,32}$")] | None = None  # with objectives alone
-    warm_up_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None  # of its start
+    carried: Annotated[int, msgspec.Meta(ge=1)] | None = None  # requests that it runs at once, if limited
+    limit_reason: Annotated[str, msgspec.Meta(pattern="^[a-z_]{1,32}$")] | None = None  # only with objectives
+    warm_up_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None  # during its start
 
 
 async def fetch_loads(addresses: Collection[str], timeout_seconds: float) -> dict[str, Load]:
-    """The load of each engine (`host:port`)."""
+    """Return the load of each engine (`host:port`)."""
     pages = await fetch(addresses, LOAD_PATH, timeout_seconds)
     return {address: parse_load(page) for address, page in pages.items()}
 
@@ -57,9 +57,9 @@ def parse_load(page: EnginePage | None) -> Load:
 
 
 class SharedPages:
-    """Pages that any engine of a service has. However many clients ask for one at once, one engine at a time is asked.
+    """Fetches pages that any engine of a service can return. Concurrent requests for a page share one fetch.
 
-    Costs no place on an engine and does not wait for one.
+    A fetch needs no place on an engine and does not wait for one.
     """
 
     def __init__(self) -> None:
@@ -75,9 +75,9 @@ class SharedPages:
         *,
         takes_refusals: bool = False,
     ) -> EnginePage | None:
-        """The page of the first of the engines (`host:port`) that has it; `service` is their `namespace/name`.
+        """Return the page from the first of up to three engines (`host:port`) that returns it; None if none does.
 
-        takes_refusals: a 4xx is a page too.
+        service: the engines' `namespace/name`. takes_refusals: a response with status 4xx counts as a page too.
         """
         asked = service, path
         if asked not in self._asking:
@@ -100,7 +100,7 @@ async def _find(
 async def fetch(
     addresses: Collection[str], path: str, timeout_seconds: float, max_bytes: int = MAX_BYTES
 ) -> dict[str, EnginePage | None]:
-    """The page of each engine (`host:port`), all asked at once."""
+    """Fetch a page from each engine (`host:port`) concurrently."""
     if not addresses:
         return {}
     async with aiohttp.ClientSession(

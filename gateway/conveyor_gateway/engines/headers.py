@@ -1,8 +1,8 @@
-"""Which headers pass between clients and engines: one list for each direction.
+"""Selects the headers that pass between clients and engines, from one list for each direction.
 
 Called by `exchange` for answers, by `relaying` for requests and by `fetching` for content types. An engine runs its
-owner's image, and all services share one origin. So an engine gets no credentials of clients, and sets nothing that a
-browser or a proxy acts on. ADR 58 has the reasons.
+owner's image, and all services share one origin. So engines do not get the clients' credentials, and they cannot set
+headers on which a browser or a proxy acts. ADR 58 has the reasons.
 """
 
 import re
@@ -14,7 +14,7 @@ from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
-# Proxies pass such an answer on without collecting it.
+# With these headers, proxies forward the answer without buffering it.
 EVENT_STREAM_HEADERS: Final = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 _TO_ENGINES: Final = frozenset(
@@ -34,7 +34,7 @@ _TO_CLIENTS: Final = frozenset(
         "content-encoding",
         "content-length",
         "retry-after",
-        "metadata",  # of vectors that are sent as bytes, in vLLM's form
+        "metadata",  # vLLM's description of embeddings that are sent as bytes
         JSON_LENGTH_HEADER.lower(),
     ]
 )
@@ -43,29 +43,29 @@ _CONTENT_TYPES: Final = {
     "text/event-stream": EVENT_STREAM,
     "text/plain": "text/plain; charset=utf-8",
 }
-_NO_DOCUMENT: Final = "application/octet-stream"  # which a browser saves and does not show
+_NO_DOCUMENT: Final = "application/octet-stream"  # browsers save this type and do not show it
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
 
 
 def build_engine_headers(headers: CIMultiDictProxy[str], request_id: str, usage_key: str) -> CIMultiDict[str]:
-    """The client's headers that an engine gets, and the gateway's of this request."""
+    """Return the headers for an engine: the allowed ones of the client, and the gateway's own for this request."""
     kept = _select(headers, _TO_ENGINES)
     kept[REQUEST_ID_HEADER], kept[USAGE_HEADER] = request_id, usage_key
     return kept
 
 
 def build_answer_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """The engine's headers that a client gets, with a content type that is one of ours."""
+    """Return the headers for a client: the allowed ones of the engine, with one of the gateway's content types."""
     kept = _select(headers, _TO_CLIENTS)
     kept["Content-Type"] = choose_content_type(headers.get("Content-Type", ""))
     if kept["Content-Type"] == EVENT_STREAM:
-        kept.popall("Content-Length", None)  # the gateway may have to add an event with the reason why the stream ends
+        kept.popall("Content-Length", None)  # the gateway may add an event with the reason why the stream ends
         kept.update(EVENT_STREAM_HEADERS)
     return kept
 
 
 def choose_content_type(given: str) -> str:
-    """The content type under which a client gets what an engine calls `given`."""
+    """Return the content type that a client gets if an engine's content type is `given`."""
     return _CONTENT_TYPES.get(given.partition(";")[0].strip().lower(), _NO_DOCUMENT)
 
 

@@ -1,9 +1,9 @@
-"""HTTP to all engines: sends requests, asks for places and for what requests have used.
+"""Sends HTTP requests to all engines: clients' requests, queries for places, and queries for the used tokens.
 
-Used by `relaying`, and by `admission` for places. Bodies pass as they are read: nothing here knows JSON, tokens or
-events. `send` returns an answer when its first byte is there, so that until then the request can go to another engine.
-An answer that is no stream is collected first, if it is small and there is room for it, so that a broken one becomes a
-502 instead of half a document.
+Used by `relaying`, and by `admission` for places. Bodies are forwarded unchanged: this module does not read JSON,
+tokens or events. `send` returns an answer after its first byte. Until then the request can be sent to another engine.
+An answer that is not a stream is first collected, if it is small and there is room. So if the engine fails meanwhile,
+the client gets a 502 instead of half a document.
 """
 
 from collections.abc import AsyncIterator
@@ -38,14 +38,14 @@ from conveyor_protocol.request_headers import (
     USAGE_PATH,
 )
 
-# Answers that are no event stream are collected up to this size, then passed on as they come.
+# Answers that are not event streams are collected up to this size. The rest is forwarded as it arrives.
 MAX_COLLECTED_BYTES: Final = 1 << 20
 _FULL, _LOST, _REFUSED = 429, 502, 503
-KEPT_BACK: Final = frozenset((_FULL, _LOST, _REFUSED))  # statuses of engines' answers that no client sees
-_CONNECT_SECONDS: Final = 3.0  # or half of what the request has left: the rest is for another engine
+KEPT_BACK: Final = frozenset((_FULL, _LOST, _REFUSED))  # statuses of engines that are not forwarded to clients
+_CONNECT_SECONDS: Final = 3.0  # at most half of the request's remaining time, so that time is left for another engine
 _MIN_CONNECT_SECONDS: Final = 0.25
-_USAGE_SECONDS: Final = 5.0  # the engine answers once the request has ended
-_PIECE_BYTES: Final = 256 << 10  # of a request
+_USAGE_SECONDS: Final = 5.0  # the engine responds once the request has ended
+_PIECE_BYTES: Final = 256 << 10  # of a request's body
 
 
 class EngineSession:
@@ -64,14 +64,14 @@ class EngineSession:
         await self._session.close()
 
     async def ask_for_place(self, address: str, level: int) -> bool:
-        """Returns when the engine at `address` (`host:port`) has kept a place; False if it cannot be asked.
+        """Return True once the engine at `address` (`host:port`) has reserved a place; False if the query fails.
 
-        `level` is that of the request for which it is asked.
+        level: the level of the request that needs the place.
         """
         return await self._request_place("GET", address, {LEVEL_HEADER: str(level)})
 
     async def give_place_back(self, address: str) -> None:
-        """The place that the engine has kept is not needed."""
+        """Release a place that the engine has reserved and that no request needs."""
         await self._request_place("DELETE", address, {})
 
     async def _request_place(self, method: str, address: str, headers: dict[str, str]) -> bool:
@@ -100,11 +100,12 @@ class EngineSession:
     async def send(
         self, address: str, request: EngineRequest, remaining_seconds: float, is_granted: bool = False, level: int = 0
     ) -> EngineAnswer:
-        """The answer of the engine at `address` (`host:port`), with its first byte; all of it, if it is no stream.
+        """Send the request to the engine at `address` (`host:port`) and return its answer after the first byte.
 
-        `is_granted`: the engine has kept a place for the request. The engine goes by `level`, not by the body.
-        Raises EngineRefused (EngineUnreachable, EngineFull, EngineHasNoPlace), EngineLost and EngineBroke.
-        Waits as long as the caller lets it; cancelling it aborts the request at the engine.
+        An answer that is not a stream is returned whole if it is small enough. `is_granted`: the engine has reserved a
+        place for the request. The engine uses `level` as the request's priority, whatever the body says. Raises
+        EngineRefused (EngineUnreachable, EngineFull, EngineHasNoPlace), EngineLost and EngineBroke. Has no time limit
+        after connecting: the caller cancels it, which aborts the request at the engine.
         """
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
         request.headers[LEVEL_HEADER] = str(level)
@@ -161,7 +162,7 @@ def _find_refusal(response: aiohttp.ClientResponse) -> type[EngineRefused]:
 
 
 async def _collect(content: aiohttp.StreamReader, reservation: Reservation) -> tuple[bytes, bool]:
-    """The body, as far as the limit and the room for it allow, and whether that is all."""
+    """Return the body up to the limits of size and memory, and whether that is the whole body."""
     collected = bytearray()
     while len(collected) < MAX_COLLECTED_BYTES:
         try:
@@ -177,7 +178,7 @@ async def _collect(content: aiohttp.StreamReader, reservation: Reservation) -> t
 
 
 def _payload(request: EngineRequest) -> bytes | AsyncIterator[bytes]:
-    """A large body goes in pieces, so that other requests are served in between."""
+    """Return the body to send. A large body is sent in pieces, so that other requests are served in between."""
     if len(request.body) <= _PIECE_BYTES:
         return request.body
     request.headers["Content-Length"] = str(len(request.body))
@@ -188,5 +189,5 @@ async def _pieces(request: EngineRequest) -> AsyncIterator[bytes]:
     for start in range(0, len(request.body), _PIECE_BYTES):
         piece = request.body[start : start + _PIECE_BYTES]
         if not piece:
-            raise ConnectionAbortedError("the engine answered before it had the whole request, which is not kept")
+            raise ConnectionAbortedError("the engine responded before it had received the whole request")
         yield piece

@@ -1,1 +1,1 @@
-"""The two ports, and which requests go where."""
+"""The public and the admin port, and the dispatch of their requests."""

@@ -1,4 +1,4 @@
-"""The admin port: probes, metrics, demand, activity, starts. A function from a request to an answer, for `listener`."""
+"""Serves the admin port: probes, metrics, demand, activity and starts. `listener` calls `AdminApp.handle`."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -25,7 +25,7 @@ from conveyor_gateway.watching.readiness import Readiness
 
 
 class AdminApp:
-    """Port 8081."""
+    """The handler for port 8081."""
 
     def __init__(self, catalog: Catalog, queues: Queues, readiness: Readiness, metrics: Metrics) -> None:
         self._catalog = catalog
@@ -42,7 +42,7 @@ class AdminApp:
         }
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
-        """Returns the page at the request's path, or an error."""
+        """Return the page at the request's path, or an error response."""
         path = request.rel_url.raw_path
         try:
             if path not in self._pages:

@@ -1,7 +1,7 @@
-"""Which web pages may read the gateway's answers: cross-origin resource sharing (fetch.spec.whatwg.org).
+"""Cross-origin resource sharing (fetch.spec.whatwg.org): which web pages may read the gateway's answers.
 
-Used by `public` for preflight requests, and by `listener` for the headers of every answer. Engines cannot set any of
-these headers: `engines.headers` does not pass them on. Cookies are never asked for.
+Used by `public` for preflight requests, and by `listener` for the headers of every answer. Engines cannot set these
+headers, because `engines.headers` does not forward them. Credentials such as cookies are never allowed.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ ANY: Final = "*"
 _MAX_AGE_SECONDS: Final = 600
 _PREFLIGHT: Final = {
     "Access-Control-Allow-Methods": "GET, POST",
-    "Access-Control-Allow-Headers": "authorization, *",  # the star does not include it
+    "Access-Control-Allow-Headers": "authorization, *",  # `*` does not include authorization
     "Access-Control-Max-Age": str(_MAX_AGE_SECONDS),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """The origins of pages that may call, as `https://chat.example.com`; `*` is all of them."""
+    """The allowed origins of web pages, for example `https://chat.example.com`; `*` allows all."""
 
     origins: frozenset[str] = frozenset()
 
@@ -33,12 +33,12 @@ class Cors:
             return {}
         if ANY in self.origins:
             return _allow(ANY)
-        varies = {"Vary": "Origin"}  # for caches: another origin gets another answer
+        varies = {"Vary": "Origin"}  # tells caches that the answer depends on the origin
         origin = request.headers.get("Origin", "")
         return varies | _allow(origin) if origin in self.origins else varies
 
     def answer_preflight(self, request: BaseRequest) -> Response | None:
-        """The answer to a browser that asks before it sends; None for another request, or if no origin is allowed."""
+        """Return the response to a preflight request; None for other requests, or if no origin is allowed."""
         if request.method != "OPTIONS" or not self.origins or "Access-Control-Request-Method" not in request.headers:
             return None
         return Response(status=204, headers=_PREFLIGHT)

@@ -1,7 +1,7 @@
-"""The gateway's ports: bounded connections, one handler per port, answers in OpenAI's form also to what is no HTTP.
+"""Opens the gateway's ports, with one handler and a limit on connections for each port.
 
-Made by `server`. Hands bodies over as they were sent, and cancels the handler of a client that goes away. Knows nothing
-of what is served.
+Used by `server`. It responds to invalid HTTP with errors in OpenAI's format, passes bodies to the handler unchanged,
+and cancels the handler when the client leaves. It does not know what the handlers serve.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-# Answers are data, some of them a tenant's: a browser that is led to one shows and runs nothing of it.
+# Answers are data, some of it from tenants. With these headers a browser does not show or execute it.
 SAFE_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "X-Content-Type-Options": "nosniff",
@@ -36,7 +36,7 @@ SAFE_HEADERS: Final = {
 
 
 def _build_full() -> bytes:
-    """The whole answer to one connection too many, which is not even read."""
+    """Return the whole response to a connection above the limit, whose request is not read."""
     error = Unavailable("the gateway is at its limit of connections; retry later", Code.TOO_MANY_CONNECTIONS)
     body = json.dumps(error.to_json()).encode()
     lines = ["HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}"]
@@ -46,7 +46,7 @@ def _build_full() -> bytes:
 
 def _request_factory(cors: Cors) -> Callable[..., web.BaseRequest]:
     class Request(web.BaseRequest):
-        """aiohttp's, whose every answer gets `SAFE_HEADERS` and those of `cors`."""
+        """aiohttp's request. Every response to it gets `SAFE_HEADERS` and the CORS headers."""
 
         async def _prepare_hook(self, response: web.StreamResponse) -> None:
             response.headers.update(SAFE_HEADERS)
@@ -76,7 +76,7 @@ class _Connection(Connection):
     ) -> web.StreamResponse:
         if isinstance(error, LineTooLong):
             refusal: GatewayError = InvalidRequest(
-                f"the request line and each header may be {MAX_LINE_BYTES} bytes long, all together {MAX_HEAD_BYTES}",
+                f"the request line and each header may have {MAX_LINE_BYTES} bytes, and all together {MAX_HEAD_BYTES}",
                 Code.HEADERS_TOO_LARGE,
             )
         elif status < 500:
@@ -90,7 +90,7 @@ class _Connection(Connection):
 
 
 class Listener:
-    """One port. `port` is the real one once it is open, also if 0 was asked for."""
+    """One port. Once it is open, `port` is the actual port, also if 0 was requested."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Listener:
         self.port = self._accepting.port
 
     async def stop_accepting(self) -> None:
-        """Closes the port. Open connections go on: one may be in the middle of a request."""
+        """Close the port. Open connections stay, because they may be in the middle of a request."""
         await close_port(self._accepting)
 
     async def close(self) -> None:

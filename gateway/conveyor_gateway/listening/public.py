@@ -1,6 +1,6 @@
-"""The public port, for clients: finds the route, and who answers. A plain function from a request to an answer.
+"""Serves the public port for clients: finds the route and calls the part that responds.
 
-Run by `listener`. What needs a place on an engine goes to `relaying`, the rest to `pages`.
+`listener` calls `PublicApp.handle`. Requests that need a place on an engine go to `relaying`, the others to `pages`.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from conveyor_gateway.watching.readiness import Readiness
 
 @dataclass(frozen=True, slots=True)
 class PublicApp:
-    """Port 8080."""
+    """The handler for port 8080."""
 
     open_requests: OpenRequests
     catalog: Catalog
@@ -37,7 +37,7 @@ class PublicApp:
     capacity: Capacity
     clients: Clients
     cors: Cors = NOBODY
-    lists_all: bool = False  # on the root, services that are not `listed` too
+    lists_all: bool = False  # whether the root also lists services without `listed`
     pages: SharedPages = field(default_factory=SharedPages)
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
@@ -52,7 +52,7 @@ class PublicApp:
             except GatewayError as error:
                 self.metrics.count_request("", error.status)
                 answer = build_error(error, find_request_id(request), path)
-        if self.readiness.draining and not answer.prepared:  # one that has promised to keep the connection keeps it
+        if self.readiness.draining and not answer.prepared:  # headers that are already sent cannot announce the close
             answer.force_close()
         return answer
 
@@ -94,15 +94,18 @@ class PublicApp:
         return await find_engine_page(self.pages, route, service, self.catalog.engines(service.key), request_id)
 
     async def _send_document(self, request: BaseRequest, route: Route) -> StreamResponse:
-        assert route.service is not None, "only services have a document"
+        assert route.service is not None, "the route of a document has a service"
         service, engines = self.catalog.directory.services[route.service], self.catalog.engines(route.service)
         client = self.clients.find(request)
         return await send_document(request, client, route.path, service, engines, self.pages, self.capacity)
 
 
 def _find_host(request: BaseRequest) -> str:
-    """A target with a host of its own, as proxies are sent, counts before the Host header (RFC 9112, section 3.2.2)."""
-    if "Host" not in request.headers:  # aiohttp would ask the DNS for this machine's name
+    """Return the request's host; "" without one.
+
+    A host in the request target overrides the Host header (RFC 9112, section 3.2.2).
+    """
+    if "Host" not in request.headers:  # aiohttp would look up this machine's name in DNS
         return ""
     host = request.host
     return f"[{host}]" if host.count(":") > 1 and "[" not in host else host

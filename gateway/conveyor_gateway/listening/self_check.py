@@ -1,7 +1,7 @@
-"""Asks the public port as a client would, so that /readyz fails when no client is answered.
+"""Sends requests to the public port as a client would, so that /readyz fails if the port does not respond.
 
-Run by `server`. The admin port has its own connections and can answer at once while the public port answers nobody.
-Liveness does not depend on this check: a restart would end every stream, and a gateway under load would restart again.
+Run by `server`. The admin port has separate connections, so it can respond while the public port does not. Liveness
+does not depend on this check: a restart would end every stream, and a gateway under load would restart again and again.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from conveyor_api.names import GATEWAY_HEALTH_PATH
 
 PERIOD_SECONDS: Final = 1.0
 TIMEOUT_SECONDS: Final = 1.0
-MAX_FAILURES: Final = 3  # in a row: a short burst of load changes nothing
+MAX_FAILURES: Final = 3  # in a row, so that a short burst of load has no effect
 
 _REQUEST: Final = f"GET {GATEWAY_HEALTH_PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
 
 
 async def check_for_ever(port: int, host: str, set_answers: Callable[[bool], None]) -> None:
-    """Calls `set_answers` after each check: False after some failures in a row, True after one success."""
+    """Check forever, and call `set_answers` after each check: False after some failures in a row, otherwise True."""
     num_failures = 0
     while True:
         num_failures = 0 if await _answers(host or "localhost", port) else num_failures + 1

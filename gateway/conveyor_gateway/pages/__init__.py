@@ -1,1 +1,1 @@
-"""Pages that the gateway answers itself."""
+"""Pages that the gateway serves itself, without a place on an engine."""

@@ -1,8 +1,8 @@
-"""`GET /activity`: the services that must start from zero, and those that may scale to zero.
+"""Serves `GET /activity`: the services that must start from zero, and those that may scale to zero.
 
-Asked by the operator twice a second, so it names only those that something is to be done about, and no more of a
-namespace than the page has room for. Each gateway speaks for itself: one that waits is enough to wake a service, and
-all have to call it idle before it sleeps.
+The operator requests it twice a second. So it lists only services that need an action, and a limited number for each
+namespace. Each gateway reports its own requests: a service starts if one gateway has a waiting request, and scales to
+zero if all gateways report it as idle.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import Final
 from conveyor_gateway.admission.queues import Queues
 from conveyor_protocol.pages import Activity
 
-MAX_NAMES: Final = 1_000  # of one namespace and in one list; more than anybody runs, but a tenant may make more
+MAX_NAMES: Final = 1_000  # for each namespace and list; above any real use, but a tenant could create more
 
 
 def read_activity(queues: Queues) -> Activity:

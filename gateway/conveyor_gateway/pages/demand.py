@@ -1,10 +1,11 @@
-"""`GET /demand`: how many requests this gateway holds for each service, and where.
+"""Serves `GET /demand`: how many requests this gateway holds for each service, queued and at which engine.
 
-Asked by the metrics server whenever the HorizontalPodAutoscaler asks it, and summed there over all gateways. A known
-service is listed, zeros included, so that "no demand" and "not known" are never confused.
-`?service=<namespace>/<name>` asks for that one, as the metrics server does; only then its engines are asked how many
-requests wait inside them, and how many they carry. What an engine says is about the requests of all gateways, so it is
-told per engine.
+The metrics server requests it when the HorizontalPodAutoscaler reads a metric, and sums the answers of all gateways.
+Services without requests are listed with zeros, so that "no demand" and "unknown service" differ.
+
+The metrics server uses `?service=<namespace>/<name>` for a single service. Only then this gateway also asks the engines
+for their backlog and for how many requests they run at once. These numbers include the requests of all gateways, so
+they are listed for each engine.
 """
 
 from typing import Final
@@ -17,12 +18,12 @@ from conveyor_gateway.engines.fetching import fetch_loads
 from conveyor_gateway.watching.catalog import Service
 from conveyor_protocol.pages import ClassDemand, Demand, EngineDemand, ServiceDemand
 
-# The metrics server waits one second for a gateway. An engine that is slower than this is counted without its word.
+# The metrics server waits one second for a gateway. The numbers of an engine that takes longer than this are left out.
 _ENGINE_SECONDS: Final = 0.4
 
 
 async def read_demand(queues: Queues, only: str | None) -> Demand:
-    """The counts of this moment, of all services or of `only` one, which may not be known."""
+    """Return the current counts of all services, or only of the service `only`; without it if it is unknown."""
     services = {service.key: _build(service, queue) for service, queue in queues.items(only)}
     if only in services:
         engines = services[only].engines

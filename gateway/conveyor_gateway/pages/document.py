@@ -1,9 +1,9 @@
-"""`/openapi.json` of a service: what its engines say of their paths, and what the gateway answers before them.
+"""Serves `/openapi.json` of a service: the engine's description of its paths, with the gateway's own responses added.
 
-Called by `listening`. One ready engine is asked for its document; a service that sleeps is not woken, and tells its
-paths without the fields of their bodies. The engine's image may be anybody's: what its document does not have in
-OpenAPI's form is left out. Only what the gateway adds to is read, by names that are known here, and the rest is passed
-on as it was written. So a document costs little more than a look at its bytes, whatever is in it.
+Called by `listening`. The description comes from one ready engine. A service at zero is not started: its document has
+the paths without the fields of their bodies. Engines run tenants' images, so parts of a document that do not have
+OpenAPI's form are left out. This module decodes only the parts to which the gateway adds something, by known names. It
+copies all other parts unchanged, so the cost depends little on the document's content.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from conveyor_gateway.watching.catalog import Service
 from conveyor_protocol.open_inference import build_path_parameters
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
-_TIMEOUT_SECONDS: Final = 10.0  # vLLM makes its when first asked
-MAX_BYTES: Final = 512 << 10  # of an engine's; ours have 200 KiB, vLLM's 270
+_TIMEOUT_SECONDS: Final = 10.0  # vLLM builds its document on the first request
+MAX_BYTES: Final = 512 << 10  # of an engine's document; Conveyor's engine has 200 KiB, vLLM 270 KiB
 _KEPT_BACK: Final = {str(status) for status in KEPT_BACK}
 
 
@@ -44,7 +44,7 @@ class _EngineDocument(msgspec.Struct):
 
 
 _METHODS: Final = Names("get", "post")
-# Without `servers`, `security` and `callbacks`: where a service is, its gateway says.
+# Without `servers`, `security` and `callbacks`, because only the gateway knows the service's address.
 _OPERATION: Final = Names(
     "tags", "summary", "description", "operationId", "parameters", "requestBody", "responses", "deprecated"
 )
@@ -63,12 +63,14 @@ async def send_document(
     pages: SharedPages,
     capacity: Capacity,
 ) -> StreamResponse:
-    """Returns when the client has it, until when its bytes count as held. Raises Unavailable.
+    """Send the document.
 
-    `engines` are the ready ones (`host:port`), `path` is the document's below the service's base.
+    Returns when the client has received it; until then its bytes are reserved. Raises Unavailable.
+
+    engines: the ready engines (`host:port`). path: the document's path below the service's base.
     """
     with Reservation(capacity, service.key, client) as reservation:
-        if not reservation.reserve(2 * MAX_BYTES):  # the engine's, and ours
+        if not reservation.reserve(2 * MAX_BYTES):  # for the engine's document and the resulting one
             raise build_memory_full()
         page = await pages.find(path, service.key, engines, MAX_BYTES, _TIMEOUT_SECONDS)
         of_engine = page.body if page is not None else OUTLINE if service.answers_from_zero and not engines else b""
@@ -93,13 +95,13 @@ def write_document(of_engine: bytes, service: str, base: str) -> bytes | None:
 
 
 def build_document(of_engine: bytes, service: str, base: str) -> bytes:
-    """`base`: the path at which the client has the service.
+    """Build the service's document from an engine's. `base`: the path under which the client reaches the service.
 
-    Raises DecodeError, RecursionError or UnicodeDecodeError for no document.
+    Raises DecodeError, RecursionError or UnicodeDecodeError if `of_engine` is not a document.
     """
-    engine = msgspec.json.decode(of_engine.decode(), type=_EngineDocument)  # Raw alone would take any bytes
+    engine = msgspec.json.decode(of_engine.decode(), type=_EngineDocument)  # Raw does not check that it is UTF-8
     if not bytes(engine.paths).startswith(b"{"):
-        raise msgspec.ValidationError("its paths are no object")
+        raise msgspec.ValidationError("`paths` is not an object")
     known, paths = _PATHS.read(engine.paths), dict[str, Json]()
     for endpoint in ENDPOINTS:
         path, method = endpoint.path, endpoint.method.lower()
@@ -116,19 +118,22 @@ def build_document(of_engine: bytes, service: str, base: str) -> bytes:
 
 
 def _add_schemas(of_engine: msgspec.Raw) -> msgspec.Raw:
-    """The engine's schemas and ours, joined as text: there may be tens of thousands."""
+    """Return the engine's and the gateway's schemas.
+
+    They are joined as text, because there may be tens of thousands.
+    """
     inside = bytes(of_engine).strip()[1:-1] if bytes(of_engine).startswith(b"{") else b""
     return msgspec.Raw(b"{" + inside + (b"," if inside.strip() else b"") + SCHEMAS[1:])
 
 
 def _describe(endpoint: Endpoint, known: Raws | None) -> Iterator[Json]:
-    """The operation of a path, if there is one; `known` is the engine's."""
+    """Yield the operation of a path, if it has one. `known`: the engine's description of it."""
     refusals = build_refusals(endpoint.kind, endpoint.path)
     match endpoint.kind:
         case Kind.LIST_MODELS:
-            yield _page("The model of this service.", refer("ModelList"), refusals)
+            yield _page("Lists the model of this service.", refer("ModelList"), refusals)
         case Kind.GET_MODEL:
-            page = _page("The model, if its id is this one.", refer("Model"), refusals)
+            page = _page("Describes the model, if the id is the model's.", refer("Model"), refusals)
             yield {"parameters": build_path_parameters(endpoint.path), **page}
         case Kind.DESCRIBE:
             yield _page("This document.", {"type": "object"}, refusals)
@@ -150,7 +155,7 @@ def _page(summary: str, schema: Json, refusals: Json) -> Json:
 
 
 def _join(engine: Raws, gateway: Json) -> Json:
-    """The responses of two who may answer, by status."""
+    """Return the responses of the engine and of the gateway, joined by status."""
     engine = {status: response for status, response in engine.items() if status not in _KEPT_BACK}
     both = {
         status: _join_one(_RESPONSE.read(engine[status]), gateway[status]) for status in engine.keys() & gateway.keys()
@@ -171,11 +176,14 @@ _PATHS: Final = Names(*(endpoint.path for endpoint in ENDPOINTS))
 
 
 def _outline(endpoint: Endpoint) -> Json:
-    """The operation of a path as far as it is known without an engine."""
+    """Return what is known of a path's operation without an engine."""
     parameters = build_path_parameters(endpoint.path)
     operation: Json = {"parameters": parameters} if parameters else {}
     if endpoint.kind is Kind.ENGINE_PAGE:
-        return operation | {"summary": "Of the model.", "responses": {"200": {"description": "An engine's response."}}}
+        return operation | {
+            "summary": "About the model.",
+            "responses": {"200": {"description": "An engine's response."}},
+        }
     return operation | {
         "summary": f"Only if the model {endpoint.models}.",
         "description": "No engine runs now. While one runs, this document has the fields of the body.",
@@ -185,7 +193,7 @@ def _outline(endpoint: Endpoint) -> Json:
 
 
 def _build_outline() -> bytes:
-    """An engine's document as far as it is known without one."""
+    """Return what is known of an engine's document without an engine."""
     paths = {
         endpoint.path: {endpoint.method.lower(): _outline(endpoint)}
         for endpoint in ENDPOINTS

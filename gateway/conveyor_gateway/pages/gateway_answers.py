@@ -55,7 +55,7 @@ def refer(name: str) -> Json:
 
 
 def build_refusals(kind: Kind, path: str) -> Json:
-    """The gateway's refusals on a path of this kind, by status."""
+    """Return the gateway's error responses for a path of this kind, by status."""
     found = find_error_form(path)
     form = refer((ErrorAnswer if found is None else found.answer).__name__)
     codes = (*_ANY_PATH, *_OF_KIND.get(kind, _ENGINES_ANSWER))

@@ -1,9 +1,9 @@
-"""`/v1/models`: of one service, or of the root, where each model has the name that leads to it.
+"""Serves `/v1/models` for one service, and for the root, where each model has the name that selects its service.
 
-Called by `listening`; a service without engines has its model all the same. The root shows the services that are
-listed, or all (`--root-models`), and answers alike for a model that it does not show and for one that does not exist.
-Its list may be of many megabytes: it is made piece by piece while its client reads, so that a client costs the same
-however many services there are.
+Called by `listening`. A service without engines also has its model. The root shows the services with `listed: true`, or
+all (`--root-models`). It gives the same response for a hidden model as for one that does not exist. The root's list may
+have many megabytes, so it is built piece by piece while the client reads. A client's memory cost therefore does not
+depend on the number of services.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ def build_model(service: Service, model: str) -> Model:
 
 
 def build_model_list(service: Service) -> ModelList:
-    """The model of one service, under the name that its engines know."""
+    """Return the list with the model of one service, under the name that its engines use."""
     return {"object": "list", "data": [build_model(service, service.model_name)]}
 
 
 async def send_model_list(request: BaseRequest, directory: Directory, lists_all: bool) -> StreamResponse:
-    """The root's models. Returns when the client has them, or has left."""
+    """Send the list of the root's models. Returns when the client has received it or has left."""
     headers = {REQUEST_ID_HEADER: find_request_id(request), "Content-Type": "application/json"}
     answer = StreamResponse(headers=headers)
     with contextlib.suppress(ConnectionError):
@@ -65,13 +65,13 @@ async def send_model_list(request: BaseRequest, directory: Directory, lists_all:
             await answer.write(piece)
             if request.protocol.writing_paused:
                 await request.writer.drain()
-            await asyncio.sleep(0)  # others' turn
+            await asyncio.sleep(0)  # lets the event loop serve other requests
         await answer.write_eof()
     return answer
 
 
 def encode_model_list(directory: Directory, lists_all: bool) -> Iterator[bytes]:
-    """The JSON of a ModelList, under names that the root knows. Services may come and go meanwhile."""
+    """Yield the JSON of a ModelList with the names at the root. Services may be added and removed meanwhile."""
     comma, last = b"", ""
     yield b'{"object":"list","data":['
     while services := directory.list_after(last, _MODELS_PER_PIECE, lists_all):
@@ -82,7 +82,7 @@ def encode_model_list(directory: Directory, lists_all: bool) -> Iterator[bytes]:
 
 
 def find_model_page(route: Route, directory: Directory, lists_all: bool) -> Model:
-    """The model that the route names. Raises NotFound."""
+    """Return the model that the route names. Raises NotFound."""
     if route.service is None:
         found = directory.find_model(route.model)
         if found is None or not (found.listed or lists_all):

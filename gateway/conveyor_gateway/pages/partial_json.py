@@ -1,14 +1,14 @@
-"""Reading parts of a JSON object, which anybody may have written, without decoding the rest of it."""
+"""Reads parts of an untrusted JSON object without decoding the rest."""
 
 from typing import Final
 
 import msgspec
 
-Raws = dict[str, msgspec.Raw]  # an object of which nothing below its names is read
+Raws = dict[str, msgspec.Raw]  # the fields of an object, whose values are not decoded
 
 
 class Names:
-    """The names of an object that are read. The decoder steps over all others without making anything of them."""
+    """The names of an object that are read. The decoder skips all others without building objects for them."""
 
     _ABSENT: Final = msgspec.Raw()
 
@@ -36,7 +36,7 @@ class Names:
 
 
 def read_text(value: msgspec.Raw | None) -> str:
-    """Empty for what is none."""
+    """Return the string; "" if `value` is None or not a string."""
     try:
         return "" if value is None else msgspec.json.decode(value, type=str)
     except msgspec.ValidationError:

@@ -1,7 +1,7 @@
-"""`GET /start?service=<namespace>/<name>&pod=<uid>`: how the engine in that pod started.
+"""Serves `GET /start?service=<namespace>/<name>&pod=<uid>`: how the engine in that pod started.
 
-Asked by the operator of any one gateway, once a pod has become Ready: operators reach no engine. Kubernetes tells the
-rest of a start.
+The operator requests it from any gateway once a pod is Ready, because operators cannot connect to engines. It gets the
+other durations of a start from Kubernetes.
 """
 
 from typing import Final
@@ -15,9 +15,9 @@ _ENGINE_SECONDS: Final = 0.4  # the operator waits one second for a gateway
 
 
 async def read_start(catalog: Catalog, service: str, pod: str) -> Start:
-    """Raises Unavailable while the engine is not known here, or has no page."""
+    """Return how the engine started. Raises Unavailable if this gateway does not know the engine, or gets no page."""
     address = catalog.find_engine(service, pod)
     page = (await fetch([address], LOAD_PATH, _ENGINE_SECONDS))[address] if address else None
     if page is None:
-        raise Unavailable(f"no ready engine of {service} in pod {pod} answers", Code.NO_ENGINE)
+        raise Unavailable(f"no ready engine of {service} in pod {pod} responds", Code.NO_ENGINE)
     return Start(parse_load(page).warm_up_seconds)

@@ -1,9 +1,9 @@
-"""Status pages: the probes of this gateway; `/health`, `/ping` and `/version` of a service as in vLLM; `/v2` and below.
+"""Serves status pages: this gateway's probes; `/health`, `/ping` and `/version` as in vLLM; and the pages of `/v2`.
 
 Called by `listening`, for the base of a service and for the root. For a service, one of its engines returns the page.
-Without a ready engine, and on the root, the gateway itself does. A service that is asleep, or starts for a request,
-counts as able to answer; no page wakes it. Pages of the Open Inference Protocol about a model always come from an
-engine, except for the page on whether the model is ready.
+Without a ready engine, and on the root, the gateway returns it. A service at zero, or one that starts for a request,
+counts as ready. These pages do not start a service. Pages of the Open Inference Protocol about a model always come from
+an engine, except for the page on whether the model is ready.
 """
 
 from collections.abc import Sequence

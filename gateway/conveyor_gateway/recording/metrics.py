@@ -1,8 +1,7 @@
-"""Every Prometheus metric of the gateway, once.
+"""All Prometheus metrics of the gateway.
 
-Counted by `record` and `listening`; the gauges are read from the queues at scrape time. Labels name known services
-only, and those of a deleted service go with it, so the number of series is bounded by the cluster, not by what clients
-send.
+`record` and `listening` count them. The gauges are read from the queues at scrape time. Labels name only known
+services, and the series of a deleted service are dropped. So clients cannot increase the number of series.
 """
 
 from collections.abc import Iterator
@@ -113,18 +112,18 @@ class Metrics:
         self._generation_tokens.labels(*labels).inc(usage.completion_tokens)
 
     def drop_service(self, service: str) -> None:
-        """Drops every series of a deleted service."""
+        """Drop all series of a deleted service."""
         labels = dict(zip(_SERVICE, _split(service), strict=True))
         for metric in self._of_services:
             metric.remove_by_labels(labels)
 
     def drop_class(self, service: str, request_class: str) -> None:
-        """Drops the series of a class that the service has no longer."""
+        """Drop the series of a class that was removed from the service."""
         labels = (*_split(service), request_class)
         self._class_wait.remove_by_labels(dict(zip((*_SERVICE, "request_class"), labels, strict=True)))
 
     def render(self) -> bytes:
-        """The exposition format that Prometheus reads."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 

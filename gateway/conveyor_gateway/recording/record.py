@@ -1,6 +1,6 @@
-"""Records each request when it has ended: one log line, and counts.
+"""Records each request after its end with a log line and metrics.
 
-Filled by `relaying` on the way; `Recorder.finish` is called exactly once per request.
+`relaying` fills the record while the request runs, and calls `Recorder.finish` exactly once for each request.
 """
 
 import itertools
@@ -20,12 +20,12 @@ logger = logging.getLogger("conveyor_gateway.requests")
 
 _PROCESS: Final = secrets.token_hex(8)
 _NUMBERS: Final = itertools.count()
-CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number; in log and metrics only, since the client has gone
+CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number; only for log and metrics, because the client has left
 
 
 @dataclass(slots=True)
 class Record:
-    """One request. Times are in seconds, `began` on time.monotonic()."""
+    """One request. Times are in seconds; `began` is a time.monotonic() value."""
 
     request_id: str
     path: str
@@ -36,28 +36,28 @@ class Record:
     is_lowered: bool = False  # the client named a better class
     engine: str = "-"
     status: int = 500
-    reason: str = "internal_error"  # why no engine answered it to the end; "-" if one did
+    reason: str = "internal_error"  # why no engine returned a complete answer; "-" if one did
     attempts: int = 0
     waited_seconds: float = 0.0
     first_byte_seconds: float | None = None
     sent_bytes: int = 0
     usage: Usage | None = None
-    usage_key: str = field(default_factory=lambda: f"{_PROCESS}{next(_NUMBERS):x}")  # by which engines know the request
-    awaits_usage: bool = False  # the engine may report more than `usage`
+    usage_key: str = field(default_factory=lambda: f"{_PROCESS}{next(_NUMBERS):x}")  # identifies the request at engines
+    awaits_usage: bool = False  # the engine may still send a newer report than `usage`
     engine_seconds: float = 0.0
-    seconds: float = 0.0  # until its end
+    seconds: float = 0.0  # from arrival to end
     _engine_began: float | None = None
 
     def age_seconds(self) -> float:
         return time.monotonic() - self.began
 
     def enter_engine(self, address: str) -> None:
-        """The request goes to this engine."""
+        """Note that the request is sent to this engine."""
         self.engine, self.awaits_usage, self._engine_began = address, True, time.monotonic()
         self.attempts += 1
 
     def leave_engine(self, usage: Usage | None, awaits_usage: bool = False) -> None:
-        """The request is there no longer. An engine that broke off is not asked for the usage."""
+        """Note that the request has left its engine. `awaits_usage`: the engine may still report its usage."""
         if self._engine_began is not None:
             self.engine_seconds += time.monotonic() - self._engine_began
             self._engine_began = None
@@ -75,14 +75,14 @@ class Record:
 
 
 class Recorder:
-    """Counts and logs. Services that are no longer in `directory` are counted without a name, as unknown ones are."""
+    """Writes the log lines and metrics. Services that are not in `directory` any more are counted without a name."""
 
     def __init__(self, metrics: Metrics, directory: Directory) -> None:
         self._metrics = metrics
         self._directory = directory
 
     def retry(self, record: Record, reason: str, error: Exception) -> None:
-        """An engine did not answer; the request is sent to another one."""
+        """Record that an engine did not answer, so the request is sent to another one."""
         self._metrics.count_retry(self._label(record), reason)
         logger.info(
             "event=retried id=%s service=%s engine=%s error=%s", record.request_id, record.service, record.engine, error

@@ -1,1 +1,1 @@
-"""The life of a request for an engine: body, queue, engine, answer."""
+"""Runs requests for engines: reads the body, queues the request, sends it to an engine and forwards the answer."""

@@ -26,7 +26,7 @@ from conveyor_gateway.recording.record import Record, Recorder
 
 logger = logging.getLogger(__name__)
 
-# A request whose engine dies is sent to one more engine only: it may be what ends them.
+# If its engine dies, a request is sent to only one more engine, because the request itself may be the cause.
 MAX_LOST: Final = 2
 
 
@@ -42,7 +42,10 @@ class Attempts:
     _num_lost: int = 0
 
     async def send(self, request: EngineRequest) -> EngineAnswer:
-        """The answer of the first engine that returns one. Raises EngineFailed, TimedOut and errors of the queue."""
+        """Return the answer of the first engine that returns one.
+
+        Raises EngineFailed, TimedOut and the queue's errors.
+        """
         while True:
             address = await self._wait_for_engine()
             try:
@@ -79,7 +82,10 @@ class Attempts:
             raise TimedOut("the engine did not respond before the request's deadline", Code.DEADLINE_EXCEEDED) from None
 
     def _note(self, error: EngineRefused | EngineLost | EngineBroke) -> None:
-        """Records a failed attempt. Raises EngineFailed if no other engine may be tried."""
+        """Report a failed attempt to the queue and the recorder.
+
+        Raises EngineFailed if no other engine may be tried.
+        """
         reason = "refused"
         match error:
             case EngineHasNoPlace():

@@ -1,8 +1,8 @@
 """Reads whole request bodies, within limits, before the requests are queued.
 
 Called by `request_life`. A body is kept until an engine has answered, so that it can be sent to another engine.
-Therefore the size of a body is limited (413), to less if the gateway must parse the body for routing. The bytes of all
-bodies together are limited too (503, by `capacity`), and the time and the rate of a body's arrival (408).
+Therefore a body's size is limited (413), and the limit is lower if the gateway must parse the body for routing. The sum
+of all bodies' bytes is limited too (503, by `capacity`), and so are the time and the rate of a body's arrival (408).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class BodyReader:
         self._timeout_seconds = timeout_seconds
 
     async def read(self, request: BaseRequest, reservation: Reservation, is_parsed: bool) -> bytes:
-        """The body as it was sent, reserved in `reservation`; `is_parsed`: it is JSON that names the service.
+        """Return the body unchanged, with its bytes reserved in `reservation`. `is_parsed`: its JSON names the service.
 
         Raises InvalidRequest or Unavailable if the body is rejected.
         """
@@ -66,7 +66,7 @@ class BodyReader:
         max_bytes: int,
         on_piece: Callable[[int], None] = lambda num_received: None,
     ) -> bytes:
-        received = bytearray()  # no list of pieces, which may have one byte each
+        received = bytearray()  # not a list of pieces, because each piece may have only one byte
         while piece := await content.readany():
             if not reservation.reserve(len(piece)):
                 raise build_memory_full()
@@ -96,13 +96,13 @@ class BodyReader:
 
 def _build_evict(content: StreamReader) -> Callable[[], None]:
     def evict() -> None:
-        content.set_exception(TimeoutError())  # aiohttp expects it, also where it reads what is left of a request
+        content.set_exception(TimeoutError())  # aiohttp also handles this error when it discards the rest of a body
 
     return evict
 
 
 def _send_continue(request: BaseRequest) -> None:
-    """Answers `Expect: 100-continue`: without it curl waits a second before it sends a body above 1 MiB."""
+    """Respond to `Expect: 100-continue`. Without this, curl waits a second before it sends a body above 1 MiB."""
     expected = request.headers.get("Expect", "").lower() == "100-continue"
     if expected and not request.content.is_eof() and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -129,7 +129,7 @@ def check_encoding(content_encoding: str | None) -> None:
 
 
 def read_model(body: bytes) -> str:
-    """The `model` of the JSON object in `body`, for requests that only the body routes.
+    """Return the `model` of the JSON object in `body`, for requests that are routed by their body.
 
     Raises InvalidRequest.
     """
@@ -154,7 +154,7 @@ _STREAMED: Final = msgspec.json.Decoder(_Streamed)
 
 
 def asks_for_stream(body: bytes) -> bool:
-    """Whether a body of up to MAX_ROUTED_BYTES asks for an event stream. False if the gateway cannot read it."""
+    """Return whether a body requests an event stream. False if it exceeds MAX_ROUTED_BYTES or cannot be parsed."""
     try:
         return len(body) <= MAX_ROUTED_BYTES and _STREAMED.decode(body).stream
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -170,7 +170,7 @@ class OrderFields(msgspec.Struct):
     max_output_tokens: int | None = None
 
     def count_answer_tokens(self, longest: int) -> int:
-        """The most tokens of the answer; `longest` if the request does not limit them."""
+        """Return the limit on the answer's tokens; `longest` if the request has none."""
         limits = (self.max_output_tokens, self.max_completion_tokens, self.max_tokens)
         return max(0, next((limit for limit in limits if limit is not None), longest))
 
@@ -179,7 +179,10 @@ _ORDER_FIELDS: Final = msgspec.json.Decoder(OrderFields)
 
 
 def read_order_fields(body: bytes) -> OrderFields:
-    """Read them from a body of up to MAX_ROUTED_BYTES. Empty if one is invalid: the engine then rejects the request."""
+    """Read the fields from a body of up to MAX_ROUTED_BYTES.
+
+    If one is invalid, none is used: the engine then rejects the request.
+    """
     try:
         return _ORDER_FIELDS.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -187,5 +190,5 @@ def read_order_fields(body: bytes) -> OrderFields:
 
 
 def rename_model(body: bytes, model: str) -> bytes:
-    """The body with another model: engines do not know the name `namespace/name` that clients may use."""
+    """Return the body with another model. Engines do not know the name `namespace/name` that clients may use."""
     return msgspec.json.encode({**_FIELDS.decode(body), "model": model})

@@ -1,4 +1,4 @@
-"""Why the gateway ends a request early. Used by the files of `relaying` that wait for something."""
+"""Cancels a request with a reason. Used by the modules of `relaying` that wait for something."""
 
 import asyncio
 
@@ -7,7 +7,10 @@ from conveyor_gateway.errors import GatewayError
 
 
 class Cancellation:
-    """Cancels the task that handles one request. aiohttp cancels it too, when the client leaves: `error` stays None."""
+    """Cancels the task that handles one request.
+
+    If the client leaves, aiohttp cancels the task and `error` stays None.
+    """
 
     __slots__ = ("error", "task")
 
@@ -18,7 +21,7 @@ class Cancellation:
         self.error: GatewayError | None = None
 
     def cancel(self, error: GatewayError) -> None:
-        """Ends the request with `error`."""
+        """End the request with `error`."""
         self.error = self.error or error
         self.task.cancel()
 
@@ -26,5 +29,5 @@ class Cancellation:
         self.cancel(build_too_many())
 
     def clear(self) -> None:
-        """Lets the task, which has been cancelled, answer its client."""
+        """Reset the cancellation, so that the task can still respond to the client."""
         self.task.uncancel()

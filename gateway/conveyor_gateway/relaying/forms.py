@@ -1,7 +1,7 @@
-"""Forms with files (multipart/form-data) that only the root has to read: their `model` selects the service. Pure.
+"""Reads `model` from forms with files (multipart/form-data) at the root, where it selects the service. Pure.
 
-Called by `request_life`. A form may be as long as any body, because only its head is parsed: clients send `model`
-before the files. The engine reads forms with the same library, and refuses one that names two models.
+Called by `request_life`. A form may be as long as any body, because only its first bytes are parsed: clients send
+`model` before the files. The engine parses forms with the same library, and rejects a form with two models.
 """
 
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ _FORM: Final = "multipart/form-data"
 
 
 class ModelField(NamedTuple):
-    """The value of the field `model`, and where it stands in the body."""
+    """The value of the field `model`, and its position in the body in bytes."""
 
     model: str
     start: int
@@ -24,7 +24,7 @@ class ModelField(NamedTuple):
 
 
 def is_form(content_type: str | None) -> bool:
-    """Whether a body of this Content-Type is a form."""
+    """Return whether a body with this Content-Type is a form."""
     return content_type is not None and content_type.partition(";")[0].strip().lower() == _FORM
 
 
@@ -55,22 +55,22 @@ def find_model_field(body: bytes, content_type: str) -> ModelField:
     except FormParserError as error:
         raise _invalid(str(error)) from None
     message = (
-        f"the form has no model in its first {HEAD_BYTES_MAX} bytes: it selects the service, and stands before files"
+        f"the form has no model in its first {HEAD_BYTES_MAX} bytes: it selects the service, so send it before files"
     )
     raise InvalidRequest(message, Code.NO_MODEL, "model")
 
 
 def rename_model_field(body: bytes, field: ModelField, model: str) -> bytes:
-    """The form with another model."""
+    """Return the form with another model."""
     return b"".join((memoryview(body)[: field.start], model.encode(), memoryview(body)[field.end :]))
 
 
 class _Found(Exception):
-    """The parser has passed the field."""
+    """Raised when the parser has passed the field."""
 
 
 class _Head:
-    """What the parser has found of the part that it is in."""
+    """The state of the part that the parser is in."""
 
     def begin(self) -> None:
         self._name, self._value, self._is_model = b"", b"", False

@@ -1,7 +1,7 @@
 """Keeps a stream's connection open while its request waits for an engine to start, by sending comments.
 
-Used by `request_life` for services that may scale to zero: proxies close connections that are silent for a minute.
-After the first comment the answer is a stream with status 200, so a later error is sent as its last event.
+Used by `request_life` for services that may scale to zero, because proxies close connections that are silent for a
+minute. After the first comment the response is a stream with status 200, so a later error is sent as its last event.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class _Refusal(msgspec.Struct, omit_defaults=True):
 
 @dataclass(slots=True)
 class Heartbeat:
-    """The heartbeat of one request; `response` is the stream, once it was started."""
+    """The heartbeat of one request. `response` is the stream after it has started."""
 
     request: BaseRequest
     record: Record
@@ -44,7 +44,7 @@ class Heartbeat:
 
     @contextlib.asynccontextmanager
     async def beating(self, body: bytes) -> AsyncIterator[None]:
-        """Sends comments while the request with this body waits."""
+        """Send comments while the request with this body waits."""
         task = asyncio.create_task(self._beat(body))
         try:
             yield
@@ -59,7 +59,7 @@ class Heartbeat:
         response = StreamResponse(headers=EVENT_STREAM_HEADERS | {REQUEST_ID_HEADER: self.record.request_id})
         if self.readiness.draining:
             response.force_close()
-        with contextlib.suppress(ConnectionError):  # the task that waits for an answer is cancelled then
+        with contextlib.suppress(ConnectionError):  # aiohttp then cancels the task that waits for an answer
             await response.prepare(self.request)
             self.response = response
             while True:
@@ -67,25 +67,25 @@ class Heartbeat:
                 await asyncio.sleep(self.period_seconds)
 
     async def end_with_error(self, failure: GatewayError) -> StreamResponse:
-        """Ends the stream, which has begun, with an error."""
-        assert self.response is not None, "it was started"
+        """End the started stream with an error."""
+        assert self.response is not None, "the stream has started"
         self.record.status, self.record.reason = self.response.status, failure.code
         return await self._end_with_event(build_error_event(failure, self.record.path))
 
     async def end_with_answer(self, answer: EngineAnswer) -> StreamResponse:
-        """Ends the stream, which has begun, with an engine's answer that is not a stream: an error."""
-        assert self.response is not None, "it was started"
+        """End the started stream with an engine's answer that is not a stream, which is an error."""
+        assert self.response is not None, "the stream has started"
         self.record.set_answered(self.response.status)
         self.record.leave_engine(answer.usage)
         try:
             refusal = msgspec.json.decode(answer.first, type=_Refusal)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            words = f"the engine answered {answer.status}, neither with a stream nor with an error"
+            words = f"the engine responded {answer.status} with neither a stream nor an error"
             return await self.end_with_error(EngineFailed(words, Code.ENGINE_BROKE))
         return await self._end_with_event(write_error_event(msgspec.json.encode(refusal), self.record.path))
 
     async def _end_with_event(self, event: bytes) -> StreamResponse:
-        assert self.response is not None, "it was started"
+        assert self.response is not None, "the stream has started"
         with contextlib.suppress(ConnectionError):
             await self.response.write(event)
             await self.response.write_eof()

@@ -1,7 +1,7 @@
-"""All open requests for engines. Each ends in exactly one answer and one log line, and is counted once.
+"""All open requests for engines. Each gets exactly one response and one log line, and is counted once.
 
-Called by `listening` with a request that `routing` has read, and by `server` to drain and to stop. aiohttp cancels the
-task of a request when its client disconnects.
+Called by `listening` with a request and its route, and by `server` to drain and to stop. aiohttp cancels the task of a
+request when its client disconnects.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from conveyor_gateway.relaying.request_life import RequestLife, SharedParts
 from conveyor_gateway.responses import build_error, build_stopping, find_request_id
 from conveyor_gateway.routing import Route
 
-MAX_ASKING: Final = 256  # open queries for usage; above it, a request is recorded with what is known
+MAX_ASKING: Final = 256  # open queries for usage; beyond it, requests are recorded with the usage known so far
 
 
 class OpenRequests:
@@ -59,7 +59,7 @@ class OpenRequests:
         return len(self._running)
 
     async def wait_idle(self, seconds: float = 0.0) -> None:
-        """Returns when no request has been open for this time and all are recorded."""
+        """Return when no request has been open for `seconds` and all are recorded."""
         while True:
             if tasks := {each.task for each in self._running} | self._recording:
                 await asyncio.wait(tasks)
@@ -69,16 +69,16 @@ class OpenRequests:
                 return
 
     def stop(self) -> None:
-        """Ends every open request, each with an answer."""
+        """End every open request with an error response."""
         self._stopped = True
         for each in self._running:
             each.cancel(build_stopping())
 
     def _record_end(self, record: Record) -> None:
-        """Records a request that has ended.
+        """Record a request that has ended.
 
-        An engine reports the used tokens at the end of its answer. If the answer ended before that, the engine is asked
-        first, because tokens that it has generated count too.
+        An engine reports the used tokens at the end of its answer. If the answer ended early, this queries the engine
+        first, because the tokens that it has generated count too.
         """
         record.end()
         if not record.awaits_usage or len(self._recording) >= MAX_ASKING:

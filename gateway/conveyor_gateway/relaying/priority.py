@@ -1,7 +1,8 @@
-"""Which class a request has, and how it is ordered within its class. Pure.
+"""Finds the class of a request, and its order within the class. Pure.
 
-Called by `request_life` once the body is here. A client names a class by the header `X-Request-Class`, or by vLLM's
-`priority` in the body; the header wins. Nobody is identified, so a class better than `queue.maxClass` is lowered to it.
+Called by `request_life` after the body has arrived. A client names a class with the header `X-Request-Class`, or with
+vLLM's `priority` in the body. The header takes precedence. Clients are not authenticated, so a class better than
+`queue.maxClass` is lowered to it.
 """
 
 import math
@@ -14,20 +15,20 @@ from conveyor_gateway.watching.catalog import Service
 from conveyor_gateway.watching.classes import QueueClass, QueueClasses
 from conveyor_protocol.request_headers import CLASS_HEADER, MAX_OFFSET_SECONDS
 
-# JSON holds these bytes only as a string of its own: a quote within a string is escaped.
+# In JSON these bytes can only be a whole string, because quotes within a string are escaped.
 _PRIORITY: Final = b'"priority"'
 _BYTES_PER_TOKEN: Final = 4
 _UNKNOWN_LENGTH_TOKENS: Final = 4096
-_LOG2_MOST_TOKENS: Final = 24.0  # more than any model takes
+_LOG2_MOST_TOKENS: Final = 24.0  # above any model's context
 
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """The class of a request; within it, how many seconds earlier (negative) or later it counts as having arrived."""
+    """The class of a request. Within it, the request counts as if it had arrived `offset_seconds` later."""
 
     request_class: QueueClass
     offset_seconds: float
-    is_lowered: bool  # the client named a better class than it may have
+    is_lowered: bool  # the client named a better class than allowed
 
 
 def choose_priority(
@@ -39,9 +40,9 @@ def choose_priority(
     *,
     has_form: bool = False,
 ) -> Priority:
-    """The priority of a request whose `X-Request-Class` is `named_class`. Raises InvalidRequest.
+    """Return the priority of a request whose `X-Request-Class` is `named_class`. Raises InvalidRequest.
 
-    has_form: whether the body is no JSON but a form, in which no field orders the request.
+    has_form: whether the body is a form. A form's fields have no effect on the order.
     """
     classes = service.classes
     fields = read_order_fields(body) if not has_form and len(body) <= MAX_ROUTED_BYTES else OrderFields()
@@ -85,5 +86,5 @@ def _find_by_priority(service: Service, priority: int | None, body: bytes) -> Qu
 
 
 def _delay_long(num_tokens: int) -> float:
-    """Seconds that grow with the length: a request that is twice as long counts as having come 1.25 s later."""
+    """Return an offset in seconds that grows with the length: twice the tokens add 1.25 s."""
     return MAX_OFFSET_SECONDS * min(math.log2(1 + num_tokens) / _LOG2_MOST_TOKENS, 1.0)

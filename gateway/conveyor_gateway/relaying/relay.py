@@ -34,7 +34,7 @@ class _Pace:
         self._due = self._loop.time()
 
     async def wait(self, num_bytes: int) -> None:
-        """Waits until the next piece may be read, after one of `num_bytes`."""
+        """Wait until the next piece may be read, after a piece of `num_bytes`."""
         now = self._loop.time()
         seconds = _SMALL_SECONDS if num_bytes < BUFFER_BYTES else _LARGE_SECONDS
         self._due = max(self._due, now - _BURST_SECONDS) + seconds
@@ -44,10 +44,10 @@ class _Pace:
 
 @dataclass(slots=True)
 class Relay:
-    """One answer to one client. A stream ends soon after `deadline`, on the loop's clock.
+    """Forwards one answer to one client. A stream ends soon after `deadline`, on the loop's clock.
 
-    If the client does not read, the connection ends the answer. Without `keep_alive` the answer announces that the
-    connection will be closed.
+    If the client does not read, `listening`'s connection ends the answer. Without `keep_alive` the answer announces
+    that the connection will be closed.
     """
 
     request: BaseRequest
@@ -59,7 +59,7 @@ class Relay:
     _tail: bytes = b""
 
     async def send_whole(self) -> StreamResponse:
-        """Sends headers and body in one write."""
+        """Send headers and body in one write."""
         answer = self.answer
         response = Response(status=answer.status, headers=answer.headers, body=answer.first)
         try:
@@ -71,7 +71,7 @@ class Relay:
         return response
 
     async def send_stream(self, begun: StreamResponse | None = None) -> StreamResponse:
-        """Sends the answer piece by piece. `begun`: a stream that has already begun, to continue."""
+        """Send the answer piece by piece. `begun`: a stream that has already begun and is continued."""
         response = begun or StreamResponse(status=self.answer.status, headers=self.answer.headers)
         try:
             await self._pass_on(response)
@@ -113,7 +113,7 @@ class Relay:
             await response.write_eof()
 
     async def _end_with_error(self, response: StreamResponse, failure: GatewayError) -> None:
-        """Ends an event stream with an event that has the reason; aborts the connection of any other answer."""
+        """End an event stream with an event that has the reason. For any other answer, abort the connection."""
         self.record.reason = failure.code
         if self.answer.is_event_stream:
             glue = b"" if not self._tail or ends_event(self._tail) else b"\n\n"

@@ -58,7 +58,7 @@ class SharedParts:
 
 @dataclass(slots=True)
 class RequestLife:
-    """One request. Raises errors of the gateway's tree."""
+    """One request. Its methods raise subclasses of GatewayError."""
 
     parts: SharedParts
     request: BaseRequest
@@ -100,7 +100,7 @@ class RequestLife:
         return service, EngineRequest(self.route.fill_path(service), headers, body, reservation), priority
 
     def _find_service(self, body: bytes) -> tuple[Service, bytes]:
-        """Returns the service, and the body with the model name that its engines expect."""
+        """Return the service, and the body with the model name that its engines expect."""
         directory = self.parts.directory
         if self.route.service is not None:
             service = directory.services.get(self.route.service)
@@ -136,7 +136,10 @@ class RequestLife:
     async def _run_alive(
         self, attempts: Attempts, engine_request: EngineRequest, queue: ServiceQueue, ticket: Ticket
     ) -> StreamResponse:
-        """For a service that may have to start first: keeps a stream's connection open until the answer begins."""
+        """Run a request for a service that may have to start first.
+
+        Keeps a stream's connection open until the answer begins.
+        """
         heartbeat = Heartbeat(self.request, self.record, self.parts.heartbeat_seconds, self.parts.readiness)
         try:
             async with heartbeat.beating(engine_request.body):
@@ -177,7 +180,7 @@ class RequestLife:
 
 
 def _find_timeout_seconds(request: BaseRequest, service: Service) -> float:
-    """The service's time limit, or the client's if it is shorter."""
+    """Return the service's timeout, or the client's if it is shorter. Raises InvalidRequest."""
     text = request.headers.get(REQUEST_TIMEOUT_HEADER)
     if text is None:
         return service.request_timeout_seconds

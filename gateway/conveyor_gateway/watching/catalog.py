@@ -1,8 +1,9 @@
 """The gateway's view of the cluster: InferenceServices, the owners of served names, and ready engines.
 
 Filled by `conveyor_kube.watch` with bodies from the API server; read by `routing` and `relaying`; notifies `queues` of
-changes. A service is known because its InferenceService exists, not because a pod was seen: one without engines queues.
-Knows the shape of an InferenceService, as `slices` knows that of an EndpointSlice; not how they are fetched.
+changes. A service is known as soon as its InferenceService exists. Its requests are queued while it has no engines.
+
+This module parses InferenceServices, and `slices` parses EndpointSlices. Neither knows how they are fetched.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -20,7 +21,7 @@ from conveyor_kube.served_names import ClaimSink, NameIndex
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
 
-# Of one namespace. More than anybody runs; a tenant may create far more.
+# For each namespace. Above any real use, but a tenant could create more.
 MAX_SERVICES: Final = 5_000
 
 
@@ -39,13 +40,13 @@ class Service:
     max_queued_requests: int  # at all gateways
     queue_timeout_seconds: float
     request_timeout_seconds: float
-    max_model_len: int | None = None  # tokens of the longest request; None: not known yet
-    idle_timeout_seconds: float | None = None  # without a request, until it goes to zero; None: it never does
-    is_asleep: bool = False  # at zero because it was idle; the next request wakes it
-    is_starting: bool = False  # from zero, and nothing has failed
+    max_model_len: int | None = None  # longest prompt and answer together, in tokens; None: not known yet
+    idle_timeout_seconds: float | None = None  # time without requests until it scales to zero; None: never
+    is_asleep: bool = False  # scaled to zero because it was idle; the next request starts it
+    is_starting: bool = False  # it starts from zero, without a failure so far
     classes: QueueClasses = WITHOUT_CLASSES
-    refuses_priority: bool = False  # in a body: it has no classes, and its runtime no priorities of its own
-    start_failure: str = ""  # why no engine can start, if waiting does not help
+    refuses_priority: bool = False  # `priority` in a body has no effect, so it is rejected
+    start_failure: str = ""  # why no engine can start, if only a change of the spec helps
 
     @property
     def key(self) -> str:
@@ -53,12 +54,12 @@ class Service:
 
     @property
     def answers_from_zero(self) -> bool:
-        """Whether a request is answered even if no engine runs, because it starts one."""
+        """Whether a request is answered although no engine runs, because the request starts one."""
         return self.is_asleep or self.is_starting
 
 
 def parse_service(body: Mapping[str, Any]) -> Service:
-    """Raises InvalidResource."""
+    """Parse an InferenceService. Raises InvalidResource."""
     resource = InferenceService.parse(body)
     created = resource.metadata.creation_timestamp
     spec, batching = resource.spec, resource.batching
@@ -86,7 +87,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
 
 
 def _find_start_failure(resource: InferenceService) -> str:
-    """The reason that Ready is False for, if waiting does not mend it and it is about the present spec."""
+    """Return the reason why Ready is False, if it is a lasting failure of the current spec; otherwise ""."""
     status = resource.status
     if status.observed_generation != resource.metadata.generation:
         return ""
@@ -95,13 +96,13 @@ def _find_start_failure(resource: InferenceService) -> str:
 
 
 class Directory:
-    """All services by `namespace/name`, and which of them a model name means on the root."""
+    """All services by `namespace/name`, and the service that each model name selects at the root."""
 
     def __init__(self) -> None:
         self.services: dict[str, Service] = {}
         self.names = NameIndex()
-        self._keys: list[str] = []  # of all services, in order
-        self._listed: list[str] = []  # of those with `listed`
+        self._keys: list[str] = []  # of all services, sorted
+        self._listed: list[str] = []  # of services with `listed`, sorted
 
     def put(self, service: Service) -> None:
         self.remove(service.key)
@@ -118,13 +119,13 @@ class Directory:
                 del keys[bisect_left(keys, key)]
 
     def list_after(self, key: str, count: int, lists_all: bool) -> list[Service]:
-        """The next `count` services after `namespace/name`, in the order of their keys; all, or the listed ones."""
+        """Return the next `count` services after `key`, sorted by key. Without `lists_all`, only listed services."""
         keys = self._keys if lists_all else self._listed
         start = bisect_right(keys, key)
         return [self.services[each] for each in keys[start : start + count]]
 
     def find_model(self, model: str) -> Service | None:
-        """The service that `model` means: its `namespace/name`, or the name that its namespace has claimed."""
+        """Return the service for `model`, a `namespace/name` or a claimed model name; None without one."""
         return self.services.get(model) or self.services.get(self.names.find_service(model) or "")
 
     def _orders(self, service: Service) -> list[list[str]]:
@@ -132,7 +133,7 @@ class Directory:
 
 
 class Catalog:
-    """All resources, kept by `watch`."""
+    """All watched resources. `conveyor_kube.watch` keeps them up to date."""
 
     def __init__(self) -> None:
         self.directory = Directory()
@@ -141,16 +142,16 @@ class Catalog:
         self.slices = SliceTable()
 
     def subscribe(self, on_service: Callable[[str], None], on_engines: Callable[[str], None]) -> None:
-        """Calls them with `namespace/name` after each change of the service, or of its engines, from now on."""
+        """Call them with `namespace/name` after each later change of a service, or of its engines."""
         self.services.subscribe(on_service)
         self.slices.subscribe(on_engines)
 
     def engines(self, service: str) -> tuple[str, ...]:
-        """Addresses (`host:port`) of the ready engines, one per pod."""
+        """Return the addresses (`host:port`) of the ready engines, one for each pod."""
         return tuple(self.slices.engines(service).values())
 
     def find_engine(self, service: str, pod: str) -> str | None:
-        """The address of the ready engine in the pod with this uid."""
+        """Return the address of the ready engine in the pod with this uid; None without one."""
         return self.slices.engines(service).get(pod)
 
 

@@ -1,6 +1,6 @@
-"""The classes of a service's queue, and which of them a request has. Pure.
+"""The classes of a service's queue. Pure.
 
-Read from the spec by `catalog`; `relaying.priority` chooses with it, `admission` keeps its limits.
+`catalog` reads them from the spec. `relaying.priority` chooses a request's class, and `admission` enforces the limits.
 """
 
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from conveyor_api.queue import Queue
 
 @dataclass(frozen=True, slots=True)
 class QueueClass:
-    """One class. None is what the queue itself allows; limits are those of all gateways together."""
+    """One class. None means that only the queue's own limit applies. Limits are for all gateways together."""
 
     name: str = ""
     level: int = 0  # lower goes first
     max_queued_requests: int | None = None
     timeout_seconds: float | None = None
-    is_delayed: bool = False  # after its timeout, in place of a refusal
+    is_delayed: bool = False  # whether requests are delayed after the timeout, not rejected
     max_share_percent: int | None = None
 
 
@@ -25,11 +25,11 @@ UNCLASSED = QueueClass()
 
 @dataclass(frozen=True, slots=True)
 class QueueClasses:
-    """The classes of one service, the best first; none without classes."""
+    """The classes of one service, best first; empty without classes."""
 
     ordered: tuple[QueueClass, ...] = ()
     default: QueueClass = UNCLASSED
-    best: QueueClass = UNCLASSED  # that a client may have
+    best: QueueClass = UNCLASSED  # the best class that a client may have
     is_shortest_first: bool = False
     names: frozenset[str] = field(init=False)
 
@@ -44,11 +44,11 @@ class QueueClasses:
         return next((each for each in self.ordered if each.name == name), None)
 
     def find_priority(self, priority: int) -> QueueClass:
-        """The class with the nearest level at or above `priority`, or the worst one."""
+        """Return the class with the nearest level at or above `priority`, or the worst class."""
         return next((each for each in self.ordered if each.level >= priority), self.ordered[-1])
 
     def lower(self, chosen: QueueClass) -> QueueClass:
-        """`chosen`, or the best class that a client may have if that one is worse."""
+        """Return the worse of `chosen` and the best class that a client may have."""
         return max(chosen, self.best, key=lambda each: each.level)
 
 

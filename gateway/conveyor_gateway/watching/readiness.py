@@ -1,11 +1,11 @@
-"""Whether this gateway should be sent requests: what /readyz and /demand report.
+"""Decides whether this gateway should get requests, for /readyz and /demand.
 
-Fed by `watch` (through its states), by `server` (draining) and by `self_check` (whether clients are answered).
-Kubernetes probes /readyz every few seconds.
+The inputs come from the states of the watches, from `server` (draining) and from `self_check` (whether the public port
+responds). Kubernetes probes /readyz every few seconds.
 
-A gateway that has lost the API server stays ready: it serves on with what it knew last, engines that are gone are
-noticed by their connections, and if all gateways left their Service because the API server is away, an outage of the
-control plane would become one of the service. The body of /readyz, a metric and the log report it.
+A gateway that cannot reach the API server stays ready and uses the last known state. It detects removed engines by
+failed connections. If all gateways became unready instead, an outage of the control plane would be an outage of the
+services too. The body of /readyz, a metric and the log report the stale state.
 """
 
 import time
@@ -17,9 +17,10 @@ from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 
 @dataclass(slots=True)
 class Readiness:
-    """`now_seconds` is the clock of the watches.
+    """The inputs of the decision. `now_seconds` is the clock of the watches.
 
-    Before the names of services are claimed, a new gateway would not know those that an older one served by their age.
+    A gateway waits for the claims of served names, because without them it would not know names that an older gateway
+    already served by the services' age.
     """
 
     watches: Sequence[WatchState]
@@ -35,7 +36,7 @@ class Readiness:
         return all(watch.synced for watch in self.watches) and self._find_names_claimed()
 
     def problems(self) -> list[str]:
-        """Why no request should come here; empty: ready."""
+        """Return why this gateway should not get requests; empty if it is ready."""
         missing = [f"not synced: {watch.name}" for watch in self.watches if not watch.synced]
         if not missing and not self._find_names_claimed():
             missing = ["waiting for the operator, which claims the names of services when it first runs"]
@@ -47,7 +48,7 @@ class Readiness:
         return self._names_claimed
 
     def warnings(self) -> list[str]:
-        """Problems with which this gateway still serves."""
+        """Return the problems that do not make this gateway unready."""
         return [
             f"stale: {name}: no data from the API server for {seconds:.0f} s; serving with the last known state"
             for name, seconds in self.silences()
@@ -55,7 +56,7 @@ class Readiness:
         ]
 
     def silences(self) -> Iterator[tuple[str, float]]:
-        """Each watch that has synced, and the seconds since the API server last sent it something."""
+        """Yield each synced watch with the seconds since the API server last sent it data."""
         now = self.now_seconds()
         for watch in self.watches:
             if watch.synced:

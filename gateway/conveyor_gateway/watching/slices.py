@@ -12,7 +12,7 @@ from conveyor_gateway.watching.table import Table
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
 
-MAX_ENGINES: Final = 5_000  # of one namespace; more than anybody runs, but a tenant may write far more
+MAX_ENGINES: Final = 5_000  # for each namespace; above any real use, but a tenant could write more
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,15 @@ class Slice:
 
 
 def parse_slice(body: Mapping[str, Any]) -> Slice:
-    """Ready endpoints only: one that terminates, though it may still serve, gets no new request.
+    """Parse an EndpointSlice. Only ready endpoints count: a terminating one gets no new requests, though it may serve.
 
-    The pod stands first so that one with two addresses (dual stack has a slice per family) is one engine.
+    Engines are identified by pod, so that a pod with two addresses is one engine (dual stack has a slice for each
+    address family).
     """
     metadata = body["metadata"]
     service = f"{metadata['namespace']}/{metadata['labels'][INFERENCE_SERVICE_LABEL]}"
     named = [port.get("port") for port in body.get("ports") or [] if port.get("name") == ENGINE_PORT_NAME]
-    ports = [port for port in named if port]  # a port may come without a number
+    ports = [port for port in named if port]  # `port` may be null
     if not ports or body["addressType"] == "FQDN":
         return Slice(service, ())
     template = "[{}]:{}" if body["addressType"] == "IPv6" else "{}:{}"
@@ -54,7 +55,7 @@ class SliceTable(Table[Slice]):
         self._by_service: dict[str, set[str]] = {}
 
     def engines(self, service: str) -> Mapping[str, str]:
-        """The address of each, by its pod's uid; by the address where no pod is named."""
+        """Return the address of each engine by its pod's uid, or by the address if the slice names no pod."""
         by_pod: dict[str, str] = {}
         for name in sorted(self._by_service.get(service, ())):
             for pod, address in self._slices[name].engines:
@@ -65,7 +66,7 @@ class SliceTable(Table[Slice]):
         return parse_slice(body)
 
     def _weigh(self, item: Slice) -> int:
-        """A slice without engines needs memory too."""
+        """Return the number of engines, at least 1, because a slice without engines needs memory too."""
         return max(1, len(item.engines))
 
     def _keep(self, key: str, item: Slice) -> None:
