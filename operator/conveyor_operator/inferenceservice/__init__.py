@@ -1,4 +1,4 @@
-"""The InferenceService: what it asks for, what is there, what to do next, what its status says. Pure but for `case`.
+"""The InferenceService: its desired and observed children, the plan of steps, and its status. Pure, except for `case`.
 
-`resource` is its face to the loop.
+The loop uses it through `resource`.
 """

@@ -40,7 +40,7 @@ class Told:
 
 
 class ServiceCase:
-    """`url` is where clients reach the service, `previous` the status that it has."""
+    """A `loop.resource.Case`. `url`: the URL for clients. `previous`: the status before this reconcile."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The sizes that follow from `spec.workload`, in words for `status.effective.derived`. Pure; used by `status`.
+"""Describes the sizes that follow from `spec.workload`, for `status.effective.derived`. Pure; used by `status`.
 
-The engine computes the same when it starts (`conveyor_protocol.workload`). What only the engine can measure, the memory
-that is free, is described as such.
+The engine computes the same sizes when it starts (`conveyor_protocol.workload`). Only the engine can measure the free
+memory, so sizes that depend on it are described in words.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from conveyor_protocol.workload import Workload
 
 
 def tell_derived(spec: InferenceServiceSpec, context_length: int | None) -> list[DerivedStatus]:
-    """Each size that no field sets. `context_length`: of the model, None if it is not known yet."""
+    """Return each size that no field sets. `context_length`: the model's; None if it is not known yet."""
     if spec.workload is None:
         return []
     lengths = spec.workload.lengths

@@ -1,6 +1,6 @@
 """The desired children of an InferenceService, built once in each reconcile. Pure; read by `plan` and `case`.
 
-The pod template and the engine's configuration are rendered here and nowhere else: the image is chosen by the template.
+The pod template and the engine's configuration are rendered only here, because the image depends on the template.
 """
 
 from collections.abc import Sequence
@@ -39,16 +39,16 @@ from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS, MAX_OFFSET_S
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The children come without replicas: `plan` decides on them by what is there. `effective` is for the status."""
+    """The desired children. The Deployment has no replicas: `plan` sets them. `effective` is for the status."""
 
     owner: Owner
     spec: InferenceServiceSpec
     effective: EffectiveStatus
     children: tuple[Object, ...]
     template_hash: str
-    """Hash of the pod template, image included."""
+    """Hash of the pod template, including its image."""
     look_again_at: datetime | None = None
-    """When something else may be desired, though nothing happens."""
+    """When the desired children may change without an event; None if they do not."""
 
 
 def build_owner(namespace: str, name: str, uid: str) -> Owner:
@@ -64,10 +64,11 @@ def build_desired(
     from_profile: Sequence[str] = (),
     serves_keda: bool | None = True,
 ) -> Desired:
-    """Reads of `observed` what must stay (the claim's access mode, and the engine image over an upgrade) and what a
-    rollout that the spec leaves open depends on.
+    """Build the desired children from the spec.
 
-    `from_profile` names what a profile has filled in the service's spec. Where KEDA is not served it makes nothing.
+    From `observed` it reads values that must not change (the claim's access mode, and the engine image during an
+    upgrade of Conveyor), and the state on which the rollout parameters depend if the spec does not set them.
+    from_profile: paths of the fields that a profile has filled. serves_keda: if not True, no ScaledObject is built.
     """
     spec = service.spec
     owner = build_owner(service.namespace, service.name, service.metadata.uid)

@@ -1,6 +1,6 @@
-"""How the observed children of one InferenceService differ from the desired ones. Pure.
+"""Finds how the observed children of one InferenceService differ from the desired ones. Pure.
 
-`plan` finds it once for each plan, `case` once for a status.
+`plan` calls it once for each plan, and `case` once for each status.
 """
 
 from collections.abc import Iterator
@@ -29,17 +29,17 @@ class Differences:
     desired: Desired
     observed: Observed
     wanted: tuple[Object, ...]
-    """The desired children, without an autoscaler while the Deployment that it would scale is not ours."""
+    """The desired children. Without the autoscaler while the Deployment's name is taken by another object."""
     obstacles: tuple[Obstacle, ...]
-    """Names that are taken, and calls that have failed in this reconcile."""
+    """Children whose names are taken, and children for which a call has failed in this reconcile."""
     prewarming: bool
-    """A Job has to end before pods of this spec are made; those that are there stay as they are."""
+    """Whether a Job must download the model before pods of this spec are created. Existing pods are not changed."""
     podless_job: Child | None
-    """A Job of which no pod has been made yet."""
+    """The Job, if it has not had a pod yet."""
 
     @property
     def end_of_patience(self) -> datetime | None:
-        """When a pod of that Job should have been made."""
+        """The time by which the Job should have had a pod; None without such a Job."""
         if self.podless_job is None:
             return None
         return datetime.fromisoformat(self.podless_job.without_pods_since) + PATIENCE
@@ -66,7 +66,7 @@ def find_differences(desired: Desired, observed: Observed, memory: ServiceMemory
 
 
 def find_kedas_autoscaler(desired: Desired, observed: Observed) -> Child | None:
-    """The HPA of our name that KEDA has made, of whosever ScaledObject."""
+    """Return the HPA with the engine's name that KEDA has created, from any owner's ScaledObject; None without one."""
     name = names.engine_name(desired.owner.name)
     child = observed.children.get((AUTOSCALER.kind, name))
     return child if child is not None and child.controller == f"{SCALED_OBJECT.kind}/{name}" else None

@@ -41,7 +41,10 @@ def _find_scaling(before: Object, after: Object) -> Iterator[Event]:
 
 
 def _find_turned(before: Object, after: Object) -> Iterator[Event]:
-    """A new condition that is not True makes an event only if it needs action; Unknown never does."""
+    """Yield events for changed conditions.
+
+    A new condition that is not True causes an event only if it needs action. Unknown never causes one.
+    """
     old = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
     known = {old[type][1] for type in _TOLD if type in old}
     for condition in after.get("conditions") or ():
@@ -79,7 +82,7 @@ def _is_good_news(type: str, status: str, reason: str, was: tuple[str, str] | No
 
 
 def restored(kind: str, name: str, deleted: bool) -> Event:
-    """The Event for a child that was changed by hand and is restored."""
+    """Return the Event for a child that was edited or deleted and has been restored."""
     done = "deleted" if deleted else "edited"
     field = _FIELDS.get(kind, "the spec")
     return Event(

@@ -1,9 +1,9 @@
-"""Why a pod does not run, in one reason and one sentence. Pure; used by `situation` and `status`.
+"""Explains with one reason and one sentence why a pod does not run. Pure; used by `situation` and `status`.
 
-A user should never have to look into a pod to learn what is wrong. Sources, best first: the scheduler's condition,
-the kubelet's waiting reasons, and how a container ended: that the kernel killed it for its memory, or else its
-termination message, which is `{"reason", "message"}` when the engine or the fetch wrote it, or the last lines of its
-log.
+A user should not have to look at a pod to find out what is wrong. The sources, best first, are the scheduler's
+condition, the kubelet's waiting reasons, and the end of a container. A container may have been killed for its memory.
+Otherwise its termination message counts: `{"reason", "message"}` if the engine or the fetch wrote it, or the last lines
+of its log.
 """
 
 import re
@@ -23,15 +23,15 @@ _IMAGE_REASONS = frozenset(
 _START_REASONS = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError"}
 )
-# Between two tries the kubelet says this, and then what the last one said: nothing new.
+# The kubelet writes this between two attempts, followed by the error of the last attempt.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: \w+: |$)')
-# Left out by containerd where a digest follows.
+# containerd omits the tag if a digest follows.
 _TAG = re.compile(r":[^:/@]+(?=@)")
 _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,99}")
-_MOST_OF_A_LOG = 500  # characters, of the 2 KiB that the kubelet takes
+_MOST_OF_A_LOG = 500  # characters; the kubelet keeps up to 2 KiB
 _GPU = re.compile(r"Insufficient \S*gpu", re.IGNORECASE)
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]*)" not found', re.IGNORECASE)
-# A program that is not in the image, or is one for other processors.
+# The program is not in the image, or it is built for another processor.
 _NO_START = frozenset({"StartError", "ContainerCannotRun"})
 _WRONG_IMAGE = re.compile(r"No module named '?(conveyor_engine|vllm)\b|exec format error")
 _NO_SECRET = re.compile(r"secret \"[^\"]*\" not found|couldn't find key .* in Secret", re.IGNORECASE)
@@ -39,7 +39,7 @@ _NO_SECRET = re.compile(r"secret \"[^\"]*\" not found|couldn't find key .* in Se
 
 @dataclass(frozen=True, slots=True)
 class PodFailure:
-    """One failure. `since` is RFC 3339, empty if unknown; `exit_code` is None if no container ended."""
+    """One failure. `since`: RFC 3339, "" if unknown. `exit_code`: None if no container ended."""
 
     reason: str
     message: str
@@ -49,13 +49,13 @@ class PodFailure:
 
 
 def find_failures(pods: Iterable[PodState]) -> list[PodFailure]:
-    """Return what keeps pods from being ready now, latest first. The order of `pods` does not matter."""
+    """Return the failures that keep pods from being ready now, latest first. The order of `pods` does not matter."""
     found = [find_failure(pod) for pod in pods if not pod.leaving and not pod.ready]
     return sorted((f for f in found if f is not None), key=lambda f: (f.since, f.pod), reverse=True)
 
 
 def find_last_failure(pods: Iterable[PodState]) -> PodFailure | None:
-    """The latest failure, also of pods that have recovered."""
+    """Return the latest failure, including those of pods that have recovered; None without one."""
     found = [f for pod in pods if not pod.leaving and (f := find_failure(pod, also_past=True))]
     return max(found, key=lambda f: (f.since, f.pod), default=None)
 
@@ -70,7 +70,7 @@ def find_failure(pod: PodState, also_past: bool = False) -> PodFailure | None:
         if failure is not None:
             return failure
     if pod.phase == "Failed":
-        # Evicted, as a rule. Its ReplicaSet has made another one already.
+        # Usually it was evicted, and its ReplicaSet has already created another pod.
         said = pod.reason if _REASON.fullmatch(pod.reason) else "PodFailed"
         return PodFailure(said, _tidy(pod.message or "the pod failed"), pod.name, pod.created_at)
     return None
@@ -114,7 +114,7 @@ def _names(said: str, image: str) -> bool:
 def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
     if (
         container.ended_reason == FailureReason.OOM_KILLED
-    ):  # first: an engine whose child was killed writes a message too
+    ):  # checked first, because an engine whose child process was killed also writes a message
         return Reason.OOM_KILLED, (
             f"container {container.name} used more than its memory limit and was killed; "
             "raise resources.limits.memory, or lower engine.maxModelLen or kvCache"
@@ -123,7 +123,7 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
     if told is not None:
         return told
     last_lines = container.ended_message.strip()
-    if len(last_lines) > _MOST_OF_A_LOG:  # the cause is told last, as a rule
+    if len(last_lines) > _MOST_OF_A_LOG:  # the cause usually comes last
         last_lines = f"... {last_lines[-_MOST_OF_A_LOG:]}"
     said = f": {last_lines}" if last_lines else ""
     if container.ended_reason in _NO_START or _WRONG_IMAGE.search(last_lines):
@@ -134,7 +134,7 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
 
 
 def _parse_told(message: str) -> tuple[Reason, str] | None:
-    """`{"reason", "message"}` as the engine writes it; None for anything else, such as log lines."""
+    """Return reason and message from an engine's JSON `{"reason", "message"}`; None for other texts, like log lines."""
     told = parse_message(message)
     if not isinstance(told.get("message"), str):
         return None

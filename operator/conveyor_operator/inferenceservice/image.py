@@ -1,12 +1,13 @@
-"""Which image of Conveyor's engine a service runs. Pure; used by `desired`.
+"""Chooses the image of Conveyor's engine for a service. Pure; used by `desired`.
 
-An upgrade of Conveyor brings a new default image, and must not restart a GPU pod for it. So a service keeps the image
-it has until its pods are replaced anyway: because the spec asks something else of them, also by no longer naming an
-image, or because the new operator renders them differently. Scaling is not such a change.
+An upgrade of Conveyor has a new default image, but must not restart GPU pods only for that. So a service keeps its
+image until its pods are replaced for another reason: the spec changes the pods (also if it no longer names an image),
+or the new operator renders them differently. Scaling does not replace pods.
 
-The Deployment says which image it has: its annotation is a hash of the image and of the template that it was chosen
-for, so an image that was edited by hand does not match and is not kept. The status cannot say it: it is written later,
-so the next reconcile may still read the previous image in it. With another runtime only the fetch runs in this image.
+The current image is read from the Deployment. Its annotation is a hash of the image and of the template for which the
+image was chosen. An image that somebody edited does not match the hash, so it is not kept. The status cannot be used,
+because it is written later: the next reconcile may still read the previous image in it. With another runtime, only the
+fetch container uses this image.
 """
 
 from conveyor_api.spec import InferenceServiceSpec
@@ -18,7 +19,7 @@ from conveyor_operator.loop.owner import Object
 def choose_engine_image(
     spec: InferenceServiceSpec, template: Object, default: str, live: DeploymentState | None
 ) -> str:
-    """`template` is the pods' as the spec wants it, `live` the Deployment, as far as there is one."""
+    """Return the image. `template`: the desired pod template. `live`: the Deployment; None if it does not exist."""
     if spec.engine.image is not None and spec.runtime == "Conveyor":
         return spec.engine.image
     if live is None:
@@ -27,5 +28,5 @@ def choose_engine_image(
 
 
 def hash_template(template: Object, image: str) -> str:
-    """Hash of the template that the spec asks for, and of the image that was chosen for it."""
+    """Return a hash of the desired pod template and the image that was chosen for it."""
     return hash_of([template, image])

@@ -1,4 +1,4 @@
-"""How KEDA stands to the service: what keeps it from scaling, before its HPA is asked. Pure; used by `scaling`."""
+"""Explains why KEDA does not scale a service, if KEDA's HPA cannot explain it yet. Pure; used by `scaling`."""
 
 from conveyor_api.conditions import Reason
 from conveyor_operator.inferenceservice.observed import Observed
@@ -11,11 +11,11 @@ _NOT_TAKEN_UP = (
     "KEDA has not processed the ScaledObject yet. If this lasts, check that the Deployment keda-operator runs and "
     "watches this namespace."
 )
-_UNREADABLE = "TriggerError"  # the reason of Ready where KEDA could read no metric
+_UNREADABLE = "TriggerError"  # KEDA's reason for Ready if it could read no metric
 
 
 def judge_keda(observed: Observed, served: bool | None) -> tuple[str, Reason, str] | None:
-    """(status, reason, message) of the condition ScalingReady; None where its HPA says more."""
+    """Return (status, reason, message) of the condition ScalingReady; None if the HPA's conditions are to be used."""
     if served is None:
         return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "Conveyor has not checked yet whether KEDA is installed"
     if not served:

@@ -1,4 +1,4 @@
-"""The InferenceService, its children, and what is made for them: which kinds, and in which order they are applied."""
+"""The kinds of the InferenceService, its children and its grandchildren, and the order of the children's applies."""
 
 from conveyor_api import names
 from conveyor_operator.kinds import (
@@ -20,14 +20,14 @@ from conveyor_operator.kinds import (
 
 INFERENCE_SERVICE = Kind(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
 
-# In the order in which they are applied: what pods need comes before the pods, what counts them after.
+# In the order in which they are applied: kinds that pods need come before the Deployment, autoscalers after it.
 CHILDREN = (
     SERVICE_ACCOUNT, CLAIM, CONFIG_MAP, SERVICE, NETWORK_POLICY, JOB, DEPLOYMENT, DISRUPTION_BUDGET, AUTOSCALER,
     SCALED_OBJECT,
 )  # fmt: skip
 
-# Of those, the ones that not every cluster has.
+# Children that not every cluster serves.
 OPTIONAL = (SCALED_OBJECT,)
 
-# Made by controllers for our children; read for the status.
+# Controllers create these from the children. They are read for the status.
 GRANDCHILDREN = (REPLICA_SET, POD, ENDPOINT_SLICE)

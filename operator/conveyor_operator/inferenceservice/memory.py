@@ -1,4 +1,7 @@
-"""Memory of one InferenceService, beside `loop.steps.Memory`. Kept by `case`, read by `plan`."""
+"""What the operator remembers of one InferenceService, in addition to `loop.steps.Memory`.
+
+Used by `case` and `plan`.
+"""
 
 from dataclasses import dataclass
 
@@ -18,11 +21,11 @@ class ServiceMemory(Memory):
     pod_starts: PodStarts | None = None
     """None until the status is first read."""
 
-    # Of this reconcile alone
+    # Only for the current reconcile
     former_replicas: int = 0
     """The replicas in the last status; 0 if there was none."""
     had_autoscaler: bool = False
-    """An HPA of ours or KEDA's was there when it began, or the replicas were left to somebody else's."""
+    """Whether Conveyor's or KEDA's HPA existed when the reconcile began, or the provider was External before."""
 
     def see_template(self, before: DeploymentState | None, now: DeploymentState | None) -> None:
         """Record a change of the pod template. Without `before`, it counts as changed until the controller sees it."""

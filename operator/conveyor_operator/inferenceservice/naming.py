@@ -1,6 +1,6 @@
-"""The served name of an InferenceService: what it wants, and the condition `NameClaimed`. Pure.
+"""The served name of an InferenceService: the wanted name, and the condition `NameClaimed`. Pure.
 
-A message never says which other namespace has a name: whoever reads it may not know that there is one.
+A message never names another namespace that has the name, because its reader may not be allowed to know of it.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from conveyor_operator.served_names.answer import NameAnswer, NameState, Wish
 
 @dataclass(frozen=True, slots=True)
 class NameOf:
-    """The served name of one service, `namespace/name`, and to whom it belongs."""
+    """The served name of the service `namespace/name`, and the state of its claim."""
 
     service: str = ""
     name: str = ""
@@ -23,13 +23,13 @@ class NameOf:
 
 
 def find_wish(body: Mapping[str, Any]) -> Wish:
-    """The served name of an InferenceService, also of one whose spec cannot be read as a whole."""
+    """Return the wanted name of an InferenceService, also if the rest of its spec is invalid."""
     metadata, model = body["metadata"], (body.get("spec") or {}).get("model") or {}
     return Wish(str(model.get("name") or metadata["name"]), parse_time_unix(metadata["creationTimestamp"]))
 
 
 def judge_claim(found: NameOf) -> tuple[str, Reason, str]:
-    """Status, reason and message of the condition."""
+    """Return status, reason and message of the condition `NameClaimed`."""
     name, key = found.name, found.service
     instead = f"at the gateway's root, clients set model to {key!r}"
     choose = f"{instead}; for a shorter name, set another model.name"

@@ -1,7 +1,7 @@
-"""The observed children of an InferenceService: small frozen values instead of whole objects.
+"""The observed children of an InferenceService: small frozen values instead of whole objects. Pure.
 
-`project` makes of every watched object what the `store` keeps; `observe` collects it for one reconcile. Dictionaries
-in, dataclasses out. Must not call anything.
+`project` converts each watched object to the value that the `store` keeps. `observe` collects these values for one
+reconcile.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ HELD_REPLICAS_ANNOTATION = f"{names.GROUP}/held-replicas"
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
 LABELS = tuple(names.child_labels(""))
 _DEFAULT_REPLICAS = 1
-# Where an HPA's metric says what it is: an object's, and one of KEDA's.
+# The field of an HPA's metric that describes it, by type: Conveyor's HPA has Object metrics, KEDA's has External ones.
 _SOURCES = {"Object": "object", "External": "external"}
 
 Conditions = Mapping[str, tuple[str, str, str]]
@@ -33,24 +33,24 @@ Conditions = Mapping[str, tuple[str, str, str]]
 
 @dataclass(frozen=True, slots=True)
 class DeploymentState:
-    """The engine's Deployment: what is asked, by whom, and how far it got."""
+    """The engine's Deployment: its desired replicas and who set them, its template, and its progress."""
 
     generation: int = 0
     observed_generation: int = 0
     asked_replicas: int = _DEFAULT_REPLICAS
     replicas_managers: frozenset[str] = frozenset()
-    """Field managers that own spec.replicas; empty when it is only the API server's default."""
+    """Field managers that own spec.replicas; empty if it is only the API server's default."""
     template_hash: str = ""
     engine_image: str = ""
     config_hash: str = ""
-    """The configuration that its pods are asked to have."""
+    """Hash of the configuration in its pod template."""
     pod_template: str = ""
-    """Hash of the pod template as the API server has it; that of the newest ReplicaSet is the same."""
+    """Hash of the pod template in the API server. The newest ReplicaSet has the same hash."""
     held_replicas: str = ""
     max_surge: int | str = 0
-    """Pods above the wanted number while pods are replaced, or a percentage."""
+    """Additional pods during a rollout: a number or a percentage."""
     revision: int = 0
-    """How many pod templates it has had, as far as its controller has seen."""
+    """Number of pod templates that its controller has seen."""
     replicas: int = 0
     updated_replicas: int = 0
     ready_replicas: int = 0
@@ -60,33 +60,34 @@ class DeploymentState:
 
     @property
     def is_first(self) -> bool:
-        """Its pods are the first, and replace none."""
+        """Whether its pods are the first ones and replace no others."""
         return self.revision <= 1 and self.updated_replicas == self.replicas
 
     @property
     def replaces_pods(self) -> bool:
-        """Pods of an earlier template are left."""
+        """Whether pods of an earlier template still exist."""
         return self.updated_replicas < self.replicas
 
     @property
     def rolled_out(self) -> bool:
-        """All pods of the template that its controller saw last have been available, and no other pod is left.
+        """Whether all pods of the template that its controller saw last have been available, and no other pods exist.
 
-        Its controller says so once, when a rollout is over, and keeps to it while it scales and when a pod fails.
+        The controller reports this at the end of a rollout. It stays True while the Deployment scales and if a pod
+        fails.
         """
         progress = self.conditions.get("Progressing", ("", "", ""))[1]
         return progress == "NewReplicaSetAvailable" and self.updated_replicas == self.replicas
 
     @property
     def complete(self) -> bool:
-        """Rolled out, and all that is asked for is available."""
+        """Whether it is rolled out, and all desired pods are available."""
         seen = self.observed_generation >= self.generation
         return seen and self.updated_replicas == self.available_replicas == self.replicas == self.asked_replicas
 
 
 @dataclass(frozen=True, slots=True)
 class AutoscalerState:
-    """The HPA, ours or KEDA's: its bounds, its wish, and what it says about itself."""
+    """Conveyor's or KEDA's HPA: its limits, its desired replicas, its metrics and its conditions."""
 
     min_replicas: int = 1
     max_replicas: int = 1
@@ -94,16 +95,16 @@ class AutoscalerState:
     desired_replicas: int = 0
     targets: Mapping[str, str] = field(default_factory=dict)
     currents: Mapping[str, str] = field(default_factory=dict)
-    """metric -> value per replica, as a quantity"""
+    """metric -> current value for each replica, as a quantity"""
     conditions: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     tolerance_up: str = "0.1"
     tolerance_down: str = "0.1"
-    """How far off its target a metric may be before anything moves, as quantities; these are Kubernetes' defaults."""
+    """By which ratio a metric may differ from its target without scaling, as quantities. Kubernetes' defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything known of one InferenceService's children at one moment."""
+    """All that is known of one InferenceService's children at one moment."""
 
     children: Mapping[ChildId, Child] = field(default_factory=dict)
     deployment: DeploymentState | None = None
@@ -118,28 +119,28 @@ class Observed:
 
     @property
     def newest(self) -> ReplicaSetState | None:
-        """The ReplicaSet of the Deployment's pod template; None until the Deployment's controller has made it."""
+        """The ReplicaSet of the Deployment's pod template; None until the Deployment's controller has created it."""
         wanted = self.deployment.pod_template if self.deployment is not None else ""
         return next((each for each in self.replica_sets if each.template == wanted), None)
 
     @property
     def newest_pods(self) -> list[PodState]:
-        """Pods of the Deployment's pod template that are not terminating; others say nothing about this spec."""
+        """Pods of the Deployment's pod template that are not terminating. Others do not belong to the current spec."""
         newest = self.newest
         return [pod for pod in self.pods if newest and pod.template_label == newest.pods_label and not pod.leaving]
 
     @property
     def refused(self) -> str:
-        """Why the newest ReplicaSet cannot make a pod; empty if it can."""
+        """Why the newest ReplicaSet cannot create a pod; "" if it can."""
         return self.newest.refused if self.newest is not None else ""
 
     @property
     def lacks_quota(self) -> bool:
-        """A pod was refused that may be made once another one is gone."""
+        """Whether a quota refused a pod, which may be created once another pod is deleted."""
         return "exceeded quota" in self.refused
 
     def with_child(self, body: Object) -> "Observed":
-        """The same with one child as the API server has just returned it."""
+        """Return a copy with one child replaced by `body`, which the API server has just returned."""
         child = observe_child(body, LABELS)
         changed = replace(self, children={**self.children, (child.kind, child.name): child})
         if child.kind == "Deployment":
@@ -151,7 +152,7 @@ class Observed:
         return changed
 
     def without_child(self, id: ChildId) -> "Observed":
-        """The same after that child was deleted."""
+        """Return a copy without a child that was deleted."""
         left = replace(self, children={key: child for key, child in self.children.items() if key != id})
         if id[0] == SCALED_OBJECT.kind:
             return replace(left, scaled_object=None)
@@ -159,7 +160,10 @@ class Observed:
 
 
 def project(kind: Kind, key: Key, body: Object) -> Any:
-    """Return what the store keeps of an object. A Deployment or HPA counts only under the engine's name."""
+    """Return what the store keeps of an object.
+
+    The state of a Deployment or HPA is kept only under the engine's name.
+    """
     if kind in _PROJECTIONS:
         return _PROJECTIONS[kind](body)
     observe_state = _STATES.get(kind)
@@ -168,13 +172,13 @@ def project(kind: Kind, key: Key, body: Object) -> Any:
 
 
 def observe(store: Store, key: Key) -> Observed:
-    """Everything that is labelled as belonging to this InferenceService."""
+    """Collect all objects with the label of this InferenceService."""
     children: dict[ChildId, Child] = {}
     states: dict[Kind, Any] = {}
     for kind in CHILDREN:
         for child, state in store.values(kind, key):
             children[child.kind, child.name] = child
-            if child.name == names.engine_name(key.name):  # not another object with our label
+            if child.name == names.engine_name(key.name):  # not for another object with the label
                 states[kind] = state
     pods: list[PodState] = sorted(store.values(POD, key), key=lambda pod: pod.name)
     ready_endpoints = sum(store.values(ENDPOINT_SLICE, key))
@@ -241,7 +245,7 @@ def _read_averages(metrics: Sequence[Object] | None, member: str) -> dict[str, s
 
 
 def name_metric(source: Object) -> str:
-    """Conveyor's own name of a metric, whatever KEDA has made of it."""
+    """Return Conveyor's name of a metric, without the prefix that KEDA adds."""
     return str(source["metric"]["name"]).rpartition(names.KEDA_METRIC_PREFIX)[2]
 
 
@@ -250,7 +254,7 @@ def observe_scaled_object(body: Object) -> Conditions:
 
 
 def observe_ready_endpoints(body: Object) -> int:
-    """How many endpoints of an EndpointSlice are ready. An unset `ready` counts, as its API says."""
+    """Return the number of ready endpoints in an EndpointSlice. An unset `ready` counts as ready, as in the API."""
     endpoints = body.get("endpoints") or ()
     return sum(1 for e in endpoints if (e.get("conditions") or {}).get("ready") is not False)
 
@@ -261,7 +265,7 @@ def _tolerance(spec: Object, direction: str) -> str:
 
 
 def _whole(text: object) -> int:
-    """An annotation that should be a number; people can write anything into it."""
+    """Return an annotation as a number; 0 if it is not one of up to nine digits, because anybody may edit it."""
     return int(str(text)) if str(text).isdecimal() and len(str(text)) < 10 else 0
 
 

@@ -39,7 +39,7 @@ _REQUEUE = (timedelta(seconds=0.25), timedelta(minutes=1))
 
 
 def plan(desired: Desired, observed: Observed, memory: ServiceMemory, activity: Activity, now: datetime) -> list[Step]:
-    """The next steps, in order. Each stage is planned from the state that the stage before has left."""
+    """Return the next steps, in order. Each stage is planned from the state that the previous stage has left."""
     found = find_differences(desired, observed, memory)
     complete = _complete(found, memory)
     recall_applied(complete, observed.children, memory)
@@ -85,8 +85,10 @@ def _plan_kedas_removal(desired: Desired, observed: Observed) -> Iterator[Delete
 
 
 def _plan_hold(found: Differences, memory: ServiceMemory, applied_next: bool) -> Hold | None:
-    """Keeps the number of replicas while another field manager takes over the field: before the apply that gives up the
-    field, and after the apply that has created the Deployment."""
+    """Return the step that keeps the number of replicas while another field manager takes over the field.
+
+    It is needed before the apply that gives up the field, and after the apply that has created the Deployment.
+    """
     live = found.observed.deployment
     if live is None or not (applied_next or not live.replicas_managers):
         return None
@@ -154,5 +156,5 @@ def _complete(found: Differences, memory: ServiceMemory) -> list[Object]:
 
 def _position(step: Step) -> int:
     """Position of the step's kind relative to the Deployment; below 0: before it."""
-    assert not isinstance(step, RequeueAt), "it has no child"
+    assert not isinstance(step, RequeueAt), "a RequeueAt has no child"
     return _ORDER[step.id[0]] - _ORDER[DEPLOYMENT.kind]

@@ -1,6 +1,6 @@
-"""What the operator remembers of an engine pod. Pure: a pod's dictionary in, frozen values out.
+"""What the operator keeps of an engine pod. Pure: a pod's dictionary in, frozen values out.
 
-`watches` projects every watched pod with `observe_pod`; `failures` and `conditions` judge by the result.
+`watches` converts every watched pod with `observe_pod`. `failures` and `conditions` use the result.
 """
 
 import json
@@ -17,24 +17,24 @@ from conveyor_operator.inferenceservice.replica_sets import TEMPLATE_LABEL
 Object = Mapping[str, Any]
 
 _TASK = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
-_TASKS = {task.lower(): task for task in get_args(Task)}  # an engine's image may bring others
-_NO_NODE = ("Unschedulable", "SchedulingGated")  # the API server gives the second no time
+_TASKS = {task.lower(): task for task in get_args(Task)}  # an engine's image may support further tasks
+_NO_NODE = ("Unschedulable", "SchedulingGated")  # the second has no transition time
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """One container of a pod: what it does now, and how it ended last."""
+    """One container of a pod: its current state, and how it last ended."""
 
     name: str
     image: str = ""
     initial: bool = False
-    """Its end is its success."""
+    """Whether it must end for the pod to succeed, like an initContainer."""
     ready: bool = False
     running: bool = False
     waiting_reason: str = ""
     waiting_message: str = ""
     ended: bool = False
-    """Ended now or before a restart; the five fields below say how."""
+    """Whether it has ended, now or before a restart. The five fields below describe that end."""
     exit_code: int = 0
     ended_reason: str = ""
     ended_message: str = ""
@@ -51,43 +51,43 @@ class PodState:
     namespace: str = ""
     config_hash: str = ""
     template_label: str = ""
-    """The same in all pods of one ReplicaSet."""
+    """The value of `TEMPLATE_LABEL`, which is the same in all pods of one ReplicaSet."""
     model_image: str = ""
-    """Reference of the image that has the model, if one does."""
+    """Reference of the image that contains the model; "" without one."""
     ready: bool = False
     leaving: bool = False
     prewarms: bool = False
-    """Whether the pod belongs to a Job that downloads the model, and runs no engine."""
+    """Whether the pod belongs to a Job that downloads the model, so it runs no engine."""
     phase: str = ""
     reason: str = ""
     message: str = ""
     created_at: str = ""
     scheduled_at: str = ""
-    """When it was given to a node, if it was."""
+    """When it was assigned to a node; "" if it was not."""
     ready_at: str = ""
-    """When it became Ready, if it is."""
+    """When it became Ready; "" if it is not Ready."""
     unschedulable: str = ""
-    """The scheduler's sentence, or that of its gates; empty when it found a node."""
+    """The message of the scheduler, or of scheduling gates; "" if it is not unschedulable."""
     unschedulable_at: str = ""
     containers: tuple[ContainerState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a fetch has found in the model's files; None: they do not tell, or nobody has looked."""
+    """What a fetch has found in the model's files. A field is None if it is unknown."""
 
     context_length: int | None = None
     task: str | None = None
 
 
 def find_facts(pods: Iterable[PodState]) -> ModelFacts:
-    """What the fetches' termination messages tell of the model."""
+    """Return the model's facts from the first fetch whose termination message contains some."""
     endings = (c.ended_message for pod in pods for c in pod.containers if c.initial and c.ended and c.exit_code == 0)
     return next((facts for facts in map(_read_facts, endings) if facts != ModelFacts()), ModelFacts())
 
 
 def parse_message(message: str) -> dict[str, Any]:
-    """A termination message, which a tenant's image may write: the JSON object in it; empty for anything else."""
+    """Return the JSON object in a termination message; empty for any other text, as a tenant's image may write it."""
     try:
         told = json.loads(message)
     except (ValueError, RecursionError):

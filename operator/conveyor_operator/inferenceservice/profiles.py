@@ -1,8 +1,8 @@
-"""Profiles: what the platform team gives to the services that name one.
+"""Profiles: fields that the platform team defines, and that a service gets if it names the profile.
 
-The service's own fields win. Maps are filled key by key; a list or a value that the service has is taken as it is. The
-result is read as if the service had said it all, so a profile can do nothing that a service may not. Read once, at the
-start; used by `resource`.
+The service's own fields take precedence. Maps are merged key by key. A list or a value of the service is kept
+unchanged. The result is validated like the spec of a service, so a profile cannot set anything that a service cannot.
+Profiles are read once, at the start. Used by `resource`.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from conveyor_api.errors import InvalidResource, Problem
 from conveyor_api.profile import Profile
 from conveyor_operator.loop.owner import Object
 
-_MOST_TOLD = 64  # as many as the status takes
+_MOST_TOLD = 64  # the limit of the status's field
 
 
 class Profiles:
@@ -26,7 +26,10 @@ class Profiles:
         self._profiles = profiles
 
     def fill(self, body: Object) -> tuple[Object, list[str]]:
-        """An InferenceService with what its profile adds, and the paths of that. Raises InvalidResource."""
+        """Return the InferenceService with its profile's fields, and the paths of these fields.
+
+        Raises InvalidResource.
+        """
         spec = body.get("spec")
         name = spec.get("profile") if isinstance(spec, dict) else None
         if not isinstance(spec, dict) or not isinstance(name, str):

@@ -1,7 +1,7 @@
-"""What the operator remembers of the ReplicaSets of an engine's Deployment. Pure: dictionaries in, frozen values out.
+"""What the operator keeps of the ReplicaSets of an engine's Deployment. Pure: dictionaries in, frozen values out.
 
-`observed` finds the newest by its pod template, as the Deployment's controller does: a Deployment's own conditions may
-quote a ReplicaSet of a former template (docs/adr/0057).
+`observed` finds the newest one by its pod template, as the Deployment's controller does. The Deployment's own
+conditions are not used, because they may quote a ReplicaSet of an earlier template (docs/adr/0057).
 """
 
 from collections.abc import Mapping
@@ -13,19 +13,19 @@ from conveyor_operator.loop.child import hash_of
 Object = Mapping[str, Any]
 
 TEMPLATE_LABEL = "pod-template-hash"
-"""Kubernetes' own label of a ReplicaSet and its pods."""
+"""The label that Kubernetes sets on a ReplicaSet and its pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSetState:
-    """One ReplicaSet: the pods that are its own, and why it cannot make them."""
+    """One ReplicaSet: how to find its pods, and why it cannot create them."""
 
     template: str
-    """Hash of its pod template, as `hash_pod_template` gives it."""
+    """Hash of its pod template, from `hash_pod_template`."""
     pods_label: str = ""
-    """What its pods have under `TEMPLATE_LABEL`."""
+    """The value of `TEMPLATE_LABEL` in its pods."""
     refused: str = ""
-    """Why a pod was not made; empty if none was refused."""
+    """Why a pod was not created; "" if none was refused."""
 
 
 def observe_replica_set(body: Object) -> ReplicaSetState:
@@ -39,7 +39,7 @@ def observe_replica_set(body: Object) -> ReplicaSetState:
 
 
 def hash_pod_template(template: Object) -> str:
-    """Hash of a pod template without the label that only ReplicaSets add to it."""
+    """Return a hash of a pod template, without the label that ReplicaSets add to it."""
     metadata = template["metadata"]
     labels = {key: value for key, value in (metadata.get("labels") or {}).items() if key != TEMPLATE_LABEL}
     return hash_of({**template, "metadata": {**metadata, "labels": labels}})

@@ -1,4 +1,4 @@
-"""Who owns the Deployment's replicas, and how ownership changes without stopping a pod. Pure; used by `plan`.
+"""Decides who owns the Deployment's replicas, and hands over ownership without stopping a pod. Pure; used by `plan`.
 
 Fixed (no `autoscaling`): the operator owns the field and sends a number. Autoscaled: the HPA owns the field, and the
 operator does not send it. An HPA cannot scale to zero or from zero, so the operator does that itself (docs/adr/0031).
@@ -20,7 +20,7 @@ from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.observed import HELD_REPLICAS_ANNOTATION, DeploymentState
 from conveyor_operator.loop.owner import Object
 
-# Who may have set the number while an HPA existed: the operator on its behalf, or the HPA's controller.
+# Field managers that may have set the number while an HPA existed: the operator for the HPA, or the HPA's controller.
 _SCALERS = frozenset({names.REPLICAS_FIELD_MANAGER, "kube-controller-manager"})
 
 
@@ -41,7 +41,7 @@ class Handover:
 
 
 def plan_replicas(spec: InferenceServiceSpec, live: DeploymentState | None, autoscaled: bool) -> Replicas:
-    """The number to send with the Deployment. `autoscaled`: the operator's HPA exists, or existed a moment ago."""
+    """Return the number to send with the Deployment. `autoscaled`: Conveyor's HPA exists, or existed a moment ago."""
     if spec.autoscaling is not None:
         return Replicas(None)
     if live is None or spec.replicas is not None:
@@ -55,7 +55,7 @@ def plan_replicas(spec: InferenceServiceSpec, live: DeploymentState | None, auto
 
 
 def with_replicas(deployment: Object, replicas: Replicas) -> Object:
-    """The Deployment with this number of replicas. Without a count, the field stays with its owner."""
+    """Return the Deployment with this number of replicas. Without a count, the field stays with its owner."""
     if replicas.count is None:
         return deployment
     metadata = dict(deployment["metadata"])
@@ -65,7 +65,7 @@ def with_replicas(deployment: Object, replicas: Replicas) -> Object:
 
 
 def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: int = 0) -> Handover | None:
-    """The number that `conveyor-replicas` has to apply now; None if there is nothing to apply, or not yet.
+    """Return the number that `conveyor-replicas` must apply now; None if there is nothing to apply, or not yet.
 
     Called before the Deployment is applied: if the operator owns the number, the live number is kept. Also called after
     it: nobody owns the default of a new Deployment, so the first number is set. If somebody deleted a Deployment, this
@@ -82,14 +82,14 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: 
 
 
 def plan_fixed(replicas: Replicas, live: DeploymentState | None) -> Handover | None:
-    """The number that `conveyor-replicas` has to apply if the Deployment itself must not change."""
+    """Return the number that `conveyor-replicas` must apply while the Deployment itself must not change; or None."""
     if live is None or replicas.count is None or replicas.count == live.asked_replicas:
         return None
     return Handover(replicas.count, force=True)
 
 
 def plan_zero(spec: InferenceServiceSpec, live: DeploymentState | None, activity: Activity) -> Handover | None:
-    """The number that `conveyor-replicas` has to apply to scale to zero, or to start the first engine.
+    """Return the number that `conveyor-replicas` must apply to scale to zero, or to start the first engine; or None.
 
     Scales to zero only if all desired engines are available: an engine that is starting is meant for a request, and a
     failing engine must stay visible. If `minReplicas` no longer allows zero, the first engine starts at once, unless
@@ -107,7 +107,7 @@ def plan_zero(spec: InferenceServiceSpec, live: DeploymentState | None, activity
 
 
 def is_asleep(spec: InferenceServiceSpec, live: DeploymentState | None) -> bool:
-    """Whether the service is scaled to zero, and the next request starts an engine."""
+    """Return whether the service is scaled to zero, so that the next request starts an engine."""
     return may_sleep(spec) and live is not None and live.asked_replicas == 0
 
 
@@ -116,5 +116,5 @@ def may_sleep(spec: InferenceServiceSpec) -> bool:
 
 
 def first_count(spec: InferenceServiceSpec, former: int) -> int:
-    """Replicas at creation: the initial number or, with an autoscaler, the former number within its limits."""
+    """Return the replicas at creation: the initial number, or the former number within limits if that is larger."""
     return max(min(former, spec.most_replicas), spec.first_replicas)

@@ -1,4 +1,4 @@
-"""The InferenceService as the loop knows it: its kinds, its label, and how a reconcile of one begins.
+"""Implements the loop's `Resource` for InferenceServices: their kinds, their label, and the beginning of a reconcile.
 
 Registered by `process`.
 """
@@ -39,10 +39,10 @@ from conveyor_operator.settings import Settings
 class InferenceServices:
     """A `loop.resource.Resource`.
 
-    `metrics_api` tells who serves custom.metrics.k8s.io, `activity` what requests there are for `namespace/name`,
-    `serves` whether the cluster has an optional kind (it is asked only for services that need the kind).
-    `ask_warm_up` asks the engine in a pod of `namespace/name` for its warm-up time.
-    `tell_name` says to whom the served name of `namespace/name` belongs.
+    metrics_api: returns who serves custom.metrics.k8s.io. activity: returns whether `namespace/name` has requests.
+    serves: returns whether the cluster serves an optional kind; called only for services that need the kind.
+    ask_warm_up: requests the warm-up time from the engine in a pod of `namespace/name`.
+    tell_name: returns the state of the claim of a service's name.
     """
 
     kind = INFERENCE_SERVICE
@@ -80,7 +80,7 @@ class InferenceServices:
         filled, from_profile = self._profiles.fill(body)
         service, previous = InferenceService.parse(filled), body.get("status") or {}
         observed = observe(store, Key(self.kind, service.namespace, service.name))
-        if memory.pod_starts is None:  # its first reconcile
+        if memory.pod_starts is None:  # the first reconcile of this operator
             memory.former_hash = service.status.children_hash or ""
         if memory.template_generation is None:
             memory.see_template(None, observed.deployment)
@@ -102,7 +102,7 @@ class InferenceServices:
         starts = memory.pod_starts
         if starts is None:
             starts = memory.pod_starts = PodStarts(service.status, pods)
-            if starts.last is not None:  # the former operator has counted it
+            if starts.last is not None:  # the previous operator has already counted it
                 self._find_warm_up(service, starts.last, partial(starts.tell_warm_up, starts.last))
         for start in starts.see(pods):
             self._find_warm_up(service, start, partial(self._count, starts, start))
@@ -130,5 +130,5 @@ class InferenceServices:
 
 
 def _was_left_to_others(status: InferenceServiceStatus) -> bool:
-    """Whether the spec that the status is about had an autoscaler that is not ours."""
+    """Return whether the status belongs to a spec with an external autoscaler."""
     return any(condition.reason == Reason.EXTERNAL_AUTOSCALER for condition in status.conditions)

@@ -1,7 +1,7 @@
-"""How the service scales, as a condition and in words: the HPA's own arithmetic, redone to be read. Pure.
+"""Explains how the service scales, as a condition and in words. It repeats the HPA's arithmetic to explain it. Pure.
 
-Used by `conditions` and `status`. desired = ceil(total / target) for each metric, the larger wins, between
-minReplicas and maxReplicas, unless the HPA's tolerance or stabilisation holds it (kubernetes:
+Used by `conditions` and `status`. The HPA computes ceil(total / target) for each metric and uses the largest result,
+limited by minReplicas and maxReplicas. Its tolerance or stabilization may keep the current number (kubernetes:
 pkg/controller/podautoscaler).
 """
 
@@ -28,9 +28,9 @@ _NEVER: Final[Object] = {}
 _WOKEN: Final = "Woken"
 
 SCALED: Final = "scaled"
-"""What the message of a decision to change the replicas begins with."""
+"""The first word of messages about a change of the replicas."""
 
-# What the HPA's controller reports for up to 30 s after an installation, because it caches API discovery so long.
+# The HPA's controller reports this for up to 30 s after an installation, because it caches API discovery that long.
 _NO_KIND_YET: Final = f'no matches for kind "{names.KIND}"'
 _NOT_LOOKED: Final = "the HorizontalPodAutoscaler has not read its metrics yet"
 _LEFT_OUT: Final = (
@@ -42,14 +42,14 @@ _NO_API_YET: Final = f"no custom metrics API ({names.METRICS_GROUP}) registered"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one metric asks for. Within the tolerance it asks for the replicas that there are."""
+    """The replicas that follow from one metric. Within the tolerance, that is the current number."""
 
     metric: str
     total: int
     target: Decimal
     replicas: int
     tolerance: Decimal | None = None
-    """The tolerance that keeps it from asking for another number."""
+    """The tolerance that keeps the current number; None if the metric is outside it."""
 
     def __str__(self) -> str:
         target = format(self.target.normalize(), "f")
@@ -62,7 +62,7 @@ class Wish:
 def judge_scaling(
     spec: InferenceServiceSpec, observed: Observed, metrics_api: MetricsApi, serves_keda: bool | None = None
 ) -> tuple[str, Reason, str]:
-    """(status, reason, message) of the condition ScalingReady."""
+    """Return (status, reason, message) of the condition ScalingReady."""
     if spec.autoscaling is None:
         return "True", Reason.FIXED_REPLICAS, _explain_fixed(spec, observed)
     if spec.autoscaling.is_external:
@@ -79,7 +79,7 @@ def judge_scaling(
 
 
 def _judge_metrics_api(metrics_api: MetricsApi) -> tuple[str, Reason, str] | None:
-    """Why Conveyor's own HPA has no metrics; None if the HPA is to be asked."""
+    """Return the condition if Conveyor's HPA gets no metrics; None if the HPA's own conditions are to be used."""
     if metrics_api.owner:
         return (
             "False",
@@ -119,7 +119,7 @@ def _judge_autoscaler(
 def build_scaling_status(
     spec: InferenceServiceSpec, observed: Observed, former: Object = _NEVER, activity: Activity = Activity.STEADY
 ) -> AutoscalingStatus | None:
-    """The metrics as the HPA saw them, and the arithmetic; None where there is none. `former`: the last one."""
+    """Return the metrics that the HPA read, and its arithmetic; None without an HPA. `former`: the previous result."""
     if spec.autoscaling is None or spec.autoscaling.is_external:
         return None
     autoscaler = observed.autoscaler
@@ -146,13 +146,13 @@ def build_scaling_status(
 
 
 def _was_woken(observed: Observed, autoscaler: AutoscalerState) -> bool:
-    """There are replicas again, and the HPA, which rests at zero, has not looked since."""
+    """Return whether the service has started from zero and the HPA, which is paused at zero, has not run since."""
     disabled = autoscaler.conditions.get("ScalingActive", ("", "", ""))[1] == "ScalingDisabled"
     return disabled and observed.deployment is not None and observed.deployment.asked_replicas > 0
 
 
 def keep_decision(former: Object, present: dict[str, Any]) -> dict[str, Any]:
-    """The former status as long as its decision stands: a new reading of a metric alone is no news."""
+    """Return the former status if the decision is the same, so that a changed metric value alone causes no write."""
     return dict(former) if _decision(former) == _decision(present) else present
 
 
@@ -162,7 +162,7 @@ def _decision(status: Object) -> Any:
 
 
 def explain(autoscaler: AutoscalerState) -> tuple[str, str]:
-    """Why the HPA wants what it wants: one word, and one line with what each metric asks for."""
+    """Return why the HPA has chosen its number: a reason, and a line with the result of each metric."""
     now, desired = autoscaler.current_replicas, autoscaler.desired_replicas
     decided = f"{SCALED} {now} -> {desired}" if now != desired else f"{desired} replicas"
     wishes = find_wishes(autoscaler)
@@ -184,7 +184,10 @@ def explain(autoscaler: AutoscalerState) -> tuple[str, str]:
 
 
 def find_wishes(autoscaler: AutoscalerState) -> list[Wish]:
-    """What each metric that could be read asks for. The HPA reports averages; requests are whole, so is the total."""
+    """Return the result of each metric that could be read.
+
+    The HPA reports averages; totals are rounded to whole requests.
+    """
     now, wishes = max(1, autoscaler.current_replicas), []
     for name, target in autoscaler.targets.items():
         current = autoscaler.currents.get(name)
@@ -195,7 +198,7 @@ def find_wishes(autoscaler: AutoscalerState) -> list[Wish]:
 
 
 def find_wish(autoscaler: AutoscalerState, metric: str, total: int, now: int) -> Wish:
-    """What one metric asks for where `now` replicas are there, at least one."""
+    """Return the result of one metric with `now` current replicas, which is at least 1."""
     target = parse_quantity(autoscaler.targets[metric])
     replicas, ratio = int((total / target).to_integral_value(rounding=ROUND_CEILING)), total / (target * now)
     tolerance = parse_quantity(autoscaler.tolerance_up if ratio > 1 else autoscaler.tolerance_down)

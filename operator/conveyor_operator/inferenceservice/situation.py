@@ -1,5 +1,6 @@
-"""The situation of one InferenceService: what its conditions are judged by, and what keeps its engines from being
-ready. Pure; made by `case`, read by `conditions` and `status`.
+"""The situation of one InferenceService: the facts for its conditions, and what keeps its engines from being ready.
+
+Pure; built by `case`, read by `conditions` and `status`.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ from conveyor_operator.inferenceservice.replicas import is_asleep, may_sleep
 from conveyor_operator.loop.steps import Obstacle
 from conveyor_operator.metrics_api.answer import MetricsApi
 
-# Children without which there are no pods of this spec.
+# Children that pods of this spec need.
 POD_KINDS = ("ServiceAccount", "PersistentVolumeClaim", "ConfigMap", "Job", "Deployment")
 
 # Reasons of the Deployment's condition Progressing.
@@ -34,7 +35,7 @@ _MODEL_REASONS = MODEL_FAILURES | {Reason.CLAIM_NOT_FOUND, Reason.SECRET_NOT_FOU
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """What keeps engines from being ready; `temporary` if waiting is all it takes."""
+    """What keeps engines from being ready. `temporary`: it resolves without action."""
 
     reason: str
     message: str
@@ -43,12 +44,12 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """What the status that is there says."""
+    """Facts from the previous status."""
 
     answered_from_zero: bool = False
-    """At zero, or while the first engine starts."""
+    """Whether `Ready` was True at zero, or while the first engine started."""
     was_whole: bool = False
-    """`Ready`: since the last start or failure all wanted engines have been ready."""
+    """Whether `Ready` had the reason `Ready`: all desired engines have been ready since the last start or failure."""
     tried_template: str = ""
 
 
@@ -64,26 +65,26 @@ def read_former(status: Mapping[str, Any]) -> Former:
 
 @dataclass(frozen=True)
 class Situation:
-    """All that the conditions are judged by."""
+    """All facts from which the conditions are computed."""
 
     spec: InferenceServiceSpec
     observed: Observed
     obstacles: tuple[Obstacle, ...] = ()
     metrics_api: MetricsApi = field(default_factory=MetricsApi)
     template_generation: int = 0
-    """Generation of the Deployment that brought its present pod template, as far as is known."""
+    """The Deployment's generation at the last known change of its pod template."""
     start_seconds: int = 0
-    """What the slowest of the last pods took to start; 0: not known."""
+    """Start time of the slowest of the last pods, in seconds; 0 if unknown."""
     activity: Activity = Activity.STEADY
     former: Former = field(default_factory=Former)
     prewarming: bool = False
-    """A Job fetches the model, and pods of this spec come when it is there."""
+    """Whether a Job is downloading the model. Pods of this spec are created after it."""
     podless_job: str = ""
-    """Its name, if no pod of it could be made."""
+    """Name of the Job, if its pod could not be created; otherwise ""."""
     serves_keda: bool | None = None
-    """Whether the cluster has ScaledObjects, as far as is known."""
+    """Whether the cluster serves ScaledObjects; None if unknown."""
     name: NameOf = field(default_factory=NameOf)
-    """The served name, and to whom it belongs."""
+    """The served name, and the state of its claim."""
 
     @property
     def deployment(self) -> DeploymentState:
@@ -91,12 +92,12 @@ class Situation:
 
     @property
     def rolled_out(self) -> bool:
-        """The pods of the present template have all been ready, and no others are left."""
+        """Whether all pods of the current template have been ready, and no others exist."""
         return self._template_seen and self.deployment.rolled_out
 
     @property
     def brings_first_pods(self) -> bool:
-        """Pods are on their way and replace none."""
+        """Whether the first pods are being created and replace no others."""
         return self.deployment.is_first and (self._template_seen or self.deployment.replicas == 0)
 
     @property
@@ -105,33 +106,33 @@ class Situation:
 
     @property
     def is_asleep(self) -> bool:
-        """No engine is asked for, and a request starts one."""
+        """Whether the service is scaled to zero, and the next request starts an engine."""
         return is_asleep(self.spec, self.observed.deployment)
 
     @property
     def starts_from_zero(self) -> bool:
-        """A request has asked for the first engine, and none has failed since."""
+        """Whether the first engine starts for a request, without a failure so far."""
         return self.former.answered_from_zero and may_sleep(self.spec) and self.deployment.asked_replicas > 0
 
     @property
     def wants_none(self) -> bool:
-        """No engine is asked for, and none is left that matters."""
+        """Whether no engine is desired, and none exists that matters."""
         return self.is_asleep or (self.deployment.asked_replicas == 0 and self.deployment.replicas == 0)
 
     @property
     def ready_template(self) -> str:
-        """Hash of the last pod template of which engines were ready; empty if none ever was."""
+        """Hash of the last pod template with ready engines; "" if there has been none."""
         proven = self.rolled_out and self.deployment.available_replicas > 0
         return self.deployment.template_hash if proven else self.former.tried_template
 
     @property
     def is_untried(self) -> bool:
-        """The pod template has changed since engines were ready."""
+        """Whether the pod template has changed since engines were last ready."""
         return self.ready_template not in ("", self.deployment.template_hash)
 
     @property
     def why_none(self) -> str:
-        """Why no engine is wanted, and what follows."""
+        """Why no engine is desired, and what the next request has to expect."""
         if not self.is_asleep:
             return "replicas is 0, so no engine runs"
         timeout_seconds = self.spec.queue.timeout_seconds
@@ -147,7 +148,7 @@ class Situation:
 
     @property
     def ready_count(self) -> str:
-        """In words, for messages."""
+        """The number of ready engines, in words for messages."""
         return f"{self.deployment.available_replicas} of {self.deployment.asked_replicas} engines are ready"
 
     @property
@@ -162,7 +163,7 @@ class Situation:
 
     @cached_property
     def blocker(self) -> Blocker | None:
-        """What keeps engines of this spec from being ready, in every condition that depends on them."""
+        """What keeps engines of this spec from being ready. All conditions that depend on engines use it."""
         obstacle = self.obstacle(*POD_KINDS)
         if obstacle is not None:
             return Blocker(obstacle.reason, obstacle.message, obstacle.temporary)
@@ -179,7 +180,7 @@ class Situation:
 
     @property
     def _controllers_blocker(self) -> Blocker | None:
-        """What the Deployment's controller says of the present template, once it has seen it."""
+        """The failure that the Deployment's controller reports, once it has seen the current template."""
         _, reason, message = self.deployment.conditions.get("Progressing", ("", "", ""))
         if not self._template_seen or reason not in _CONTROLLER_REASONS:
             return None
@@ -200,13 +201,16 @@ class Situation:
 
     @property
     def _goes_on_without(self) -> bool:
-        """A pod that is missing is the one more which a rollout can do without."""
+        """Whether only the additional pod of a rollout is missing, without which the rollout can continue."""
         return self.spec.rollout.is_open and self.deployment.replaces_pods and self._all_asked_are_there
 
     @property
     def _failures(self) -> list[PodFailure]:
-        """The failures of pods that count. Not counted are pods that are being replaced, pods that wait for a GPU about
-        to be free, and the surge pod of a rollout that can go on without it."""
+        """The failures of pods that matter.
+
+        Pods that are being replaced do not count, nor pods that wait for a GPU that is about to be free, nor the
+        additional pod of a rollout that can continue without it.
+        """
         pods = self.pods
         living = [pod for pod in pods if pod.phase != "Failed"]
         found = find_failures(living if len(living) >= self.deployment.asked_replicas else pods)
@@ -217,13 +221,13 @@ class Situation:
 
     @property
     def _one_too_many(self) -> bool:
-        """More pods are there than a rollout without surge leaves: one is leaving, which its own watch will say."""
+        """Whether more pods exist than a rollout without surge allows, so one is about to be deleted."""
         there = sum(not pod.leaving and pod.phase not in ("Failed", "Succeeded") for pod in self.observed.pods)
         return self.deployment.max_surge == 0 and there > self.deployment.asked_replicas
 
     @property
     def serving_obstacle(self) -> Obstacle | None:
-        """What stands in the way of the engines of this spec, or of finding them."""
+        """The obstacle to creating engines of this spec, or to the Service with which the gateway finds them."""
         return self.obstacle(*POD_KINDS) or self.engine_service_obstacle
 
     @property
@@ -235,7 +239,7 @@ class Situation:
 
 
 def _sum_up(failures: list[PodFailure]) -> Blocker:
-    """One failure for all; a model's comes first. It stays the same while they last, however often each pod fails."""
+    """Return one failure for all; a model's failure comes first. It stays the same however often each pod fails."""
     first = min(failures, key=lambda f: (f.reason not in _MODEL_REASONS, f.reason, f.pod))
     others = Counter(failure.reason for failure in failures)[first.reason] - 1
     more = f" and {others} more" if others else ""

@@ -29,7 +29,7 @@ class Start:
     pod: str
     uid: str
     seconds: Mapping[str, int]
-    """`total`, from its creation to Ready, and the parts of it that are told, as `status.lastStart` has them."""
+    """`total`, from creation to Ready, and its known parts, with the names of `status.lastStart`."""
 
     def with_warm_up(self, told_seconds: float | None) -> "Start":
         """Return the start with the engine's warm-up, at most as long as `load`, subtracted from `load`."""
@@ -44,7 +44,7 @@ class PodStarts:
     """The last starts, from a pod's creation to Ready. Each pod is measured once, even if it becomes Ready again."""
 
     def __init__(self, told: InferenceServiceStatus | None = None, pods: Iterable[PodState] = ()) -> None:
-        """`told`: what the status has. Where it has starts, those of the `pods` that are Ready now are among them."""
+        """told: the previous status. If it has starts, it already contains those of the `pods` that are Ready."""
         told = told or InferenceServiceStatus()
         effective, ready = told.effective or EffectiveStatus(), [pod for pod in pods if pod.ready]
         self.seconds = [round(parse_duration_seconds(start)) for start in effective.pod_starts or ()]

@@ -1,6 +1,6 @@
-"""The status of an InferenceService, from what was observed. Pure; used by `case`.
+"""Builds the status of an InferenceService from its situation. Pure; used by `case`.
 
-`lastTransitionTime` moves only when a condition's status does.
+`lastTransitionTime` changes only with a condition's status.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the installation and this reconcile add to the status."""
+    """Values for the status that the situation does not have."""
 
     url: str
     effective: EffectiveStatus
@@ -44,7 +44,7 @@ class Written:
 def build_status(
     service: InferenceService, situation: Situation, written: Written, previous: Object, now: datetime
 ) -> dict[str, Any]:
-    """The whole status; `previous` is the one that is there, for times and the last failure."""
+    """Return the whole status. `previous`: the current status, for times and for facts that stay known."""
     deployment, generation = situation.deployment, service.metadata.generation
     model = _build_model(service, situation, previous)
     derived = tell_derived(service.spec, model.context_length) or None
@@ -77,7 +77,7 @@ def build_status(
 
 
 def build_invalid_status(message: str, generation: int, previous: Object, now: datetime) -> dict[str, Any]:
-    """The status for a spec that cannot be read; the rest stays as it was, since that is what still runs."""
+    """Return the status for an invalid spec. The other fields are kept, because they describe what still runs."""
     sentence = f"{message}. Conveyor changes nothing until the spec is valid; running engines keep running."
     judged = [
         Judged(ConditionType.READY, "False", Reason.INVALID_SPEC, sentence),
@@ -110,12 +110,12 @@ def date_conditions(judged: Sequence[Judged], previous: Object, generation: int,
 
 
 def format_time(moment: datetime) -> str:
-    """RFC 3339 in UTC, to the second, as metav1.Time."""
+    """Return a time in RFC 3339, in UTC and whole seconds, like metav1.Time."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _build_last_start(found: Start | None, previous: Object) -> dict[str, Any]:
-    """The start that was measured, or the one that the status has."""
+    """Return the measured start, or the previous status's."""
     if found is None:
         return dict(previous.get("lastStart") or {})
     parts = {part: f"{seconds}s" for part, seconds in found.seconds.items()}
@@ -123,12 +123,12 @@ def _build_last_start(found: Start | None, previous: Object) -> dict[str, Any]:
 
 
 def _build_last_failure(found: PodFailure | None, previous: Object, now: datetime) -> dict[str, Any]:
-    """The failure found, or the one that was; a failure keeps its first time if it has none of its own."""
+    """Return the failure that was found, or the previous one. A failure without a time keeps its first time."""
     old = dict(previous.get("lastFailure") or {})
     if found is None:
         return old
     if found.since and old.get("time", "") > found.since:
-        return old  # its pod is gone, but it was later
+        return old  # its pod no longer exists, but it is the later failure
     same = (old.get("podName"), old.get("reason")) == (found.pod, found.reason)
     time = found.since or (old.get("time") if same else None) or format_time(now)
     failure = LastFailure(
@@ -138,7 +138,7 @@ def _build_last_failure(found: PodFailure | None, previous: Object, now: datetim
 
 
 def _build_model(service: InferenceService, situation: Situation, previous: Object) -> ModelStatus:
-    """What is known of the model; what its files told stays known as long as the source is the same."""
+    """Return what is known of the model. Facts from its files are kept while the model's address is the same."""
     uri, found = service.spec.model.uri, find_facts(situation.pods)
     old = previous.get("model") or {}
     if found == ModelFacts() and old.get("uri") == uri:

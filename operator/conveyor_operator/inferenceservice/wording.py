@@ -1,7 +1,7 @@
-"""Others' sentences in the words of the resource: an engine's `num_kv_blocks` becomes kvCache.blockBudget. Pure.
+"""Rewrites messages with the field names of the spec: an engine's `num_kv_blocks` becomes kvCache.blockBudget. Pure.
 
-Used by `failures`, and by `plan` for what the API server says. An engine knows its own settings only, and writes their
-names in backticks.
+Used by `failures` for engines' messages, and by `differences` for those of the API server. An engine knows only its own
+settings, and writes their names in backticks.
 """
 
 import re
@@ -21,15 +21,15 @@ _VALUES: Final = {
 _VARIABLES: Final = {name.lower(): f"{names.ENGINE_ENV_PREFIX}{name} in pod.env" for name in FREE_ENGINE_SETTINGS}
 
 
-# Of a volume's `image`, by an API server that drops the field and by one that does not know it.
+# Errors about a volume's `image`, from an API server that drops the field and from one that does not know it.
 _NO_IMAGE_VOLUMES: Final = ("must specify a volume type", ".image: field not declared in schema")
 
-# By containerd 1, of a mount whose image it does not know to be one.
+# An error of containerd 1, which does not support image volumes.
 _NO_IMAGE_MOUNTS: Final = 'failed to mkdir ""'
 
 
 def explain_refusal(message: str, source: ModelSource) -> str:
-    """`message`, and what it comes from where that is the model's address."""
+    """Return `message`, with an explanation if its cause is the model's address."""
     if isinstance(source, ImageModel) and any(said in message for said in _NO_IMAGE_VOLUMES):
         return (
             f"{message}. model.uri: oci:// needs image volumes, which this cluster does not have (Kubernetes 1.35 has)"
@@ -38,14 +38,14 @@ def explain_refusal(message: str, source: ModelSource) -> str:
 
 
 def explain_start(said: str, model_image: str) -> str:
-    """Why a container cannot start: `said`, unless that comes from a runtime without image volumes."""
+    """Return why a container cannot start: `said`, or an explanation if the runtime does not support image volumes."""
     if model_image and _NO_IMAGE_MOUNTS in said:
         return "model.uri: oci:// needs image volumes, which the node's runtime does not have (containerd 2.1 has)"
     return said
 
 
 def to_field_names(message: str) -> str:
-    """`message` with the fields of the spec in place of the engine's settings."""
+    """Return `message` with the engine's settings replaced by fields of the spec."""
     return _SETTING.sub(_field, message)
 
 

@@ -1,4 +1,4 @@
-"""The loop: from what Kopf watches to a resource that is as its spec says, for any kind of resource.
+"""The reconcile loop, from Kopf's watches to applied children and status, for any kind of resource.
 
-Knows no resource of ours: each has a room of its own, and is known here as a `resource.Resource`.
+The loop does not know Conveyor's resources. Each has a separate package that implements `resource.Resource`.
 """

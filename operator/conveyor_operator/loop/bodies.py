@@ -15,7 +15,7 @@ from typing import Any, Final
 from conveyor_operator.kinds import Key
 from conveyor_operator.loop.owner import Object
 
-OBJECT_BYTES: Final = 32 << 10  # compressed, as all bounds here
+OBJECT_BYTES: Final = 32 << 10  # compressed size, as for all limits here
 NAMESPACE_BYTES: Final = 8 << 20
 TOTAL_BYTES: Final = 48 << 20
 

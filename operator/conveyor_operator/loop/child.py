@@ -1,6 +1,6 @@
-"""One existing child of a resource, as a small frozen value: whose it is, and what it says, as a fingerprint. Pure.
+"""An existing child of a resource, as a small frozen value with its owner and a fingerprint of its content. Pure.
 
-Made by a resource when it projects what is watched, and by `reconcile` of what a call has returned.
+A resource's `project` builds it from watched objects, and `reconcile` builds it from the responses to its calls.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Written by Kubernetes' own controllers, so no edit.
+# Kubernetes' own controllers write these, so they do not count as edits.
 _CONTROLLER_ANNOTATIONS = ("deployment.kubernetes.io/revision", "pv.kubernetes.io/", "volume.kubernetes.io/")
 
 ChildId = tuple[str, str]
@@ -24,24 +24,24 @@ class Child:
     name: str
     uid: str
     fingerprint: str
-    """Hash of all that is neither status nor written by the API server; it changes with every edit."""
+    """A hash of the content, without the status and the fields that the API server writes. Every edit changes it."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Its values of the labels that every child of its owner has."""
+    """Its values of the labels that all children of its owner have."""
     controller: str = ""
     """`Kind/name` of the controlling owner, empty without one."""
     controller_uid: str = ""
     access_mode: str = ""
-    """Claims: how they may be mounted; cannot change any more."""
+    """For a PersistentVolumeClaim: its immutable access mode."""
     replicas: int | None = None
-    """What a Deployment is asked for."""
+    """For a Deployment: `spec.replicas`."""
     done: bool = False
-    """A Job's: it has succeeded."""
+    """For a Job: whether it has succeeded."""
     without_pods_since: str = ""
-    """A Job's: when it was made, as long as it has had no pod."""
+    """For a Job that has not had a pod yet: its creation time; otherwise empty."""
 
 
 def observe_child(body: Mapping[str, Any], labels: Iterable[str] = ()) -> Child:
-    """The part that all children have in common. `body` needs its `kind`; `labels` are those to keep."""
+    """Build the value for a child's `body`, which must have a `kind`. `labels`: the labels to keep."""
     metadata, spec = body["metadata"], body.get("spec") or {}
     controller: Mapping[str, Any] = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), {})
     kind, found, status = str(body["kind"]), metadata.get("labels") or {}, body.get("status") or {}
@@ -62,9 +62,9 @@ def observe_child(body: Mapping[str, Any], labels: Iterable[str] = ()) -> Child:
 
 
 def fingerprint(body: Mapping[str, Any]) -> str:
-    """Hash of what people and controllers write on purpose, so without status and what the server fills in.
+    """Return a hash of what people and controllers write, without the status and the API server's own fields.
 
-    A Deployment's replicas are left out: the HPA's business, or compared by number.
+    A Deployment's replicas are left out, because the HPA sets them or they are compared as a number.
     """
     metadata = body["metadata"]
     content = {key: value for key, value in body.items() if key not in ("apiVersion", "kind", "metadata", "status")}
@@ -80,5 +80,5 @@ def fingerprint(body: Mapping[str, Any]) -> str:
 
 
 def hash_of(value: Any) -> str:
-    """Hash of a JSON value; equal values have equal hashes, whatever the order of their keys."""
+    """Return a hash of a JSON value. The order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

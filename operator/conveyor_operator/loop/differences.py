@@ -1,6 +1,6 @@
-"""What plans are made of: which children are missing, changed, in the way or not wanted. Pure.
+"""Finds children that are missing, changed, unwanted, or whose names are taken. Pure.
 
-Used by each resource's plan. Level-triggered: nothing here knows which event led to the call.
+Used by each resource's plan. Level-triggered: nothing here knows which event caused the call.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,10 +14,10 @@ Children = Mapping[ChildId, Child]
 
 
 def find_applies(owner: Owner, desired: Iterable[Object], children: Children, memory: Memory) -> list[Apply]:
-    """An apply for each desired child that is missing, changed or drifted, unless its name is taken.
+    """Return an apply for each desired child that is missing, changed or drifted, unless its name is taken.
 
-    An apply is left out only if we sent the same before and the child still is what came of it, or in this reconcile
-    already: an admission webhook may alter what was sent each time.
+    A child needs no apply if the operator sent the same body before and the result is still unchanged. Within one
+    reconcile each child is applied only once, because an admission webhook may alter the body each time.
     """
     applies = []
     done = {step.id for step in memory.done if isinstance(step, Apply)}
@@ -32,7 +32,7 @@ def find_applies(owner: Owner, desired: Iterable[Object], children: Children, me
 
 
 def recall_applied(desired: Iterable[Object], children: Children, memory: Memory) -> None:
-    """What a former operator applied counts as applied by this one, if it is desired and there as it was then."""
+    """Take over the applies of a previous operator, if its bodies are still desired and the children are unchanged."""
     former, memory.former_hash = memory.former_hash, ""
     if former:
         found = {
@@ -43,23 +43,23 @@ def recall_applied(desired: Iterable[Object], children: Children, memory: Memory
 
 
 def hash_applied(applied: Mapping[ChildId, Applied]) -> str:
-    """Hash of what was sent and of what came of it; empty if nothing was applied."""
+    """Return a hash of the sent bodies and of the resulting children; "" if nothing was applied."""
     return hash_of(sorted((*id, each.sent, each.fingerprint) for id, each in applied.items())) if applied else ""
 
 
 def find_obstacles(owner: Owner, desired: Iterable[Object], children: Children) -> list[Obstacle]:
-    """Names that we need and that are taken."""
+    """Return an obstacle for each desired child whose name is taken."""
     there = [children[id_of(body)] for body in desired if id_of(body) in children]
     return [obstacle for child in there if (obstacle := find_obstacle(owner, child)) is not None]
 
 
 def find_obstacle(owner: Owner, child: Child) -> Obstacle | None:
-    """Why a name that we need is taken; None if the object is ours, or was and lost its owner."""
+    """Return why a child's name is taken; None if the object is the owner's, or was and lost its owner reference."""
     if child.controller_uid == owner.uid:
         return None
     kind = owner.kind.kind
     if child.controller == f"{kind}/{owner.name}":
-        message = f"{child.kind} {child.name} is left from a deleted {kind} of this name; waiting until it is gone"
+        message = f"{child.kind} {child.name} belonged to a deleted {kind} of this name; waiting until it is deleted"
         return Obstacle(child.kind, child.name, Reason.CHILD_NOT_OWNED, message, temporary=True)
     if not child.controller_uid and all(child.labels.get(key) == value for key, value in owner.labels.items()):
         return None
@@ -69,7 +69,7 @@ def find_obstacle(owner: Owner, child: Child) -> Obstacle | None:
 
 
 def find_unwanted(owner: Owner, desired: Iterable[Object], children: Children) -> Iterator[Delete]:
-    """Children of ours that are not desired."""
+    """Yield a delete for each child that belongs to the owner and is not desired."""
     wanted = {id_of(body) for body in desired}
     for id, child in children.items():
         if id not in wanted and child.controller_uid == owner.uid:
@@ -77,7 +77,7 @@ def find_unwanted(owner: Owner, desired: Iterable[Object], children: Children) -
 
 
 def is_restored(apply: Apply, before: Child | None, former: Applied | None, applied: Applied) -> bool:
-    """Whether an apply of the same body as before has undone somebody's edit of the child."""
+    """Return whether an apply of the same body as before has undone an edit of the child."""
     if former is None or former.sent != applied.sent:
         return False
     return before is None or before.fingerprint != applied.fingerprint or _replicas_drifted(apply.body, before)
@@ -88,7 +88,7 @@ def id_of(body: Object) -> ChildId:
 
 
 def _why_apply(body: Object, child: Child | None, applied: Applied | None) -> str:
-    """Empty if there is no reason."""
+    """Return the reason for an apply; "" if none is needed."""
     if child is None:
         return "created"
     if applied is None:

@@ -1,7 +1,7 @@
-"""Kubernetes Events about a resource: one for each thing that happened, never one per retry or condition. Pure.
+"""Kubernetes Events about a resource: one for each occurrence, but none for retries or conditions. Pure.
 
-A resource says what happened; `report` writes what `build_event` makes of it. Kopf's own posting is off. They are
-core/v1 Events: `kubectl describe` sorts by `lastTimestamp`, which events.k8s.io/v1 does not let anybody set.
+A resource returns `Event`s, `build_event` builds the objects, and `report` writes them. Kopf's own posting is off.
+These are core/v1 Events, because `kubectl describe` sorts by `lastTimestamp`, which cannot be set in events.k8s.io/v1.
 """
 
 import socket
@@ -21,7 +21,7 @@ _INSTANCE = socket.gethostname()[:128]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened, as a person reads it."""
+    """One occurrence, with a message for people."""
 
     reason: str
     message: str
@@ -29,13 +29,13 @@ class Event:
 
 
 def build_event(body: Mapping[str, Any], event: Event, now: datetime) -> dict[str, Any]:
-    """An Event in the namespace of the resource `body`."""
+    """Return an Event object in the namespace of the resource `body`."""
     metadata, moment = body["metadata"], now.astimezone(UTC)
     seconds = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        # Names in the order of time, as client-go makes them: a list has those of one second in their order.
+        # Names sort by time, as client-go's do, so that a list keeps the order of Events within one second.
         "metadata": {"name": f"{metadata['name']}.{time.time_ns():016x}", "namespace": metadata["namespace"]},
         "involvedObject": {
             "apiVersion": body["apiVersion"],

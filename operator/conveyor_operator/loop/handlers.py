@@ -1,7 +1,8 @@
-"""Everything Kopf calls: a change marks a key dirty, nothing else happens here.
+"""The handlers that Kopf calls. They only mark the key of a changed object as dirty.
 
-`build_registry` is called once by `process`. No change handlers, timers or daemons: they would write annotations and
-finalizers onto the resource (docs/adr/0003). What an object says is in the `store` before Kopf hears of it (`watches`).
+`process` calls `build_registry` once. There are no change handlers, timers or daemons, because these would write
+annotations and finalizers onto the resource (docs/adr/0003). `watches` has already stored the object when Kopf gets an
+event.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +27,7 @@ def build_registry(
     session: KopfSession,
     end: Callable[[], Awaitable[None]],
 ) -> kopf.OperatorRegistry:
-    """All handlers of the operator; Kopf awaits `end` when it stops."""
+    """Return the registry with all handlers of the operator. Kopf awaits `end` when it stops."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(session.login)
     kopf.on.cleanup(registry=registry)(_build_cleanup(end))
@@ -38,7 +39,7 @@ def build_registry(
 
 
 def configure(settings: kopf.OperatorSettings, resources: Sequence[Resource]) -> None:
-    """Kopf as a watcher only: no peering, no scanning, no posting; our children are filtered by the API server."""
+    """Set up Kopf for watching only: no peering, scanning or posting. The API server filters children by label."""
     settings.peering.standalone = True
     settings.scanning.disabled = True
     settings.posting.enabled = False
@@ -47,21 +48,21 @@ def configure(settings: kopf.OperatorSettings, resources: Sequence[Resource]) ->
     settings.networking.enforce_retry_after = True
     settings.process.ultimate_exiting_timeout = 20
     for kind, owners in _find_owners(resources).items():
-        # A selector has no "or": what several resources own is told apart by `watches`.
+        # A selector has no "or". If several resources own a kind, `watches` finds each object's owner.
         selector = owners[0].label if len(owners) == 1 else f"{names.MANAGED_BY_LABEL}=conveyor"
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = selector
 
 
 def build_resource_handler(kind: Kind, store: Store, workers: Workers) -> _Handler:
-    """The event handler of a resource of ours; called by `build_registry`, and by its test."""
+    """Return the event handler for a kind of resource. Called by `build_registry`, and by a test."""
 
     async def mark(**event: Any) -> None:
         key = Key(kind, event["namespace"], event["name"])
         if event["type"] == "DELETED" and store.uid(key) is None:
             workers.cancel(key)
             return
-        # A new object may already have a deleted one's name: Kopf orders the events of one uid only.
-        urgent = event["type"] is not None  # not: it was there when the watch began
+        # For a deletion, a new object may already have the same name: Kopf orders only the events of one uid.
+        urgent = event["type"] is not None  # None: the object existed when the watch began
         workers.mark(key, generation=int(event["meta"].get("generation", 0)), urgent=urgent)
 
     return mark

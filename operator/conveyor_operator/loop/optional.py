@@ -1,8 +1,8 @@
 """Watches kinds of children that only some clusters have, as long as the cluster serves them.
 
 Run by `process`. Kopf would have to scan for these kinds, or know them before it starts. So they have a separate watch,
-which passes its lines to `watches` as Kopf's watches do. An idle operator asks nothing: it looks for a missing kind
-only once somebody has asked for it, and looks whether a kind is gone only when its watch fails.
+which passes its objects to `watches` as Kopf's watches do. An idle operator sends no requests: it looks for a missing
+kind only after a resource needs the kind, and checks whether a kind was removed only when its watch fails.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class OptionalKinds:
         return self._served.get(kind)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow all optional kinds until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for kind in self._labels:
                 tasks.create_task(self._follow(kind), name=f"follow {kind.kind}")
@@ -63,7 +63,7 @@ class OptionalKinds:
                 await self._wait_until(kind, False, failed.wait)
                 for watch in watching:
                     watch.cancel()
-            self._watches.keep_only(kind, None, set())  # before anybody hears of it, or what is left would be deleted
+            self._watches.keep_only(kind, None, set())  # before `on_change`: a reconcile would delete stored objects
             self._tell(kind, False)
 
     async def _wait_until(self, kind: Kind, served: bool, until_in_doubt: Callable[[], Awaitable[object]]) -> None:

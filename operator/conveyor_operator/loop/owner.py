@@ -1,4 +1,4 @@
-"""The resource that children belong to, and what all of them carry for it: labels and the owner reference. Pure."""
+"""The owner of children, and the metadata that all of them need: labels and an owner reference. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """One resource; `labels` are those of every child of it."""
+    """One resource. `labels`: the labels that all its children get."""
 
     kind: Kind
     namespace: str

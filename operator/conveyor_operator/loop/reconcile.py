@@ -1,8 +1,9 @@
-"""Brings one resource to what its spec says: the conductor of the operator.
+"""Reconciles one resource: makes the cluster match the resource's spec.
 
-get -> begin (parse, observe, build) -> plan, execute, observe, until nothing is left -> status, Events. Called by
-`workers` with a key, never with an event: it looks at what is there and does what is missing, so it may be called at
-any time, and stopped at any point. Only a resource's room knows what it is (`resource`).
+The steps are: get -> begin (parse, observe, build) -> plan, execute and observe, until nothing is left -> status and
+Events. `workers` calls it with a key, not with an event. It compares the observed with the desired state and makes the
+changes that are missing, so it may be called at any time and stopped at any point. Only a resource's own package knows
+the kind of resource (`resource`).
 """
 
 import contextlib
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """`reconcile` is the whole interface."""
+    """Reconciles resources of all registered kinds, one call of `reconcile` for each."""
 
     def __init__(self, resources: Sequence[Resource], cluster: Cluster, store: Store) -> None:
         self._resources = {resource.kind: resource for resource in resources}
@@ -40,11 +41,11 @@ class Reconciler:
         self._memories: dict[Key, Memory] = {}
 
     async def reconcile(self, key: Key) -> Outcome:
-        """Raises ApiError."""
+        """Reconcile the resource with this key. Returns whether and when to reconcile again. Raises ApiError."""
         uid = self._store.uid(key)
         body = None if uid is None else self._store.bodies.get(uid) or await self._cluster.get(*key)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._memories.pop(key, None)  # the children go with their owner
+            self._memories.pop(key, None)  # the garbage collector deletes the children with their owner
             return Outcome()
         resource, memory = self._resources[key.kind], self._recall(key, body)
         try:
@@ -56,7 +57,8 @@ class Reconciler:
         try:
             requeue = await self._bring_about(key, case, memory)
         except ApiError as error:
-            # A first failure is tried again at once; a second is written to the status, if a call more can help.
+            # The first failure is only retried. From the second on, the status reports it, unless the API server is
+            # to be left alone.
             if memory.failing and not error.wants_silence:
                 await self._report(key, resource, body, case, memory)
             memory.failing = True
@@ -66,7 +68,10 @@ class Reconciler:
         return Outcome(bool(memory.refused), requeue)
 
     async def _bring_about(self, key: Key, case: Case, memory: Memory) -> datetime | None:
-        """Look, plan, execute, until nothing is left to do; returns when to be called again, if the plan says so."""
+        """Look up, plan and execute until nothing is left to do.
+
+        Returns when to reconcile again, if the plan asks for it.
+        """
         while True:
             for id in sorted(case.stale):
                 await self._look_up(key, case, memory, id)
@@ -84,7 +89,10 @@ class Reconciler:
                     await self._execute(key, case, memory, step)
 
     async def _look_up(self, key: Key, case: Case, memory: Memory, id: ChildId) -> None:
-        """A name that no labelled object of ours has may still be taken: look before applying over it."""
+        """Read a child from the API server, because an object without the operator's labels may have its name.
+
+        Such an object must not be overwritten.
+        """
         case.stale.discard(id)
         with _recorded_as_obstacle(memory, id):
             found = await self._cluster.get(self._kinds[id[0]], key.namespace, id[1])
@@ -92,7 +100,7 @@ class Reconciler:
             case.see(found)
 
     async def _execute(self, key: Key, case: Case, memory: Memory, step: Step) -> None:
-        """Execute a step. A failed call is recorded as an obstacle, and raises unless it is a refused write."""
+        """Execute a step. A failed call is recorded as an obstacle. It also raises, except for a refused apply."""
         memory.done.append(step)
         match step:
             case Apply():
@@ -155,7 +163,7 @@ class Reconciler:
 
 @contextlib.contextmanager
 def _recorded_as_obstacle(memory: Memory, id: ChildId) -> Iterator[None]:
-    """Records an ApiError as an obstacle, with the API server's own message, and raises it again."""
+    """Record an ApiError as an obstacle, with the API server's own message, and raise it again."""
     try:
         yield
     except ApiError as error:
@@ -165,6 +173,6 @@ def _recorded_as_obstacle(memory: Memory, id: ChildId) -> Iterator[None]:
 
 
 def _tell(step: Step) -> str:
-    """A step in one word or three, without the object that it carries."""
+    """Return a step as one to three words for the log, without its object."""
     kind = type(step).__name__
     return f"{kind} {step.at.isoformat()}" if isinstance(step, RequeueAt) else f"{kind} {step.id[0]} {step.id[1]}"

@@ -1,7 +1,6 @@
-"""What people read of one resource: its status and its Events, written when something happened.
+"""Writes the status and the Events of a resource after something happened.
 
-Called by `reconcile`. A status is compared without its times: it is written when something happened, not because time
-passed.
+Called by `reconcile`. Statuses are compared without their times, so that the passing of time alone causes no write.
 """
 
 import logging
@@ -20,7 +19,7 @@ from conveyor_operator.loop.steps import Memory
 
 logger = logging.getLogger(__name__)
 
-_QUIET_SECONDS = 600.0  # least time between two Events about the same child
+_QUIET_SECONDS = 600.0  # minimum time between two Events about the same child
 
 
 class Reporter:
@@ -30,7 +29,10 @@ class Reporter:
         self._cluster = cluster
 
     async def write(self, kind: Kind, body: Object, status: Object) -> Object | None:
-        """The status of the resource `body`, if it says something new; returns the resource that was written."""
+        """Write the status of the resource `body` if it differs.
+
+        Returns the written resource; None if nothing was written.
+        """
         if is_same(status, body.get("status") or {}):
             return None
         try:
@@ -41,14 +43,14 @@ class Reporter:
             raise
 
     async def record_restored(self, body: Object, memory: Memory, child: ChildId, event: Event) -> None:
-        """Records that a hand edit of a child was undone; once, however often it is edited within a while."""
+        """Create an Event that an edit of a child was undone, at most once in ten minutes for each child."""
         now = time.monotonic()
         if now - memory.told_restored.get(child, -_QUIET_SECONDS) >= _QUIET_SECONDS:
             memory.told_restored[child] = now
             await self.record_events(body, [event])
 
     async def record_events(self, body: Object, found: Iterable[Event]) -> None:
-        """An Event for each thing that happened."""
+        """Create an Event for each occurrence. An Event that the API server refuses is logged."""
         for event in found:
             try:
                 await self._cluster.create(EVENT, build_event(body, event, datetime.now(UTC)))
@@ -58,7 +60,7 @@ class Reporter:
 
 
 def is_same(status: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
-    """Whether writing `status` over `previous` would say nothing new."""
+    """Return whether both statuses are equal except for their times."""
     return _timeless(status) == _timeless(previous)
 
 

@@ -21,22 +21,22 @@ class Case(Protocol):
 
     @property
     def stale(self) -> set[ChildId]:
-        """Children to look up before the next plan: no watch has reported them, or not yet their last change."""
+        """Children to read before the next plan: no watch has reported them, or the latest change of them, yet."""
         ...
 
     @property
     def children(self) -> Mapping[ChildId, Child]: ...
 
     def plan(self, now: datetime) -> Sequence[Step]:
-        """The next steps, without I/O. Called again after their execution, until at most a `RequeueAt` is left."""
+        """Return the next steps, without I/O. Called again after they ran, until at most a `RequeueAt` is left."""
         ...
 
     def see(self, child: Object) -> None:
-        """Notes a child that an API call of the operator has returned."""
+        """Note a child that an API call of the operator has returned."""
         ...
 
     def lose(self, id: ChildId) -> None:
-        """Notes that an API call of the operator has deleted this child."""
+        """Note that an API call of the operator has deleted this child."""
         ...
 
     def build_status(self, now: datetime) -> Object: ...
@@ -56,7 +56,7 @@ class Resource(Protocol):
     """Kinds that controllers create from the children. They are watched for the status."""
 
     def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
-        """The value that the store keeps for the resource `key` itself, for a child or for a grandchild.
+        """Return the value that the store keeps for an object: the resource `key` itself, a child or a grandchild.
 
         If this raises, the object counts as unreadable.
         """
@@ -65,22 +65,22 @@ class Resource(Protocol):
     def new_memory(self, uid: str) -> Memory: ...
 
     def begin(self, body: Object, store: Store, memory: Any) -> Case:
-        """`memory` is one of `new_memory`. Raises InvalidResource."""
+        """Begin a reconcile. `memory` comes from `new_memory`. Raises InvalidResource."""
         ...
 
     def build_invalid_status(self, body: Object, message: str, now: datetime) -> Object: ...
 
     def find_events(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[Event]:
-        """What to tell, from one status to the next."""
+        """Return the Events for the change from one status to the next."""
         ...
 
     def restored(self, child: ChildId, deleted: bool) -> Event:
-        """The Event after a hand edit of a child was undone."""
+        """Return the Event for an edit of a child that was undone. `deleted`: the child had been deleted."""
         ...
 
 
 def watched_kinds(resources: Sequence[Resource]) -> list[Kind]:
-    """Each once: the resources, what is applied for them, and what controllers make of that. Without optional ones."""
+    """Return the kinds of the resources, their children and their grandchildren, each once, without optional kinds."""
     kinds = [kind for each in resources for kind in (each.kind, *each.children, *each.grandchildren)]
     optional = {kind for each in resources for kind in each.optional}
     return [kind for kind in dict.fromkeys(kinds) if kind not in optional]

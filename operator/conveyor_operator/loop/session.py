@@ -68,7 +68,7 @@ class KopfSession:
     async def _read_watches(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """The middleware of Kopf's session."""
+        """The middleware of Kopf's session: pass the lines of watches through `watches`."""
         response = await handler(request)
         query = request.url.query
         assert self._credentials is not None, "there was a login"
@@ -79,12 +79,12 @@ class KopfSession:
             self._open.add(response)
             response.content = cast(aiohttp.StreamReader, _Lines(response.content, lines))
         else:
-            await response.read()  # when Kopf stops, it closes answers that its own tasks still read, and then fails
+            await response.read()  # when Kopf stops, it closes responses that its tasks still read, and fails
         return response
 
     async def _read_credentials(self) -> kopf.ConnectionInfo:
         found = await load_configuration(self._kubeconfig)
-        # "bearer TOKEN" in a pod, "Bearer TOKEN" from a kubeconfig: the client writes the scheme either way.
+        # The client writes the scheme as "bearer TOKEN" in a pod and as "Bearer TOKEN" from a kubeconfig.
         header: str | None = await found.get_api_key_with_prefix("BearerToken")
         return kopf.ConnectionInfo(
             server=found.host,

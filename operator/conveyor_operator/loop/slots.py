@@ -9,7 +9,7 @@ from collections import Counter
 
 
 class Turn:
-    """One reconcile that asks for a slot."""
+    """One reconcile that waits for a slot."""
 
     __slots__ = ("granted", "namespace", "urgent")
 
@@ -20,12 +20,12 @@ class Turn:
 
 
 class _Line:
-    """Those who wait, urgent ones or others."""
+    """The reconciles that wait, either the urgent ones or the others."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, dict[Turn, None]] = {}
         self.namespaces: dict[str, None] = {}
-        """Those that wait and held less than their share, in the order of their turns."""
+        """Namespaces with waiting reconciles that hold less than their share, in the order of their turns."""
 
     def add(self, turn: Turn) -> None:
         self.waiting.setdefault(turn.namespace, {})[turn] = None
@@ -39,9 +39,10 @@ class _Line:
 
 
 class Slots:
-    """`ask` queues for one of `limit` slots, of which a namespace has at most `share`. `take` waits for the slot, and
-    `release` gives it back. Within a namespace, urgent reconciles get slots first, and otherwise the order of `ask`
-    counts. No slots are granted before `open`.
+    """Grants `limit` slots, of which a namespace has at most `share`.
+
+    `ask` queues for a slot, `take` waits for it, and `release` frees it. Within a namespace, urgent reconciles get
+    slots first, and otherwise the order of `ask` counts. No slots are granted before `open`.
     """
 
     def __init__(self, limit: int, share: int) -> None:
@@ -52,29 +53,29 @@ class Slots:
         self._urgent, self._others = _Line(), _Line()
 
     def open(self) -> None:
-        """From now on there are slots."""
+        """Begin to grant slots."""
         self._free += self._limit
         self._hand_out()
 
     def ask(self, namespace: str, urgent: bool) -> Turn:
-        """A turn to `take` next."""
+        """Queue for a slot. Returns the turn with which to call `take`."""
         turn = Turn(namespace, urgent)
         self._enqueue(turn)
         return turn
 
     async def take(self, turn: Turn) -> None:
-        """Until there is a slot for it."""
+        """Wait until the turn has a slot."""
         try:
             await turn.granted
         except asyncio.CancelledError:
             if turn.granted.cancelled():
                 self._line_of(turn).remove(turn)
-            else:  # the slot came before the cancellation
+            else:  # the slot was granted before the cancellation
                 self.release(turn.namespace)
             raise
 
     def make_urgent(self, turn: Turn) -> None:
-        """It has become urgent."""
+        """Move a waiting turn to the urgent ones."""
         if not turn.urgent and not turn.granted.done():
             self._others.remove(turn)
             turn.urgent = True
@@ -108,7 +109,7 @@ class Slots:
                 namespace = next(iter(line.namespaces))
                 del line.namespaces[namespace]
                 if self._held[namespace] >= self._share:
-                    continue  # urgent ones took it; `release` lines it up again
+                    continue  # urgent reconciles use its share; `release` lines it up again
                 turn = next(iter(line.waiting[namespace]))
                 line.remove(turn)
                 if not turn.granted.cancelled():

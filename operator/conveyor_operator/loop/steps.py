@@ -13,8 +13,11 @@ from conveyor_operator.loop.child import ChildId
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply one child; `reason` is for the log: created, checked (first look of this process), changed
-    (by the spec) or drifted (by somebody else)."""
+    """Server-side apply of one child.
+
+    `reason` is for the log: created, checked (this process's first apply), changed (with the spec) or drifted (after an
+    edit by somebody else).
+    """
 
     body: dict[str, Any]
     reason: str
@@ -26,8 +29,10 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Apply a child's number of replicas as the field manager `conveyor-replicas`, so that the number stays when
-    `conveyor` gives up the field."""
+    """Apply a child's number of replicas as the field manager `conveyor-replicas`.
+
+    So the number stays when the field manager `conveyor` gives up the field.
+    """
 
     id: ChildId
     count: int
@@ -36,7 +41,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete exactly this object, not a later one of the same name."""
+    """Delete the object with this uid, but not a later one with the same name."""
 
     id: ChildId
     uid: str
@@ -54,7 +59,7 @@ Step = Apply | Hold | Delete | RequeueAt
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A child that cannot be applied. `temporary`: waiting is enough."""
+    """A child that cannot be applied. `temporary`: nobody needs to do anything, the operator retries."""
 
     kind: str
     name: str
@@ -73,26 +78,26 @@ class Applied:
 
 @dataclass(slots=True)
 class Memory:
-    """The memory of one resource, as long as it has this uid. It only saves API calls."""
+    """What the operator remembers about the resource with this uid. It only saves API calls."""
 
     uid: str
     applied: dict[ChildId, Applied] = field(default_factory=dict)
     told_restored: dict[ChildId, float] = field(default_factory=dict)
-    """When (monotonic) an Event last reported that a child was restored."""
+    """When an Event last reported that a child was restored, in monotonic seconds."""
     former_hash: str = ""
-    """`hash_applied` of what a former operator applied, until the first plan."""
+    """`hash_applied` of a previous operator's applies, until the first plan."""
     failing: bool = False
-    """The reconcile before ended with an ApiError."""
+    """Whether the previous reconcile ended with an ApiError."""
     waiting_since: datetime | None = None
-    """When a plan first returned a `RequeueAt`, if all later plans did so too."""
+    """Since when all plans have returned a `RequeueAt`; None if the last one did not."""
 
-    # Only of the present reconcile
+    # Only for the current reconcile
     done: list[Step] = field(default_factory=list)
     refused: dict[ChildId, Obstacle] = field(default_factory=dict)
-    """Calls that failed."""
+    """Obstacles from failed calls."""
     restored: dict[ChildId, bool] = field(default_factory=dict)
-    """Children that were edited by hand; True: deleted."""
+    """Children whose edits were undone; True if they had been deleted."""
 
     def begin(self) -> None:
-        """Starts another reconcile."""
+        """Clear what belongs to a single reconcile, before the next one."""
         self.done, self.refused, self.restored = [], {}, {}

@@ -1,7 +1,7 @@
 """The known state of the cluster, read by key. Followers of a kind are called after each change.
 
 `watches` stores the projection of each object that the API server sends; a resource reads it when it observes. Objects
-are stored by uid, because for a moment there may be two objects of one name. Then the later one counts.
+are stored by uid, because for a moment there may be two objects with the same name. Then the later one counts.
 """
 
 from collections import defaultdict
@@ -15,28 +15,28 @@ from conveyor_operator.loop.bodies import Bodies
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """The last value of one object, and the key of the resource that it is or belongs to."""
+    """The last value of one object, and the key of the resource that it is or to which it belongs."""
 
     key: Key
     value: Any
 
 
 class Store:
-    """Every object, by kind and uid and by key, in the order of arrival."""
+    """All objects, by kind and uid and by kind and key, in the order of arrival."""
 
     def __init__(self) -> None:
         self._objects: defaultdict[Kind, dict[str, Entry]] = defaultdict(dict)
         self._by_key: defaultdict[Kind, dict[Key, dict[str, Entry]]] = defaultdict(dict)
         self._followers: dict[Kind, Callable[[Key, Any], None]] = {}
         self.bodies = Bodies()
-        """Of the resources themselves."""
+        """The bodies of the resources themselves."""
 
     def follow(self, kind: Kind, tell: Callable[[Key, Any], None]) -> None:
-        """Calls `tell(key, value)` after each change of an object of this kind. None: the object no longer exists."""
+        """Call `tell(key, value)` after each change of an object of this kind. value: None if no object is left."""
         self._followers[kind] = tell
 
     def put(self, kind: Kind, uid: str, key: Key, value: Any) -> Key | None:
-        """Stores the value of an object, in place of the former one. Returns the former key if it was another one."""
+        """Store the value of an object and replace its previous one. Returns the previous key if that differs."""
         former = self._objects[kind].get(uid)
         left = former.key if former is not None and former.key != key else None
         if left is not None:
@@ -48,7 +48,7 @@ class Store:
         return left
 
     def drop(self, kind: Kind, uid: str) -> Key | None:
-        """The object is gone. Returns its key if it was known."""
+        """Remove an object that no longer exists. Returns its key if it was known."""
         entry = self._objects[kind].pop(uid, None)
         if entry is None:
             return None
@@ -61,17 +61,17 @@ class Store:
         return entry.key
 
     def keys(self, kind: Kind, namespace: str | None) -> dict[str, Key]:
-        """The keys of all objects of a kind by uid, in one namespace or in all."""
+        """Return the keys of all objects of a kind by uid, in one namespace or in all."""
         return {
             uid: entry.key for uid, entry in self._objects[kind].items() if namespace in (None, entry.key.namespace)
         }
 
     def resources(self, kind: Kind) -> list[Key]:
-        """All resources of this kind."""
+        """Return the keys of all resources of this kind."""
         return list(self._by_key[kind])
 
     def uid(self, key: Key) -> str | None:
-        """The resource's uid, None if there is none."""
+        """Return the resource's uid; None if it does not exist."""
         return next(reversed(self._by_key[key.kind].get(key, {})), None)
 
     def values(self, kind: Kind, key: Key) -> list[Any]:

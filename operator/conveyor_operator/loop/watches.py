@@ -177,7 +177,7 @@ class Watches:
         labels = metadata.get("labels") or {}
         for resource in self._resources.values():
             if kind in (*resource.children, *resource.grandchildren) and resource.label in labels:
-                name = str(labels[resource.label]).partition(".")[0]  # the rest is a part of the resource
+                name = str(labels[resource.label]).partition(".")[0]  # after the dot: a part of the resource
                 return Key(resource.kind, str(metadata["namespace"]), name)
         return None
 

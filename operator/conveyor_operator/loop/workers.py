@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_SECONDS = 0.2
 _MAX_DELAY_SECONDS = 60.0
-_LONGEST_WAIT_SECONDS = 300.0  # for a time of day: a clock that was set back would lengthen it without a limit
+_LONGEST_WAIT_SECONDS = 300.0  # a limit on waits for a time of day, in case the clock is set back
 
 
 @dataclass(frozen=True, slots=True)

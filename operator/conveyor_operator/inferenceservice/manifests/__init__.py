@@ -1,5 +1,5 @@
-"""The children of an InferenceService, built from its spec. Pure: spec in, dictionaries out.
+"""Builds the children of an InferenceService from its spec. Pure: a spec in, dictionaries out.
 
-One module per group of kinds; `desired` puts them together. Nothing here looks at the cluster: what depends on it (the
-image that was chosen, the claim's access mode, replicas) is an argument or is added later.
+There is one module for each group of kinds, and `desired` calls them. Nothing here reads the cluster. Values that
+depend on it (the chosen image, the claim's access mode, replicas) are arguments or are added later.
 """

@@ -1,4 +1,4 @@
-"""The HorizontalPodAutoscaler on the queue, and the PodDisruptionBudget. Pure."""
+"""Builds the HorizontalPodAutoscaler, which scales by the queue, and the PodDisruptionBudget. Pure."""
 
 from typing import Final
 
@@ -11,15 +11,13 @@ _READABLE: Final = {"matchLabels": names.READABLE_GATEWAYS}
 
 
 def build_autoscaler(owner: Owner, spec: InferenceServiceSpec, scale_up_period_seconds: int) -> Object | None:
-    """Two Object metrics on the InferenceService, of which the HPA takes the larger wish; None where others scale.
+    """Return the HPA with two Object metrics on the InferenceService; None without autoscaling or with an external one.
 
-    With KEDA it is what a ScaledObject is made from (`keda`), and none is applied.
-
-    `AverageValue` makes it ceil(total / target), whatever the number of ready pods. It never goes to zero, and lets a
-    Deployment at zero be: that is `replicas.plan_zero`'s.
-
-    The queue depth is that of the gateways that answer. While one does not, in flight is unknown, and with one metric
-    unknown an HPA goes up and never down (docs/adr/0035-a-part-of-the-sum-scales-up.md).
+    The HPA uses the metric that needs more replicas. With KEDA, `keda` builds a ScaledObject from this HPA, which is
+    not applied itself. With `AverageValue` the HPA computes ceil(total / target), regardless of the number of ready
+    pods. It never scales to zero and ignores a Deployment at zero: `replicas.plan_zero` handles that. The queue depth
+    is the sum over the gateways that respond. If one gateway does not respond, the metric for requests in flight is
+    unknown. With one unknown metric, an HPA scales only up (docs/adr/0035-a-part-of-the-sum-scales-up.md).
     """
     autoscaling, in_flight, queue_depth = spec.autoscaling, spec.in_flight_target, spec.queue_depth_target
     if autoscaling is None or in_flight is None or queue_depth is None or autoscaling.is_external:
@@ -57,7 +55,7 @@ def _object_metric(owner: Owner, target: float, metric: Object) -> Object:
 
 
 def build_disruption_budget(owner: Owner) -> Object:
-    """One pod at a time may be evicted; one that never became ready may always go."""
+    """Return a budget that lets one pod at a time be evicted. A pod that is not ready may always be evicted."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -1,7 +1,7 @@
-"""The engine's configuration file, and the immutable ConfigMap that carries it. Pure.
+"""Builds the engine's configuration file, and the immutable ConfigMap that contains it. Pure.
 
-The file is the contract with the engine: YAML with keys in snake_case, in which an unknown key is an error. A field
-that the resource leaves open is left out, so that the engine's own default holds. Another runtime has its own file.
+The file is YAML with keys in snake_case, and the engine rejects unknown keys. Fields that the spec does not set are
+left out, so that the engine's default applies. Another runtime has its own file.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 _HASH_DIGITS = 8
 
-# What people call the engine's settings: the fields of the spec that they are made from.
+# The engine's settings, and the fields of the spec from which they are computed.
 RESOURCE_FIELDS: Final = {
     "model": "model.uri",
     "task": "task",
@@ -54,7 +54,7 @@ RESOURCE_FIELDS: Final = {
     "reasoning_parser": "engine.reasoningParser",
 }
 
-# The engine's names, which are vLLM's; what is left open is its own default.
+# The engine's names for parsers, which are vLLM's. Without one, the engine's default applies.
 _TOOL_PARSERS: Final[dict[ToolParser, str]] = {
     "None": "none",
     "Hermes": "hermes",
@@ -76,14 +76,14 @@ _REASONING_PARSERS: Final[dict[ReasoningParser, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The file's text and the hash that names it: equal text, equal hash."""
+    """The file's text, and its hash, which is part of the ConfigMap's name."""
 
     text: str
     hash: str
 
 
 def build_engine_config(owner: Owner, spec: InferenceServiceSpec) -> EngineConfig:
-    """The engine configuration of this service."""
+    """Return the configuration file of this service's engines."""
     fields = build_vllm_config(owner, spec) if spec.runtime == "VLLM" else _build_conveyor_config(owner, spec)
     told = {name: value for name, value in fields.items() if value is not None}
     text = yaml.safe_dump(told, sort_keys=False)

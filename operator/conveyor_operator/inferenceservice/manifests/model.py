@@ -1,4 +1,4 @@
-"""The volume that holds the model, how it is mounted, the claim made for a cache, and what the fetch may read. Pure."""
+"""Builds the model's volume and its mount, the claim for a cache, and the fetch's credentials. Pure."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from conveyor_api.model import BucketModel, ImageModel, Mounted, SecretRef, Volu
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
-_EMPTY_DIR_SIZE = "200Gi"  # more than any model that one device holds; without a limit a download could fill the node
+_EMPTY_DIR_SIZE = "200Gi"  # above any model for one device; without a limit, a download could fill a disk
 
 
 def build_model_mount(spec: InferenceServiceSpec) -> Object:
-    """Writable only where a download goes: a user's own claim or image is mounted read-only."""
+    """Return the mount of the model's volume. A user's own claim or image is mounted read-only."""
     source = spec.model.source
     if not isinstance(source, Mounted):
         return {"name": names.MODEL_VOLUME, "mountPath": names.MODELS_PATH}
@@ -33,12 +33,12 @@ def build_model_volume(owner: Owner, spec: InferenceServiceSpec) -> Object:
 
 
 def needs_claim(spec: InferenceServiceSpec) -> bool:
-    """Whether the service wants a claim of its own."""
+    """Return whether Conveyor creates a claim for the service."""
     return spec.model.cache.strategy == "PVC" and spec.model.cache.claim_name is None
 
 
 def build_claim(owner: Owner, spec: InferenceServiceSpec, access_mode: str) -> Object:
-    """The cache's claim. An access mode cannot change once it is there, so the caller keeps the live one."""
+    """Return the claim for the cache. The caller passes an existing claim's access mode, because it is immutable."""
     cache = spec.model.cache
     content: dict[str, Any] = {
         "accessModes": [access_mode],
@@ -55,7 +55,7 @@ def build_claim(owner: Owner, spec: InferenceServiceSpec, access_mode: str) -> O
 
 
 def build_credentials(spec: InferenceServiceSpec) -> list[Object]:
-    """Variables of the fetch from the Secret that the spec names; of those it may lack, what `pod.env` has wins."""
+    """Return the fetch's variables from the Secret in the spec. For optional keys, variables in `pod.env` win."""
     reference = spec.model.secret_ref
     if reference is None:
         return []

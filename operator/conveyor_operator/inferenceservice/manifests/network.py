@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from conveyor_api import names
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
-_NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"  # set by Kubernetes, and not to be changed
+_NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"  # Kubernetes sets it, and it cannot be changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,10 @@ class Network:
 
 
 def build_network_policy(owner: Owner, network: Network) -> Object:
-    """Lets only gateways in, since an engine authenticates nobody. Egress is left to the cluster."""
+    """Return a policy that only admits gateways and Prometheus' namespaces, as engines do not authenticate clients.
+
+    Egress is not restricted.
+    """
     gateways = {**_select(network.system_namespace), "podSelector": {"matchLabels": names.GATEWAY_POD_LABELS}}
     peers = [gateways, *(_select(namespace) for namespace in network.prometheus_namespaces)]
     return {

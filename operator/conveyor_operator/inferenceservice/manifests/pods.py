@@ -1,8 +1,8 @@
-"""The pods of an engine. Pure.
+"""Builds the pod template of engines. Pure.
 
-One initContainer fetches or checks the model, one container serves it. The pods meet the "restricted" Pod Security
+An initContainer fetches or checks the model, and a container serves it. The pods meet the "restricted" Pod Security
 standard. Labels and annotations contain no version, so that an upgrade of the operator restarts no engine.
-For the same reason a test holds the rendered template, so that only a deliberate change alters it.
+For the same reason a test compares the rendered template, so that only deliberate changes alter it.
 """
 
 import re
@@ -25,7 +25,7 @@ FETCH_CONTAINER = "fetch"
 
 _EXIT_MARGIN_SECONDS = 10
 _STARTUP_PERIOD_SECONDS = 2
-_STARTUP_SECONDS = 30 * 60  # reading a large model from a slow disk, compiling, warming up
+_STARTUP_SECONDS = 30 * 60  # for reading a large model from a slow disk, compiling and warming up
 _SHARED_MEMORY_SIZE = "1Gi"
 _SCRATCH_SIZE = "2Gi"  # compilers' caches; CUDA's alone may take 1 GiB
 _AS_GIVEN = (
@@ -195,7 +195,7 @@ def _as_given(spec: InferenceServiceSpec) -> Object:
     given = spec.pod.to_manifest()
     asked: Object = {key: given[key] for key in _AS_GIVEN if given.get(key)}
     if any(name.startswith(names.GPU_VENDOR) for name in spec.resources.limits):
-        # Nodes with GPUs carry this taint, so that nothing else takes their place.
+        # Nodes with GPUs have this taint, so that other pods do not use them.
         taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
         asked["tolerations"] = [taint, *asked.get("tolerations", [])]
     return asked

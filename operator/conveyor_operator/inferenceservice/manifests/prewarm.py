@@ -1,7 +1,7 @@
-"""The Job that brings a model into its cache before the pods that need it, without a device. Pure.
+"""Builds the Job that downloads a model into its cache before engine pods need it. It uses no device. Pure.
 
-Its pod runs the fetch of the engine's pods, as they do, and is named by what it runs: another fetch is another Job. No
-selector of the engine's pods finds it.
+Its pod runs the same fetch container as the engine's pods. Its name contains a hash of its content, so a different
+fetch is a new Job. The selectors for engine pods do not match its pod.
 """
 
 from typing import Any
@@ -20,12 +20,12 @@ _NOT_FETCHING = (
     "topologySpreadConstraints",
 )
 _NOT_FETCHED_INTO = (names.CONFIG_VOLUME, names.SHARED_MEMORY_VOLUME)
-_MOST_TRIES = 2**31 - 1  # the kubelet tries again, less and less often, as it does in the engine's pods
+_MOST_TRIES = 2**31 - 1  # the kubelet retries with growing delays, as in the engine's pods
 _HASH_DIGITS = 8
 
 
 def build_prewarm(owner: Owner, template: Object, image: str, one_node: bool) -> Object:
-    """`template` is the engine's pods'. `one_node`: only one node may mount the claim at a time."""
+    """Return the Job. `template`: of the engine's pods. `one_node`: only one node at a time may mount the claim."""
     content = {"backoffLimit": _MOST_TRIES, "template": _build_template(owner, template, image, one_node)}
     return {
         "apiVersion": "batch/v1",
@@ -52,9 +52,12 @@ def _build_template(owner: Owner, template: Object, image: str, one_node: bool) 
 
 
 def _beside_engines(owner: Owner, given: Object) -> Object:
-    """On the node of the pods that have the claim. Where there are none, a pod that is among those may go anywhere.
+    """Return an affinity for the node of the pods that mount the claim.
 
-    Pods that the spec requires to be near are only preferred: an engine, which obeys that, need not be one of them.
+    If there are none, any node is allowed, because the pod's own labels match the term.
+
+    Other pods that the spec requires on the same node are only preferred here. Otherwise the Job's pod could be
+    unschedulable, because the pods with the claim need not run on such a node.
     """
     own = [names.pod_selector(owner.name), names.prewarm_pod_selector(owner.name)]
     values = [value for selector in own for value in selector.values()]

@@ -1,4 +1,4 @@
-"""The program in an engine's container: Conveyor's own. `vllm` has the other runtime. Pure."""
+"""The program in an engine's container: Conveyor's own engine. `vllm` has that of the other runtime. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from conveyor_api import names
 from conveyor_operator.loop.owner import Object
 
-PRE_STOP_SECONDS = 5  # time for the gateways to see that the pod leaves, before it refuses requests
+PRE_STOP_SECONDS = 5  # time for gateways to see that the pod is leaving, before it rejects requests
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`pre_stop` is a lifecycle handler, `variables` are set where the user has not set them."""
+    """A program with its probes. `pre_stop`: a lifecycle handler. `variables`: defaults that the user can override."""
 
     command: tuple[str, ...]
     readiness_path: str

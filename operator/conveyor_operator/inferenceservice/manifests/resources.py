@@ -1,4 +1,4 @@
-"""Resource requests and limits of the containers in an engine's pod. Pure."""
+"""Computes resource requests and limits of the containers in an engine's pod. Pure."""
 
 from typing import Final
 
@@ -6,11 +6,11 @@ from conveyor_api.resources import Resources
 from conveyor_api.status import ResourcesStatus
 from conveyor_operator.loop.owner import Object
 
-# Without a request a pod with a GPU would be BestEffort: the first to go when its node runs short. Enough to start
-# with, little enough for any node; what a model really takes only its team knows.
+# Without a request, a pod with a GPU would be BestEffort, and evicted first when its node runs out of memory. These
+# defaults are enough to start and fit on any node. Only the model's team knows what it really needs.
 _DEFAULT_REQUESTS: Final = {"cpu": "500m", "memory": "1Gi"}
 _COMPUTE: Final = ("cpu", "memory", "ephemeral-storage")
-# A fetch streams to the volume: 178 MiB is the most that it took, from a bucket by eight connections.
+# A fetch streams to the volume. It has used at most 178 MiB, from a bucket with eight connections.
 _FETCH_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi", "ephemeral-storage": "64Mi"}
 _FETCH_LIMITS: Final = {"cpu": "4", "memory": "2Gi", "ephemeral-storage": "2Gi"}
 
@@ -24,7 +24,7 @@ def complete_resources(resources: Resources) -> Object:
 
 
 def tell_resources(resources: Resources) -> ResourcesStatus:
-    """The same for the status."""
+    """Return the completed resources for the status."""
     told = {
         kind: {name: str(value) for name, value in amounts.items()}
         for kind, amounts in complete_resources(resources).items()
@@ -33,7 +33,10 @@ def tell_resources(resources: Resources) -> ResourcesStatus:
 
 
 def of_fetch(resources: Object) -> Object:
-    """Little, so that it finds room beside an engine; of what `resources` name, as a quota may ask for it."""
+    """Return the resources of the Job's fetch: small, so that it fits beside an engine.
+
+    Only resources that `resources` names are set, because a quota may require those.
+    """
     limits = resources.get("limits", {})
     named = resources.get("requests", {}).keys() | limits.keys()
     asked = {
@@ -44,7 +47,7 @@ def of_fetch(resources: Object) -> Object:
 
 
 def without_devices(resources: Object) -> Object:
-    """CPU and memory only: fetching needs no GPU, but a quota may ask every container for its share."""
+    """Return the resources without devices: a fetch needs no GPU, but a quota may require the others."""
     return {
         kind: {name: value for name, value in amounts.items() if name in _COMPUTE}
         for kind, amounts in resources.items()

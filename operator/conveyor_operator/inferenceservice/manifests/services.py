@@ -1,11 +1,11 @@
-"""The two Services and the ServiceAccount of an InferenceService. Pure."""
+"""Builds the two Services and the ServiceAccount of an InferenceService. Pure."""
 
 from conveyor_api import names
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 
 def build_engine_service(owner: Owner) -> Object:
-    """Headless: the gateway reads its EndpointSlices and chooses an engine itself."""
+    """Return the headless Service of the engines. The gateway reads its EndpointSlices and chooses an engine itself."""
     port = {
         "name": names.ENGINE_PORT_NAME,
         "port": names.ENGINE_PORT,
@@ -28,7 +28,7 @@ def build_engine_service(owner: Owner) -> Object:
 
 
 def build_public_service(owner: Owner, gateway_host: str) -> Object:
-    """An alias of the gateway, which routes by the Host `<name>.<namespace>`."""
+    """Return the Service for clients: an alias of the gateway, which routes by the Host `<name>.<namespace>`."""
     port = {"name": names.ENGINE_PORT_NAME, "port": names.GATEWAY_SERVICE_PORT, "protocol": "TCP"}
     return {
         "apiVersion": "v1",
@@ -39,7 +39,7 @@ def build_public_service(owner: Owner, gateway_host: str) -> Object:
 
 
 def build_service_account(owner: Owner) -> Object:
-    """An identity without a token: the engine does not speak to Kubernetes."""
+    """Return the engines' ServiceAccount, without a token, because engines do not call Kubernetes."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",

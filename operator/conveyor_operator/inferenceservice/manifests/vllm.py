@@ -20,8 +20,8 @@ _VARIABLES: Final = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-# vLLM cuts its answers off when it gets SIGTERM. So the signal is sent when no request is left, or at the end of the
-# time. With `--disable-log-stats` vLLM does not count requests, and the pod waits for the whole time.
+# vLLM cuts off its answers when it gets SIGTERM. So the signal is sent when no request is left, or after drain.timeout.
+# With `--disable-log-stats` vLLM does not count requests, so the pod waits for the whole timeout.
 _UNTIL_IDLE: Final = """\
 import sys, time, urllib.request
 unseen, drain = map(float, sys.argv[1:])
