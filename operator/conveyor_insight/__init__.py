@@ -1,5 +1,5 @@
-"""Why a service has its replicas, and what it would have under another load or another spec.
+"""Explains why a service has its replicas, and predicts them for another load or another spec.
 
-`hpa` is the arithmetic of the HorizontalPodAutoscaler, held against the real controller; `explaining`, `replaying` and
-`simulate` are what is made of it. Used by `kubectl conveyor`. Prints nothing; `facts` alone asks the cluster.
+`hpa` has the arithmetic of the HorizontalPodAutoscaler, which tests compare with the real controller. `explaining`,
+`replaying` and `simulate` use it. Used by `kubectl conveyor`. Nothing here prints, and only `facts` reads the cluster.
 """

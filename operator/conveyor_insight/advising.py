@@ -12,7 +12,7 @@ from conveyor_api.resource import InferenceService
 from conveyor_insight.traffic import Traffic
 
 MIN_REQUESTS: Final = 100
-"""Fewer say little about lengths and batches."""
+"""With fewer requests, lengths and batches are not known well enough."""
 _FULL: Final = 0.9
 _MOST_PREEMPTED: Final = 0.01
 _MOST_ROWS: Final = 1024

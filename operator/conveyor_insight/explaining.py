@@ -1,8 +1,8 @@
-"""Why a service has the replicas that it has, and what its HorizontalPodAutoscaler does next. Pure.
+"""Explains why a service has its replicas, and what its HorizontalPodAutoscaler does next. Pure.
 
-The arithmetic is `conveyor_insight.hpa`'s, which is held against the real controller. What a controller
-remembers of former looks nobody can ask it for: a metric that asks for fewer is taken to be held by the window of
-`scaleDown` from now on, and a step that the HPA says its policies have used up is not taken again within their period.
+The arithmetic is that of `conveyor_insight.hpa`. A controller's memory of earlier evaluations cannot be read, so two
+assumptions replace it. If a metric calls for fewer replicas, the window of `scaleDown` is assumed to start now. If the
+HPA reports that its policies are used up, no further step is assumed within their period.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from conveyor_operator.inferenceservice.scaling import Wish
 
 
 class Reason(StrEnum):
-    """What decides on the replicas."""
+    """The reason for the number of replicas."""
 
     AT_TARGET = "AtTarget"
     WITHIN_TOLERANCE = "WithinTolerance"
@@ -44,7 +44,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric's row. `ratio` is value / (target x pods that exist); None, as `replicas`, for what was not read."""
+    """One metric. `ratio`: value / (target x existing pods). Ratio and replicas are None if the metric was not read."""
 
     name: str
     target: Decimal
@@ -57,7 +57,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The replicas that are asked for after the next look, and why."""
+    """The desired replicas after the HPA's next evaluation, and the reason."""
 
     replicas: int
     reason: Reason
@@ -66,9 +66,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`sentences` begin with the decision's own; `autoscaler` is the spec of Conveyor's HPA.
+    """The explanation of a service's replicas. `sentences`: the decision's sentence comes first.
 
-    `bounds` are those of the InferenceService: an HPA has at least 1 where the operator goes to zero itself.
+    autoscaler: the spec of Conveyor's HPA. bounds: the InferenceService's limits of replicas. Their minimum may be 0,
+    which the operator handles; an HPA's minimum is at least 1.
     """
 
     at: datetime
@@ -212,7 +213,7 @@ def _tell_held(hpa: Hpa, asked: int, bounded: int, desired: int) -> Decision:
 
 
 def _find_used_up(hpa: Hpa, facts: Facts, asked: int, bounded: int) -> Decision | None:
-    """A step that the controller, which remembers the ones before, says is not allowed yet."""
+    """Return the decision if the controller reports that its policies do not allow a step yet; otherwise None."""
     rules, direction = _rules_towards(hpa, asked, bounded)
     status, word, _ = hpa.asked.conditions.get("ScalingLimited", ("", "", ""))
     if rules is None or (status, word) != ("True", "ScaleUpLimit" if bounded > asked else "ScaleDownLimit"):
@@ -276,7 +277,7 @@ def _tell_metric(hpa: Hpa, name: str, deployment: DeploymentState, facts: Facts,
 
 
 def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, decision: Decision) -> list[str]:
-    """What else is to be known about the decision."""
+    """Return further sentences about the decision."""
     told, asked = [], deployment.asked_replicas
     if hpa is not None and facts.others:
         other = f"HorizontalPodAutoscaler {facts.others[0]}, which Conveyor did not create, scales the same Deployment."
@@ -297,7 +298,7 @@ def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, d
 
 
 def _condition(facts: Facts, type: ConditionType) -> str:
-    """What is told of a condition that is not True, as the end of a sentence; empty if it is, or not there."""
+    """Return reason and message of a condition as the end of a sentence; "" if it is True or missing."""
     found = next((each for each in facts.service.status.conditions if each.type == type), None)
     if found is None or found.status == "True":
         return ""

@@ -19,14 +19,14 @@ from conveyor_protocol.limit_reasons import LimitReason
 
 Object = Mapping[str, Any]
 
-# Where an HPA reads Conveyor's own metrics, and KEDA's.
+# The API paths of Conveyor's own metrics, and of KEDA's.
 _OBJECTS: Final = f"/apis/{names.METRICS_GROUP}/{names.METRICS_VERSIONS[0]}"
 _OF_CLASS: Final = (names.CLASS_QUEUED_METRIC, names.CLASS_WAIT_METRIC)
 _EXTERNAL: Final = "/apis/external.metrics.k8s.io/v1beta1"
 
 
 class Unanswered(Exception):
-    """The cluster does not answer. The message says why."""
+    """The cluster does not respond, or its response is an error. The message has the reason."""
 
 
 class Reader(Protocol):
@@ -71,7 +71,7 @@ class LimitFacts:
     """The limits of engines with objectives. A value that could not be read is a sentence that says why."""
 
     running: int | str
-    """Requests of one engine, as the mean of those that have requests."""
+    """Requests that one engine runs at once: the mean over engines with requests."""
     engines: Mapping[str, int]
     """Engines that have requests, by the reason of their limit, without zeros."""
 

@@ -1,7 +1,7 @@
-"""One HorizontalPodAutoscaler as its controller runs it, look by look. Pure; used by `run` and `conveyor_kubectl`.
+"""Evaluates a HorizontalPodAutoscaler as its controller does. Pure; used by `explaining`, `replaying` and `simulate`.
 
-The arithmetic of kubernetes: pkg/controller/podautoscaler/horizontal.go for Object metrics with `AverageValue`;
-tests/insight compares it with the controller's own. Times are seconds on any clock.
+This is the arithmetic of kubernetes: pkg/controller/podautoscaler/horizontal.go for Object metrics with `AverageValue`.
+tests/insight compares it with the real controller. Times are in seconds on any clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from conveyor_insight.rates import Change, limit_down, limit_up
 from conveyor_operator.inferenceservice.observed import observe_autoscaler
 from conveyor_operator.inferenceservice.scaling import Wish, find_wish
 
-# What the API server adds to a `behavior` that leaves it open (pkg/apis/autoscaling/v2/defaults.go).
+# The API server's defaults for fields that a `behavior` does not set (pkg/apis/autoscaling/v2/defaults.go).
 _DEFAULT_UP: Final = ScalingRules(
     stabilization_window_seconds=0,
     policies=[
@@ -33,7 +33,7 @@ class Controller:
 
 
 class Hpa:
-    """`body` is the HPA as the operator applies it."""
+    """One HPA and the memory of its controller. `body`: the HPA as the operator applies it."""
 
     def __init__(self, body: Mapping[str, Any], controller: Controller = Controller()) -> None:
         self._down_window_seconds = controller.downscale_stabilization_seconds
@@ -43,36 +43,39 @@ class Hpa:
         self._downs: list[Change] = []
 
     def apply(self, body: Mapping[str, Any]) -> None:
-        """A changed HPA keeps what its controller remembers."""
+        """Change the HPA. The controller's memory is kept."""
         self.asked = observe_autoscaler(body)
         behavior = body["spec"].get("behavior")
         self.rules = None if behavior is None else self._fill(Behavior.model_validate(behavior))
 
     def look(self, now: float, replicas: int, values: Mapping[str, int | None]) -> int:
-        """The replicas from now on. A metric whose value is None could not be read."""
+        """Evaluate the HPA once and return the new replicas. `values`: None for a metric that could not be read."""
         wish = self.wish(replicas, values)
         desired = self.limit(now, replicas, wish)
         self.note(now, replicas, wish, desired)
         return desired
 
     def wish(self, replicas: int, values: Mapping[str, int | None]) -> int | None:
-        """What the largest metric asks for. None: nothing was read, or the part that was read asks for fewer."""
+        """Return the replicas of the metric that needs most; None if the HPA would not act.
+
+        It does not act if no metric was read, or if one is missing and the others call for fewer replicas.
+        """
         return self.choose(replicas, self.find_wishes(replicas, values))
 
     def find_wishes(self, existing: int, values: Mapping[str, int | None]) -> list[Wish]:
-        """What each metric that was read asks for, where so many pods exist, ready or not."""
+        """Return the result of each metric that was read. `existing`: the number of pods, ready or not."""
         known = {name: value for name in self.asked.targets if (value := values[name]) is not None}
         return [find_wish(self.asked, name, value, max(1, existing)) for name, value in known.items()]
 
     def choose(self, replicas: int, wishes: Sequence[Wish]) -> int | None:
-        """Choose the replicas among the wishes of the metrics that could be read."""
+        """Return the largest number of replicas among `wishes`; None as for `wish`."""
         largest = max((wish.replicas for wish in wishes), default=None)
         if largest is None or (len(wishes) < len(self.asked.targets) and largest < replicas):
             return None
         return largest
 
     def limit(self, now: float, replicas: int, wish: int | None) -> int:
-        """What becomes of a wish: stabilised, then bounded."""
+        """Return the replicas after stabilization, policies and limits are applied to `wish`."""
         low, high = self.asked.min_replicas, self.asked.max_replicas
         if replicas == 0:
             return 0
@@ -86,7 +89,7 @@ class Hpa:
         return self._limit_by(*self.rules, now, replicas, wish)
 
     def note(self, now: float, replicas: int, wish: int | None, desired: int) -> None:
-        """What later looks take into account."""
+        """Remember an evaluation for later ones."""
         self._wishes = self._wishes or [Change(now, replicas)]
         if wish is not None:
             self._wishes.append(Change(now, wish))
@@ -106,12 +109,12 @@ class Hpa:
         return replicas
 
     def _past(self, now: float, replicas: int, window_seconds: float) -> list[int]:
-        """What was wished within the window; before the first look, the replicas that there are."""
+        """Return the wishes within the window; before the first evaluation, the current replicas."""
         past = self._wishes or [Change(now, replicas)]
         return [wish.number for wish in past if wish.at > now - window_seconds]
 
     def _fill(self, behavior: Behavior) -> tuple[ScalingRules, ScalingRules]:
-        """Up and down, with what the API server and the controller's flags add."""
+        """Return the rules for scaling up and down, filled with the defaults of API server and controller."""
         down = _merge(behavior.scale_down, _DEFAULT_DOWN)
         if down.stabilization_window_seconds is None:
             down = down.model_copy(update={"stabilization_window_seconds": self._down_window_seconds})
@@ -119,6 +122,6 @@ class Hpa:
 
 
 def _merge(rules: ScalingRules | None, defaults: ScalingRules) -> ScalingRules:
-    """Field by field; policies are one field."""
+    """Fill unset fields with defaults. The list of policies counts as one field."""
     given = {} if rules is None else {name: value for name, value in rules if value is not None}
     return defaults.model_copy(update=given)

@@ -1,6 +1,6 @@
-"""How fast replicas may change: the policies of an HPA's `behavior`, in one direction. Pure; used by `hpa`.
+"""Limits how fast replicas may change, by the policies of an HPA's `behavior`. Pure; used by `hpa`.
 
-Percentages are rounded up on the way up, so that one replica can become two, and down on the way down.
+Percentages are rounded up when scaling up, so that one replica can become two, and down when scaling down.
 """
 
 import math
@@ -11,19 +11,19 @@ from conveyor_api.autoscaling import ScalingPolicy, ScalingRules
 
 
 class Change(NamedTuple):
-    """A number, and when it was: replicas that were wished, or added, or taken away."""
+    """A time and a number of replicas, which were wished, added or removed."""
 
     at: float
     number: int
 
 
 def limit_up(rules: ScalingRules, now: float, replicas: int, ups: Iterable[Change], downs: Iterable[Change]) -> int:
-    """The most replicas that the policies allow now; fewer than `replicas` where a period has had its share."""
+    """Return the most replicas that the policies allow now. May be below `replicas` if a period is used up."""
     return (min if rules.select_policy == "Min" else max)(_allowed(_raise, rules, now, replicas, ups, downs))
 
 
 def limit_down(rules: ScalingRules, now: float, replicas: int, ups: Iterable[Change], downs: Iterable[Change]) -> int:
-    """The fewest replicas that the policies allow now."""
+    """Return the fewest replicas that the policies allow now."""
     return (max if rules.select_policy == "Min" else min)(_allowed(_lower, rules, now, replicas, ups, downs))
 
 
@@ -35,7 +35,7 @@ def _allowed(
     ups: Iterable[Change],
     downs: Iterable[Change],
 ) -> list[int]:
-    """What each policy allows by itself."""
+    """Return the limit of each policy."""
     if rules.select_policy == "Disabled":
         return [replicas]
     return [change(policy, _at_period_start(policy, now, replicas, ups, downs)) for policy in rules.policies or ()]

@@ -31,7 +31,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules that scale: those of the HPA, and of the operator to zero and back. It starts at `first_replicas`."""
+    """The rules of the HPA, and of the operator, which scales to zero and from zero to `first_replicas`."""
 
     autoscaler: Object
     idle_timeout_seconds: float | None = None
@@ -95,7 +95,7 @@ def replay(moments: Iterable[Moment], other: Rules | None = None) -> Iterator[Lo
         idle_since = (at if idle_since is None else idle_since) if _is_idle(moment) else None
         if other is not None:
             replicas = _follow_requests(other, moment, replicas, None if idle_since is None else at - idle_since)
-        elif not (replicas and moment.recorded):  # the operator took it to zero and back
+        elif not (replicas and moment.recorded):  # the operator scaled it to or from zero
             replicas = moment.recorded
         yield Look(moment, replicas)
         values = {name: moment.values.get(name) for name in hpa.asked.targets}

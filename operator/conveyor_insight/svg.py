@@ -1,6 +1,6 @@
-"""Draw bars, ranges and lines as one SVG each, light or dark as the reader's system is. For `tuning` and measurements.
+"""Draws bars, ranges and lines, each as one SVG. The SVG follows the light or dark mode of the reader's system.
 
-Knows nothing of modes: a series has a name, a colour's number and values.
+Used by `tuning` and for measurements. A series has a name, a number for its colour, and values.
 """
 
 import math
@@ -26,7 +26,7 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One colour's values: numbers, or for ranges (low, middle, high), or for lines points (x, y)."""
+    """Values in one colour: (number,) for bars, (low, middle, high) for ranges, and (x, y) for lines."""
 
     name: str
     colour: int
@@ -36,13 +36,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The vertical axis: values from `low` to `high`, in logarithms where that is asked for."""
+    """An axis from `low` to `high`. `is_log`: the axis is logarithmic."""
 
     low: float
     high: float
     unit: str
     is_log: bool = False
-    marks: tuple[float, ...] = ()  # in place of round numbers
+    marks: tuple[float, ...] = ()  # ticks to use instead of round numbers
 
     def share(self, value: float) -> float:
         """Return the position on the axis, 0 to 1."""
@@ -51,7 +51,7 @@ class Axis:
         return (min(value, self.high) - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Round numbers, but for the axis's own."""
+        """Return the axis's marks, or round numbers without them."""
         if self.marks:
             return list(self.marks)
         if self.is_log:
@@ -67,7 +67,7 @@ def _round_step(rough: float) -> float:
 
 
 def axis_for(values: Sequence[float], unit: str, *, is_log: bool = False) -> Axis:
-    """An axis that holds them all."""
+    """Return an axis for these values."""
     if is_log:
         positive = [value for value in values if value > 0]
         return Axis(10.0 ** math.floor(math.log10(min(positive))), max(positive) * 1.3, unit, is_log=True)
@@ -75,7 +75,7 @@ def axis_for(values: Sequence[float], unit: str, *, is_log: bool = False) -> Axi
 
 
 def short(value: float) -> str:
-    """Three digits at most."""
+    """Format a number: whole from 100 on, otherwise with three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -114,7 +114,7 @@ def bars(
     axis: Axis,
     bands: Mapping[str, tuple[float, float]] | None = None,
 ) -> str:
-    """Groups of bars, one of each series. `bands`: what somebody claims for a series, drawn behind its bars."""
+    """Draw groups of bars, one bar for each series. `bands`: claimed ranges for a series, drawn behind its bars."""
     inner, slot, wide = _places(groups, series)
     body = ""
     for group, name in enumerate(groups):
@@ -137,7 +137,7 @@ def bars(
 
 
 def ranges(title: str, subtitle: str, groups: Sequence[str], series: Sequence[Series], axis: Axis) -> str:
-    """For each group and series a line from low to high with a dot at the middle: P50, P95, P99."""
+    """Draw a line from low to high, with dots at P50, P95 and P99, for each group and series."""
     inner, slot, wide = _places(groups, series)
     body = ""
     for group, name in enumerate(groups):
@@ -158,7 +158,7 @@ def ranges(title: str, subtitle: str, groups: Sequence[str], series: Sequence[Se
 
 
 def lines(title: str, subtitle: str, series: Sequence[Series], across: Axis, axis: Axis) -> str:
-    """Points (x, y) joined, each with its label if the series has labels."""
+    """Draw lines through points (x, y). Each point has its label, or its y if the series has no labels."""
     inner, wide = HEIGHT - _TOP - _BOTTOM, WIDTH - _LEFT - _RIGHT
     body = ""
     for tick in across.ticks():

@@ -1,6 +1,6 @@
-"""What engines say of their traffic at `/metrics`, added up over them. Pure; read by `advising`.
+"""Sums up the traffic that engines report at `/metrics`. Pure; used by `advising`.
 
-The names are those of vLLM where vLLM has the metric, so that an engine of `runtime: VLLM` is read too.
+Metrics that vLLM has too have vLLM's names, so that engines with `runtime: VLLM` can be read.
 """
 
 import math
@@ -24,14 +24,14 @@ _HISTOGRAMS: Final = {
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of values that are not above each bound."""
+    """A histogram. `counts`: the number of values up to each bound. `total`: the sum of the values."""
 
     counts: Counter[float] = field(default_factory=Counter)
     total: float = 0.0
 
     @property
     def number(self) -> int:
-        """How many values."""
+        """The number of values."""
         return int(self.counts.get(math.inf, 0))
 
     @property
@@ -50,7 +50,10 @@ class Histogram:
 
 @dataclass(slots=True)
 class Traffic:
-    """Since the engines started. `kv_tokens` is the KV cache of one engine; None if none says it."""
+    """The traffic since the engines started.
+
+    `kv_tokens`: size of one engine's KV cache; None if no engine reports it.
+    """
 
     engines: int = 0
     histograms: dict[str, Histogram] = field(default_factory=lambda: {n: Histogram() for n in _HISTOGRAMS.values()})
@@ -63,7 +66,7 @@ class Traffic:
 
     @property
     def requests(self) -> int:
-        """Requests that were admitted."""
+        """The number of admitted requests."""
         return self["prompt_tokens"].number
 
 

@@ -1,1 +1,1 @@
-"""What the autoscaler would do: a HorizontalPodAutoscaler, gateways and engines on a clock of their own. Pure."""
+"""Simulates the autoscaler with a HorizontalPodAutoscaler, gateways and engines on a simulated clock. Pure."""

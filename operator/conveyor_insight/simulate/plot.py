@@ -1,4 +1,4 @@
-"""A case as a picture: an SVG of replicas and of requests over time. Pure; used by `command`."""
+"""Draws a case as an SVG with replicas and requests over time. Pure; used by `command`."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -13,7 +13,7 @@ _TOP: Final = 40
 
 
 def build_svg(title: str, samples: Sequence[Sample]) -> str:
-    """Above: the replicas that are wanted and those that are ready. Below: requests in flight and those that wait."""
+    """Return the SVG: desired and ready replicas above, requests in flight and waiting requests below."""
     halves: tuple[tuple[tuple[str, str, Callable[[Sample], int]], ...], ...] = (
         (("wanted", "#999999", lambda sample: sample.replicas), ("ready", "#1f77b4", lambda sample: sample.ready)),
         (
@@ -47,7 +47,7 @@ def _frame(bottom: int, most: int, seconds: float) -> list[str]:
 
 
 def _curve(points: Sequence[tuple[float, float]], bottom: int, colour: str) -> str:
-    """Steps: each number holds until the next look. `points` are shares of the frame's width and height."""
+    """Return a step curve: each value holds until the next sample. `points`: shares of the frame's width and height."""
     path, last = "", float(bottom)
     for x, y in points:
         path += f" {_LEFT + x * _WIDTH:.1f},{last:.1f} {_LEFT + x * _WIDTH:.1f},{(last := bottom - y * _HEIGHT):.1f}"

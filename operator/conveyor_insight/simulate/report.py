@@ -1,6 +1,6 @@
-"""What came of a case, as a table, as JSON and as a picture. Pure; used by `command`.
+"""Reports the results of a case as a table and as JSON. Pure; used by `command`.
 
-A case is run with several seeds; each figure is the worst of them.
+A case runs with several seeds. Each figure is the worst of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ _HEAD = "| scenario | peak replicas | mean | replica-seconds | p50 wait, s | p95
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """`settled_seconds` is None for loads that change all the time, or never."""
+    """The figures of one case. `settled_seconds`: None for loads that always or never change."""
 
     scenario: str
     peak_replicas: int
@@ -43,7 +43,7 @@ def summarise(case: Case, outcomes: Sequence[Outcome]) -> Figures:
 
 
 def build_table(rows: Iterable[Figures]) -> str:
-    """Markdown, one line for each case."""
+    """Return a Markdown table with one line for each case."""
     lines = [_HEAD, "|" + " --- |" * (_HEAD.count("|") - 1)]
     for row in rows:
         cells = (
@@ -54,5 +54,5 @@ def build_table(rows: Iterable[Figures]) -> str:
 
 
 def build_json(figures: Figures, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The figures, and what the HPA saw and did in the run of the first seed."""
+    """Return the figures, and the samples of the run with the first seed."""
     return asdict(figures) | {"samples": [asdict(sample) for sample in outcomes[0].samples]}

@@ -1,8 +1,8 @@
-"""One service under one load, from its first request to its last. Pure; called by `command`.
+"""Simulates one service under one load, from its first request to its last. Pure; called by `command`.
 
-Events in order of time: requests come and end, pods become ready, the HorizontalPodAutoscaler looks. Pods are there
-for certain and take the same time to become ready; requests run for times drawn from an exponential distribution,
-however full the batch is.
+The events, in order of time, are: requests arrive and end, pods become ready, and the HorizontalPodAutoscaler
+evaluates. Pods always start, and all take the same time. Unless they are recorded, the durations of requests are drawn
+from an exponential distribution, and do not depend on how full the batch is.
 """
 
 import heapq
@@ -26,9 +26,10 @@ from conveyor_operator.loop.owner import Object
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`carries`: requests that an engine's KV cache holds at once, None for the whole batch.
+    """One case to simulate. `carries`: requests that an engine's KV cache holds at once; None for the whole batch.
 
-    `depth_age_seconds` is a signal that Conveyor does not have: a queue depth of what has waited that long.
+    depth_age_seconds: an experiment that Conveyor does not have: only requests that have waited this long count as
+    queued.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What there was after one look of the HPA."""
+    """The state after one evaluation of the HPA. `at`: in seconds."""
 
     at: float
     replicas: int
@@ -60,7 +61,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Outcome:
-    """`waits` in seconds until a request ran, or until the gateway gave it up; `failed`: given up or refused."""
+    """The results of a run. `waits`: seconds until each request ran or timed out. `failed`: timed out or rejected."""
 
     waits: list[float] = field(default_factory=list)
     failed: int = 0
@@ -72,7 +73,7 @@ class Outcome:
         return max(sample.replicas for sample in self.samples)
 
     def wait(self, share: float) -> float:
-        """The wait that this share of all requests did not exceed; 0 without requests."""
+        """Return the wait, in seconds, that this share of all requests did not exceed; 0 without requests."""
         waits = sorted(self.waits)
         return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else 0.0
 
@@ -103,7 +104,7 @@ class Run:
         self.outcome = Outcome()
 
     def go(self) -> Outcome:
-        """Until the trace ends; what still waits then is not counted."""
+        """Run until the trace ends. Requests that still wait then are not counted."""
         case = self._case
         for _ in range(self.replicas):
             self._start(Engine(case.carried))
@@ -150,7 +151,7 @@ class Run:
         self._at(self._now + self._sync_seconds, self._look)
 
     def _read(self) -> dict[str, int]:
-        """What the metrics server would answer."""
+        """Return the values that the metrics server would return."""
         beyond_seconds = max(self._case.spec.batching.window_seconds, self._case.depth_age_seconds)
         depth = self._serving.count_waiting(self._now, beyond_seconds)
         return {names.IN_FLIGHT_METRIC: self._serving.count_in_flight(), names.QUEUE_DEPTH_METRIC: depth}
@@ -174,7 +175,7 @@ class Run:
             self._start(engine)
 
     def _start(self, engine: Engine) -> None:
-        """The operator measures it, and tells the HPA what follows."""
+        """Start an engine. As the operator does, record its start time and update the HPA's scale-up period."""
         self._serving.add_engine(self._now, engine)
         self._pod_starts.add(round(self._case.start_seconds))
         self._hpa.apply(self._build_hpa())

@@ -1,10 +1,10 @@
-"""A service's requests: in the gateways' queues, inside engines, running. Pure; used by `run`, which has the clock.
+"""Simulates a service's requests in gateways' queues and in engines. Pure; used by `run`, which has the clock.
 
-As gateway/conveyor_gateway/admission does it, with which tests/contract compares it: a bounded queue in each gateway,
-whose head goes to the engine that has the fewest of that gateway's requests, below its places. An engine takes what
-finds a place free in its batch, and grants the places beyond to the gateways that ask (engine's `serving.places`). It
-begins what it has in order, as many at once as its KV cache carries, and says how many that is once it was short. What
-the metrics are is counted as gateway/conveyor_metrics does it.
+The queues work as in gateway/conveyor_gateway/admission, and tests/contract compares them. Each gateway has a bounded
+queue. Its first request goes to the engine with the fewest requests of that gateway, if the gateway has a place there.
+An engine accepts requests for free places in its batch, and grants places beyond these to gateways that ask (the
+engine's `serving.places`). It runs its requests in order, as many at once as its KV cache holds. If that is fewer than
+its batch, it reports the number. Metrics are counted as in gateway/conveyor_metrics.
 """
 
 from collections import deque
@@ -26,13 +26,16 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """`carries` requests run at once; `was_short`: there were more, and they would have had a place in the batch."""
+    """An engine that runs `carries` requests at once.
+
+    `was_short`: more requests have waited although the batch had room.
+    """
 
     carries: int
     running: int = 0
     was_short: bool = False
     waiting: deque[Request] = field(default_factory=deque)
-    line: deque["Gateway"] = field(default_factory=deque)  # those that ask for a place
+    line: deque["Gateway"] = field(default_factory=deque)  # gateways that ask for a place
 
     @property
     def load(self) -> int:
@@ -63,7 +66,10 @@ class Gateway:
         del self._places[engine]
 
     def choose(self) -> Engine | None:
-        """A place on the least loaded engine, of several on the one chosen longest ago; None if there is no place."""
+        """Take a place on the least loaded engine and return the engine; None if there is no place.
+
+        Among equally loaded engines, the one chosen longest ago wins.
+        """
         free = [
             (place, engine)
             for engine, place in self._places.items()
@@ -135,7 +141,7 @@ class Serving:
         return False
 
     def end(self, now: float, request: Request) -> None:
-        """Remove a running request, which has been answered."""
+        """Remove a running request that has ended."""
         assert request.engine is not None, "only a running request ends"
         self.in_flight -= 1
         request.engine.running -= 1

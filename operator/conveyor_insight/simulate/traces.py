@@ -1,6 +1,6 @@
-"""When requests come: shapes of load over time, drawn at random, or arrivals that somebody recorded. Used by `run`.
+"""Arrivals of requests: drawn at random for a shape of load over time, or recorded. Used by `run`.
 
-A load is counted in busy replicas: 1 is what keeps one engine's running batch full.
+The unit of load is a busy replica: a load of 1 keeps the running batch of one engine full.
 """
 
 import csv
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Arrival(NamedTuple):
-    """A request: when it comes, and how long it runs; None is drawn."""
+    """A request: its arrival and its duration in seconds. Durations of None are drawn at random."""
 
     at: float
     seconds: float | None = None
@@ -20,7 +20,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`load` of a moment, never above `most`, for so many seconds; `changed_at`: when it changed for the last time."""
+    """A load over time. `load`: the load at a time, at most `most`. `changed_at`: the time of its last change."""
 
     load: Callable[[float], float]
     most: float
@@ -28,7 +28,7 @@ class Shape:
     changed_at: float | None = None
 
     def draw(self, random: Random, requests_per_second: float) -> Iterator[Arrival]:
-        """A Poisson process, thinned to the load; `requests_per_second` are those of a load of 1."""
+        """Draw a Poisson process, thinned to the load. `requests_per_second`: the rate of a load of 1."""
         at = 0.0
         while (at := at + random.expovariate(self.most * requests_per_second)) < self.seconds:
             if random.random() * self.most < self.load(at):
@@ -37,7 +37,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Arrivals as they were, in order of time."""
+    """Recorded arrivals in order of time."""
 
     arrivals: tuple[Arrival, ...]
     changed_at: None = None
@@ -47,7 +47,7 @@ class Recorded:
         return self.arrivals[-1].at
 
     def draw(self, random: Random, requests_per_second: float) -> Iterator[Arrival]:
-        """The same each time."""
+        """Return the recorded arrivals, which are the same for every seed."""
         return iter(self.arrivals)
 
 
@@ -59,7 +59,7 @@ def steady(load: float, seconds: float) -> Shape:
 
 
 def step(low: float, high: float, at: float, seconds: float) -> Shape:
-    """`low`, from `at` on `high`."""
+    """Return a load that is `low` before `at` and `high` from then on."""
     return Shape(lambda now: low if now < at else high, max(low, high), seconds, at)
 
 
@@ -71,20 +71,20 @@ def ramp(low: float, high: float, at: float, length: float, seconds: float) -> S
 
 
 def burst(low: float, high: float, at: float, length: float, seconds: float) -> Shape:
-    """`high` for `length` seconds, else `low`."""
+    """Return a load that is `high` for `length` seconds from `at`, and otherwise `low`."""
     return Shape(lambda now: high if at <= now < at + length else low, max(low, high), seconds, at + length)
 
 
 def diurnal(low: float, high: float, length: float, seconds: float) -> Shape:
-    """A sine between `low` and `high`, from `low`, with a period of `length` seconds."""
+    """Return a sine between `low` and `high` that starts at `low` and has a period of `length` seconds."""
     middle, swing = (low + high) / 2, (high - low) / 2
     return Shape(lambda now: middle - swing * math.cos(2 * math.pi * now / length), max(low, high), seconds)
 
 
 def read_csv(lines: Iterable[str]) -> Recorded:
-    """Column `at`: seconds since any moment; column `seconds`, which may be left out: how long the request ran.
+    """Read recorded arrivals. Column `at`: seconds since any moment. Optional column `seconds`: the request's duration.
 
-    Raises ValueError with what is wrong.
+    Raises ValueError for invalid rows.
     """
     reader = csv.DictReader(lines)
     if "at" not in (reader.fieldnames or ()):

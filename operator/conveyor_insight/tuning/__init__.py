@@ -1,1 +1,1 @@
-"""Find the batch limit, window and step budget with which a service serves most within its objectives."""
+"""Finds the batch limit, window and step budget with which a service has the most goodput within its objectives."""

@@ -1,4 +1,4 @@
-"""Which settings of `spec.batching` are tried. Pure."""
+"""Chooses the settings of `spec.batching` to try. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Candidate:
         return ", ".join(f"{name} {value}" for name, value in self.fields().items())
 
     def fields(self) -> Mapping[str, Any]:
-        """The candidate's fields as in the spec."""
+        """Return the candidate's fields with their names in the spec."""
         found = ((name, getattr(self, field)) for field, name in _NAMES.items())
         return {name: value for name, value in found if value is not None}
 
@@ -35,7 +35,7 @@ class Candidate:
         return None if self.window is None else parse_duration_seconds(self.window)
 
     def is_valid(self) -> bool:
-        """Whether a step has a token for each row, as the API demands."""
+        """Return whether a step has at least one token for each request, as the API requires."""
         return self.max_batch_tokens is None or self.max_batch_tokens >= self.max_batch_size
 
 
@@ -50,16 +50,16 @@ class Axis:
         return f"{_NAMES[self.field]} {', '.join(map(str, self.values))}"
 
     def vary(self, base: Candidate) -> list[Candidate]:
-        """Copies of the base, one for each different value of the field."""
+        """Return copies of the base, one for each other valid value of the field."""
         found = (replace(base, **{self.field: value}) for value in self.values)
         return [candidate for candidate in found if candidate != base and candidate.is_valid()]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`current` is the service's present setting, which is measured first.
+    """The settings to try. `current`: the service's current setting, which is measured first.
 
-    `implied_mode`: the mode in effect if the spec names none and the mode has a window. A patch that sets a window must
+    implied_mode: the mode in effect if the spec names none and the mode has a window. A patch that sets a window must
     then name the mode.
     """
 
@@ -69,11 +69,11 @@ class Plan:
 
     @property
     def most_candidates(self) -> int:
-        """The current one included."""
+        """The maximum number of candidates, including the current one."""
         return 1 + sum(len(axis.values) for axis in self.axes)
 
     def build_fields(self, candidate: Candidate) -> dict[str, Any]:
-        """What differs from the current candidate, as members of `spec.batching`."""
+        """Return the fields of `spec.batching` that differ from the current candidate's."""
         old = self.current.fields()
         changed = {name: value for name, value in candidate.fields().items() if old.get(name) != value}
         if "window" in changed and self.implied_mode is not None:

@@ -1,4 +1,4 @@
-"""What `kubectl conveyor tune` and `python -m conveyor_bench tune` have alike: flags, the trace, the report."""
+"""The common parts of `kubectl conveyor tune` and `python -m conveyor_bench tune`: flags, the trace and the report."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def as_flag(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """What argparse reads a flag's text with: the words of a ValueError reach the user."""
+    """Wrap a parser for argparse, so that the message of a ValueError is shown to the user."""
 
     def read(text: str) -> T:
         try:
@@ -108,7 +108,7 @@ def add_flags(parser: argparse.ArgumentParser, *, objective_required: bool = Tru
 
 
 def read_load(flags: argparse.Namespace, task: str, context_tokens: int | None) -> Trace:
-    """The trace that the flags ask for, cut to the model's context. Raises OSError, ValueError."""
+    """Return the trace for the flags, cut to the model's context. Raises OSError or ValueError."""
     if flags.trace is not None:
         with flags.trace.open(encoding="utf-8", errors="replace") as lines:
             try:
@@ -117,21 +117,24 @@ def read_load(flags: argparse.Namespace, task: str, context_tokens: int | None) 
                 raise ValueError(f"{flags.trace}: {error}") from None
     else:
         trace = draw_trace(flags.input_tokens, flags.output_tokens if task == "Generate" else None, _DRAWN, flags.seed)
-    # Words are not exactly tokens: a prompt may be a few per cent longer than it should be.
+    # Prompts are built from words, so a prompt may be a few percent longer than intended.
     return trace.fit(None if context_tokens is None else int(context_tokens * 0.9))
 
 
 def build_sweep(flags: argparse.Namespace, trace: Trace, measure: Measure) -> Sweep:
-    """The search for the highest rate begins at the recorded one, else at one request a second."""
+    """Build the sweep.
+
+    The search for the highest rate starts at the trace's rate, or without a trace at 1 request/s.
+    """
     least = 2 / flags.seconds
     first = min(max(trace.rate, least), float(_MAX_RATE)) if flags.trace is not None else max(1.0, least)
     return Sweep(flags.objective, measure, flags.rate, first, least)
 
 
 def report(results: Sequence[Result], plan: Plan, flags: argparse.Namespace, *, is_whole: bool = True) -> str:
-    """What is printed, as text or JSON; writes the SVG. An SVG that cannot be written is a line of it.
+    """Return the report as text or JSON, and write the SVG. If that fails, the text has a line about it.
 
-    A sweep that did not come to its end recommends nothing.
+    is_whole: whether the sweep ran to its end. Otherwise nothing is recommended.
     """
     try:
         if flags.svg is not None:

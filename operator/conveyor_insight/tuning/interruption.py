@@ -1,4 +1,4 @@
-"""Run a sweep so that SIGINT, SIGTERM and SIGHUP end it in order: what was changed is put back first."""
+"""Runs a sweep so that SIGINT, SIGTERM and SIGHUP first restore what it has changed."""
 
 import asyncio
 import signal
@@ -11,7 +11,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_interruptible(work: Coroutine[Any, Any, int], say: Callable[[str], None]) -> int:
-    """The work's exit code, or 128 and the signal's number. A second signal changes nothing."""
+    """Run `work` and return its exit code, or 128 plus the signal's number. Further signals have no effect."""
     return asyncio.run(_guard(work, say))
 
 

@@ -1,4 +1,4 @@
-"""Send the load of a sweep to what is tuned, and count it."""
+"""Sends the load of a sweep to the tuned service, and measures it."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ _ROUTE_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent to each candidate at each rate; `trace` is stretched to the rate."""
+    """The load for each candidate and rate. `trace` is stretched to the rate."""
 
     trace: Trace
     seconds: float
@@ -36,18 +36,21 @@ class Load:
     _runs: Iterator[int] = field(default_factory=itertools.count)
 
     async def measure(self, target: Target, candidate: Candidate, rate: float) -> Figures:
-        """The figures of one run."""
+        """Run the load once and return its figures. `rate`: requests a second."""
         seconds = max(self.seconds, 2 / rate)
         trace = self.trace.at_rate(rate, seconds)
         text = f"{candidate}: {rate:.3g} requests/s"
         with self.progress.trial(text, len(trace.arrivals)) as on_sent:
-            seed = self.seed * 1_000_003 + next(self._runs)  # no run's prompts are in the prefix cache of another's
+            seed = self.seed * 1_000_003 + next(self._runs)  # other prompts in each run, as earlier ones are cached
             answers = await run(self.session, target, trace, self.limits, seed, on_sent)
         return summarise(answers, seconds, self.objectives)
 
 
 class Calibrated:
-    """A subject whose requests are as long as they should be: tokens per word are measured at the first candidate."""
+    """A subject whose requests have the intended lengths in tokens.
+
+    Tokens per word are measured at the first candidate.
+    """
 
     def __init__(self, subject: Subject, session: aiohttp.ClientSession) -> None:
         self._subject, self._session = subject, session

@@ -1,4 +1,4 @@
-"""Tell on a terminal how far a sweep is: a bar that is drawn over itself, or a line for each run where it is a file."""
+"""Shows the progress of a sweep: a bar on a terminal, or a line for each run if the output is a file."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ _WIDTH: Final = 24
 
 
 class Progress:
-    """Progress over about `total` runs."""
+    """The progress over about `total` runs."""
 
     def __init__(self, total: int, stream: TextIO = sys.stderr) -> None:
         self._total, self._stream = total, stream
@@ -20,7 +20,7 @@ class Progress:
 
     @contextmanager
     def trial(self, text: str, requests: int) -> Iterator[Callable[[int], None]]:
-        """One run; what it yields takes the number of requests that were sent."""
+        """Show one run. Yields a function to call with the number of requests sent so far."""
         if not self._stream.isatty():
             self.say(text)
         yield lambda sent: self._draw(text, sent / requests)
@@ -28,12 +28,12 @@ class Progress:
         self._total = max(self._total, self._done)
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line, and remove the bar before."""
         self.clear()
         print(make_printable(text), file=self._stream, flush=True)
 
     def clear(self) -> None:
-        """Takes the bar away."""
+        """Remove the bar."""
         if self._is_drawn:
             print("\r\x1b[K", end="", file=self._stream, flush=True)
             self._is_drawn = False

@@ -1,4 +1,4 @@
-"""What a sweep found: a table, the curve of throughput and latency as text and as SVG, a recommendation. Pure."""
+"""Reports a sweep: a table, the curve of throughput and latency as text and SVG, and a recommendation. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _SPREADS: Final = {"timeToFirstToken": "ttft", "interTokenLatency": "itl", "late
 
 
 def build_results(results: Sequence[Result]) -> str:
-    """A row for each trial; times in milliseconds as P50/P95/P99."""
+    """Return a table with a row for each trial. Times are in milliseconds as P50/P95/P99."""
     head = ("", "BATCHING", "REQUESTS/S", "GOODPUT", "TOKENS/S", "TTFT MS", "ITL MS", "LATENCY MS", "OBJECTIVES")
     rows: list[tuple[str, ...]] = [head]
     for mark, result in zip(_MARKS, results, strict=False):
@@ -40,7 +40,7 @@ def _build_spread(spread: Spread) -> str:
 
 
 def build_recommendation(results: Sequence[Result], plan: Plan, objectives: Objectives) -> str:
-    """The patch of `spec.batching`, and why."""
+    """Return the recommendation: the reason, and a patch for `spec.batching`."""
     current = plan.current
     chosen, before = choose(results, current), next(result for result in results if result.candidate == current)
     if chosen.best is None:
@@ -67,13 +67,13 @@ def _tell_none(results: Sequence[Result], objectives: Objectives) -> str:
 
 
 def build_patch(plan: Plan, chosen: Candidate) -> str:
-    """YAML for `kubectl patch --type merge --patch-file`; only what changes."""
+    """Return YAML for `kubectl patch --type merge --patch-file`, with changed fields only."""
     changed = (f"    {name}: {json.dumps(value)}" for name, value in sorted(plan.build_fields(chosen).items()))
     return "\n".join(["spec:", "  batching:", *changed])
 
 
 def build_json(results: Sequence[Result], current: Candidate, *, is_whole: bool = True) -> dict[str, Any]:
-    """All trials, and the chosen setting: null if no setting meets the objectives, or the sweep was interrupted."""
+    """Return all trials and the chosen setting; null if none meets the objectives or the sweep was interrupted."""
     chosen = choose(results, current)
     return {
         "current": current.fields(),
@@ -105,7 +105,7 @@ def _build_trial(trial: Trial) -> dict[str, Any]:
 
 
 def _points(result: Result, shown: str) -> list[tuple[float, float]]:
-    """Throughput and milliseconds at P95, of trials that had answers."""
+    """Return (throughput, P95 in milliseconds) for each trial that had answers."""
     found = sorted(result.trials, key=lambda trial: trial.rate)
     return [
         (_throughput(trial), getattr(trial.figures, _SPREADS[shown]).p95 * 1000)
@@ -124,7 +124,7 @@ def _unit(results: Sequence[Result]) -> str:
 
 
 def draw_curve(results: Sequence[Result], objectives: Objectives) -> str:
-    """The SVG; a line for each candidate, a point for each rate. Raises ValueError if there is no point."""
+    """Return the SVG with a line for each candidate and a point for each rate. Raises ValueError without points."""
     shown, limit = objectives.items()[0]
     series = [
         Series(str(result.candidate), number % 8, points, [f"{t.rate:.3g}/s" for t in _drawn(result)])
@@ -146,13 +146,13 @@ def _drawn(result: Result) -> list[Trial]:
 
 
 def build_curve(results: Sequence[Result], objectives: Objectives) -> str:
-    """The same picture in characters: letters are the table's, `-` is the objective. Empty without points."""
+    """Return the curve as text. Letters are those of the table, and `-` is the objective. "" without points."""
     shown, limit = objectives.items()[0]
     points = [(mark, point) for mark, result in zip(_MARKS, results, strict=False) for point in _points(result, shown)]
     if not points:
         return ""
     most_x = max(x for _, (x, _) in points) or 1.0
-    # A trial far beyond the objective would press all others onto the axis.
+    # A trial far above the objective would leave no room for the others.
     most_y = min(max(limit * 1000, *(y for _, (_, y) in points)), limit * 3000)
     rows = [[" "] * _WIDTH for _ in range(_HEIGHT)]
     rows[_row(limit * 1000, most_y)] = ["-"] * _WIDTH

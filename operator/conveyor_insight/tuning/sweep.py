@@ -1,6 +1,6 @@
-"""Measure each candidate at rising rates, and stop where the objectives are missed.
+"""Measures each candidate at rising rates until the objectives are missed.
 
-What is tuned is behind `Subject`: a service of a cluster, or an engine process of a benchmark.
+A `Subject` is what is tuned: a service in a cluster, or an engine process of a benchmark.
 """
 
 import math
@@ -14,25 +14,28 @@ from conveyor_load.objectives import Objectives
 from conveyor_load.requests import Target
 
 MAX_TRIALS: Final = 8
-"""Trials of one candidate in a search for its highest rate."""
+"""Maximum number of trials of one candidate in the search for its highest rate."""
 _BISECTIONS: Final = 2
 _MAX_RATE: Final = 2000.0
 _TOLERANCE: Final = 0.05
 
 
 class CannotRun(Exception):
-    """A candidate's engines do not become ready; the sentence says why."""
+    """A candidate's engines do not become ready. The message has the reason."""
 
 
 class Subject(Protocol):
-    """What is tuned."""
+    """A service whose settings are tuned."""
 
     async def apply(self, candidate: Candidate) -> Target:
-        """Makes it serve so, and returns when it does. Raises CannotRun; what else it raises ends the sweep."""
+        """Apply the candidate, and return when the service runs with it.
+
+        Raises CannotRun. Other errors end the sweep.
+        """
 
 
 Measure = Callable[[Target, Candidate, float], Awaitable[Figures]]
-"""Runs the load at so many requests per second."""
+"""Runs the load at a rate in requests a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Result:
-    """One candidate's trials, in the order in which they ran; `problem` says why there are none."""
+    """One candidate's trials in the order in which they ran. `problem`: why there are none."""
 
     candidate: Candidate
     trials: list[Trial] = field(default_factory=list)
@@ -65,7 +68,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Rates: those given, or found by doubling and halving from `first_rate`, never below `least_rate`."""
+    """Measures candidates at `rates`.
+
+    Without rates, doubles and halves from `first_rate`, but not below `least_rate`.
+    """
 
     objectives: Objectives
     measure: Measure
@@ -74,7 +80,7 @@ class Sweep:
     least_rate: float = 0.01
 
     async def go(self, subject: Subject, plan: Plan, results: list[Result]) -> None:
-        """Adds to `results` as it goes, so that what was measured is known after a cancellation."""
+        """Run the sweep. Adds each result to `results` immediately, so that they are known after a cancellation."""
         await self._try(subject, plan.current, results)
         for axis in plan.axes:
             for candidate in axis.vary(choose(results, plan.current).candidate):
@@ -97,7 +103,10 @@ class Sweep:
             await self._find_rate(target, result, start)
 
     async def _find_rate(self, target: Target, result: Result, start: float) -> None:
-        """Doubles or halves the rate until one rate meets the objectives and one misses them. Then tries in between."""
+        """Double or halve the rate until one rate meets the objectives and one misses them.
+
+        Then try rates in between.
+        """
         rate, factor = start, 0.0
         while len(result.trials) < MAX_TRIALS and self.least_rate <= rate <= _MAX_RATE:
             holds = not (await self._run(target, result, rate)).misses
@@ -118,8 +127,11 @@ class Sweep:
 
 
 def choose(results: Sequence[Result], current: Candidate) -> Result:
-    """The result with the most goodput. Of the results within 5 % of it, the current one, otherwise the one with the
-    smallest batch limit: it changes less, and leaves more of the KV cache to each request."""
+    """Return the result with the most goodput.
+
+    Among results within 5 % of it, the current one wins, otherwise the one with the smallest batch limit. That changes
+    less, and leaves more of the KV cache for each request.
+    """
     most = max(result.goodput for result in results)
     near = [result for result in results if result.goodput >= most * (1 - _TOLERANCE)]
     return min(near, key=lambda result: (result.candidate != current, result.candidate.max_batch_size))
