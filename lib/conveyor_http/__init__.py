@@ -1,5 +1,5 @@
-"""HTTP with bounds, for every port that anybody may reach and every answer that anybody may have written.
+"""HTTP with limits, for ports that anybody can reach and for responses from untrusted servers.
 
-`server` listens, `connection` bounds what one client may send and leave unread, `reading` reads an answer up to a size.
-Used by the gateway, the metrics server and the operator. Knows no resource of Kubernetes.
+`server` listens, `connection` limits what a client may send and leave unread, and `reading` reads a response up to a
+size. Used by the gateway, the metrics server and the operator. It does not know Kubernetes' resources.
 """

@@ -20,20 +20,20 @@ from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
 
 from conveyor_process.listening import name_peer
 
-MAX_LINE_BYTES: Final = 8 << 10  # the request line, and each header
+MAX_LINE_BYTES: Final = 8 << 10  # of the request line, and of each header
 MAX_HEADERS: Final = 128
-MAX_HEAD_BYTES: Final = 32 << 10  # all of them
-HEAD_SECONDS: Final = 10.0  # how long they may take to arrive
-MAX_UNREAD_BYTES: Final = 32 << 10  # of an answer, in this process, before whoever writes it has to wait
-UNREAD_SECONDS: Final = 30.0  # in which half as many have to be read, while a writer waits
-PROBE_SECONDS: Final = 0.5  # between two looks whether a client that sends no more is still there
-MAX_AHEAD_BYTES: Final = 8 << 20  # of requests behind others, on all connections of a port
-_PIECE_BYTES: Final = 16 << 10  # that are parsed at a time
+MAX_HEAD_BYTES: Final = 32 << 10  # of the request line and all headers
+HEAD_SECONDS: Final = 10.0  # how long a head may take to arrive
+MAX_UNREAD_BYTES: Final = 32 << 10  # of an answer, buffered in this process; beyond it, the writer waits
+UNREAD_SECONDS: Final = 30.0  # in this time the client must read half as many bytes while a writer waits
+PROBE_SECONDS: Final = 0.5  # between probes of a client that has half-closed its connection
+MAX_AHEAD_BYTES: Final = 8 << 20  # of pipelined requests, on all connections of a port
+_PIECE_BYTES: Final = 16 << 10  # parsed at a time
 _READ_BUFFER_BYTES: Final = 64 << 10
 _OPTIONS: Final[dict[str, Any]] = {
     "access_log": None,
     "auto_decompress": False,
-    "keepalive_timeout": 75.0,  # between two requests
+    "keepalive_timeout": 75.0,  # maximum pause between two requests
     "lingering_time": 1.0,
     "max_field_size": MAX_LINE_BYTES,
     "max_headers": MAX_HEADERS,
@@ -46,7 +46,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 class Port(web.Server, ABC):
     """The interface of a port for its connections."""
 
-    ahead_bytes: int  # kept of requests behind others, on all of its connections
+    ahead_bytes: int  # unparsed bytes of pipelined requests, on all its connections
 
     @abstractmethod
     def make_room(self) -> bool:
@@ -84,16 +84,16 @@ class Connection(web.RequestHandler):
             max_headers=MAX_HEADERS,
             payload_exception=RequestPayloadError,
             auto_decompress=False,
-            max_msg_queue_size=1,  # it stops behind each request
+            max_msg_queue_size=1,  # the parser stops after each request
         )
         self._port = port
-        self._ahead = b""  # what came behind the request that is being answered
-        self._head_bytes = 0  # of the head that is on its way
+        self._ahead = b""  # bytes that arrived after the current request
+        self._head_bytes = 0  # bytes of the incomplete head
         self._is_answering = False
-        self._last_body: StreamReader = EMPTY_PAYLOAD  # of the last request that was read
+        self._last_body: StreamReader = EMPTY_PAYLOAD  # of the last parsed request
         self._probe_timer: asyncio.TimerHandle | None = None
-        self._takes_interim = False  # the client of the last request that was read
-        self._unread_bytes = 0  # of the answer, when it was looked at last
+        self._takes_interim = False  # whether the last request's client understands interim answers
+        self._unread_bytes = 0  # bytes of the answer at the last check
         self._unread_check: asyncio.TimerHandle | None = None
         self.peer = ""
         self.silent_since = loop.time()
@@ -104,7 +104,7 @@ class Connection(web.RequestHandler):
         return not self._has_request() or self.writing_paused
 
     def _has_request(self) -> bool:
-        """Whether a whole request has arrived whose answer is not complete."""
+        """Return whether a whole request has arrived whose answer is not complete yet."""
         return self._is_answering and self._last_body.is_eof()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -127,11 +127,14 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client sends no more: it has left, or it waits for its answer (a half-closed connection)."""
+        """Handle the end of what the client sends. It has left, or it waits for its answer (a half-closed connection).
+
+        Returns True to keep the connection open; None closes it.
+        """
         may_wait = self._takes_interim and self._has_request() and not (self._ahead or self._has_begun())
         if not may_wait or self.ssl_context is not None:
             return None  # the transport closes itself
-        self._close = True  # after the answer
+        self._close = True  # closes the connection after the answer
         self._probe_timer = self._loop.call_later(PROBE_SECONDS, self._probe)
         return True
 
@@ -139,13 +142,13 @@ class Connection(web.RequestHandler):
         return self._current_request is not None and self._current_request.writer.output_size > 0
 
     def _probe(self) -> None:
-        """Sends an interim answer: a client that has left resets the connection, and the next write fails."""
+        """Send an interim answer. A client that has left resets the connection, so the next write fails."""
         if self.transport is not None and self._current_request is not None and not self._has_begun():
             self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
             self._probe_timer = self._loop.call_later(PROBE_SECONDS, self._probe)
 
     def drop(self) -> None:
-        """Closes the connection at once; the unread part of its answer is lost."""
+        """Close the connection immediately. The unread part of its answer is lost."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -166,7 +169,7 @@ class Connection(web.RequestHandler):
         self._unread_check = self._loop.call_later(UNREAD_SECONDS, self._check_reader)
 
     def _check_reader(self) -> None:
-        """Drops a client that has read less than half a buffer since the last look."""
+        """Drop a client that has read less than half a buffer since the last check."""
         if self.transport is None:
             return
         if self.transport.get_write_buffer_size() > self._unread_bytes - MAX_UNREAD_BYTES // 2:
@@ -179,7 +182,7 @@ class Connection(web.RequestHandler):
         if data:
             self.silent_since = self._loop.time()
         elif not self._has_request():
-            self._read(b"")  # aiohttp goes on with what it has
+            self._read(b"")  # aiohttp continues with buffered data
         while data and not (self._close or self._force_close):
             if self._has_request():
                 self._keep(data)
@@ -202,7 +205,7 @@ class Connection(web.RequestHandler):
                 self._expect_head()
             self._head_bytes += len(data)
         elif not is_head and self._last_body.is_eof() and not self._is_answering:
-            self._read(b"")  # the end of an unread body; the parser has stopped behind it
+            self._read(b"")  # the end of an unread body, after which the parser has stopped
 
     def _keep(self, data: bytes) -> None:
         """Keep pipelined bytes. If there is no room, close after the current request: clients resend the others."""
@@ -232,7 +235,7 @@ class Connection(web.RequestHandler):
     def _go_on(self) -> None:
         """Read the next request after an answer was sent. The request may have arrived already."""
         self.silent_since = self._loop.time()
-        self._is_answering = bool(self._messages)  # after an upgrade that was declined aiohttp has read on itself
+        self._is_answering = bool(self._messages)  # after a declined upgrade, aiohttp has already read further
         if self._messages:
             self._last_body = self._messages[-1][1]
         ahead = self._take_ahead() if self._ahead else b""
@@ -240,7 +243,7 @@ class Connection(web.RequestHandler):
             return
         if self._buffer_paused:
             self._resume_reading_for_buffer()
-        self._read(b"")  # what came with the request
+        self._read(b"")  # data that arrived with the request
         if ahead:
             self.data_received(ahead)
 
@@ -254,7 +257,7 @@ class Connection(web.RequestHandler):
         """Return the last answer of a connection, after an invalid request or a bug in the handler."""
         answer = self.refuse(request, status, exc, message)
         if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun, no other can follow")
+            raise ConnectionError("an answer has begun, so no other can be sent")
         answer.force_close()
         return answer
 

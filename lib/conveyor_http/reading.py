@@ -1,19 +1,20 @@
-"""Reading the answer of a server that may be anybody's, or have gone wrong: whole, up to a size.
+"""Reads a whole response from an untrusted or faulty server, up to a size.
 
-Used by `watch` (the API server), the gateway (pages of engines) and the metrics server (the gateways' demand). How long
-an answer may take is the session's business (`aiohttp.ClientTimeout`). What passes through the gateway is not read so:
-requests are counted in its memory (`relaying.bodies`), and answers of engines go on as they come (`engines.client`).
+Used by `watch` (the API server), the gateway (pages of engines) and the metrics server (the gateways' demand). The
+caller's session limits the time (`aiohttp.ClientTimeout`). Bodies that pass through the gateway are not read here:
+requests count towards its memory (`relaying.bodies`), and engines' answers are forwarded as they arrive
+(`engines.session`).
 """
 
 import aiohttp
 
 
 class AnswerTooLong(Exception):
-    """The rest of the answer was not read."""
+    """The response is longer than the limit. The rest was not read."""
 
 
 async def read_answer(content: aiohttp.StreamReader, max_bytes: int) -> bytearray:
-    """All of it. Raises AnswerTooLong, and whatever breaks the connection."""
+    """Return the whole body. Raises AnswerTooLong, and aiohttp's errors if the connection fails."""
     body = bytearray()
     async for piece in content.iter_any():
         body += piece

@@ -1,8 +1,8 @@
-"""HTTP ports that anybody may reach. Used by the gateway, the metrics server and the operator.
+"""HTTP ports that anybody can reach. Used by the gateway, the metrics server and the operator.
 
-A new connection is always taken: when all are in use, the client address that has the most connections waiting for
-their client loses those that have been silent for longest. Only if none waits for its client is the new one refused.
-New connections of different client addresses take turns (`listening`).
+If the limit of connections is reached, a new connection replaces others that wait for their client. The client address
+with most such connections loses those that have been silent longest. If no connection waits for its client, the new one
+is refused. New connections from different client addresses take turns (`listening`).
 """
 
 import heapq
@@ -23,7 +23,7 @@ _LOG_SECONDS: Final = 10.0
 
 
 class Server(Port):
-    """The connections of one port, each a `connection_class`. `options` are aiohttp's."""
+    """The connections of one port. Each is a `connection_class`. `options`: aiohttp's."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Server(Port):
         return self._connection_class(self)
 
     def make_room(self) -> bool:
-        """Whether there may be one connection more; ends some that wait for their client if that is needed."""
+        """Return whether there may be one more connection. If needed, close some that wait for their client."""
         if len(self._connections) < self.max_connections:
             return True
         waiting = [each for each in cast(list[Connection], self.connections) if each.waits_for_client]
@@ -52,7 +52,7 @@ class Server(Port):
             return False
         (peer, _), *_ = Counter(each.peer for each in waiting).most_common(1)
         of_peer = (each for each in waiting if each.peer == peer)
-        # Several at once, so that the search costs each new connection little.
+        # Closes several at once, so that the search costs little for each new connection.
         for each in heapq.nsmallest(1 + self.max_connections // 64, of_peer, key=lambda each: each.silent_since):
             each.drop()
             self._connections.pop(each, None)
@@ -66,7 +66,7 @@ class Server(Port):
 
 
 class AppRunner(web.AppRunner):
-    """aiohttp's, with a `Server` of ours."""
+    """aiohttp's AppRunner with a `Server`, which limits connections."""
 
     def __init__(
         self,
@@ -87,14 +87,14 @@ class AppRunner(web.AppRunner):
 
 
 def find_peer(host: str) -> Peer:
-    """Each address takes turns with the others."""
+    """Return the peer for turns: each address is a separate peer."""
     return Peer(name_peer(host))
 
 
 def open_port(runner: web.BaseRunner, host: str, port: int, find_peer: Callable[[str], Peer] = find_peer) -> Acceptor:
-    """Listens for a runner that is set up. An empty `host` is every address; port 0 takes any free one.
+    """Listen for a runner that is set up. An empty `host` means all addresses; port 0 means any free port.
 
-    As many new connections may wait for their turn as there may be connections.
+    As many new connections may wait for their turn as the port may have connections, up to MAX_WAITING.
     """
     server = runner.server
     assert server is not None, "the runner is set up"

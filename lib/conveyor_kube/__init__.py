@@ -1,1 +1,1 @@
-"""Reading and watching Kubernetes objects, for the operator, the gateway and the metrics server."""
+"""Reads and watches Kubernetes objects, for the operator, the gateway and the metrics server."""

@@ -1,8 +1,8 @@
-"""The gateways of an installation: which there are, by their EndpointSlices, and how a page of one of them is read.
+"""Finds the gateways of an installation by their EndpointSlices, and reads their pages.
 
-Used by the metrics server (`/demand`) and the operator (`/activity`), who ask all of them at once, and by the operator
-for what any one of them can say (`/start`). Where all are asked, a gateway that cannot hold a request is left out; any
-other that says nothing makes what all of them say unknown.
+The metrics server (`/demand`) and the operator (`/activity`) read a page from all gateways at once. The operator also
+reads a page that any single gateway can return (`/start`). In a reading of all gateways, one that cannot hold a request
+is left out. If any other gateway does not respond, the result is unknown.
 """
 
 import errno
@@ -21,15 +21,15 @@ from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection
 
 ADMIN_PORT_NAME = "admin"
-MAX_BYTES: Final = 1 << 20  # of a page; an address may have gone to another pod, which may send anything
+MAX_BYTES: Final = 1 << 20  # of a page; another pod may have got the address, and could send anything
 
-# No process is there, or its node is gone. What fails on our own side (no file descriptor left, say) is not among them.
+# Errors that mean that no process listens, or that its node is gone. Local errors, such as too many open files, do not.
 _NOBODY_THERE: Final = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One gateway process; `serving` tells whether Kubernetes sees it ready (terminating or not)."""
+    """One gateway process. `serving`: whether Kubernetes reports it as ready (terminating or not)."""
 
     host: str
     port: int
@@ -44,16 +44,17 @@ class Gateway:
 
 
 class GatewayUnreadable(Exception):
-    """One gateway does not say what it holds."""
+    """A gateway that may hold requests returned no valid page. The message has the reason."""
 
 
 def gateway_slices(system_namespace: str) -> Collection:
-    """The EndpointSlices of the headless Service for gateways, which lists gateways that are not ready too."""
+    """Return the collection of EndpointSlices of the gateways' headless Service, which also has gateways that are not
+    ready."""
     return slice_collection(system_namespace, f"kubernetes.io/service-name={GATEWAY_ADMIN_SERVICE}")
 
 
 def parse_gateways(slices: Iterable[Json], unreadable: Unreadable) -> tuple[Gateway, ...]:
-    """Terminating ones are among them: a gateway that drains still holds requests."""
+    """Return all gateways in the slices. Terminating ones count, because a draining gateway still holds requests."""
     found: dict[tuple[str, int], Gateway] = {}
     for piece in slices:
         gateways = unreadable.parse(slice_name(piece), _parse_slice, piece)
@@ -72,7 +73,7 @@ def _parse_slice(piece: Json) -> list[Gateway]:
     for endpoint in piece.get("endpoints") or []:
         serving = (endpoint.get("conditions") or {}).get("serving") is not False
         host = endpoint["addresses"][0]
-        gateways += [Gateway(host, port, serving) for port in named if port]  # a port may come without a number
+        gateways += [Gateway(host, port, serving) for port in named if port]  # `port` may be null
     return gateways
 
 
@@ -86,7 +87,7 @@ async def read_page(
 ) -> bytes | None:
     """Return the gateway's page, or None if the gateway cannot hold a request. Raises GatewayUnreadable."""
     url = gateway.url(path)
-    # A lost node drops what is sent to it; a live gateway takes a connection at once, even a busy one.
+    # Packets to a lost node are dropped. A live gateway accepts a connection quickly, even if it is busy.
     limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=timeout_seconds / 2)
     try:
         async with session.get(url, params=query, timeout=limits, allow_redirects=False) as response:
@@ -97,8 +98,8 @@ async def read_page(
             return None
         raise GatewayUnreadable(f"{url} answers {response.status}: {body[:200]!r}")
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        # Kubernetes agrees that this process is not there: it has not started, has ended, or its node is lost. Such
-        # a gateway must not stop the scaling of all services.
+        # Kubernetes also reports this process as not ready: it has not started, has ended, or its node is lost. It must
+        # not stop the scaling of all services.
         if not gateway.serving and _is_nobody_there(error):
             return None
         raise GatewayUnreadable(f"{url}: {error}") from error
@@ -113,7 +114,7 @@ def _is_nobody_there(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTim
 
 
 def _says_not_synced(status: int, body: bytes) -> bool:
-    """A gateway that has not read the InferenceServices yet takes no request."""
+    """Return whether the gateway reports that it has not read the InferenceServices yet, so it holds no request."""
     try:
         return status == 503 and bool(json.loads(body)["error"]["code"] == "not_synced")
     except (ValueError, LookupError, TypeError, RecursionError):

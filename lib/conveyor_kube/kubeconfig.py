@@ -1,6 +1,6 @@
-"""Which cluster the operator, the gateway and the metrics server talk to: one rule, that of client-go.
+"""Finds the cluster for the operator, the gateway and the metrics server, by the same rule as client-go.
 
-Called where each of them opens its connection. The Kubernetes client reads the files.
+Each program calls it when it opens its connection. The Kubernetes client reads the files.
 """
 
 import os
@@ -14,12 +14,12 @@ from kubernetes.aio.client import Configuration
 from conveyor_process.settings import SettingsError
 
 KUBECONFIG_MEANING: Final = "kubeconfig file; empty: $KUBECONFIG, else the pod's ServiceAccount, else ~/.kube/config"
-# What the Kubernetes client raises for a file that is no kubeconfig.
+# Errors that the Kubernetes client raises for an invalid kubeconfig.
 _UNREADABLE: Final = (config.ConfigException, OSError, ValueError, TypeError, yaml.YAMLError)
 
 
 async def load_configuration(kubeconfig: str) -> Configuration:
-    """Server and credentials; `kubeconfig` is the setting. Raises SettingsError."""
+    """Return server and credentials. `kubeconfig`: the setting's value. Raises SettingsError."""
     configuration = Configuration(connection_pool_maxsize=0)  # no limit: every watch keeps a connection
     path = find_kubeconfig(kubeconfig, os.environ)
     try:
@@ -35,9 +35,9 @@ async def load_configuration(kubeconfig: str) -> Configuration:
 
 
 def find_kubeconfig(given: str, environment: Mapping[str, str]) -> str:
-    """The file, or several as KUBECONFIG names them; empty for the pod's ServiceAccount.
+    """Return the path of the file, or several paths in the format of KUBECONFIG; "" for the pod's ServiceAccount.
 
-    `given` is the setting. Raises SettingsError if nothing is there.
+    given: the setting's value. Raises SettingsError if no file exists.
     """
     paths = given or environment.get("KUBECONFIG", "")
     if not paths and environment.get("KUBERNETES_SERVICE_HOST"):

@@ -1,5 +1,7 @@
-"""The objects that the gateway reads: three collections, and the members that `catalog`, `slices` and
-`served_names` use. The operator reads the third one too."""
+"""The three collections that the gateway watches, and the fields that `catalog`, `slices` and `served_names` read.
+
+The operator watches the third collection too.
+"""
 
 from typing import Any, NotRequired, TypedDict
 
@@ -59,7 +61,7 @@ class ServiceBody(TypedDict):
     status: NotRequired[_ServiceStatus | None]
 
 
-# Of the labels, which may be any number, only this one.
+# Only this label is kept, because an object may have any number of labels.
 _SliceLabels = TypedDict("_SliceLabels", {INFERENCE_SERVICE_LABEL: NotRequired[str]})  # type: ignore[misc]
 
 
@@ -98,15 +100,15 @@ class ClaimBody(TypedDict):
 
 
 def service_collection(namespace: str) -> Collection:
-    """The InferenceServices of a namespace; empty: of all."""
+    """Return the collection of InferenceServices in a namespace; "" for all namespaces."""
     return Collection(GROUP, VERSION, PLURAL, namespace, shape=ServiceBody)
 
 
 def slice_collection(namespace: str, label_selector: str = INFERENCE_SERVICE_LABEL) -> Collection:
-    """The EndpointSlices of engines, or of what else `label_selector` says."""
+    """Return the collection of EndpointSlices of engines, or of another `label_selector`."""
     return Collection("discovery.k8s.io", "v1", "endpointslices", namespace, label_selector, shape=SliceBody)
 
 
 def claim_collection(namespace: str) -> Collection:
-    """The ServedNames of a namespace; empty: of all."""
+    """Return the collection of ServedNames in a namespace; "" for all namespaces."""
     return Collection(GROUP, VERSION, SERVED_NAME_PLURAL, namespace, shape=ClaimBody)

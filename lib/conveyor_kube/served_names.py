@@ -16,12 +16,12 @@ from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json, find_key, keys_within
 
 _Ranked = list[tuple[int, str]]
-"""Time of creation, and whose, oldest first."""
+"""(creation time, namespace or service) pairs, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One ServedName. The API server sets the time, so nobody can claim that a claim of theirs is older."""
+    """One ServedName. The API server sets the creation time, so nobody can make a claim look older."""
 
     namespace: str
     object_name: str
@@ -132,8 +132,11 @@ def _remove(lists: dict[str, _Ranked], name: str, item: tuple[int, str]) -> None
 
 
 class ClaimSink:
-    """A sink of `watch`. `on_came(claim)`, `on_gone(claim)` and, with the namespace or nothing, `on_listed` are called
-    after the index has changed."""
+    """A sink of `watch`.
+
+    After the index has changed, it calls `on_came(claim)`, `on_gone(claim)`, or after a list `on_listed(namespace)` (""
+    for all namespaces).
+    """
 
     def __init__(
         self,
@@ -178,7 +181,7 @@ def parse_claim(body: Json) -> Claim:
     resource = ServedName.parse(body)
     metadata, name = resource.metadata, resource.spec.name
     if not may_claim(metadata.namespace, name):
-        raise ValueError(f"{name!r} may be the NAMESPACE/NAME of a service of another namespace")
+        raise ValueError(f"{name!r} may be the NAMESPACE/NAME of a service in another namespace")
     created_unix = parse_time_unix(metadata.creation_timestamp or "")
     return Claim(metadata.namespace, metadata.name, metadata.uid, name, created_unix)
 

@@ -1,4 +1,4 @@
-"""Objects of the cluster that cannot be read: each is logged once, counted and skipped.
+"""Logs, counts and skips objects of the cluster that cannot be parsed. Each is logged once.
 
 Used by `catalog` and by the metrics server's `source` around every parser of an object.
 """
@@ -12,7 +12,7 @@ from conveyor_kube.wanted_json import Json, keys_within
 
 logger = logging.getLogger(__name__)
 
-# What parsing an object of any content may raise.
+# Errors that parsing an object with any content may raise.
 _UNREADABLE: Final = (
     InvalidResource,
     LookupError,
@@ -59,9 +59,9 @@ class Unreadable:
         return parsed
 
     def forget(self, key: str) -> None:
-        """The object is gone."""
+        """Forget an object that no longer exists."""
         self._keys.discard(key)
 
     def forget_others(self, keys: set[str], namespace: str) -> None:
-        """`keys` are all there are in `namespace` (empty: in all of them)."""
+        """Forget all objects in `namespace` ("" for all namespaces) except those with these keys."""
         self._keys -= keys_within(namespace, self._keys) - keys

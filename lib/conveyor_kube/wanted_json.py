@@ -1,9 +1,9 @@
-"""Decodes the wanted members of what the API server sends, at the cost of those members.
+"""Decodes only the wanted fields of the API server's responses, so that other fields cost little.
 
-Used by `watch`. An object may be as large and as deep as the API server takes it, so only wanted members are built: a
-page and an event are split into raw items, and an item is decoded into the members that its `shape` (TypedDicts) names.
-msgspec skips the rest without making an object of it, but by recursion: text that is too deep for that loses what lies
-below any member that is wanted, and is decoded then.
+Used by `watch`. Objects may be as large and as deep as the API server accepts. A page or an event is first split into
+raw items, and each item is decoded into the fields that its `shape` (TypedDicts) names. msgspec skips the other fields
+without building objects for them, but it does so by recursion. If a text is too deep for that, its deepest parts, which
+no shape needs, are first replaced by null.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ import msgspec
 
 Json = dict[str, Any]
 
-MAX_DEPTH: Final = 100  # nothing that is wanted lies as deep, with the list or the event around it
+MAX_DEPTH: Final = 100  # above the depth of all wanted fields, including the list or event around them
 
 _Decoded = TypeVar("_Decoded")
-# A string is one token, so that the brackets in it do not count.
+# A whole string is one token, so that brackets inside it do not count.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
 
 
 class Identity(TypedDict):
-    """Which object it is."""
+    """The fields that identify an object and its version."""
 
     name: str
     namespace: NotRequired[str]
@@ -31,7 +31,7 @@ class Identity(TypedDict):
 
 
 class Named(TypedDict):
-    """The members that every object has."""
+    """The fields that every object has."""
 
     metadata: Identity
 
@@ -74,16 +74,19 @@ class Status(msgspec.Struct):
 
 
 async def decode(text: bytes | bytearray, shape: type[_Decoded]) -> _Decoded:
-    """`text` as a `shape`, whatever its depth. Raises ValueError."""
+    """Decode `text`, of any depth, as a `shape`. Raises ValueError."""
     try:
         return msgspec.json.decode(text, type=shape)
     except RecursionError:
-        # This is slow, so it runs in a thread, and other requests go on meanwhile.
+        # This is slow, so it runs in a thread while the event loop serves other requests.
         return msgspec.json.decode(await asyncio.to_thread(cut_depth, text), type=shape)
 
 
 def decode_item(item: msgspec.Raw, shape: Any) -> Json:
-    """The members of an object that `shape` names; of one that has another shape its identity. Raises ValueError."""
+    """Return the object's fields that `shape` names; if the object does not fit the shape, only its identity.
+
+    Raises ValueError if it has no identity.
+    """
     wanted: Json
     try:
         wanted = msgspec.json.decode(item, type=shape)
@@ -93,7 +96,7 @@ def decode_item(item: msgspec.Raw, shape: Any) -> Json:
 
 
 def cut_depth(text: bytes | bytearray, max_depth: int = MAX_DEPTH) -> bytes:
-    """The same JSON with null for every array and object that lies deeper than `max_depth`."""
+    """Return the JSON with null in place of each array and object that is deeper than `max_depth`."""
     kept, begin, depth = [], 0, 0
     for token in _TOKEN.finditer(text):
         bracket = token[0]
@@ -110,7 +113,7 @@ def cut_depth(text: bytes | bytearray, max_depth: int = MAX_DEPTH) -> bytes:
 
 
 def find_key(body: Json) -> str:
-    """`namespace/name`."""
+    """Return the object's `namespace/name`."""
     metadata = body["metadata"]
     return f"{metadata['namespace']}/{metadata['name']}"
 

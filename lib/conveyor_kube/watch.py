@@ -1,13 +1,15 @@
-"""List a collection, watch it, list again when the watch fails. Reads only.
+"""Lists a collection, watches it, and lists it again when the watch fails. Reads only.
 
-For the gateway and the metrics server these are the only calls to Kubernetes: `server` runs one `watch_collection` per
-resource and namespace, and what it reads goes to a sink of theirs. The operator follows the objects of the metrics
-API so; its resources are watched by Kopf (docs/adr/0016), with `read_lines`.
-A watch that ends at its time is resumed; any other end, 410 included, leads to a relist that replaces all. Memory is
-bounded whatever the objects hold: pages are small, an object's wanted members are all that is kept of it
+The gateway and the metrics server call Kubernetes only here: their `server` runs one `watch_collection` for each
+resource and namespace, and each passes the objects to a sink. The operator uses it for the objects of the metrics API.
+Kopf watches the operator's other resources (docs/adr/0016), and `read_lines` reads these watches.
+
+A watch that ends after its requested time is resumed. Any other end, including 410, leads to a new list that replaces
+all objects. Memory is limited for objects of any content: pages are small, only an object's wanted fields are kept
 (`wanted_json`), and no text is read beyond a limit.
-Only the configuration and the transport of the `kubernetes` package are used: its typed models cost far more memory
-and start time than plain JSON.
+
+Of the `kubernetes` package, only the configuration and the transport are used. Its typed models would cost far more
+memory and start time than plain JSON.
 """
 
 import asyncio
@@ -29,17 +31,17 @@ from conveyor_kube.wanted_json import Bookmark, Event, Json, Named, Page, Status
 
 logger = logging.getLogger(__name__)
 
-# The API server takes no object above 3 MiB, so that a page stays below 32 MiB.
+# The API server accepts no object above 3 MiB, so a page stays below 32 MiB.
 _PAGE_ITEMS: Final = 10
 _MAX_TEXT_BYTES: Final = 64 << 20  # of a page or an event
-_WATCH_SECONDS: Final = (240, 360)  # at random, so that the gateways do not all list at once
+_WATCH_SECONDS: Final = (240, 360)  # random, so that not all gateways list at the same time
 _BACKOFF_SECONDS: Final = (0.25, 8.0)
 _WARN_SECONDS: Final = 60.0  # between warnings about one watch that fails again and again
 _LIST_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
-# The API server sends a bookmark about once a minute: silence beyond this is a dead connection.
+# The API server sends a bookmark about once a minute. After a longer silence than this, the connection is dead.
 _SILENCE_SECONDS: Final = 100.0
 _WATCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_SILENCE_SECONDS)
-# After a longer silence objects may have changed unseen: a relist follows a dead connection within about a second.
+# A new list follows a dead connection within about a second. After a longer silence, objects may have changed unseen.
 MAX_SILENCE_SECONDS: Final = _SILENCE_SECONDS + 10.0
 
 
@@ -47,7 +49,7 @@ MAX_SILENCE_SECONDS: Final = _SILENCE_SECONDS + 10.0
 class Collection:
     """A collection to watch. An empty namespace means all namespaces, an empty group the core API.
 
-    Of each object the sink gets what `shape`, a TypedDict, names.
+    The sink gets those fields of each object that `shape`, a TypedDict, names.
     """
 
     group: str
@@ -77,16 +79,16 @@ class Collection:
 
 
 class Sink(Protocol):
-    """Keeps the objects. It gets the `metadata` alone of an object of another shape than the collection's."""
+    """Stores the objects. If an object does not have the collection's shape, the sink gets only its `metadata`."""
 
     def put(self, body: Json) -> str:
-        """Adds or replaces an object; returns its key."""
+        """Add or replace an object. Returns its key."""
         ...
 
     def delete(self, body: Json) -> None: ...
 
     def keep_only(self, keys: set[str], namespace: str) -> None:
-        """Forgets each object of `namespace` (empty: of all namespaces) whose key is not in `keys`."""
+        """Remove all objects in `namespace` ("" for all namespaces) except those with these keys."""
         ...
 
 
@@ -100,12 +102,12 @@ class WatchState:
 
 
 class WatchFailed(Exception):
-    """The API server refused the list or the watch, ended it with an error (410 among them), or sends too much."""
+    """The API server refused a list or a watch, ended it with an error (such as 410), or sent too long a text."""
 
 
 @asynccontextmanager
 async def connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
-    """A client of the API server, by the rule of `conveyor_kube.kubeconfig`. Raises SettingsError."""
+    """Yield a client of the API server that `conveyor_kube.kubeconfig` finds. Raises SettingsError."""
     async with ApiClient(await load_configuration(kubeconfig)) as client:
         yield client
 
@@ -117,7 +119,7 @@ async def watch_collection(
     state: WatchState,
     on_failure: Callable[[], None] = lambda: None,
 ) -> None:
-    """Keeps `sink` equal to the collection until it is cancelled. `on_failure` is called before each retry."""
+    """Keep `sink` equal to the collection until cancelled. `on_failure` is called before each retry."""
     watch = _Watch(client, collection, sink, state)
     shortest, longest = _BACKOFF_SECONDS
     pause = shortest
@@ -135,7 +137,7 @@ async def watch_collection(
             pause = shortest
         if failure is not None:
             on_failure()
-            # A watch that ends now and then is routine. One that fails again at once needs somebody.
+            # A watch that fails from time to time is normal. One that fails repeatedly needs attention.
             level = logging.INFO if pause == shortest else logging.WARNING
             if level == logging.INFO or loop.time() - warned_at >= _WARN_SECONDS:
                 logger.log(level, "event=watch_failed watch=%s retry_seconds=%.1f error=%s", state.name, pause, failure)
@@ -145,7 +147,7 @@ async def watch_collection(
 
 
 class _Watch:
-    """One collection on its way into a sink. `version` is where the next watch begins; None: with a list."""
+    """The watch of one collection. `version`: the resource version to watch from; None if a list is needed first."""
 
     def __init__(self, client: ApiClient, collection: Collection, sink: Sink, state: WatchState) -> None:
         self._client = client
@@ -155,7 +157,7 @@ class _Watch:
         self.version: str | None = None
 
     async def follow(self) -> None:
-        """Returns when the API server ends the watch at the time that was asked for."""
+        """List if necessary, then watch. Returns when the API server ends the watch after the requested time."""
         if self.version is None:
             self.version = await self._list()
         query = {
@@ -171,8 +173,8 @@ class _Watch:
                 self._heard()
 
     async def _list(self) -> str:
-        """Brings the sink up to date, and returns the version to watch from."""
-        keys: set[str] = set()  # and not the objects: there may be any number of large ones
+        """List the collection into the sink. Returns the resource version to watch from."""
+        keys: set[str] = set()  # not the objects, because there may be many large ones
         query = {**self._collection.selector, "limit": str(_PAGE_ITEMS)}
         while True:
             async with _get(self._client, self._collection.path, query, _LIST_TIMEOUT) as response:
@@ -180,7 +182,7 @@ class _Watch:
             self._heard()
             for item in page.items or ():
                 keys.add(self._sink.put(decode_item(item, self._collection.shape)))
-                await asyncio.sleep(0)  # other requests go on in between
+                await asyncio.sleep(0)  # lets the event loop serve other requests
             if not page.metadata.more:
                 break
             query["continue"] = page.metadata.more
@@ -213,7 +215,10 @@ async def _read_page(content: aiohttp.StreamReader) -> bytearray:
 
 
 async def read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytearray]:
-    """Lines of up to the limit: the reader's own `readline` refuses those above its buffer, which objects exceed."""
+    """Yield lines up to the size limit. Raises WatchFailed for longer ones.
+
+    The reader's own `readline` is not used, because it refuses lines above its buffer size, which objects exceed.
+    """
     line = bytearray()
     async for chunk in content.iter_any():
         *ends, rest = chunk.split(b"\n")
@@ -232,7 +237,7 @@ def _check_size(text: bytearray) -> None:
 
 
 def _too_long() -> WatchFailed:
-    return WatchFailed(f"the API server sends a text of more than {_MAX_TEXT_BYTES} bytes")
+    return WatchFailed(f"the API server sent a text of more than {_MAX_TEXT_BYTES} bytes")
 
 
 @asynccontextmanager

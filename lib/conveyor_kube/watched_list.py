@@ -1,4 +1,4 @@
-"""The objects of one collection as a list, for those who want all of them after every change. A sink of a watch."""
+"""A sink of a watch that passes the list of all objects to a callback after every change."""
 
 from collections.abc import Callable
 
@@ -29,5 +29,5 @@ class WatchedList:
         self._tell()
 
     def _tell(self) -> None:
-        if self._is_listed:  # a partial list is not told
+        if self._is_listed:  # not while the list is incomplete
             self._on_change(list(self._objects.values()))
