@@ -1,1 +1,1 @@
-"""Between text and tokens: tokenizer, chat template, detokenizer, stop strings. No torch."""
+"""Converts between text and tokens: tokenizer, chat template, detokenizer and stop strings. Does not import torch."""

@@ -1,7 +1,7 @@
-"""The model's own chat template: messages to one prompt text. Used by `tokenizer`.
+"""Renders messages to one prompt text with the model's own chat template. Used by `tokenizer`.
 
-The same Jinja sandbox, filters and globals as transformers gives templates (its `apply_chat_template`), without
-importing transformers, which would bring torch into the API process.
+Templates get the same Jinja sandbox, filters and globals as in transformers' `apply_chat_template`. transformers itself
+is not imported, because it would import torch into the API process.
 """
 
 import io
@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from conveyor_engine.errors import InvalidRequest, ModelError
 
-_NOT_FOR_CLIENTS = {  # what the engine sets, or transformers reads
+_NOT_FOR_CLIENTS = {  # set by the engine, or read by transformers
     *("tools", "documents", "add_generation_prompt", "continue_final_message"),
     *("messages", "chat_template", "tokenize"),
 }
@@ -30,8 +30,8 @@ _NOT_FOR_CLIENTS = {  # what the engine sets, or transformers reads
 class Rendering:
     """How a conversation is rendered."""
 
-    add_generation_prompt: bool = True  # begins the assistant's turn
-    continue_final_message: bool = False  # the text ends where the last message does, so that the answer continues it
+    add_generation_prompt: bool = True  # whether the text ends with the beginning of the assistant's turn
+    continue_final_message: bool = False  # whether the text ends with the last message, which the answer continues
     documents: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
 
@@ -40,18 +40,18 @@ RENDERING = Rendering()
 
 
 class TooManyCharacters(Exception):
-    """A rendered prompt is longer than the caller wants."""
+    """A rendered prompt has more than the allowed characters."""
 
 
 class ChatTemplate:
     """One template. Thread-safe: rendering keeps no state.
 
-    It is compiled where it is first rendered. Compiling computes constants, such as `'a' * 3000000000`, so it needs the
-    limits that rendering needs.
+    It is compiled when it is first rendered. Compiling evaluates constants, such as `'a' * 3000000000`, so it needs the
+    same limits as rendering.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens`: bos_token and the like, which templates name. Raises TypeError if they are no text."""
+        """special_tokens: bos_token and others that templates name. Raises TypeError if `source` is not a string."""
         self._special_tokens = dict(special_tokens)
         if not isinstance(source, str):
             raise TypeError(f"the template is a {type(source).__name__}")
@@ -59,11 +59,14 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """Its text."""
+        """The template's text."""
         return self._source
 
     def compile(self) -> None:
-        """Raises ModelError if it is no template. The caller bounds time and memory (`serving.preparing`)."""
+        """Compile the template.
+
+        Raises ModelError if it is invalid. The caller limits time and memory (`serving.preparing`).
+        """
         _ = self._template
 
     @cached_property
@@ -80,10 +83,10 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         asked: Rendering = RENDERING,
     ) -> str:
-        """The prompt that asks for the next assistant message. The template sees `variables`, which a client chose.
+        """Return the prompt for the next assistant message. `variables`: values for the template that a client chose.
 
-        Raises InvalidRequest if the template refuses, and TooManyCharacters. A template is a program of the model's
-        author: the caller bounds its time and memory (`serving.preparing`).
+        Raises InvalidRequest if the template fails, and TooManyCharacters. A template is a program by the model's
+        author, so the caller limits its time and memory (`serving.preparing`).
         """
         self._check(variables)
         context = {
@@ -105,7 +108,7 @@ class ChatTemplate:
                 return _cut_behind(whole, messages[-1]) if asked.continue_final_message else whole
         except (MemoryError, InvalidRequest):
             raise
-        except Exception as error:  # whatever a program may fail with
+        except Exception as error:  # a template may raise any error
             what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {what}", param="messages"
@@ -120,7 +123,10 @@ class ChatTemplate:
 
 
 def _cut_behind(text: str, message: Mapping[str, Any]) -> str:
-    """The rendered text up to the end of the last message, as transformers cuts it. Raises InvalidRequest."""
+    """Return the text up to the end of the last message, like transformers.
+
+    Raises InvalidRequest if it is not there.
+    """
     content = message["content"]
     begin = text.rfind(content.strip())
     if begin < 0:
@@ -141,7 +147,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` marks text for training; here it is just its content."""
+    """Replaces `{% generation %}...{% endgeneration %}`, which marks text for training, with its content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own shape)
 
@@ -156,7 +162,10 @@ class _GenerationBlock(Extension):
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None,
             sort_keys: bool = False) -> str:  # fmt: skip
-    """Jinja's own filter escapes HTML characters, which no model was trained on."""
+    """Encode JSON without escaping HTML characters.
+
+    Jinja's own filter escapes them, but models are not trained on that.
+    """
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""The text of one answer: decoded token by token, cut at stop strings. Text that may begin a stop string is held back.
+"""Decodes one answer token by token and cuts it at stop strings. Text that may begin a stop string is held back.
 
 Used by `serving.http`, one for each choice. Pure except for the tokenizer's decode stream. Stores only text that is not
 shown yet.
@@ -15,8 +15,10 @@ _NO_STOP_STRINGS = StopStrings(())
 
 
 class Piece(NamedTuple):
-    """What may be shown after a push: new text, and the start (in characters of the answer) of each token that is now
-    completely shown."""
+    """The new visible text after a push.
+
+    token_starts: the start, in characters of the answer, of each token that is now completely shown.
+    """
 
     text: str
     token_starts: list[int]
@@ -24,7 +26,10 @@ class Piece(NamedTuple):
 
 
 class Detokenizer:
-    """Invariant: what was shown never contains a stop string, nor the beginning of one that may still complete."""
+    """Decodes one answer.
+
+    Invariant: the shown text never contains a stop string, nor the beginning of one that may still become complete.
+    """
 
     def __init__(
         self,
@@ -61,7 +66,7 @@ class Detokenizer:
         return self._matcher.found
 
     def push(self, token_ids: Sequence[int]) -> Piece:
-        """Decodes the next tokens. Those after a stop string are ignored."""
+        """Decode the next tokens. Tokens after a stop string are ignored."""
         for token_id in token_ids:
             text = self._stream.push(token_id)
             self.num_tokens += 1
@@ -71,12 +76,15 @@ class Detokenizer:
         return self._show(len(self._hidden) - (0 if self._shows_stop else self._matcher.num_held))
 
     def finish(self) -> Piece:
-        """The rest of the text, after the last token. An incomplete character becomes a replacement character."""
+        """Return the rest of the text, after the last token.
+
+        An incomplete character becomes a replacement character.
+        """
         cut = self._append(self._stream.finish(), counts=True)
         return self._show(len(self._hidden)) if cut is None else self._show(cut, stopped=True)
 
     def _append(self, text: str, *, counts: bool) -> int | None:
-        """Adds to the hidden text. Returns the length of it to show if a stop string is complete, else None."""
+        """Append to the hidden text. Returns how much of it to show if a stop string is complete, otherwise None."""
         before = len(self._hidden)
         self._hidden += text
         found = self._matcher.feed(text) if counts else None

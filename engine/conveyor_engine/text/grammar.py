@@ -25,7 +25,7 @@ _CACHED = 64  # compiled grammars
 _SILENT = 0
 _LEXER_STATES_MAX = 20_000  # of one answer: each takes about a kilobyte
 _MESSAGE_CHARACTERS_MAX = 300
-# White space where JSON allows it, but not for ever: a model may never leave it.
+# Limits white space between JSON tokens, because a model could otherwise write it without end.
 JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "coerce_one_of": True, "lenient": False}
 
 
@@ -36,7 +36,7 @@ def build_grammar(kind: Kind, value: Any, param: str) -> str:
     """
     try:
         grammar = _BUILDERS[kind](value)
-    except Exception as error:  # a program that converts what a client wrote may fail with anything
+    except Exception as error:  # the conversion of a client's text may raise any error
         raise _refusal(param, f"{type(error).__name__}: {error}") from error
     if len(grammar) > GRAMMAR_BYTES_MAX:
         raise _refusal(param, f"it has {len(grammar)} characters, more than {GRAMMAR_BYTES_MAX}")
@@ -85,7 +85,7 @@ class Grammars:
         self._all = _mask_without((), vocab_size)
         self._all_but_ends = _mask_without(eos_token_ids, vocab_size)
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # the newest used last
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # the most recently used last
         self._lock = Lock()
 
     def compile(self, grammar: str) -> None:
@@ -123,7 +123,7 @@ class Grammars:
         if self._tokenizer is None:
             try:
                 self._tokenizer = LLTokenizer(str(self._file), self._vocab_size, self._eos_token_ids or None)
-            except Exception as error:  # whatever a tokenizer.json may be
+            except Exception as error:  # a tokenizer.json may cause any error
                 raise InvalidRequest(f"this model's tokenizer cannot follow structured output: {error}") from error
         return self._tokenizer
 
@@ -203,12 +203,12 @@ class Free:
 
 
 class Answer:
-    """How far one answer has followed its grammar. A `scheduling.request_state.Constraint`."""
+    """The state of one answer in its grammar. A `scheduling.request_state.Constraint`."""
 
     def __init__(self, compiled: LLMatcher, vocab_size: int) -> None:
         self._compiled = compiled
         self._nothing = bytes(-(-vocab_size // 8))
-        self._matcher: LLMatcher | None = None  # its own from the first token on: many answers may wait
+        self._matcher: LLMatcher | None = None  # copied at the first token, because many answers may wait
 
     @property
     def _own(self) -> LLMatcher:

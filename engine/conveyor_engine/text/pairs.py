@@ -1,7 +1,7 @@
-"""Two texts as one prompt, for models that read both at once: a query and a document.
+"""Encodes two texts, such as a query and a document, as one prompt, for models that read both at once.
 
-Used by the workers of `serving.preparing`. As transformers encodes and truncates a pair; the first text, which many
-pairs share, is read once.
+Used by the workers of `serving.preparing`. Pairs are encoded and truncated as in transformers. Many pairs share the
+first text, so it is encoded only once.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from conveyor_engine.text.tokenizer import SHORTEN, Side, Tokenizer, Truncation
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The tokens of a pair, and their types: which of the texts each is of, as the model has them."""
+    """The tokens of a pair. `token_types`: which of the two texts each token belongs to, in the model's encoding."""
 
     token_ids: list[int]
     token_types: list[int]
 
 
 class PairEncoder:
-    """Makes pairs with one first text."""
+    """Encodes pairs that share their first text."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class PairEncoder:
         param: str,
         truncation: Truncation | None = None,
     ) -> None:
-        """`max_tokens`: of a pair, special ones included; `param` is the field of the first text.
+        """max_tokens: limit of a pair, including special tokens. param: the request's field with the first text.
 
-        Raises InvalidRequest for a text that is too long.
+        Raises InvalidRequest if the text is too long.
         """
         self._tokenizer, self._text = tokenizer, first
         self._truncation, self._max_tokens = truncation, max_tokens
@@ -42,7 +42,7 @@ class PairEncoder:
         self._room = wanted - tokenizer.num_pair_tokens
         if self._room < 0:
             raise InvalidRequest(
-                f"a pair of texts has {tokenizer.num_pair_tokens} special tokens, and {wanted} may be left of it",
+                f"a pair of texts has {tokenizer.num_pair_tokens} special tokens, more than the limit of {wanted}",
                 param="truncate_prompt_tokens",
             )
         self._cut: Side | None = None if truncation is None else truncation.side
@@ -50,13 +50,16 @@ class PairEncoder:
 
     @property
     def _limit(self) -> int:
-        """Tokens of one text that are read: where it is cut one more than fits, so that it counts as the longer one."""
+        """The limit of tokens to encode of one text.
+
+        With truncation it is one more than fits, so that too long a text counts as the longer one.
+        """
         return self._max_tokens if self._cut is None else self._room + 1
 
     def encode(self, second: str, *, param: str, max_second_tokens: int | None = None) -> Pair:
-        """The pair with this second text, of which only the first `max_second_tokens` tokens count.
+        """Return the pair with this second text, of which only the first `max_second_tokens` tokens are used.
 
-        Raises InvalidRequest, which names the field `param`, if the pair is too long and is not to be cut.
+        Raises InvalidRequest with the field `param` if the pair is too long and truncation is not requested.
         """
         if max_second_tokens is not None and max_second_tokens < self._limit:
             part = self._tokenizer.encode_part(second, max_second_tokens, param, "right")
@@ -84,7 +87,7 @@ class PairEncoder:
 
 
 def split_room(room: int, num_first: int, num_second: int) -> tuple[int, int]:
-    """How many tokens of each text are left of `room`, where both do not fit (tokenizers' truncate_encodings)."""
+    """Divide `room` tokens between two texts that do not fit (like tokenizers' truncate_encodings)."""
     shorter = min(num_first, num_second)
     left = (min(shorter, room // 2), room - min(shorter, room // 2))
     return left if num_first <= num_second else left[::-1]

@@ -1,15 +1,15 @@
-"""Finds stop strings in a text that comes in pieces, in constant time per character (amortized) and stop string.
+"""Finds stop strings in a text that arrives in pieces, in amortized constant time for each character and stop string.
 
-Used by `detokenizer`, one matcher per choice. Pure. Each string is matched with its failure function (Knuth, Morris and
-Pratt, 1977), which is computed only as far as some text has matched: a request with many long strings costs nothing
-until an answer resembles them.
+Used by `detokenizer`, with one matcher for each choice. Pure. Each string is matched with its failure function (Knuth,
+Morris and Pratt, 1977), which is computed only as far as some text has matched. So many long strings cost nothing until
+an answer resembles them.
 """
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """One request's stop strings; its choices share what was computed for them."""
+    """The stop strings of one request. Its choices share the computed failure functions."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         """Compile the stop strings. None of them may be empty."""
@@ -20,22 +20,22 @@ class StopStrings:
 
 
 class StopMatcher:
-    """The match state of one text for each stop string."""
+    """The state of matching one text with each stop string."""
 
     def __init__(self, stops: StopStrings) -> None:
         self._by_first = stops.by_first
         self.found = ""  # the stop string that the text completed
-        self._matched: dict[_Pattern, int] = {}  # characters at the end of the text, where there are any
+        self._matched: dict[_Pattern, int] = {}  # the matched characters at the end of the text, if any
 
     @property
     def num_held(self) -> int:
-        """Length of the longest end of the text that is the beginning of a stop string."""
+        """The length of the longest end of the text with which a stop string begins."""
         return max(self._matched.values(), default=0)
 
     def feed(self, text: str) -> tuple[int, int] | None:
-        """The first stop string that the text completes: (characters of `text` up to its end, its own length).
+        """Return the first stop string that the text completes, as (characters of `text` up to its end, its length).
 
-        Of those that end together the longest. Nothing may be fed after it.
+        If several end at the same character, the longest counts. After one is found, `feed` must not be called again.
         """
         if not self._by_first:
             return None
@@ -45,7 +45,7 @@ class StopMatcher:
         return None
 
     def _advance(self, character: str) -> int:
-        """The length of the stop string that ends here, or 0."""
+        """Return the length of the longest stop string that ends with this character, or 0."""
         before, self._matched = self._matched, {}
         for pattern in self._by_first.get(character, ()):
             if pattern not in before:
@@ -68,7 +68,7 @@ class _Pattern:
         self._borders = [0]
 
     def advance(self, matched: int, character: str) -> int:
-        """How much matches after one more character, if `matched` characters (at least one, not all) did before."""
+        """Return how many characters match after one more, if `matched` (at least one, but not all) matched before."""
         if len(self._borders) < matched:
             self._borders.append(self._extend(self._borders[-1], self.text[matched - 1]))
         return self._extend(matched, character)

@@ -1,7 +1,7 @@
-"""Text to token ids and back: the model directory's tokenizer.json, its chat template, and streamed decoding.
+"""Converts text to token ids and back, with the model directory's tokenizer.json, chat template and streamed decoding.
 
-Used by the API process and its workers, which must stay free of torch: `tokenizers` alone, never transformers.
-Workers render and encode (`serving.preparing`); the API process decodes, which is per token and cheap. `detokenizer`
+Used by the API process and its workers, which must not import torch. So only `tokenizers` is used, not transformers.
+Workers render and encode (`serving.preparing`). The API process decodes, which is cheap for each token. `detokenizer`
 adds stop strings.
 """
 
@@ -20,28 +20,28 @@ from conveyor_engine.model_files import read_object
 from conveyor_engine.text.chat_template import RENDERING, ChatTemplate, Rendering, TooManyCharacters
 from conveyor_protocol.failure_reasons import FailureReason
 
-_CHARACTERS_PER_TOKEN = 4  # about as many as natural language has
-_CUT_TOKENS_MAX = 100  # ample for what a beginning has in tokens, being cut anywhere, that the whole has not
-PROMPT_TAIL_TOKENS = 6  # enough left context for a decoder to tell whether a space or a byte continues
-_UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each token of it at least one
-_PENDING_TOKENS_MAX = 16  # in a row that each end one character and begin the next
+_CHARACTERS_PER_TOKEN = 4  # about the average of natural language
+_CUT_TOKENS_MAX = 100  # more than a cut can add to the number of tokens of a text's beginning
+PROMPT_TAIL_TOKENS = 6  # enough context for a decoder to decide whether a space or a byte follows
+_UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each of its tokens has at least one
+_PENDING_TOKENS_MAX = 16  # consecutive tokens that each end one character and begin the next
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # SentencePiece's token for a byte
-_REPLACEMENT = "\ufffd"  # what bytes that are no text, or not yet, decode to
+_REPLACEMENT = "\ufffd"  # the decoded form of bytes that are not text, or incomplete
 
-SHORTEN: Final = "Please reduce the length of the input prompt."  # vLLM's words, which clients look for
+SHORTEN: Final = "Please reduce the length of the input prompt."  # vLLM's text, which clients look for
 
 Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How a prompt is cut: to so many tokens, special ones included. Those on this side are lost."""
+    """How a prompt is truncated: to `max_tokens` tokens, including special ones. Tokens on `side` are dropped."""
 
     max_tokens: int
     side: Side
 
     def cut(self, token_ids: list[int]) -> list[int]:
-        """At most so many of the tokens."""
+        """Return at most `max_tokens` of the tokens."""
         if self.side == "right":
             return token_ids[: self.max_tokens]
         return token_ids[max(0, len(token_ids) - self.max_tokens) :]
@@ -57,7 +57,7 @@ class Tokenizer:
         """
         if not directory.is_dir():
             raise ModelError(
-                f"{directory} is not a directory: there is no model there", reason=FailureReason.MODEL_NOT_FOUND
+                f"{directory} is not a directory, so it has no model", reason=FailureReason.MODEL_NOT_FOUND
             )
         path = directory / "tokenizer.json"
         if not path.is_file():
@@ -75,7 +75,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids, added tokens included."""
+        """The number of token ids, including added tokens."""
         return self._fast.get_vocab_size()
 
     def encode(
@@ -87,9 +87,10 @@ class Tokenizer:
         param: str = "prompt",
         truncation: Truncation | None = None,
     ) -> list[int]:
-        """Token ids. Raises InvalidRequest if a beginning of the text does not fit into `max_tokens` tokens already:
+        """Return the token ids. `param`: the request's field with the text.
 
-        tokenizing takes 100 bytes and more per character. `param` is the field that the text came in.
+        Raises InvalidRequest as soon as a beginning of the text exceeds `max_tokens` tokens, because tokenizing takes
+        100 bytes or more of memory for each character.
         """
         if truncation is not None:
             return self._encode_truncated(text, truncation, add_special_tokens=add_special_tokens)
@@ -102,9 +103,9 @@ class Tokenizer:
                 raise too_long(f"more than {max_tokens}", max_tokens, param)
 
     def encode_part(self, text: str, max_tokens: int, param: str, cut: Side | None = None) -> Encoding:
-        """One text of a pair, without special tokens, for `join`. Raises InvalidRequest as `encode` does.
+        """Encode one text of a pair, without special tokens, for `join`. Raises InvalidRequest as `encode` does.
 
-        cut: the side of which tokens beyond `max_tokens` are lost; those of more text than that takes are not read.
+        cut: the side on which tokens beyond `max_tokens` are dropped. Text that would be dropped is not encoded.
         """
         if cut is None:
             self._check_length(text, max_tokens, param)
@@ -122,9 +123,9 @@ class Tokenizer:
         *,
         add_special_tokens: bool = True,
     ) -> Encoding:
-        """A whole text with its special tokens, and where in it each token stands. Raises InvalidRequest as `encode`.
+        """Encode a text with the position of each token in it. Raises InvalidRequest as `encode` does.
 
-        A truncation loses the end, and is of texts with special tokens.
+        A truncation always drops the end, and always adds special tokens.
         """
         if truncation is None:
             self._check_length(text, max_tokens, param)
@@ -135,17 +136,17 @@ class Tokenizer:
         return self._fast.post_process(encoding, add_special_tokens=True)
 
     def find_piece(self, token_id: int) -> str:
-        """The token as the vocabulary has it; empty for an unknown id."""
+        """Return the token as the vocabulary spells it; "" for an unknown id."""
         return self._fast.id_to_token(token_id) or ""
 
     @cached_property
     def unknown_id(self) -> int | None:
-        """The token that stands for what the vocabulary lacks."""
+        """The id of the token for text that is not in the vocabulary; None without one."""
         return self._find_special_id("unk_token")
 
     @cached_property
     def padding_id(self) -> int | None:
-        """The token that fills prompts up."""
+        """The id of the token for padding; None without one."""
         return self._find_special_id("pad_token")
 
     @cached_property
@@ -153,7 +154,7 @@ class Tokenizer:
         return read_object(self._directory / "tokenizer_config.json")
 
     def _find_special_id(self, name: str) -> int | None:
-        """The id of a special token that the tokenizer's files name."""
+        """Return the id of a special token that the tokenizer's files name; None if they do not."""
         named = _special_tokens(self._directory, self._config)
         return self._fast.token_to_id(named[name]) if name in named else None
 
@@ -163,11 +164,11 @@ class Tokenizer:
 
     @property
     def num_pair_tokens(self) -> int:
-        """Special tokens that `join` adds."""
+        """The number of special tokens that `join` adds."""
         return int(self._fast.num_special_tokens_to_add(True))
 
     def _encode_truncated(self, text: str, truncation: Truncation, *, add_special_tokens: bool) -> list[int]:
-        """The text's first or last tokens, with the special tokens around them, as transformers truncates."""
+        """Return the text's first or last tokens with the special tokens around them, truncated as in transformers."""
         num_special = self._fast.num_special_tokens_to_add(False) if add_special_tokens else 0
         room = max(0, truncation.max_tokens - num_special)
         encoding = self._encode_end(text, room + _CUT_TOKENS_MAX, truncation.side)
@@ -177,7 +178,10 @@ class Tokenizer:
         return truncation.cut(list(encoding.ids))
 
     def _encode_end(self, text: str, num_tokens: int, lost: Side, *, spans: bool = False) -> Encoding:
-        """At least so many tokens of the end that is not lost, or all there are. Reads no more than that takes."""
+        """Encode at least `num_tokens` tokens of the end that is kept, or the whole text if it has fewer.
+
+        Encodes only as much text as necessary. `lost`: the side that is dropped.
+        """
         for length in _lengths_to_try(num_tokens, len(text)):
             end = text[:length] if lost == "right" else text[-length:]
             if len((encoding := self._encode(end, spans=spans)).ids) >= num_tokens:
@@ -195,7 +199,10 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
         asked: Rendering = RENDERING,
     ) -> str:
-        """The text of a chat, with special tokens as the template writes them. Raises InvalidRequest."""
+        """Return the rendered text of a chat, in which the template writes the special tokens.
+
+        Raises InvalidRequest.
+        """
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         max_characters = max_tokens * self._longest_token
@@ -212,15 +219,15 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
         asked: Rendering = RENDERING,
     ) -> list[int]:
-        """Ids of the rendered chat. Raises InvalidRequest."""
+        """Return the token ids of the rendered chat. Raises InvalidRequest."""
         return self.encode_rendered(self.render_chat(messages, max_tokens, variables, asked), max_tokens)
 
     def encode_rendered(self, text: str, max_tokens: int, truncation: Truncation | None = None) -> list[int]:
-        """Ids of a chat's text. Raises InvalidRequest."""
+        """Return the token ids of a chat's rendered text. Raises InvalidRequest."""
         return self.encode(text, max_tokens, add_special_tokens=False, param="messages", truncation=truncation)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of tokens. Raises InvalidRequest."""
+        """Return the text of tokens. Raises InvalidRequest."""
         try:
             text: str = self._fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
         except BaseException as error:  # `tokenizers` raises bare Exception; a panic is a BaseException of its own
@@ -228,14 +235,14 @@ class Tokenizer:
         return text
 
     def find_id(self, piece: str) -> int | None:
-        """The token that stands for this text, as the vocabulary has it."""
+        """Return the id of the token that the vocabulary spells like this; None without one."""
         token_id: int | None = self._fast.token_to_id(piece)
         return token_id
 
     def describe(self) -> dict[str, Any]:
-        """What tokenizer_config.json says, with the chat template, as vLLM's /tokenizer_info does.
+        """Return the content of tokenizer_config.json with the chat template, as vLLM's /tokenizer_info does.
 
-        Tokens are texts, and names of files are left out.
+        Tokens are given as texts, and names of files are left out.
         """
         told = {key: value for key, value in self._config.items() if not key.endswith("_file")}
         described: dict[str, Any] = _in_texts(told)
@@ -244,15 +251,15 @@ class Tokenizer:
 
     @property
     def chat_template_source(self) -> str:
-        """The text of the model's chat template; empty if it has none."""
+        """The text of the model's chat template; "" if it has none."""
         return self._chat_template.source if self._chat_template else ""
 
     def decode_stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> "TextStream":
-        """A decoder of what follows this prompt."""
+        """Return a decoder for the answer to this prompt."""
         return TextStream(self._fast, prompt_token_ids[-PROMPT_TAIL_TOKENS:], skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that the token stands for, wherever it stands; a special token's name; b"" for an unknown id."""
+        """Return the token's bytes, independent of its context; a special token's name; b"" for an unknown id."""
         piece = self._fast.id_to_token(token_id)
         if piece is None:
             return b""
@@ -265,9 +272,10 @@ class Tokenizer:
 
 
 def _lengths_to_try(num_tokens: int, num_characters: int) -> Iterator[int]:
-    """Lengths of a part of a text that may have so many tokens, shorter than the text.
+    """Yield lengths, in characters, of parts of a text to encode until they have `num_tokens` tokens.
 
-    Each is twice the one before, so no try takes more than about twice the memory that so many tokens need.
+    Each length is below that of the text and twice the previous one. So an attempt takes at most about twice the memory
+    that the tokens need.
     """
     length = _CHARACTERS_PER_TOKEN * num_tokens
     while 0 < length < num_characters:
@@ -276,11 +284,11 @@ def _lengths_to_try(num_tokens: int, num_characters: int) -> Iterator[int]:
 
 
 class TextStream:
-    """One answer's tokens to text, piece by piece, never half a character, without special tokens or with them.
+    """Decodes one answer piece by piece, but never half a character, with or without special tokens.
 
-    As `tokenizers.decoders.DecodeStream` does it: the new text is what tokens add to the text of those before them.
-    Bytes that cannot become a character any more are shown at once, so few tokens are ever pending: three, or more
-    where a token ends one character and begins the next.
+    It works like `tokenizers.decoders.DecodeStream`: the new text is what tokens add to the text of the tokens before.
+    Bytes that can no longer become a character are shown immediately, so few tokens are pending: at most three, or more
+    if a token ends one character and begins the next.
     """
 
     def __init__(self, fast: _FastTokenizer, prompt_tail: Sequence[int], skip_special_tokens: bool) -> None:
@@ -288,13 +296,16 @@ class TextStream:
         self._skip_special_tokens = skip_special_tokens
         self._context = list(prompt_tail)
         while self._context and self._decode(self._context).startswith(_REPLACEMENT):
-            del self._context[0]  # the tail begins within a character
+            del self._context[0]  # it begins within a character
         self._context_text = self._decode(self._context)
         self._pending: list[int] = []
-        self._num_shown = 0  # characters of the pending tokens
+        self._num_shown = 0  # shown characters of the pending tokens
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character may be unfinished. Raises GenerationFailed."""
+        """Return the text that this token completes; "" while a character may be unfinished.
+
+        Raises GenerationFailed.
+        """
         self._pending.append(token_id)
         shown = ""
         while True:
@@ -312,22 +323,22 @@ class TextStream:
             shown += self._text_of([self._pending.pop(0)])
 
     def _move_on(self, text: str) -> str:
-        """The pending tokens become the context. Returns what is not shown of their text."""
+        """Make the pending tokens the context. Returns the part of their text that is not shown yet."""
         text, self._num_shown = text[self._num_shown :], 0
         self._context, self._pending = self._pending, []
         self._context_text = self._decode(self._context)
         return text
 
     def finish(self) -> str:
-        """The text of what is pending: no more tokens will come."""
+        """Return the text of the pending tokens. Called after the last token."""
         return self._move_on(self._text_of(self._pending)) if self._pending else ""
 
     def _text_of(self, token_ids: list[int]) -> str:
-        """What these tokens add to the context."""
+        """Return the text that these tokens add to the context."""
         text = self._decode(self._context + token_ids)
         if text.startswith(self._context_text):
             return text[len(self._context_text) :]
-        return self._decode(token_ids)  # bytes that are no text have changed what came before them
+        return self._decode(token_ids)  # invalid bytes have changed the text before them
 
     def _decode(self, token_ids: list[int]) -> str:
         try:
@@ -338,14 +349,17 @@ class TextStream:
 
 
 def too_long(num_tokens: int | str, max_model_len: int, param: str) -> InvalidRequest:
-    """The error for a prompt, sent in the field `param`, that leaves no room for an answer, where it needs one."""
+    """Return the error for a prompt in the field `param` that is too long, or that leaves no room for an answer."""
     answer = ", and the answer needs at least one more" if param in ("prompt", "messages") else ""
     problem = f"your prompt contains {num_tokens} input tokens{answer}. {SHORTEN}"
     return context_exceeded(max_model_len, problem, param=param)
 
 
 def read_chat_template(directory: Path) -> ChatTemplate | None:
-    """The model's, not compiled yet; None if it has none. Raises ModelError if it cannot be read."""
+    """Return the model's chat template, not compiled yet; None if it has none.
+
+    Raises ModelError if it cannot be read.
+    """
     try:
         config = read_object(directory / "tokenizer_config.json")
         source = _chat_template_source(directory, config)
@@ -368,14 +382,14 @@ def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | N
 
 
 def _in_texts(value: Any) -> Any:
-    """The same JSON with the text of each token in place of its object."""
+    """Return the JSON with each token's object replaced by its text."""
     if isinstance(value, dict):
         return value["content"] if "content" in value else {key: _in_texts(each) for key, each in value.items()}
     return list(map(_in_texts, value)) if isinstance(value, list) else value
 
 
 def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token and so on; either a string or {"content": string}."""
+    """Return bos_token, eos_token and so on by name. The files have a string or {"content": string} for each."""
     both = {**read_object(directory / "special_tokens_map.json"), **config}
     named = {key: value for key, value in both.items() if key.endswith("_token")}
     contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
@@ -383,7 +397,10 @@ def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes, backwards: printable ones stand for themselves, the rest from U+0100 on."""
+    """Return the byte for each of GPT-2's characters.
+
+    Printable ones stand for themselves, the others start at U+0100.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}

@@ -27,7 +27,7 @@ def test_the_last_line_is_one_json_object_with_the_parts_of_a_start(
 
 
 def test_a_model_that_cannot_be_served_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="there is no model there"):
+    with pytest.raises(RuntimeError, match="so it has no model"):
         start.measure_start(str(tmp_path / "none"), os.sched_getaffinity(0), 1, 1)
 
 

@@ -88,5 +88,5 @@ def test_a_second_text_may_be_read_in_part(ours: Tokenizer, theirs: PreTrainedTo
 
 
 def test_room_for_less_than_the_special_tokens_is_refused(ours: Tokenizer) -> None:
-    with pytest.raises(InvalidRequest, match="3 special tokens, and 2 may be left"):
+    with pytest.raises(InvalidRequest, match="3 special tokens, more than the limit of 2"):
         PairEncoder(ours, "a", LONG, param="query", truncation=Truncation(2, "right"))

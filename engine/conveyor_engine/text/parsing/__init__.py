@@ -1,1 +1,1 @@
-"""What a model writes, divided into the fields of a message: text, thinking and calls of tools."""
+"""Divides a model's output into the fields of a message: text, thinking and tool calls."""

@@ -1,4 +1,4 @@
-"""The parser of an answer: what its request and its model need, put together."""
+"""Builds the parser of an answer for the needs of its request and its model."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,18 +11,18 @@ from conveyor_engine.text.parsing.thinking import MARKS, build_thinking
 
 
 class Parsing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How the answer of a request is divided into fields."""
+    """How the answer to a request is divided into fields."""
 
-    tool_format: str = ""  # in which calls are read; empty: none are
-    thinking: str = ""  # the marks of thinking before the answer; empty: there is none
-    has_begun_thinking: bool = False  # in the prompt
-    strings: Mapping[str, Sequence[str]] = {}  # by tool, the arguments that are strings, where the format needs it
+    tool_format: str = ""  # the format of tool calls; "": calls are not parsed
+    thinking: str = ""  # a key of `MARKS`; "": thinking is not parsed
+    has_begun_thinking: bool = False  # whether the prompt ends within the thinking
+    strings: Mapping[str, Sequence[str]] = {}  # the string arguments of each tool, if the format needs them
     only_one_call: bool = False
-    has_short_ids: bool = False  # of calls: nine letters and digits, which Mistral's templates demand
+    has_short_ids: bool = False  # whether call ids have nine letters and digits, as Mistral's templates require
 
     @property
     def has_special_tokens(self) -> bool:
-        """Whether the marks that are read are tokens that are not shown else."""
+        """Whether marks that are parsed are special tokens, which would otherwise be hidden."""
         in_calls = bool(self.tool_format) and FORMATS[self.tool_format].has_special_tokens
         return in_calls or (bool(self.thinking) and MARKS[self.thinking].are_special_tokens)
 
@@ -31,7 +31,7 @@ NO_PARSING = Parsing()
 
 
 def build_parser(parsing: Parsing) -> OutputParser:
-    """For one choice."""
+    """Build the parser of one choice."""
     if not parsing.tool_format and not parsing.thinking:
         return PLAIN_TEXT
     program = build_program(parsing.tool_format, parsing.strings) if parsing.tool_format else read_content
@@ -42,7 +42,7 @@ def build_parser(parsing: Parsing) -> OutputParser:
 
 
 class _FirstCall:
-    """Leaves out all calls but the first one."""
+    """Drops all calls except the first one."""
 
     def __init__(self, parser: OutputParser) -> None:
         self._parser = parser

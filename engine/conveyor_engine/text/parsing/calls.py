@@ -1,6 +1,6 @@
-"""Calls of tools whose arguments are JSON: the formats differ in marks, so they are rows of `formats`.
+"""Parses tool calls with JSON arguments. The formats differ in their marks, so each is a row in `formats`.
 
-A call within text never loses anything: what a mark announces and is no call becomes content, with its marks.
+No text is lost: if the text after a mark is not a call, it becomes content, including the mark.
 """
 
 from collections.abc import Collection
@@ -13,17 +13,17 @@ from conveyor_engine.text.parsing.machine import END, Program, Reading, Write, r
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """Calls behind a mark, in the midst of text. Behind it comes an object with the name of the tool."""
+    """Calls anywhere in the text. A mark is followed by an object with the tool's name and arguments."""
 
     begin: str
-    ends: Collection[str] = ()  # behind a call
-    around: str = ""  # before the first call, and never text
-    is_list: bool = False  # objects may stand in a list
-    name_ends: Collection[str] = ()  # what follows a name that stands before the object
-    id_mark: str = ""  # between such a name and an id of the model's own, which is left out
+    ends: Collection[str] = ()  # marks after a call
+    around: str = ""  # a mark before the first call, which is never text
+    is_list: bool = False  # whether the objects may be in a list
+    name_ends: Collection[str] = ()  # marks after a name, if the name may precede the object
+    id_mark: str = ""  # a mark between such a name and the model's own call id, which is dropped
 
     def build(self) -> Program:
-        """The parser."""
+        """Return the program that parses an answer."""
         return self._read
 
     def _read(self, write: Write, first: str | None) -> Reading[None]:
@@ -39,7 +39,7 @@ class Marked:
                 is_call, first = yield from self._read_calls(write, space)
             elif not is_call and mark != self.around:
                 content(space + mark)
-            if is_call:  # the white space behind it is no text
+            if is_call:  # white space after a call is not text
                 first = yield from skip_space(first)
 
     def _read_calls(self, write: Write, space: str) -> Reading[tuple[bool, str | None]]:
@@ -63,7 +63,7 @@ class Marked:
             held.append(mark)
             space, mark = yield from read_until(held.append, self.name_ends, None)
             held.append(space)
-        if mark == "{":  # the object's own
+        if mark == "{":  # the object begins
             character = mark
         else:
             held.append(mark)
@@ -77,14 +77,14 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class Leading:
-    """An answer that begins with calls, perhaps behind a mark, or has none."""
+    """Calls only at the beginning of an answer, possibly after a mark."""
 
     mark: str = ""
     opening: str = ""
     separators: Collection[str] = (",",)
 
     def build(self) -> Program:
-        """The parser."""
+        """Return the program that parses an answer."""
         return self._read
 
     def _read(self, write: Write, first: str | None) -> Reading[None]:

@@ -1,4 +1,4 @@
-"""How a model writes what is no plain text: found once, from its chat template and the engine's settings."""
+"""Finds how a model writes tool calls and thinking, once, from its chat template and the engine's settings."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Of one model."""
+    """How one model writes tool calls and thinking."""
 
     tool_format: str | None = None  # a name of `formats.FORMATS`
-    why_no_tools: str = "the engine has no tool parser"  # where there is none
+    why_no_tools: str = "the engine has no tool parser"  # used if tool_format is None
     thinking: str | None = None  # a name of `thinking.MARKS`
 
 
@@ -22,7 +22,7 @@ NO_DIALECT = Dialect()
 
 
 def find_dialect(template: str, tools: ToolParser = "auto", reasoning: ReasoningParser = "auto") -> Dialect:
-    """The dialect of a model with this chat template, or what the settings say instead."""
+    """Return the dialect of a model with this chat template. Settings other than "auto" override it."""
     found = find_marks(template) if reasoning == AUTO else reasoning
     thinking = None if found == NONE else found
     tool_format = find_format(template) if tools == AUTO else tools

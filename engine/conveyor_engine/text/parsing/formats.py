@@ -1,7 +1,7 @@
-"""The formats in which models call tools, and how a model's chat template tells which is its own.
+"""The formats in which models call tools, and how a model's chat template shows which one the model uses.
 
-A format is a row: how its calls are read, and how they are written where a grammar makes the model call. Used by
-`serving.preparing` (which format, which grammar) and by `build`.
+Each format is a row of a table: how its calls are parsed, and how a grammar forces the model to write them. Used by
+`serving.preparing` (to choose format and grammar) and by `build`.
 """
 
 import json
@@ -22,7 +22,7 @@ _MARK: Final = re.compile(r"(</?[a-z_]+>)")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Calls as a grammar writes them, each with the name of its tool and its arguments."""
+    """The text around the tool names and arguments of calls, for a grammar."""
 
     begin: str  # before the first call
     separator: str
@@ -34,9 +34,10 @@ class Shape:
     def build_grammar(
         self, tools: Sequence[tuple[str, Mapping[str, Any]]], find_token: FindToken, *, only_one: bool
     ) -> str:
-        """In Lark's syntax. `tools`: name and schema of each that may be called.
+        """Return a grammar in Lark's syntax. `tools`: name and schema of each tool that may be called.
 
-        `find_token` returns the token that stands for a whole mark, or None. llguidance does not spell such a token.
+        find_token: returns the token for a whole mark, or None. llguidance does not write such a token as text, so the
+        grammar contains its id.
         """
         lines = [
             f"call_{number}: {json.dumps(self.before_name + json.dumps(name) + self.before_arguments)} "
@@ -50,7 +51,7 @@ class Shape:
 
 
 def _quote(text: str, find_token: FindToken) -> str:
-    """Literals, none of which may be empty in Lark, and tokens by their ids."""
+    """Return a text as Lark literals, with marks that are tokens as ids. Lark allows no empty literals."""
     parts = []
     for part in filter(None, _MARK.split(text)):
         token_id = find_token(part) if _MARK.fullmatch(part) else None
@@ -60,19 +61,19 @@ def _quote(text: str, find_token: FindToken) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One row."""
+    """One format."""
 
-    reads: Marked | Leading | None  # None: a program of its own
-    shape: Shape | None = None  # None: calls that are required are a list
-    needs_schemas: bool = False  # whether the tools' schemas tell what a text is
-    has_special_tokens: bool = False  # whether its marks are tokens that are not shown else
-    templates: Sequence[Sequence[str]] = ()  # texts that together, in a chat template, tell this format
+    reads: Marked | Leading | None  # None: `build_program` has a separate program
+    shape: Shape | None = None  # None: required calls use the format LIST
+    needs_schemas: bool = False  # whether parsing needs the tools' schemas to recognize strings
+    has_special_tokens: bool = False  # whether its marks are special tokens, which would otherwise be hidden
+    templates: Sequence[Sequence[str]] = ()  # a template with all texts of one entry has this format
 
 
 LIST = "list"
 _BESIDE_ARGUMENTS: Final = ('{"name": ', ', "arguments": ', "}")
 FORMATS: Final[Mapping[str, Format]] = {
-    # in the order in which templates are searched: what is more particular comes first
+    # in the order in which templates are searched: more specific formats come first
     "qwen3_coder": Format(None, needs_schemas=True, templates=[["<function=", "<parameter="]]),
     "deepseek_v3": Format(
         Marked(
@@ -117,7 +118,7 @@ _OTHERS: Final = {"<|channel|>": "harmony, whose channels this engine does not r
 
 
 def find_format(template: str) -> str | None:
-    """The format that a chat template tells its model to call tools in; None: none of these."""
+    """Return the format in which a chat template tells its model to call tools; None if it is not one of these."""
     if any(mark in template for mark in _OTHERS):
         return None
     for name, row in FORMATS.items():
@@ -127,12 +128,12 @@ def find_format(template: str) -> str | None:
 
 
 def find_foreign_format(template: str) -> str | None:
-    """The known format of a chat template that this engine does not read."""
+    """Return the name of a chat template's format if the format is known but not supported; otherwise None."""
     return next((name for mark, name in _OTHERS.items() if mark in template), None)
 
 
 def find_forced(name: str | None) -> tuple[str, Shape]:
-    """The format and its shape in which a model of this format is made to call."""
+    """Return the format, and its shape, in which a grammar makes a model with this format call tools."""
     shape = FORMATS[name].shape if name else None
     if name and shape:
         return name, shape
@@ -142,7 +143,7 @@ def find_forced(name: str | None) -> tuple[str, Shape]:
 
 
 def build_program(name: str, strings: Mapping[str, Sequence[str]]) -> Program:
-    """What reads the calls of a format. `strings`: by tool, the arguments that are strings by its schema."""
+    """Return the program that parses a format's calls. `strings`: the string arguments of each tool, by its schema."""
     row = FORMATS[name]
     if row.reads is not None:
         return row.reads.build()

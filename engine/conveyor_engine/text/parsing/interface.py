@@ -1,18 +1,21 @@
-"""The seam between a choice's text and the fields of a message: text in, parts out.
+"""The interface of parsers, which divide a choice's text into the fields of a message: text in, parts out.
 
-A format builds one parser for each choice, and `serving.http.choice` feeds it. Knows neither tokens nor the API's JSON.
+A format builds one parser for each choice, and `serving.http.choice` feeds it. Parsers know neither tokens nor the
+API's JSON.
 """
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
 Field = Literal["content", "reasoning", "tool_call", "arguments"]
-"""What a part is. `tool_call` begins a call, and its text is the whole name of the tool; `arguments` belong to the
-last call."""
+"""The field of a part.
+
+`tool_call` begins a call, and its text is the tool's whole name. `arguments` belong to the last call.
+"""
 
 
 Part = tuple[Field, str]
-"""More text of one field. A plain tuple, because each token of a stream makes one."""
+"""More text of one field. A plain tuple, because each token of a stream creates one."""
 
 
 class OutputParser(Protocol):
@@ -23,11 +26,11 @@ class OutputParser(Protocol):
     """
 
     def feed(self, text: str) -> Sequence[Part]:
-        """The parts that are certain after this text, which is not empty."""
+        """Return the parts that are certain after this text, which must not be empty."""
         ...
 
     def finish(self) -> Sequence[Part]:
-        """What is held back, once no more text comes. Called once, for every choice that does not fail."""
+        """Return the parts that were held back. Called once at the end of every choice that does not fail."""
         ...
 
 
@@ -41,4 +44,4 @@ class PlainText:
         return ()
 
 
-PLAIN_TEXT = PlainText()  # it keeps nothing, so all choices share it
+PLAIN_TEXT = PlainText()  # has no state, so all choices share it

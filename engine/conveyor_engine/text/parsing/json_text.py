@@ -1,6 +1,6 @@
-"""Reads JSON within an answer, character by character, as it is written: nothing is checked, changed or mended.
+"""Reads JSON within an answer, character by character. The JSON is not validated, changed or repaired.
 
-Used by the formats beside this file, whose calls are made of it.
+Used by the formats in this package whose calls contain JSON.
 """
 
 import json
@@ -14,7 +14,7 @@ _PAIRS = {"{": "}", "[": "]"}
 
 
 def read_string(write: Callable[[str], object]) -> Reading[str | None]:
-    """A string behind its quote. Returns what it stands for; None if it is not finished, or none of JSON."""
+    """Read a string after its opening quote. Returns its value; None if it is unfinished or not valid JSON."""
     raw = ['"']
     escaped = False
     while True:
@@ -34,9 +34,9 @@ def read_string(write: Callable[[str], object]) -> Reading[str | None]:
 
 
 def read_nested(opening: str, write: Callable[[str], object]) -> Reading[str | None]:
-    """An object or a list, of which `opening` is read already. Returns None, or the character that ended it too early.
+    """Read an object or a list after its `opening` bracket. Returns None, or the character that ended it too early.
 
-    The only check is what may stand outside strings: a mark of the model's format there ends what is broken.
+    Only characters outside strings are checked, so that a mark of the model's format ends a broken value.
     """
     write(opening)
     depth, in_string, escaped = 1, False, False
@@ -59,7 +59,7 @@ def read_nested(opening: str, write: Callable[[str], object]) -> Reading[str | N
 
 
 def _read_other(first: str, write: Callable[[str], object]) -> Reading[str | None]:
-    """A value that is no part of a call. Returns the next character if it has been read."""
+    """Read a value that does not belong to a call. Returns the next character if it has been read."""
     if first in _PAIRS:
         return (yield from read_nested(first, write))
     write(first)
@@ -72,10 +72,10 @@ def _read_other(first: str, write: Callable[[str], object]) -> Reading[str | Non
 
 
 def read_call(write: Write, before: str, first: str | None = None) -> Reading[tuple[bool, str | None]]:
-    """An object with the name of a tool and its arguments. Returns whether it is one; the next character, if read.
+    """Read an object with a tool's name and arguments. Returns whether it is a call, and the next character if read.
 
-    The call begins when its name and the beginning of its arguments are known. What is no call becomes content, with
-    the text `before` it.
+    The call begins when its name and the beginning of its arguments are known. If it is not a call, it becomes content,
+    with the text `before` it.
     """
     call = _Call(write, before)
     character = yield from skip_space(first, call.hold)
@@ -103,13 +103,13 @@ def read_call(write: Write, before: str, first: str | None = None) -> Reading[tu
 
 
 class _Call:
-    """The call that an object becomes."""
+    """The state of an object that may become a call."""
 
     def __init__(self, write: Write, before: str) -> None:
         self._write = write
-        self._held = [before]  # the text so far, until it is a call
+        self._held = [before]  # the text so far, until the call begins
         self._name: str | None = None
-        self._arguments: list[str] | None = None  # those that came before the name
+        self._arguments: list[str] | None = None  # arguments that came before the name
         self._begun = False
 
     def hold(self, text: str) -> None:
@@ -121,7 +121,7 @@ class _Call:
         return False
 
     def read_value(self, key: str | None, first: str) -> Reading[str | None]:
-        """One property's value. Returns the next character if it has been read."""
+        """Read the value of one property. Returns the next character if it has been read."""
         if key == _NAME and first == '"' and self._name is None:
             self.hold(first)
             self._name = yield from read_string(self.hold)
@@ -137,7 +137,7 @@ class _Call:
         return (yield from _read_other(first, self.hold))
 
     def end(self, character: str) -> tuple[bool, str | None]:
-        """At this character, which is the object's own or comes too early."""
+        """End the object at this character, which is its closing bracket or comes too early."""
         if not self._begun:
             self.hold(character if character == "}" else "")
             self.refuse()
@@ -160,7 +160,10 @@ class _Call:
 def read_calls(
     write: Write, before: str, separators: Collection[str], first: str | None = None
 ) -> Reading[tuple[bool, str | None]]:
-    """Calls that follow each other. Returns whether the last was one; the next character, if it has been read."""
+    """Read consecutive calls.
+
+    Returns whether the last object was a call, and the next character if it has been read.
+    """
     while True:
         is_call, character = yield from read_call(write, before, first)
         if not is_call:

@@ -1,7 +1,8 @@
-"""Runs a parser that is written as a generator: `yield` returns the next character of the answer.
+"""Runs a parser that is written as a generator, in which `yield` returns the next character of the answer.
 
-So a parser reads like one of a whole text and keeps its place between chunks, the cost of a character does not depend
-on what came before it, and chunks cannot change what comes out. The formats beside this file are made of what is here.
+Such a parser is written like a parser of a whole text, and keeps its position between chunks. The cost of a character
+does not depend on earlier ones, and the division into chunks cannot change the result. The formats in this package use
+the functions here.
 """
 
 import contextlib
@@ -12,21 +13,21 @@ from typing import TypeVar
 from conveyor_engine.text.parsing.interface import Field, Part
 
 END = ""
-"""What `yield` returns once there are no more characters. A program then writes what it holds back, and returns."""
+"""The result of `yield` at the end of the text. A program then writes the text that it holds back, and returns."""
 
 Result = TypeVar("Result")
 Reading = Generator[None, str, Result]
 Write = Callable[[Field, str], None]
 Program = Callable[[Write, str | None], Reading[None]]
-"""Reads an answer and writes its parts. The first character is given if another program has read it already."""
+"""Reads an answer and writes its parts. The first character is passed if another program has already read it."""
 
 
 class Machine:
     """An `OutputParser` that runs a program."""
 
     def __init__(self, program: Program) -> None:
-        self._fields: list[Field] = []  # of the parts that are not taken yet ...
-        self._texts: list[list[str]] = []  # ... and their text in pieces
+        self._fields: list[Field] = []  # of parts that `_take` has not returned yet ...
+        self._texts: list[list[str]] = []  # ... and their texts in pieces
         self._reading = program(self._write, None)
         next(self._reading)
 
@@ -38,7 +39,7 @@ class Machine:
 
     def finish(self) -> Sequence[Part]:
         with contextlib.suppress(StopIteration):
-            while True:  # a program within a program gets it first
+            while True:  # nested programs get END first
                 self._reading.send(END)
         return self._take()
 
@@ -57,7 +58,7 @@ class Machine:
 def read_until(
     write: Callable[[str], None], marks: Collection[str], first: str | None = None
 ) -> Reading[tuple[str, str]]:
-    """Writes text up to a mark. Returns the white space before the mark, which is not written, and the mark or END."""
+    """Write text up to a mark. Returns the white space before the mark, which is not written, and the mark or END."""
     begins = {mark[0] for mark in marks}
     space = held = ""  # white space, then what may become a mark
     while True:
@@ -79,7 +80,7 @@ def read_until(
 
 
 def replay(program: Reading[None], seen: Iterable[str]) -> Reading[None]:
-    """Runs a program that has not begun on characters that are read already, then on those that come."""
+    """Run a program first on characters that have already been read, then on further ones."""
     next(program)
     with contextlib.suppress(StopIteration):
         for character in seen:
@@ -89,12 +90,12 @@ def replay(program: Reading[None], seen: Iterable[str]) -> Reading[None]:
 
 
 def read_content(write: Write, first: str | None) -> Reading[None]:
-    """All text is content."""
+    """Read all text as content."""
     yield from read_until(partial(write, "content"), (), first)
 
 
 def skip_space(first: str | None = None, write: Callable[[str], object] = str) -> Reading[str]:
-    """The next character that is no white space. What is skipped is written."""
+    """Return the next character that is not white space. The skipped white space is passed to `write`."""
     character = (yield) if first is None else first
     while character.isspace():
         write(character)

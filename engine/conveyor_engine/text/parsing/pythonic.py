@@ -1,6 +1,6 @@
-"""Calls in the format of Llama 4: `[name(key=value), ...]`, with values as Python writes them.
+"""Parses calls in the format of Llama 4: `[name(key=value), ...]`, with values in Python's syntax.
 
-Values become JSON as they are read: quotes, `True`, `False` and `None` change, nothing else.
+Values are converted to JSON while they are read: only quotes, `True`, `False` and `None` change.
 """
 
 import json
@@ -17,7 +17,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\
 
 
 def read_pythonic(write: Write, first: str | None) -> Reading[None]:
-    """An answer that begins with a list of calls, or has none."""
+    """Read an answer. Calls are parsed only in a list at its beginning."""
     content = partial(write, "content")
     held: list[str] = []
     character: str | None = yield from skip_space(first, held.append)
@@ -51,7 +51,7 @@ def read_pythonic(write: Write, first: str | None) -> Reading[None]:
 
 
 def _read_call(write: Write, held: list[str], first: str | None) -> Reading[tuple[bool, str | None]]:
-    """`name(key=value, ...)`. Returns whether it is one, and the next character if it has been read."""
+    """Read `name(key=value, ...)`. Returns whether it is a call, and the next character if it has been read."""
 
     def refuse(character: str) -> tuple[bool, str]:
         write("content", "".join(held))
@@ -92,7 +92,7 @@ def _read_call(write: Write, held: list[str], first: str | None) -> Reading[tupl
 
 
 def _read_word(first: str, held: list[str]) -> Reading[tuple[str, str]]:
-    """A word, and the character behind it."""
+    """Read a word. Returns it and the character after it."""
     word: list[str] = []
     character = first
     while character in _WORD_CHARACTERS:
@@ -103,7 +103,7 @@ def _read_word(first: str, held: list[str]) -> Reading[tuple[str, str]]:
 
 
 def _read_value(write: Callable[[str], None], first: str) -> Reading[str | None]:
-    """A value as JSON. Returns the next character if it has been read, also where the value is none of Python's."""
+    """Read a value and write it as JSON. Returns the next character if it has been read, or if the value is invalid."""
     if first in ("'", '"'):
         return (yield from _read_string(write, first))
     if first in _PAIRS:
@@ -135,7 +135,10 @@ def _read_string(write: Callable[[str], None], quote: str) -> Reading[str | None
 
 
 def _read_nested(write: Callable[[str], None], first: str) -> Reading[str | None]:
-    """A list or a dictionary. What may stand within is not checked, but for strings and words."""
+    """Read a list or a dictionary.
+
+    Its structure is not checked. Returns the character that ended it too early, or None.
+    """
     write(first)
     closing = [_PAIRS[first]]
     character: str | None = None

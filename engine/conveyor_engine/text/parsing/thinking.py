@@ -1,6 +1,6 @@
-"""Thinking before the answer, between two marks: it becomes `reasoning`. The marks of each family are a row of a table.
+"""Parses thinking before the answer, between two marks. It becomes `reasoning`. A table has each model family's marks.
 
-A prompt may end within the thinking: templates of models that always think write the first mark.
+A prompt may end within the thinking, because templates of models that always think write the first mark.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from conveyor_engine.text.parsing.machine import Program, Reading, Write, read_u
 
 
 class Marks(NamedTuple):
-    """What stands around the thinking."""
+    """The marks around the thinking."""
 
     begin: str
     end: str
-    are_special_tokens: bool = False  # which are not shown else
+    are_special_tokens: bool = False  # special tokens would otherwise be hidden
 
 
 MARKS: Final[Mapping[str, Marks]] = {
@@ -26,12 +26,15 @@ MARKS: Final[Mapping[str, Marks]] = {
 
 
 def find_marks(template: str) -> str | None:
-    """The row that a chat template tells."""
+    """Return the key of the marks in a chat template; None without marks."""
     return next((name for name, marks in MARKS.items() if marks.end in template), None)
 
 
 def build_thinking(marks: Marks, *, has_begun: bool, rest: Program) -> Program:
-    """Reads the thinking, if there is any, then the `rest`. White space around the marks is no text."""
+    """Return a program that reads the thinking, if there is any, then the `rest`.
+
+    White space around marks is dropped.
+    """
 
     def read(write: Write, first: str | None) -> Reading[None]:
         seen: list[str] = []

@@ -1,6 +1,6 @@
-"""Calls in the format of Qwen3-Coder: `<function=name>` with a `<parameter=name>` for each argument, as plain text.
+"""Parses calls in the format of Qwen3-Coder: `<function=name>` with a plain-text `<parameter=name>` for each argument.
 
-The text of an argument becomes JSON: a string where the tool's schema says so or where it is no other JSON.
+An argument's text becomes JSON. It becomes a string if the tool's schema says so, or if it is not valid JSON.
 """
 
 import json
@@ -15,17 +15,17 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class XmlCalls:
-    """The parser. `strings`: by tool, the arguments that are strings by its schema."""
+    """The parser. `strings`: the string arguments of each tool, by its schema."""
 
     def __init__(self, strings: Mapping[str, Set[str]]) -> None:
         self._strings = strings
 
     def read(self, write: Write, first: str | None) -> Reading[None]:
-        """The whole answer."""
+        """Read a whole answer."""
         content = partial(write, "content")
         is_call = False
         while True:
-            # Models leave out the outer mark at times, but not that of the function.
+            # Models sometimes leave out the outer mark, but not the mark of the function.
             space, mark = yield from read_until(content, (_BEGIN, _FUNCTION, _END), first)
             first = None
             if mark == END:
@@ -34,7 +34,7 @@ class XmlCalls:
                 is_call, first = yield from self._read_call(write, space, mark)
             elif not is_call:
                 content(space + mark)
-            if is_call:  # the white space behind it is no text
+            if is_call:  # white space after a call is not text
                 first = yield from skip_space(first)
 
     def _read_call(self, write: Write, space: str, mark: str) -> Reading[tuple[bool, str | None]]:
@@ -78,7 +78,7 @@ class XmlCalls:
 
 
 def _read_value(write: Callable[[str], None], *, is_string: bool) -> Reading[None]:
-    """One argument, without the line ends around it."""
+    """Read one argument, without the line breaks around it."""
     character = yield
     first = None if character == "\n" else character
     if is_string:
@@ -111,4 +111,4 @@ def _escape(text: str) -> str:
 
 
 def _ignore(_: str) -> None:
-    """Between arguments there is nothing to keep."""
+    """Drop the text between arguments."""
