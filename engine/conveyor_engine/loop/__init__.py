@@ -1,1 +1,1 @@
-"""The engine process: schedule, execute, update, step after step."""
+"""The engine process: it schedules, executes and updates, step after step."""

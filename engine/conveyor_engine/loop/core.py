@@ -1,4 +1,4 @@
-"""The engine's core: takes requests, runs one step at a time, returns tokens or payloads.
+"""The engine's core: accepts requests, runs one step at a time, and returns tokens or payloads.
 
 Called by the engine process's loop (`process`), the benchmark and the tests. Single-threaded: calls must not overlap.
 It contains no HTTP and no processes: `scheduler` decides, an `executor` computes.
@@ -29,7 +29,7 @@ def _silent(_: str) -> None:
 
 
 class EngineCore:
-    """One executor, one scheduler."""
+    """Connects one scheduler with one executor."""
 
     def __init__(
         self,
@@ -67,23 +67,25 @@ class EngineCore:
             progress(f"event=warmed_up seconds={self.warmup_seconds:.1f}")
 
     def add_request(self, request: EngineRequest) -> None:
-        """Adds the request to the waiting queue. Raises Overloaded or InvalidRequest, with no trace of the request."""
+        """Add the request to the waiting queue. If it raises Overloaded or InvalidRequest, the request is not added."""
         self.scheduler.add_request(request)
 
     def abort(self, request_id: str) -> None:
-        """Ends the request and frees its blocks. The next `step` returns its last output. Ignores unknown ids."""
+        """End the request and free its blocks. The next `step` returns its last output. Unknown ids are ignored."""
         self.scheduler.abort(request_id)
 
     def drain(self) -> None:
-        """Call when no more requests will come: batches then start at once with the waiting ones. Done when
-        `has_unfinished` is False."""
+        """Start batches immediately with the waiting requests from now on. Called when no more requests will arrive.
+
+        The engine is drained when `has_unfinished` is False.
+        """
         self.scheduler.drain()
 
     def step(self, now: float) -> list[RequestOutput]:
-        """Schedules and runs a step. Returns the new outputs, which may come from an earlier step.
+        """Schedule and run a step. Returns the new outputs, which may come from an earlier step.
 
-        `now` is time.monotonic() seconds. If nothing is due, returns at once, perhaps with outputs of aborted requests.
-        A failed step only ends requests of its batch. An exception from here means that the engine is broken.
+        now: time.monotonic() seconds. If nothing is due, it returns immediately, possibly with outputs of aborted
+        requests. A failed step ends only requests of its batch. If this method raises, the engine is broken.
         """
         plan = self.scheduler.schedule(now)
         if self._overlap is not None:
@@ -93,23 +95,23 @@ class EngineCore:
         return self.scheduler.take_outputs()
 
     def has_unfinished(self) -> bool:
-        """Whether a request has not had its last output yet."""
+        """Return whether any request has not had its last output yet."""
         return self.scheduler.has_unfinished()
 
     def next_wakeup(self, now: float) -> float | None:
-        """When `step` will next have work if no request is added or aborted: `now` = at once, None = never."""
+        """Return when `step` next has work if no request is added or aborted: `now` for immediately, None for never."""
         return self.scheduler.next_wakeup(now)
 
     def stats(self) -> EngineStats:
-        """Gauges and counters as of now."""
+        """Return the current gauges and counters."""
         stats = self.scheduler.stats()
         return stats if self.steering is None else self.steering.report(stats)
 
     def _warm_up(self, config: EngineConfig) -> None:
-        """Runs steps of the largest size and of the workload, so that no request waits for first-time allocations, page
-        faults and compilation.
+        """Run steps of the largest size and of the declared workload.
 
-        Raises ModelError if no row's result is finite: such an engine could not answer any request.
+        So no request waits for first-time allocations, page faults and compilation. Raises ModelError if no row has a
+        finite result, because such an engine could not answer any request.
         """
         facts = self.facts
         scheduler = Scheduler(
@@ -132,7 +134,7 @@ class EngineCore:
                 self._run_dummies(scheduler, task, number, min(task.dummy_cost_max, tokens))
 
     def _run_dummies(self, scheduler: Scheduler, task: Task, num_requests: int, cost: int) -> None:
-        """Runs this number of dummy requests, each with this cost."""
+        """Run this number of dummy requests, each with this cost."""
         for number in range(num_requests):
             scheduler.add_request(task.build_dummy(number, cost))
         while scheduler.requests:
@@ -153,5 +155,5 @@ def _is_nowhere_finite(result: StepResult) -> bool:
 
 
 def _not_finite(what: str, dtype: str) -> str:
-    advice = "the weights are damaged" if dtype == "float32" else "set `dtype: float32`, or mend the weights"
+    advice = "the weights are damaged" if dtype == "float32" else "set `dtype: float32`, or repair the weights"
     return f"computed in {dtype}, the model's {what} are not finite (NaN or infinity) for any prompt: {advice}"

@@ -1,8 +1,9 @@
-"""Steps run ahead: the next one is planned and begun while the device still computes those before it.
+"""Runs steps ahead: the next step is planned and begun while the device still computes the previous one.
 
-Used by `core` where it is told to overlap. The executor has a thread of its own, which begins the steps in their order
-and waits for none; results are read here, a step late. So a device has its next step before this one's tokens have
-come to the host. A CPU computes in that thread, and so beside what is planned here. Torch-free.
+Used by `core` if `overlap` is set. The executor has a separate thread, which begins the steps in order and does not
+wait for their results. This module reads the results, one step late. So a device has its next step before this step's
+tokens are on the host. A CPU computes in the executor's thread, in parallel to the planning here. Does not import
+torch.
 """
 
 from collections import deque
@@ -19,32 +20,36 @@ from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 T = TypeVar("T")
 
-NUM_AHEAD = 1  # steps begun beside the one whose result is awaited: one is enough to keep a device busy
+NUM_AHEAD = 1  # steps that are begun in addition to the one whose result is awaited; one keeps a device busy
 
 
 class _StepBeforeFailed(Exception):
-    """This step was not begun: its plan counts on one that raised."""
+    """This step was not begun, because its plan depends on a step that raised."""
 
 
 class Overlap:
-    """The steps that are begun and not over."""
+    """The steps that have begun and are not over."""
 
     def __init__(self, executor: Executor, pool: Pool | None = None, num_ahead: int = NUM_AHEAD) -> None:
         self._executor = executor
         self._pool = pool or ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
         self._num_ahead = num_ahead
-        self._begun: deque[tuple[StepPlan, Future[Any]]] = deque()  # a Read, but a Sample before masks are there
-        self._failed = False  # set by the executor's thread, cleared when nothing is begun
+        self._begun: deque[tuple[StepPlan, Future[Any]]] = deque()  # a Read, or a Sample until masks are built
+        self._failed = False  # set by the executor's thread; cleared when no step is open
 
     def run(self, plan: StepPlan) -> StepResult:
-        """A step by itself, for warm-up: a GPU's libraries keep handles and memory for each thread that calls them."""
+        """Run a single step in the executor's thread, for warm-up.
+
+        A GPU's libraries keep handles and memory for each thread that calls them, so the warm-up must use the same
+        thread.
+        """
         return _wait(self._pool.submit(self._begin_and_sample, plan))
 
     def step(self, scheduler: Scheduler, plan: StepPlan | None) -> None:
-        """Begins the plan, if there is one, and tells the scheduler of the oldest step once enough are begun.
+        """Begin the plan, if there is one. If enough steps are open, pass the oldest one's result to the scheduler.
 
-        A constrained plan samples after all steps before it are over, while the device computes its forward.
-        Raises what a step of one token raises, if it comes to that: then the device is broken.
+        A constrained plan samples after all earlier steps are over, while the device computes its forward pass. Raises
+        an exception if the device is broken: see `recover`.
         """
         if plan is None:
             self._end_oldest(scheduler)
@@ -76,7 +81,7 @@ class Overlap:
             raise
 
     def _sample_newest(self, scheduler: Scheduler) -> None:
-        """Nothing to do if it has been withdrawn because a step before it failed."""
+        """Sample the newest step. Does nothing if it was withdrawn because an earlier step failed."""
         if self._begun:
             plan, begun = self._begun.pop()
             self._begun.append((plan, self._pool.submit(self._sample, begun, scheduler.build_masks(plan))))
@@ -91,12 +96,12 @@ class Overlap:
         plan, future = self._begun.popleft()
         if conclude(scheduler, plan, partial(_wait, future)):
             return
-        del future  # with its error: the retry needs memory
+        del future  # frees its error, because the retry needs memory
         self._withdraw_all(scheduler)
         recover(scheduler, self._executor, plan)
 
     def _withdraw_all(self, scheduler: Scheduler) -> None:
-        """Nobody reads the steps that are begun. Each is waited for, so that the executor's thread is idle."""
+        """Withdraw all open steps. Waits for each, so that the executor's thread is idle afterwards."""
         while self._begun:
             plan, future = self._begun.pop()
             future.exception()
@@ -105,5 +110,5 @@ class Overlap:
 
 
 def _wait(begun: Future[Read]) -> StepResult:
-    """Until it is begun, then for its result."""
+    """Wait until the step has begun, then for its result."""
     return begun.result()()

@@ -2,7 +2,7 @@
 
 The loop takes all new messages, runs a step, and sends the step's outputs. Because it is a separate process, the API
 process never waits for a forward pass. The loop ends when the socket is closed. One thread always reads the socket, so
-that an abort waits at most for the present step. Another thread sends heartbeats with the time of the present step.
+that an abort waits at most for the current step. Another thread sends heartbeats with the time of the current step.
 """
 
 import argparse
@@ -51,7 +51,7 @@ _log = logging.getLogger("conveyor_engine.loop.process")
 
 
 class Disconnected(Exception):
-    """The API process is gone, so the engine process ends."""
+    """The API process has ended, so the engine process ends too."""
 
 
 class Channel:
@@ -76,7 +76,7 @@ class Channel:
             raise Disconnected from error
 
     def receive(self, timeout_seconds: float | None) -> Iterator[ToEngine]:
-        """All messages that have arrived. Waits for the first one, up to the timeout (None: without a limit).
+        """Yield all messages that have arrived. Waits for the first one, up to the timeout (None: without a limit).
 
         Raises Disconnected after the last message, or the decoder's exception.
         """
@@ -107,7 +107,7 @@ class Channel:
 
 
 class EngineLoop:
-    """Receives messages, runs steps and sends outputs, until the other side is gone."""
+    """Receives messages, runs steps and sends outputs until the API process has closed the socket."""
 
     def __init__(self, core: EngineCore, channel: Channel, pulse: "Pulse") -> None:
         self._core = core
@@ -116,7 +116,7 @@ class EngineLoop:
         self._num_added = 0
 
     def run(self) -> None:
-        """Runs until Disconnected or an exception of the core is raised."""
+        """Run until Disconnected or an exception of the core is raised."""
         while True:
             for message in self._channel.receive(self._idle_seconds()):
                 self._handle(message)
@@ -127,7 +127,7 @@ class EngineLoop:
                 self._channel.send(StepOutputs(outputs, self._core.stats(), self._num_added))
 
     def _idle_seconds(self) -> float | None:
-        """How long to wait for messages: 0 while there is work."""
+        """Return how long to wait for messages, in seconds: 0 while there is work, None without a limit."""
         now = time.monotonic()
         wakeup = self._core.next_wakeup(now) if self._core.has_unfinished() else None
         return None if wakeup is None else max(0.0, wakeup - now)
@@ -147,7 +147,7 @@ class EngineLoop:
                 self._core.drain()
 
     def _add(self, requests: list[EngineRequest]) -> None:
-        """Adds all requests. If one is rejected, adds none: those already added are aborted before the next step."""
+        """Add all requests, or none if one is rejected: those already added are aborted before the next step."""
         for index, request in enumerate(requests):
             try:
                 self._core.add_request(request)
@@ -166,7 +166,7 @@ def _refusal(request_ids: list[str], error: Overloaded | InvalidRequest) -> Refu
 
 
 class Pulse:
-    """A thread that sends heartbeats; entered and left around each step."""
+    """Sends heartbeats from a thread. The loop enters and leaves it around each step."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -185,7 +185,7 @@ class Pulse:
             try:
                 self._channel.send(Heartbeat(0.0 if began is None else time.monotonic() - began))
             except Disconnected:
-                os._exit(0)  # also during loading or a step: no one waits for the result
+                os._exit(0)  # also during loading or a step, because nobody needs the result any more
             time.sleep(HEARTBEAT_SECONDS)
 
 
@@ -193,13 +193,13 @@ Load = Callable[[EngineConfig, Channel], EngineCore]
 
 
 def run(channel: Channel, load: Load) -> int:
-    """Runs the process from its first message to its exit code."""
+    """Run the process from its first message on, and return its exit code."""
     try:
         start = next(channel.receive(None))
         assert isinstance(start, LoadModel)
         pulse = Pulse(channel)
         core = load(start.config, channel)
-        gc.freeze()  # loaded objects stay: scanning them would delay a step by 0.2 s
+        gc.freeze()  # the garbage collector would otherwise scan all loaded objects, which delays a step by 0.2 s
         channel.send(Ready(core.facts, core.longest_warmup_step_seconds, core.warmup_seconds))
         EngineLoop(core, channel, pulse).run()
     except Disconnected:
@@ -215,10 +215,11 @@ def run(channel: Channel, load: Load) -> int:
 
 
 def _load(config: EngineConfig, channel: Channel) -> EngineCore:
-    """Where answers are held back until a whole batch is done, only this process sees their stop strings in time.
+    """Load the model and build the engine.
 
-    Steps run ahead where the device works beside the host. On a CPU they gain nothing (docs/benchmarks.md).
-    What is imported stays, so that the garbage collector need not look at it: an import costs an eighth less.
+    In mode Static answers are held back until the whole batch is done, so this process gets a tokenizer to find stop
+    strings. Steps run ahead on GPUs only: on a CPU that gains nothing (docs/benchmarks.md). The garbage collector is
+    off during imports, which makes them an eighth faster.
     """
     gc.disable()
     from conveyor_engine.execution.build import build_runner
@@ -247,12 +248,15 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
 
 
 def _reason(error: Exception) -> FailureReason:
-    """The termination reason for an unexpected exception."""
+    """Return the termination reason for an unexpected exception."""
     return FailureReason.OUT_OF_MEMORY if is_out_of_memory(error) else FailureReason.ENGINE_ERROR
 
 
 def main(load: Load = _load) -> int:
-    """`load` builds the engine from the configuration. Measurements pass another function than this file's."""
+    """Run the engine process and return its exit code.
+
+    `load`: builds the engine; measurements pass another function.
+    """
     parser = argparse.ArgumentParser(prog="python -m conveyor_engine.loop.process", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited end of a socket pair")
     configure_logging()
@@ -263,4 +267,4 @@ def main(load: Load = _load) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # everything is sent; tearing down torch and the model would only take time
+    os._exit(code)  # all messages are sent, and an orderly exit of torch and the model would only take time

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def run_step(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
-    """Computes the plan and passes the result to the scheduler. Raises what `recover` raises."""
+    """Compute the plan and pass the result to the scheduler. Raises the exceptions of `recover`."""
     if not conclude(scheduler, plan, lambda: _compute(scheduler, executor, plan)):
         recover(scheduler, executor, plan)
 
@@ -28,10 +28,10 @@ def _compute(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> StepRe
 
 
 def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
-    """Handles a step that raised. No other step must have begun.
+    """Handle a step that raised. No other step may be open.
 
-    Runs the step again in two halves. So a step that did not fit into memory succeeds, and a request that the model
-    cannot compute ends at most half of its batch. If a half fails too, runs a step of one token. If that raises, the
+    The step is run again in two halves. So a step that did not fit into memory succeeds, and a request that the model
+    cannot compute ends at most half of its batch. If a half fails too, a step of one token is run. If that raises, the
     device is broken, and the exception is raised here.
     """
     executor.free_memory()
@@ -42,15 +42,18 @@ def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
 
 
 def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResult]) -> bool:
-    """Passes the result to the scheduler. False if the step raised; the exception is logged with its traceback.
+    """Pass the result to the scheduler.
 
-    The exception is not raised again, and its traceback is removed: it refers to tensors, and the retry needs memory.
+    Returns False if the step raised, after logging the exception with its traceback.
+
+    The exception is not raised again, and its traceback is removed, because it refers to tensors whose memory the retry
+    needs.
     """
     try:
         told = result()
-    except Exception as error:  # anything from the model, its kernels or the device: other requests continue
+    except Exception as error:  # the model, its kernels or the device may raise anything; other requests continue
         _log.exception("event=step_failed requests=%d tokens=%d", len(plan.rows), sum(plan.num_tokens))
-        error.__traceback__ = None  # a future that keeps the error is in these frames too: a cycle
+        error.__traceback__ = None  # breaks a cycle: the frames contain the future, which refers to the error
         return False
     scheduler.update(told)
     return True

@@ -1,1 +1,1 @@
-"""Which requests run in the next step, and on which KV blocks. Pure: no torch, no clock, no I/O."""
+"""Decides which requests run in the next step, and on which KV blocks. Pure: no torch, no clock, no I/O."""

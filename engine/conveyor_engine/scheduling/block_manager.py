@@ -1,6 +1,6 @@
-"""KV blocks: which are free, who shares them, and which prefix each one holds.
+"""Manages KV blocks: which are free, how many requests share each, and which prefix each one contains.
 
-Used by `scheduler` alone. Pure bookkeeping over block numbers: knows neither requests nor tensors.
+Used by the modules of `scheduling` only. Pure bookkeeping of block numbers: it knows neither requests nor tensors.
 """
 
 from collections import OrderedDict
@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 class BlockManager:
     """A pool of `num_blocks` blocks with reference counts and an index from prefix hash to block.
 
-    Invariant: a block is free exactly when its count is 0. A free block keeps its hash and can be
-    found again until it is handed out anew; the least recently freed goes first, and blocks that hold
-    no prefix go before all that do.
+    Invariant: a block is free exactly when its count is 0. A free block keeps its hash and can be found until it is
+    allocated again. Blocks without a prefix are allocated first, then the least recently freed ones.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -24,11 +23,14 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks without a holder."""
+        """The number of blocks that no request uses."""
         return len(self._free)
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest known prefix. Takes no reference: `share` them before anything else."""
+        """Return the blocks of the longest known prefix.
+
+        Does not count a reference: the caller must `share` them next.
+        """
         blocks = []
         for prefix_hash in hashes:
             block = self._block_of.get(prefix_hash)
@@ -38,18 +40,21 @@ class BlockManager:
         return blocks
 
     def num_free_among(self, blocks: Sequence[int]) -> int:
-        """How many of them are free now, so would leave the pool if they were shared."""
+        """Return how many of these blocks are free, so that sharing them takes them from the pool."""
         return sum(self.ref_counts[block] == 0 for block in blocks)
 
     def share(self, blocks: Sequence[int]) -> None:
-        """One more holder for each of these blocks."""
+        """Add a reference to each of these blocks."""
         for block in blocks:
             if self.ref_counts[block] == 0:
                 del self._free[block]
             self.ref_counts[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks for one new holder; what they held is forgotten. The caller has checked `num_free`."""
+        """Allocate `count` blocks with one reference each, and drop their prefixes.
+
+        The caller has checked `num_free`.
+        """
         blocks = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
@@ -59,30 +64,31 @@ class BlockManager:
         return blocks
 
     def free(self, blocks: Sequence[int]) -> None:
-        """One holder less for each. Tails are freed first, since a prefix is worth nothing without its head."""
+        """Remove a reference from each block. The last blocks are freed first, because a prefix is useless without its
+        beginning."""
         for block in reversed(blocks):
             self.ref_counts[block] -= 1
-            assert self.ref_counts[block] >= 0, f"block {block} freed more often than held"
+            assert self.ref_counts[block] >= 0, f"block {block} is freed more often than allocated"
             if self.ref_counts[block] == 0:
                 self._free[block] = None
                 if self._hash_of[block] is None:
                     self._free.move_to_end(block, last=False)
 
     def register(self, block: int, prefix_hash: bytes) -> None:
-        """Makes the block findable. If another block holds that prefix already, this one stays private."""
+        """Let `match` find the block. If another block already has this prefix, this block cannot be found."""
         if prefix_hash not in self._block_of:
             self._block_of[prefix_hash] = block
             self._hash_of[block] = prefix_hash
 
     def unregister(self, block: int) -> None:
-        """Makes the block unfindable, if it is findable."""
+        """Prevent `match` from finding the block. Does nothing if it cannot be found."""
         prefix_hash = self._hash_of[block]
         if prefix_hash is not None:
             del self._block_of[prefix_hash]
             self._hash_of[block] = None
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError unless the holders' block tables account for every block. For tests."""
+        """Raise AssertionError unless these block tables account for every reference. For tests."""
         counts = [0] * self.num_blocks
         for table in tables:
             for block in table:

@@ -1,6 +1,6 @@
 """Allocates, grows, shares and frees the row and the KV blocks of each admitted request.
 
-Used by `running_batch` alone; `block_manager` counts the blocks. Contains no batches and no policies.
+Used by `running_batch` only. `block_manager` counts the blocks. This module knows no batches and no policies.
 """
 
 from conveyor_engine.scheduling.block_manager import BlockManager
@@ -26,9 +26,9 @@ class BlockTables:
         self.free_rows = list(range(num_rows - 1, -1, -1))
 
     def allocate(self, request: RequestState, num_tokens: int, spare_blocks: int) -> bool:
-        """Allocates a row and a table for `num_tokens`. Cached blocks come first and set `num_computed_tokens`.
+        """Allocate a row and a table for `num_tokens`. Cached blocks come first and set `num_computed_tokens`.
 
-        False, without an allocation, if there is no row or fewer than `spare_blocks` blocks would stay free.
+        Returns False, without an allocation, if there is no row or if fewer than `spare_blocks` blocks would stay free.
         """
         if not self.free_rows:
             return False
@@ -46,13 +46,13 @@ class BlockTables:
         return True
 
     def count_blocks(self, num_tokens: int) -> int:
-        """Number of blocks for this number of tokens; 0 for a task without a KV cache."""
+        """Return the number of blocks for this number of tokens; 0 for a task without a KV cache."""
         return -(-num_tokens // self._block_size) if self._blocks.num_blocks else 0
 
     def _match(self, request: RequestState) -> list[int]:
-        """Cached blocks of its prefix, but never for all of its tokens: the last token must be computed for sampling.
+        """Return the cached blocks of the request's prefix, without the last token's, which must be computed to sample.
 
-        No blocks if the prompt is scored, because this needs the logits of each token.
+        Returns no blocks while log probabilities of the prompt are missing, because they need the logits of each token.
         """
         if not self._prefix_caching or not request.is_scored:
             return []
@@ -61,7 +61,10 @@ class BlockTables:
         return self._blocks.match(hashes[: num_tokens // self._block_size])
 
     def grow(self, request: RequestState, num_tokens: int) -> bool:
-        """Allocates blocks for its first `num_tokens` tokens. False, without an allocation, if too few are free."""
+        """Allocate blocks for the first `num_tokens` tokens.
+
+        Returns False, without an allocation, if too few are free.
+        """
         missing = self.count_blocks(num_tokens) - len(request.block_table)
         if missing <= 0:
             return True
@@ -72,7 +75,10 @@ class BlockTables:
         return True
 
     def register(self, request: RequestState, num_tokens: int) -> None:
-        """Makes full blocks of its first `num_tokens` tokens, which are scheduled, findable; only for known tokens."""
+        """Make the full blocks of the first `num_tokens` tokens, which are scheduled, findable as cached prefixes.
+
+        Tokens that open steps still have to sample are not included.
+        """
         if not self._prefix_caching or num_tokens // self._block_size <= request.num_registered_blocks:
             return
         num_tokens = min(num_tokens, len(request.token_ids))
@@ -83,7 +89,7 @@ class BlockTables:
         request.num_registered_blocks = num_full
 
     def unschedule(self, request: RequestState, num_tokens: int) -> set[int]:
-        """Makes its blocks after the first `num_tokens` tokens unfindable, and returns them."""
+        """Remove the blocks after the first `num_tokens` tokens from the prefix cache, and return these blocks."""
         num_full = num_tokens // self._block_size
         for block in request.block_table[num_full : request.num_registered_blocks]:
             self._blocks.unregister(block)
@@ -91,16 +97,22 @@ class BlockTables:
         return set(request.block_table[num_full:])
 
     def computed_blocks(self, request: RequestState) -> list[int]:
-        """Its blocks that contain only computed tokens, including shared ones."""
+        """Return the request's blocks that contain only computed tokens, including shared blocks."""
         return request.block_table[: request.num_computed_tokens // self._block_size]
 
     def evict(self, request: RequestState) -> None:
-        """Makes its blocks unfindable: they may contain NaN, which would spread to requests that attend to them."""
+        """Remove the request's blocks from the prefix cache.
+
+        They may contain NaN, which would spread to other requests.
+        """
         for block in request.block_table:
             self._blocks.unregister(block)
 
     def free(self, request: RequestState) -> None:
-        """Frees its row and blocks. Full blocks stay findable until they are reused. Called after `unschedule`."""
+        """Free the request's row and blocks.
+
+        Full blocks stay findable until they are reused. Called after `unschedule`.
+        """
         assert request.num_registered_blocks * self._block_size <= request.num_computed_tokens
         request.admission += 1
         request.num_registered_blocks = 0

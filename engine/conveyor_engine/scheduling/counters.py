@@ -1,4 +1,4 @@
-"""Counters and estimates of the scheduler for `EngineStats`. Used by `scheduler` alone; the clock is an argument."""
+"""Counters and estimates of the scheduler for `EngineStats`. Used by `scheduler` only; the time is an argument."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import EngineStats
 
-_LATELY_SECONDS: Final = 60.0  # time constant of the decay: a value that is this old counts 0.37
-_LONGEST_PAUSE_SECONDS: Final = 1.0  # between two steps: time without requests does not count
+_LATELY_SECONDS: Final = 60.0  # time constant of the decay: a value of this age counts 0.37
+_LONGEST_PAUSE_SECONDS: Final = 1.0  # the limit on counted time between two steps
 
 
 class Counters:
@@ -24,7 +24,7 @@ class Counters:
     def stats(
         self, *, num_running: int, num_waiting: int, kv_cache_usage: float, num_carried: int | None
     ) -> EngineStats:
-        """A snapshot, with these gauges."""
+        """Return a snapshot with these gauges."""
         return msgspec.structs.replace(
             self._stats,
             num_running=num_running,
@@ -35,7 +35,7 @@ class Counters:
         )
 
     def count_batch(self, reason: str, cost: int, padding_share: float, wait_seconds: float) -> None:
-        """Counts a batch that closes. At most one closes in a step, so the statistics contain only the newest."""
+        """Count a batch that closes. At most one closes in a step, so the statistics contain only the newest."""
         self._close_reasons[reason] += 1
         stats = self._stats
         stats.num_batches += 1
@@ -66,7 +66,7 @@ class Counters:
         stats.padding_tokens += step.num_padding_tokens
 
     def count_kv(self, running: Iterable[RequestState], block_size: int) -> None:
-        """Call once after each step: counts tokens in the KV cache, and the capacity of their blocks."""
+        """Count the tokens in the KV cache, and the capacity of their blocks. Called once after each step."""
         num_live = num_blocks = 0
         for request in running:
             num_blocks += len(request.block_table)
@@ -84,7 +84,7 @@ class Carried:
     """
 
     def __init__(self, max_num_seqs: int, expected: int | None = None) -> None:
-        """`expected`: the number that is assumed until blocks run out for the first time."""
+        """expected: the number that is assumed until blocks run out for the first time; None: no limit."""
         self._max_num_seqs = max_num_seqs
         self._at = 0.0
         self._running = 0.0
@@ -93,11 +93,11 @@ class Carried:
 
     @property
     def number(self) -> int | None:
-        """The number of requests. None while the cache has room for the whole batch, as far as is known."""
+        """The number of requests; None as long as the cache has had room for the whole batch."""
         return None if self._number is None else max(1, round(self._number))
 
     def observe(self, now: float, num_running: int, usage: float, short: bool) -> None:
-        """Records a planned step: how many requests run, their share of the blocks, and whether blocks ran out.
+        """Record a planned step: how many requests run, their share of the blocks, and whether blocks ran out.
 
         If blocks ran out, the cache holds the number of running requests. Otherwise it may hold more: the number of
         requests of the same size that would fit.

@@ -12,7 +12,7 @@ from typing import Final
 from conveyor_engine.scheduling.ordered import Ordered
 from conveyor_engine.scheduling.request_state import RequestState
 
-_FEWEST_STEPS: Final = 16  # before the fastest of them is used
+_FEWEST_STEPS: Final = 16  # steps that are needed before the fastest one is used
 
 
 class Pace:
@@ -40,19 +40,19 @@ class Pace:
 
 
 class Deadlines:
-    """Requests that were never admitted, by the latest moment at which they may begin."""
+    """Requests that were never admitted, ordered by the latest time at which they may begin."""
 
     def __init__(self) -> None:
         self.pace = Pace()
         self._waiting = Ordered[RequestState]()
 
     def add(self, request: RequestState) -> None:
-        """Adds a waiting request. Without a deadline it may begin at any time."""
+        """Add a waiting request. A request without a deadline is ignored."""
         if request.deadline < math.inf:
             self._waiting.put(request, (self._latest_start(request),))
 
     def remove(self, request: RequestState) -> None:
-        """Removes a request that no longer waits. Does nothing if it is not here."""
+        """Remove a request that no longer waits. Does nothing if it is not here."""
         if request in self._waiting:
             self._waiting.remove(request)
 

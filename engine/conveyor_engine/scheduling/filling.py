@@ -14,7 +14,7 @@ from conveyor_engine.scheduling.request_state import RequestState
 
 
 class BatchLimits(NamedTuple):
-    """The limits of one batch. A request that costs more than `cost` is a batch of its own."""
+    """The limits of one batch. A request that costs more than `cost` is a separate batch."""
 
     limits: Limits
     cost: float = math.inf
@@ -26,13 +26,13 @@ class BatchLimits(NamedTuple):
 
 
 class Filling:
-    """The requests of a batch, in order, and their cost together."""
+    """The requests of a batch, in order, and the batch's cost."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._sum = self._largest = 0
         self.requests: list[RequestState] = []
-        self.full: str | None = None  # which limit is reached: "full" (rows) or "cost"
+        self.full: str | None = None  # the limit that is reached: "full" (rows) or "cost"; None if none is
 
     @property
     def cost(self) -> int:
@@ -40,7 +40,7 @@ class Filling:
 
     @property
     def padding_share(self) -> float:
-        """The part of the cost that is padding, 0 to 1."""
+        """The part of the cost that is padding, from 0 to 1."""
         return 1 - self._sum / self.cost if self.cost else 0.0
 
     @property
@@ -48,7 +48,7 @@ class Filling:
         return self._limits.num_rows - len(self.requests)
 
     def extend(self, requests: Iterable[RequestState]) -> None:
-        """Adds requests in their order until the batch is full. No request overtakes one that does not fit."""
+        """Add requests in their order until the batch is full. No request overtakes one that does not fit."""
         for request in requests:
             if self.full or not self._add(request):
                 return

@@ -11,12 +11,12 @@ from conveyor_engine.wire.request import ModelFacts
 
 @dataclass(slots=True)
 class Limits:
-    """Never above the declared limits, for which the executor has room. A lower limit does not end running requests."""
+    """The current limits, which never exceed the declared ones. A lower limit does not end running requests."""
 
     num_rows: int
-    prompt_tokens: int  # of one step, in addition to its decodes
+    prompt_tokens: int  # of one step, not counting its decodes
 
     @classmethod
     def declared(cls, facts: ModelFacts) -> Self:
-        """The limits for which the executor has room."""
+        """Return the declared limits, for which the executor has room."""
         return cls(facts.max_num_seqs, facts.max_num_batched_tokens)

@@ -1,4 +1,4 @@
-"""Items ordered by a key that may change. Used by `waiting_queue`. Knows no requests."""
+"""Orders items by a key that may change. Used by `waiting_queue` and `deadlines`. It does not know requests."""
 
 from collections.abc import Hashable, Iterator
 from heapq import heappop, heappush

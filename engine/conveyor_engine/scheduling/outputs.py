@@ -1,4 +1,4 @@
-"""The outputs of requests: the tokens that each step gives them, and their ends. Used by `scheduler` alone.
+"""The outputs of requests: their tokens from each step, and their ends. Used by `scheduler` and `tasks`.
 
 In a batch that keeps together, outputs are held back until all rows are done. A finished row may continue as padding.
 """
@@ -16,13 +16,13 @@ from conveyor_engine.wire.step import NOTHING_ALLOWED
 EXPECTED_OUTPUT_TOKENS = 256.0  # expected length of an answer before any has ended ...
 _ESTIMATE_WEIGHT = 1 / 32  # ... and the weight of each answer that ends
 _NOTHING_ALLOWED = (
-    "no token may come next: the request's structured output, allowed_token_ids, bad_words and min_tokens"
-    " together forbid all of them"
+    "no token is allowed next: the request's structured output, allowed_token_ids, bad_words and min_tokens"
+    " together forbid all tokens"
 )
 
 
 class Outputs:
-    """The requests without their last output, and the outputs that are not taken yet."""
+    """The requests that have not had their last output, and the outputs that `take_outputs` has not returned yet."""
 
     def __init__(self, policy: Policy, facts: ModelFacts, batch: RunningBatch, counters: Counters) -> None:
         self._policy = policy
@@ -34,14 +34,14 @@ class Outputs:
         self.expected_output_tokens = EXPECTED_OUTPUT_TOKENS
 
     def take_outputs(self) -> list[RequestOutput]:
-        """The outputs since the last call."""
+        """Return the outputs since the last call."""
         outputs, self.pending = self.pending, []
         return outputs
 
     def add_tokens(self, work: Work, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
-        """Adds the request's tokens of this step. Fewer tokens than logits mean that drafts were wrong.
+        """Add the request's tokens from this step. If there are fewer tokens than logits, drafts were wrong.
 
-        Then later steps have begun with tokens that do not exist.
+        Later steps have then begun with tokens that do not exist, so their results for this request are discarded.
         """
         request, num_wrong = work.request, work.num_logits - len(token_ids)
         request.num_computed_tokens += work.num_tokens - num_wrong
@@ -56,14 +56,14 @@ class Outputs:
             self._append_dummy(request, token_ids)
 
     def add_scores(self, request: RequestState, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Adds the log probabilities of the next tokens of its prompt. They are never held back."""
+        """Add the log probabilities of the next tokens of the request's prompt. They are never held back."""
         request.num_scored_tokens += len(logprobs)
         output = request.output([])
         output.prompt_logprobs = list(logprobs)
         self.pending.append(output)
 
     def add_payload(self, work: Work, payload: bytes, error: str) -> None:
-        """Ends the request with this payload as its output. Without a payload it ends with the `error`."""
+        """End the request with this payload as its output, or with the `error` if the payload is empty."""
         request = work.request
         request.num_computed_tokens += work.num_tokens
         request.num_awaited_tokens -= work.num_logits
@@ -81,7 +81,7 @@ class Outputs:
     def _append_tokens(
         self, request: RequestState, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None
     ) -> None:
-        """Appends the tokens up to the one that ends the request. Holds them back in a batch that keeps together."""
+        """Append the tokens up to the one that ends the request. Hold them back in a batch that keeps together."""
         if min(token_ids) < 0:
             self._fail(request, nothing_allowed=NOTHING_ALLOWED in token_ids)
             return
@@ -111,9 +111,9 @@ class Outputs:
         self.finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
 
     def _append_dummy(self, request: RequestState, token_ids: list[int]) -> None:
-        """Lets a finished row of a padded batch take part in the next step, one token longer if there is room.
+        """Let a finished row of a padded batch continue in the next step, with one more token if there is room.
 
-        Its sampled token is its next dummy token.
+        The sampled token is used as its next dummy token.
         """
         if len(request.token_ids) < self._facts.max_model_len:
             request.token_ids.append(max(0, token_ids[0]))
@@ -121,7 +121,7 @@ class Outputs:
             request.rewind(request.num_computed_tokens - 1)
 
     def release_batch(self) -> None:
-        """Finishes the requests of a batch that keeps together when none of them runs any more."""
+        """Finish the requests of a batch that keeps together, once none of them runs any more."""
         if all(r.finished is not None and r.padded_from is None for r in self._batch.requests):
             for request in list(self._batch.requests):
                 assert request.finished is not None
@@ -134,7 +134,7 @@ class Outputs:
         message: str | None = None,
         output: RequestOutput | None = None,
     ) -> None:
-        """Ends a request that does not wait: removes it from the batch, if it is there, and adds its last output."""
+        """End a request that is not waiting: remove it from the batch, if it is there, and add its last output."""
         request.finished = reason
         del self.requests[request.request_id]
         self._batch.free(request)

@@ -1,11 +1,12 @@
 """The four batching modes as policies of one scheduler.
 
-A policy answers six questions: when a batch is full (`limits`), which requests share a batch first (`bucket`), when a
-batch may start and with which requests (`candidates`, `due_at`), whether requests may join a running batch (`joins`),
-whether its answers leave together (`keeps_together`), and whether its rows are padded to one length (`pads`).
-The order of the requests is the same in all modes (`waiting_queue`), and so is everything else in the scheduler (token
-budget, chunked prefill, blocks). So the modes differ only in these answers. After TensorRT-LLM's capacity policies and
-Triton's queue policies.
+A policy decides: when a batch is full (`limits`), which requests share a batch first (`bucket`), when a batch may start
+and with which requests (`candidates`, `due_at`), whether requests may join a running batch (`joins`), whether a batch's
+answers are returned together (`keeps_together`), and whether its rows are padded to one length (`pads`).
+
+The modes differ only in these decisions. The order of the requests is the same in all modes (`waiting_queue`), and so
+is the rest of the scheduler (token budget, chunked prefill, blocks). The design follows TensorRT-LLM's capacity
+policies and Triton's queue policies.
 """
 
 import math
@@ -19,7 +20,7 @@ from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.waiting_queue import Bucket, WaitingQueue
 
-STATIC_WINDOW_SECONDS = 1.0  # offline work: worth waiting for a full batch
+STATIC_WINDOW_SECONDS = 1.0  # for offline work, which can wait for a full batch
 DYNAMIC_WINDOW_SECONDS = 0.010  # for interactive clients; the default of Ray Serve
 
 
@@ -34,26 +35,28 @@ NOBODY = Candidates((), None)
 
 
 class Policy(Protocol):
-    """The answers that make a batching mode."""
+    """The decisions that define a batching mode."""
 
     limits: BatchLimits
-    joins: bool  # requests may join while others run
-    keeps_together: bool  # all prompts before any decode; finished rows keep their place and answer until all are done
-    pads: bool  # pads every row to the longest prompt, and goes on computing finished rows, as for a padded tensor
+    joins: bool  # whether requests may join while others run
+    keeps_together: (
+        bool  # prompts come before all decodes; finished rows keep their place and answer until all are done
+    )
+    pads: bool  # rows are padded to the longest prompt, and finished rows continue, as in a padded tensor
 
     def bucket(self, request: RequestState) -> int:
-        """Requests of one bucket have similar lengths, and share a batch first."""
+        """Return the request's bucket. Requests of one bucket have similar lengths and share a batch first."""
         ...
 
     def candidates(self, waiting: WaitingQueue, now: float, draining: bool) -> Candidates:
-        """The requests that may be admitted now.
+        """Return the requests that may be admitted now.
 
-        Without `joins`, called only while no request runs and no preempted one has to resume.
+        Without `joins`, this is called only while no request runs and no preempted one has to resume.
         """
         ...
 
     def due_at(self, waiting: WaitingQueue) -> float:
-        """When `candidates` will return a request if no other request arrives. `waiting` is not empty."""
+        """Return when `candidates` will return a request if no other request arrives. `waiting` must not be empty."""
         ...
 
 
@@ -74,7 +77,7 @@ class _Immediate:
 
 
 class Continuous(_Immediate):
-    """Iteration-level scheduling (Orca, OSDI'22): join at every step, leave at once."""
+    """Iteration-level scheduling (Orca, OSDI'22): requests join at every step, and leave as soon as they are done."""
 
     joins = True
 
@@ -128,7 +131,7 @@ class _Closed:
         return NOBODY
 
     def _why_now(self, bucket: Bucket, now: float, draining: bool) -> str | None:
-        """Why a batch of the bucket starts although it is not full. None if it does not start."""
+        """Return why a batch of the bucket starts although it is not full; None if it does not start."""
         if draining:
             return "drain"
         if now >= self._window_end(bucket):
@@ -136,7 +139,7 @@ class _Closed:
         return "eager" if self._eager else None
 
     def _until_last_due(self, others: list[RequestState], now: float, draining: bool) -> list[RequestState]:
-        """The `others` up to the last one that must not wait any longer."""
+        """Return the `others` up to the last one whose window is over."""
         end = len(others)
         while end and not draining and now < others[end - 1].arrival_time + self._window_seconds:
             end -= 1
@@ -159,7 +162,7 @@ class _Closed:
 
 
 class Static(_Closed):
-    """Waits for a full batch or the time-out since the first request; all answers leave together."""
+    """Starts when a batch is full, or when its first request's window ends. All its answers are returned together."""
 
     keeps_together = True
 
@@ -171,13 +174,13 @@ class Static(_Closed):
 
 
 class Dynamic(_Closed):
-    """Starts when a batch is full or when the window since its first request ends; each answer leaves when done."""
+    """Starts when a batch is full, or when its first request's window ends. Each answer is returned when it is done."""
 
 
 def build_policy(
     config: EngineConfig, limits: Limits, *, packs: bool = False, one_step_cost: int | None = None
 ) -> Policy:
-    """The policy of `config.batching_mode`, in which `__main__` has replaced `auto` by the task's own mode.
+    """Build the policy of `config.batching_mode`, in which `__main__` has replaced `auto` by the task's own mode.
 
     packs: whether a batch costs the sum of its requests, however their lengths differ. one_step_cost: the largest cost
     of a step, for tasks whose requests take one step each; a batch with a larger cost would take several steps.

@@ -1,6 +1,6 @@
 """The scheduler's record of one request, from `add_request` to its last output.
 
-Owned by `scheduler`; `policy` and `step` read it. Used only in this package.
+`scheduler` owns it; `policy` and `step` read it. Used only in this package.
 """
 
 import math
@@ -25,11 +25,14 @@ class Constraint(Protocol):
     """
 
     def accept(self, token_id: int) -> None:
-        """Advances the state by this token, which was allowed."""
+        """Advance the state by this token, which the mask must have allowed."""
         ...
 
     def build_mask(self) -> bytes:
-        """The allowed next tokens: see `wire.step.RowMask.allowed`. If there are none, the request ends in an error."""
+        """Return the allowed next tokens: see `wire.step.RowMask.allowed`.
+
+        If there are none, the request ends in an error.
+        """
         ...
 
     @property
@@ -39,15 +42,15 @@ class Constraint(Protocol):
 
 
 def _cache_root(salt: str | None) -> bytes:
-    """Root of the hashes for this salt. It is personalized, so that it never equals the hash of a block."""
+    """Return the root of the hashes for this salt. It is personalized, so that it never equals the hash of a block."""
     return b"" if salt is None else blake2b(salt.encode(), digest_size=16, person=b"cache_salt").digest()
 
 
 def _yields_seconds(request: EngineRequest) -> float:
-    """For how many seconds after its arrival the request yields to new requests that yield to no other.
+    """Return for how many seconds after its arrival the request yields to new requests for which this value is 0.
 
-    Its level counts, and the time until its deadline, but that at most like one level. So a short time-out is worth
-    less than a lower level.
+    This is the sum of its level and of the time until its deadline, which counts at most as much as one level. So a
+    short timeout never outweighs a lower level.
     """
     return request.level * LEVEL_AGEING_SECONDS + min(request.deadline - request.arrival_time, LEVEL_AGEING_SECONDS)
 
@@ -60,13 +63,15 @@ def _row_sampling(params: SamplingParams, num_prompt_tokens: int, stop_ids: froz
 
 
 class RequestState:
-    """Progress of one request. Keys and values of its first `num_computed_tokens` tokens are cached. The tokens up to
-    `num_scheduled_tokens` are cached too, or are computed in an open step. After `token_ids` come `num_awaited_tokens`
-    further tokens, which open steps sample and whose values are not known yet.
+    """The progress of one request.
 
-    A request is computing its prompt (or recomputing after preemption) while more than one token
-    is pending, and decoding when exactly one is: there are no phases beyond that. The padding of a padded batch is
-    dummy tokens that follow the prompt for a while: `pad`.
+    Keys and values of its first `num_computed_tokens` tokens are cached. The tokens up to `num_scheduled_tokens` are
+    cached too, or are computed in an open step. `token_ids` is followed by `num_awaited_tokens` further tokens, which
+    open steps sample and whose values are not known yet.
+
+    While more than one token is pending, the request computes its prompt (or recomputes it after a preemption). When
+    exactly one is pending, it decodes. There are no other phases. In a padded batch, dummy tokens follow the prompt for
+    a while: see `pad`.
     """
 
     __slots__ = (
@@ -164,7 +169,7 @@ class RequestState:
 
     @property
     def num_steps_least(self) -> int:
-        """The fewest steps for its whole answer. The step that ends the prompt gives the first token."""
+        """The minimum number of steps for its whole answer. The step that ends the prompt yields the first token."""
         params = self.params
         is_fixed = not self.stop_ids and not params.stop
         return max(1, params.max_tokens if is_fixed else params.min_tokens)
@@ -176,16 +181,16 @@ class RequestState:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that no step has scheduled yet, plus the cost of its payload."""
+        """The number of tokens that no step has scheduled yet, plus the cost of its payload."""
         return len(self.token_ids) + self.payload_cost + self.num_awaited_tokens - self.num_scheduled_tokens
 
     @property
     def is_scored(self) -> bool:
-        """Whether all requested log probabilities of its prompt are there."""
+        """Whether all requested log probabilities of its prompt are known."""
         return self.num_scored_tokens >= self.num_prompt_tokens - 1
 
     def count_scored(self, num_tokens: int) -> int:
-        """How many of its next `num_tokens` tokens need logits, to score the prompt token after them."""
+        """Return how many of its next `num_tokens` tokens need logits to score the prompt token after them."""
         if self.is_scored:
             return 0
         end = min(self.num_scheduled_tokens + num_tokens, self.num_prompt_tokens - 1)
@@ -193,11 +198,11 @@ class RequestState:
 
     @property
     def awaits_its_last_token(self) -> bool:
-        """Whether the open steps compute its last token, so that nothing more has to be scheduled."""
+        """Whether open steps compute its last token, so that nothing more has to be scheduled."""
         return self.num_awaited_tokens > 0 and len(self.token_ids) + self.num_awaited_tokens >= self.max_total_tokens
 
     def rewind(self, num_computed_tokens: int) -> None:
-        """Resets the request to this number of computed tokens. Results of open steps for it become invalid."""
+        """Reset the request to this number of computed tokens. The results of open steps for it become invalid."""
         self.num_computed_tokens = self.num_scheduled_tokens = num_computed_tokens
         self.num_awaited_tokens = 0
         self.admission += 1
@@ -213,13 +218,16 @@ class RequestState:
         return self.padded_from is not None or self.finished is not None
 
     def pad(self) -> None:
-        """Adds dummy tokens after the prompt, one more than are computed, so that no token is sampled from the last."""
+        """Add dummy tokens after the prompt.
+
+        One more is added than is computed, so that no token is sampled from the last.
+        """
         self.padded_from = self.token_ids
         self.token_ids = self.token_ids[: self.num_prompt_tokens] + array("I", [0]) * (self.num_padding_tokens + 1)
         self.num_sent_blocks = -1
 
     def unpad(self) -> None:
-        """Restores its own tokens. Their keys and values overwrite those of the dummies."""
+        """Restore the request's own tokens. Their keys and values overwrite those of the dummies."""
         if self.padded_from is not None:
             self.token_ids, self.padded_from = self.padded_from, None
             self.num_sent_blocks = -1
@@ -227,11 +235,11 @@ class RequestState:
             self.num_scheduled_tokens = self.num_computed_tokens
 
     def hashes_of_full_blocks(self, block_size: int, num_tokens: int) -> list[bytes]:
-        """Chained hashes of at least the full blocks within the first `num_tokens` tokens (cached).
+        """Return chained hashes of at least the full blocks within the first `num_tokens` tokens. They are cached.
 
-        Each hash covers its block and all before it, so equal hashes mean equal prefixes (vLLM's
-        automatic prefix caching; 128 bits of a cryptographic hash, so that no client can forge a hit). Those of the
-        prompt are computed once for all its choices.
+        Each hash covers its block and all blocks before it, so equal hashes mean equal prefixes, as in vLLM's automatic
+        prefix caching. The hashes have 128 bits of a cryptographic hash, so that no client can forge a hit. The
+        prompt's hashes are computed once for all choices.
         """
         hashes, shared = self.block_hashes, self.prompt_hashes
         num_blocks = num_tokens // block_size
@@ -245,7 +253,7 @@ class RequestState:
         return hashes
 
     def _finish_reason_after(self, token_id: int) -> FinishReason | None:
-        """Why the token just appended ends the request, or None. The sampler enforces min_tokens."""
+        """Return why the last appended token ends the request; None if it does not. The sampler enforces min_tokens."""
         if token_id in self.stop_ids and self.num_output_tokens > self.params.min_tokens:
             return FinishReason.STOP
         if self._completes_stop_string(token_id) or (self.constraint is not None and self.constraint.is_complete):
@@ -259,12 +267,15 @@ class RequestState:
             return False
         try:
             return self.stop_strings.push([token_id]).stopped
-        except GenerationFailed:  # the API process decodes the same tokens, and answers with this error
+        except GenerationFailed:  # the API process decodes the same tokens and responds with this error
             self.stop_strings = None
             return False
 
     def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
-        """Appends the tokens up to the one that ends the request. Returns these tokens and the reason of the end."""
+        """Append the tokens up to the one that ends the request.
+
+        Returns these tokens, and the reason of the end or None.
+        """
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
             if self.constraint is not None:
@@ -275,7 +286,7 @@ class RequestState:
         return token_ids, None
 
     def output(self, new_token_ids: list[int], logprobs: list[TokenLogprobs] | None = None) -> RequestOutput:
-        """An output of the request, with these new tokens."""
+        """Return an output of the request with these new tokens."""
         return RequestOutput(
             request_id=self.request_id,
             new_token_ids=new_token_ids,
@@ -286,7 +297,7 @@ class RequestState:
         )
 
     def hold_output(self, new_token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> None:
-        """Adds the tokens to the answer that is held back."""
+        """Add the tokens to the answer that is held back."""
         if self.held_output is None:
             self.held_output = self.output(list(new_token_ids), logprobs)
             return

@@ -63,12 +63,12 @@ class RunningBatch:
 
     @property
     def requests(self) -> Collection[RequestState]:
-        """In order of admission."""
+        """The admitted requests in order of admission."""
         return self._requests.values()
 
     @property
     def num_free_rows(self) -> int:
-        """Number of rows that requests may still get at the present limit."""
+        """Number of rows that requests may still get at the current limit."""
         return max(0, len(self._tables.free_rows) - (self._max_num_seqs - self._limits.num_rows))
 
     # --- steps ---
@@ -79,28 +79,28 @@ class RunningBatch:
         return bool(self._steps)
 
     def new_step(self) -> Step:
-        """An empty step with the next number."""
+        """Return an empty step with the next number."""
         return Step(self._num_planned)
 
     def start_step(self, step: Step) -> StepPlan:
-        """Plans the step. It is over when `end_step`, `undo_step` or `halve_step` gets its number."""
+        """Plan the step. It is open until `end_step`, `undo_step` or `halve_step` is called with its number."""
         self._num_planned += 1
         self._steps[step.number] = step
         return step.plan()
 
     def step(self, number: int) -> Step:
-        """The planned step with this number."""
+        """Return the planned step with this number."""
         return self._steps[number]
 
     def end_step(self, number: int) -> Step:
-        """Ends a step that is computed."""
+        """End a step that has been computed."""
         return self._steps.pop(number)
 
     def undo_step(self, number: int) -> tuple[list[RequestState], set[int]]:
-        """Ends a step that is not computed. Returns its requests that have not ended, and the blocks left unwritten.
+        """End a step that is not computed. Returns its requests that have not ended, and the blocks left unwritten.
 
-        From now on these blocks are not found as cached prefixes, but requests may already use them. So the caller
-        passes them to `preempt_readers`.
+        These blocks are no longer found as cached prefixes, but requests may already use them. So the caller must pass
+        them to `preempt_readers`.
         """
         step = self._steps.pop(number)
         requests = [work.request for work in step.undo()]
@@ -108,7 +108,7 @@ class RunningBatch:
         return requests, unwritten
 
     def halve_step(self, number: int) -> Iterator[StepPlan]:
-        """Ends the only step, which is not computed. Plans a step for its older requests, then one for the newer ones.
+        """End the only step, which is not computed. Plan a step for its older requests, then one for the newer ones.
 
         A request that has left the batch is in neither half.
         """
@@ -125,7 +125,10 @@ class RunningBatch:
 
     @contextmanager
     def plan_alone(self, request: RequestState) -> Iterator[StepPlan]:
-        """A plan of one token for a request outside the queues. Used after a failed step: a row and block are free."""
+        """Yield a plan of one token for a request outside the queues.
+
+        Used after a failed step, so a row and a block are free.
+        """
         allocated = self._tables.allocate(request, len(request.token_ids), 0)
         assert allocated
         try:
@@ -138,7 +141,7 @@ class RunningBatch:
     # --- what a step computes ---
 
     def schedule_running(self, step: Step, waiting: Iterable[RequestState]) -> bool:
-        """Adds the next tokens of the running requests, in their order. Returns whether it preempted any."""
+        """Add the next tokens of the running requests, in their order. Returns whether any request was preempted."""
         num_requests = len(self._requests)
         self._budget.start_step(self.requests, islice(waiting, self.num_free_rows))
         self.schedule_all(step)
@@ -148,16 +151,16 @@ class RunningBatch:
         return preempted
 
     def has_budget(self, step: Step, request: RequestState) -> bool:
-        """Whether the step has room for tokens of a request that would join."""
+        """Return whether the step has room for tokens of a request that would join."""
         return self._budget.has_room(step, request)
 
     def schedule_all(self, step: Step) -> None:
-        """Adds the tokens of each request that the budget allows."""
+        """Add the tokens that the budget allows, for each request."""
         for request in self._rows_to_step():
             self.schedule(step, request)
 
     def schedule(self, step: Step, request: RequestState) -> None:
-        """Adds the request's tokens that the budget, the share of long prompts and the free blocks allow."""
+        """Add the request's tokens that the budget, the share of long prompts and the free blocks allow."""
         if request.row < 0:
             return  # preempted for an earlier request of this step
         num_tokens = min(self._budget.chunk(step, request), self._logits_room(step, request))
@@ -166,9 +169,12 @@ class RunningBatch:
             self._tables.register(request, request.num_scheduled_tokens + num_tokens)
 
     def _logits_room(self, step: Step, request: RequestState) -> int:
-        """The most tokens that the request may compute: a step has logits for `max_num_seqs` tokens, one for each row.
+        """Return how many tokens the request may compute.
 
-        A prompt that is scored needs logits for each of its tokens. It gets those that the other rows leave.
+        A step has logits for `max_num_seqs` tokens, one for each row.
+
+        A prompt whose log probabilities are requested needs logits for each token. It gets the logits that other rows
+        leave.
         """
         free = self._max_num_seqs - step.num_logits
         if request.is_scored:
@@ -177,9 +183,10 @@ class RunningBatch:
         return max(free - others, min(free, 1))
 
     def _rows_to_step(self) -> list[RequestState]:
-        """Lowest level first, then oldest first. The last unfinished request in this order is preempted next.
+        """Return the rows in the order in which they are scheduled: lowest level first, then oldest first.
 
-        In a batch that keeps together, prompts and their padding come before decodes, and finished rows last.
+        The last unfinished request in this order is preempted next. In a batch that keeps together, prompts and their
+        padding come before decodes, and finished rows come last.
         """
         rows = [r for r in self.requests if r.finished is None]
         if len(self._levels) > 1:
@@ -195,11 +202,10 @@ class RunningBatch:
     # --- rows and blocks ---
 
     def _allocate(self, request: RequestState, num_tokens: int) -> bool:
-        """Allocates blocks for the request's next tokens. If too few are free, frees finished rows, then preempts
-        requests: the newest of the highest level first.
+        """Allocate blocks for the request's next tokens. Returns False if the request itself had to be preempted.
 
-        False if the request itself had to be preempted. A padded row also gets blocks for its padding, up to
-        `max_model_len`.
+        If too few blocks are free, finished rows are freed, and then requests are preempted: the newest of the highest
+        level first. A padded row also gets blocks for its padding, up to `max_model_len`.
         """
         padding = request.num_padding_tokens if request.padded_from is None else 0
         num_tokens = min(request.num_scheduled_tokens + num_tokens + padding, self._max_model_len)
@@ -214,7 +220,7 @@ class RunningBatch:
         return True
 
     def _retire_newest(self) -> bool:
-        """Frees row and blocks of the newest finished request. False if there is none."""
+        """Free row and blocks of the newest finished request. Returns False if there is none."""
         for request in reversed(self._requests.values()):
             if request.finished is not None and request.row >= 0:
                 self.retire(request)
@@ -222,12 +228,15 @@ class RunningBatch:
         return False
 
     def retire(self, request: RequestState) -> None:
-        """Frees row, blocks and padding of a finished request. It stays in the batch, since its answer is held back."""
+        """Free row, blocks and padding of a finished request.
+
+        It stays in the batch, because its answer is held back.
+        """
         request.unpad()
         self._free_row(request)
 
     def free(self, request: RequestState) -> None:
-        """Removes the request from the batch and frees its row and blocks, if it has any."""
+        """Remove the request from the batch and free its row and blocks, if it has any."""
         if self._requests.pop(request.request_id, None) is not None:
             self._levels[request.level] -= 1
             if not self._levels[request.level]:
@@ -236,18 +245,21 @@ class RunningBatch:
             self._free_row(request)
 
     def _free_row(self, request: RequestState) -> None:
-        """Open steps may still write these blocks, but always before the next request that gets them."""
+        """Free the request's row and blocks.
+
+        Open steps may still write these blocks, but always before their next user does.
+        """
         unwritten = self._tables.unschedule(request, request.num_computed_tokens)
         for step in self._steps.values():
             step.orphaned |= unwritten
         self._tables.free(request)
 
     def evict(self, request: RequestState) -> None:
-        """Removes the request's blocks from the prefix cache: they may contain NaN."""
+        """Remove the request's blocks from the prefix cache, because they may contain NaN."""
         self._tables.evict(request)
 
     def _preempt(self, request: RequestState) -> None:
-        """Removes the request from the batch. Its tokens are computed again later, or found in the prefix cache."""
+        """Remove the request from the batch. Its tokens are computed again later, or found in the prefix cache."""
         request.unpad()
         request.num_padding_tokens = 0
         self.free(request)
@@ -255,10 +267,10 @@ class RunningBatch:
         self._on_preempt(request)
 
     def admit(self, request: RequestState, step: Step) -> bool:
-        """Allocates a row, and blocks for the request's tokens so far; in a closed batch also for its expected tokens.
+        """Allocate a row, and blocks for the request's tokens so far; in a closed batch also for its expected tokens.
 
-        False if too few are free. If no other request takes part in the step, finished rows are freed first, so that a
-        preempted request can resume.
+        Returns False if too few are free. If no other request takes part in the step, finished rows are freed first, so
+        that a preempted request can resume.
         """
         num_tokens = self._count_reserved_tokens(request)
         while not (self.num_free_rows and self._tables.allocate(request, num_tokens, self._spare_blocks())):
@@ -270,7 +282,7 @@ class RunningBatch:
         return True
 
     def count_reserved_blocks(self, request: RequestState) -> int:
-        """The number of blocks that `admit` allocates for the request, including blocks that it may share."""
+        """Return the number of blocks that `admit` allocates for the request, including blocks that it may share."""
         return self._tables.count_blocks(self._count_reserved_tokens(request))
 
     def _count_reserved_tokens(self, request: RequestState) -> int:
@@ -281,9 +293,10 @@ class RunningBatch:
         return self._watermark_blocks if any(request.row >= 0 for request in self.requests) else 0
 
     def preempt_readers(self, unwritten: set[int]) -> None:
-        """Preempts the requests that use one of these unwritten blocks, and all requests admitted after the first one:
-        a request that shares a block of a step was admitted in that step or later. Finished requests keep their
-        answers.
+        """Preempt the first request that uses one of these unwritten blocks, and all requests admitted after it.
+
+        All other users of the blocks are among them, because a request that shares a block of a step was admitted in
+        that step or later. Finished requests keep their answers.
         """
         requests = list(self.requests)
         for index, request in enumerate(requests):

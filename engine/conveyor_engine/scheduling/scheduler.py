@@ -32,7 +32,7 @@ from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 
 class Scheduler:
-    """Waiting queue, running batch, KV blocks.
+    """Manages the waiting queue, the running batch and the KV blocks.
 
     Invariants after every call: a request is either waiting, running or finished. Only running requests have blocks and
     a row. Running requests are in order of admission, and a preempted request waits at its earlier position. Every
@@ -81,11 +81,12 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._draining = False
         self._batch_time = 0.0  # start of the newest closed batch
-        self.on_step: Callable[[Step, int, int], None] | None = None  # after a step: numbers of running and waiting
+        # Called after a step, with the numbers of running and waiting requests.
+        self.on_step: Callable[[Step, int, int], None] | None = None
 
     @property
     def requests(self) -> Mapping[str, RequestState]:
-        """The requests whose last output has not been taken, by request id."""
+        """The requests that have not had their last output, by request id."""
         return self._outputs.requests
 
     @property
@@ -99,7 +100,7 @@ class Scheduler:
         return self._batch.blocks
 
     def add_request(self, request: EngineRequest) -> None:
-        """Adds the request to the waiting queue. Raises Overloaded or InvalidRequest.
+        """Add the request to the waiting queue. Raises Overloaded or InvalidRequest.
 
         Free rows of the batch count as free space in the queue, so an idle engine accepts a burst of the same size as a
         busy engine can hold.
@@ -128,7 +129,7 @@ class Scheduler:
         self._deadlines.add(state)
 
     def abort(self, request_id: str) -> None:
-        """Ends the request, waiting or running, and frees its row and blocks. Unknown ids are ignored."""
+        """End the request, waiting or running, and free its row and blocks. Unknown ids are ignored."""
         request = self.requests.get(request_id)
         if request is None:
             return
@@ -137,15 +138,15 @@ class Scheduler:
         self._outputs.finish(request, FinishReason.ABORT)
 
     def drain(self) -> None:
-        """From now on batches start without waiting to fill."""
+        """Start batches without waiting until they are full, from now on."""
         self._draining = True
 
     def has_unfinished(self) -> bool:
-        """Whether the last output of a request has not been taken, or a step is not over."""
+        """Return whether an output has not been taken, a request has not ended, or a step is open."""
         return bool(self.requests or self._outputs.pending or self._batch.has_steps)
 
     def next_wakeup(self, now: float) -> float | None:
-        """When `schedule` or an open step has work next: now, a later time, or None."""
+        """Return when `schedule` or an open step next has work: `now`, a later time, or None."""
         if self._batch.requests or self._outputs.pending or self._batch.has_steps or self.waiting.preempted:
             return now
         if not self.waiting:
@@ -154,11 +155,11 @@ class Scheduler:
         return max(now, min(due_at, self._deadlines.next_at()))
 
     def take_outputs(self) -> list[RequestOutput]:
-        """The outputs since the last call."""
+        """Return the outputs since the last call."""
         return self._outputs.take_outputs()
 
     def stats(self) -> EngineStats:
-        """Gauges as of now; counters since the start."""
+        """Return the current gauges, and counters since the start."""
         return self._counters.stats(
             num_running=len(self._batch.requests),
             num_waiting=len(self.waiting),
@@ -171,7 +172,7 @@ class Scheduler:
         return 1 - self.blocks.num_free / self.blocks.num_blocks if self.blocks.num_blocks else 0.0
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute. If called again before the result, it plans ahead.
+        """Plan the next step; None if there is nothing to compute. If called again before the result, it plans ahead.
 
         Running requests go first, by level and then by age. Then follow waiting requests that the policy admits. A
         batch that keeps together is not planned ahead, because its next step depends on which rows have finished.
@@ -190,7 +191,7 @@ class Scheduler:
         return self._batch.start_step(step) if step.num_tokens else None
 
     def _drop_late(self, now: float) -> None:
-        """Ends waiting requests that can no longer meet their deadlines, before they take part in a step."""
+        """End waiting requests that can no longer meet their deadlines, before they take part in a step."""
         self._deadlines.pace.observe(now)
         for request, why in self._deadlines.pop_late(now):
             self.waiting.remove(request)
@@ -203,7 +204,10 @@ class Scheduler:
         self._counters.count_preemption()
 
     def _candidates(self, now: float) -> Candidates:
-        """The requests that may be admitted. Into a running closed batch only its own preempted requests return."""
+        """Return the requests that may be admitted.
+
+        Only its own preempted requests can return to a running closed batch.
+        """
         if not self._policy.joins:
             if self.waiting.preempted:
                 return Candidates(self.waiting.preempted, None)
@@ -212,14 +216,15 @@ class Scheduler:
         return self._policy.candidates(self.waiting, now, self._draining)
 
     def _schedule_waiting(self, step: Step, now: float) -> bool:
-        """Admits waiting requests in the policy's order until rows, blocks or budget run out.
+        """Admit waiting requests in the policy's order until rows, blocks or budget run out.
 
         Returns whether blocks ran out. A closed batch (a policy without `joins`) is admitted as a whole, even if the
         budget of this step is enough only for a part of it. Requests that do not fit into the KV cache wait for the
         next batch.
         """
         candidates, close_reason = self._candidates(now)
-        waits = self._policy.pads or (self._policy.keeps_together and close_reason is None)  # for its turn in the batch
+        # Whether admitted requests are scheduled later, with the whole batch.
+        waits = self._policy.pads or (self._policy.keeps_together and close_reason is None)
         admitted: list[RequestState] = []
         short = False
         for request in candidates:
@@ -261,21 +266,21 @@ class Scheduler:
             request.num_cached_tokens = request.num_computed_tokens
 
     def _pad_prompts(self, batch: list[RequestState]) -> None:
-        """Pads every prompt to the longest of its batch, as in a padded tensor."""
+        """Pad every prompt to the longest of its batch, as in a padded tensor."""
         if self._policy.pads:
             longest = max(request.num_prompt_tokens for request in batch)
             for request in batch:
                 request.num_padding_tokens = longest - request.num_prompt_tokens
 
     def is_constrained(self, plan: StepPlan) -> bool:
-        """Whether the step must wait for `build_masks` before it samples."""
+        """Return whether the step must wait for `build_masks` before it samples."""
         if not self._has_constraints:
             return False
         step = self._batch.step(plan.number)
         return any(work.num_logits and work.request.constraint is not None for work in step.work)
 
     def build_masks(self, plan: StepPlan) -> list[RowMask]:
-        """For each constrained row of the step, the tokens that it may sample. All steps before it are over."""
+        """Return the allowed tokens for each constrained row of the step. All earlier steps must be over."""
         if not self._has_constraints:
             return []
         return [
@@ -285,7 +290,7 @@ class Scheduler:
         ]
 
     def update(self, result: StepResult) -> None:
-        """Adds the result of the oldest step to its requests, except to requests that have ended."""
+        """Add the result of the oldest step to its requests, except to requests that have ended."""
         step = self._batch.end_step(result.number)
         self._counters.count_step(step)
         self._task.update(self._outputs, step, result)
@@ -295,23 +300,23 @@ class Scheduler:
         self._release_batch()
 
     def _release_batch(self) -> None:
-        """Finishes a batch that keeps together once none of its requests runs or is preempted."""
+        """Finish a batch that keeps together once none of its requests runs or is preempted."""
         if self._policy.keeps_together and not self.waiting.preempted:
             self._outputs.release_batch()
 
     def withdraw(self, plan: StepPlan) -> None:
-        """Withdraws the newest step before it is computed. Preempts requests that would read keys from that step."""
+        """Withdraw the newest step before it is computed. Requests that would read keys from it are preempted."""
         _, unwritten = self._batch.undo_step(plan.number)
         self._batch.preempt_readers(unwritten)
 
     def halve(self, plan: StepPlan) -> Iterator[StepPlan]:
-        """Plans the only step again after it failed: first the older half of its requests, then the newer half."""
+        """Plan the only step again after it failed: first the older half of its requests, then the newer half."""
         return self._batch.halve_step(plan.number)
 
     def fail(self, plan: StepPlan, message: str) -> None:
-        """Ends the requests of the only step, which failed, with an error. Finished rows keep their outputs.
+        """End the requests of the only step, which failed, with an error. Finished rows keep their outputs.
 
-        Preempts requests that would read keys which the step has not written.
+        Requests that would read keys which the step has not written are preempted.
         """
         requests, unwritten = self._batch.undo_step(plan.number)
         for request in requests:
@@ -322,11 +327,11 @@ class Scheduler:
         self._batch.preempt_readers(unwritten)
 
     def dummy_plan(self) -> AbstractContextManager[StepPlan]:
-        """A plan of one token, on a free row and a free block, which exist after `fail`."""
+        """Return a plan of one token, on a free row and a free block, which exist after `fail`."""
         return self._batch.plan_alone(RequestState(self._task.build_dummy(0, 1), ()))
 
     def _check(self, request: EngineRequest) -> None:
-        """Rejects a request that could never run. The API process checks requests too, and only there every token."""
+        """Reject a request that could never run. The API process checks requests too, including every token."""
         if request.request_id in self.requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
         self._task.check(request)

@@ -1,7 +1,7 @@
-"""How many rows and KV blocks of the batch high levels may use, by the setting `class_shares`.
+"""Limits how many rows and KV blocks of the batch high levels may use, by the setting `class_shares`.
 
-Built by `scheduler`. `block_tables` reports the rows and blocks of requests; `waiting_queue` lists only requests that
-fit. Pure.
+Built by `scheduler`. `block_tables` reports the rows and blocks of requests, and `waiting_queue` lists only requests
+that fit. Pure.
 """
 
 from bisect import bisect_right
@@ -12,7 +12,7 @@ from conveyor_engine.scheduling.request_state import RequestState
 
 
 class Limit(NamedTuple):
-    """What all requests of this level and of higher levels together may use."""
+    """The limit for all requests of this level and of higher levels together."""
 
     level: int
     num_rows: int
@@ -20,10 +20,10 @@ class Limit(NamedTuple):
 
 
 class Shares:
-    """The limits, lowest level first, and how much of each is used. All limits up to its level apply to a request."""
+    """The limits, lowest level first, and how much of each is used. All limits up to a request's level apply to it."""
 
     def __init__(self, percents: Iterable[tuple[int, int]], num_rows: int, num_blocks: int) -> None:
-        """`percents` are (level, per cent). Each limit has at least one row."""
+        """percents: (level, percent) pairs. Each limit has at least one row."""
         self.limits = [
             Limit(level, max(1, num_rows * percent // 100), num_blocks * percent // 100)
             for level, percent in sorted(percents)
@@ -33,12 +33,14 @@ class Shares:
         self.num_blocks = [0] * len(self.limits)
 
     def count_limits(self, level: int) -> int:
-        """How many limits apply to a request of this level: the first ones."""
+        """Return how many limits apply to a request of this level. These are the first ones in `limits`."""
         return bisect_right(self._levels, level)
 
     def hold(self, level: int, num_rows: int, num_blocks: int) -> None:
-        """Add what a request of this level newly uses; negative numbers for what it frees. A shared block counts for
-        each request that shares it."""
+        """Add the rows and blocks that a request of this level newly uses, or frees if they are negative.
+
+        A shared block counts for each request that shares it.
+        """
         for index in range(self.count_limits(level)):
             self.num_rows[index] += num_rows
             self.num_blocks[index] += num_blocks
@@ -48,7 +50,7 @@ NO_SHARES: Final = Shares((), 0, 0)
 
 
 class Listing:
-    """Finds the requests that fit beside the running ones, while candidates are listed in their order.
+    """Finds the requests that fit in addition to the running ones, while candidates are listed in their order.
 
     The first request that does not fit closes its limit for this listing. So no later request with the same limit
     overtakes it, but requests of levels below that limit may.
@@ -59,14 +61,17 @@ class Listing:
         self._num_blocks_of = num_blocks_of
         self._num_rows = list(shares.num_rows)
         self._num_blocks = list(shares.num_blocks)
-        self._num_open = len(shares.limits)  # number of open limits: the first ones
+        self._num_open = len(shares.limits)  # this many of the first limits are open
 
     def is_open(self, num_limits: int) -> bool:
-        """Whether a request to which this number of limits applies may still fit."""
+        """Return whether a request to which this number of limits applies may still fit."""
         return num_limits <= self._num_open
 
     def fits(self, request: RequestState) -> bool:
-        """Counts the request if it fits. If nothing of a limit is used, any request fits: each level can run."""
+        """Count the request if it fits, and return whether it fits.
+
+        If nothing of a limit is used, any request fits, so that each level can run.
+        """
         num_limits = self._shares.count_limits(request.level)
         if not self.is_open(num_limits):
             return False

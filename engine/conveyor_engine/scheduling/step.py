@@ -1,6 +1,6 @@
 """The scheduler's record of one step, from its plan to its result. Kept by `running_batch`.
 
-The record contains requests; the plan built from it (`wire.step`) contains only rows and numbers.
+The record contains requests. The plan that is built from it (`wire.step`) contains only rows and numbers.
 """
 
 from collections.abc import Iterator
@@ -12,23 +12,23 @@ from conveyor_engine.wire.step import AdmittedRow, StepPlan
 
 
 class Work(NamedTuple):
-    """What a step does for one request."""
+    """The part of a step that belongs to one request."""
 
     request: RequestState
     num_tokens: int
     num_logits: int  # logits from which tokens are sampled
     admission: int  # `admission` of the request when the step was planned
-    num_scored: int = 0  # logits before them, which give the prompt's tokens their log probabilities
+    num_scored: int = 0  # further logits, which give log probabilities of the prompt's tokens
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the request still needs the result: it was not aborted, preempted or finished since."""
+        """Whether the request still needs the result. It does not if it was aborted, preempted or finished since."""
         return self.request.admission == self.admission
 
 
 @dataclass(slots=True)
 class Step:
-    """Requests with a single pending token come first; they all sample."""
+    """One step. Requests with a single pending token (`decodes`) come first, and all of them sample."""
 
     number: int
     decodes: list[RequestState] = field(default_factory=list)
@@ -37,12 +37,12 @@ class Step:
     num_tokens: int = 0
     num_logits: int = 0
     largest_tokens: int = 0  # the most tokens of one request
-    num_padding_tokens: int = 0  # dummies among all tokens: computed like the others, never returned
+    num_padding_tokens: int = 0  # dummy tokens, which are computed but never returned
     work: list[Work] = field(default_factory=list)  # set by `plan`, in the plan's order
-    orphaned: set[int] = field(default_factory=set)  # blocks that it writes for requests that have left
+    orphaned: set[int] = field(default_factory=set)  # blocks that this step writes for requests that have left
 
     def add(self, request: RequestState, num_tokens: int) -> None:
-        """Adds the next `num_tokens` tokens of the request to the step."""
+        """Add the next `num_tokens` tokens of the request to the step."""
         if request.num_pending_tokens == 1:
             self.decodes.append(request)
         else:
@@ -58,7 +58,7 @@ class Step:
         return self.num_tokens - len(self.decodes)
 
     def plan(self) -> StepPlan:
-        """Builds the plan in numbers. From now on the step's tokens count as scheduled."""
+        """Build the plan, which contains only numbers. From now on the step's tokens count as scheduled."""
         self.work = [Work(request, 1, 1, request.admission) for request in self.decodes]
         self.work += [
             Work(r, n, int(n == r.num_pending_tokens), r.admission, r.count_scored(n)) for r, n in self.prefills
@@ -80,11 +80,11 @@ class Step:
         return plan
 
     def sampling_requests(self) -> Iterator[RequestState]:
-        """The requests that get a token from this step."""
+        """Return the requests that get a token from this step."""
         return (work.request for work in self.work if work.num_logits and work.is_wanted and not work.request.finished)
 
     def undo(self) -> list[Work]:
-        """Undoes the scheduling of a step that is not computed as planned. Returns the work that is still wanted."""
+        """Undo the scheduling of a step that is not computed as planned. Returns the work that is still wanted."""
         wanted = [work for work in self.work if work.is_wanted]
         for work in wanted:
             work.request.num_scheduled_tokens -= work.num_tokens
@@ -94,14 +94,14 @@ class Step:
 
 
 def halves(work: list[Work]) -> Iterator[list[Work]]:
-    """The older and the newer half of the requests. The newer one may share blocks that the older one writes."""
+    """Yield the older half of the work, then the newer half, which may share blocks that the older half writes."""
     in_order = sorted(work, key=lambda item: item.request.serial)
     middle = (len(in_order) + 1) // 2
     yield from (in_order[:middle], in_order[middle:])
 
 
 def _changes(works: list[Work]) -> tuple[list[AdmittedRow], list[tuple[int, list[int]]]]:
-    """The changes that the executor does not have yet. Rows whose copy there is stale are sent in full."""
+    """Return the changes that the executor does not have yet. Rows with a stale copy there are sent in full."""
     admitted: list[AdmittedRow] = []
     new_blocks: list[tuple[int, list[int]]] = []
     for work in works:

@@ -1,4 +1,4 @@
-"""What the scheduler must know about a task: which requests can run, what they cost, and what their outputs are.
+"""The facts that the scheduler needs about a task: which requests can run, what they cost, and what they output.
 
 The scheduler is the same for all tasks, and builds the `Task` for its model. `registry` finds the class in the task's
 `scheduling` module. There are two kinds of tasks. A task that steps by tokens (`tasks.generate`) computes a prompt in
@@ -36,7 +36,7 @@ class Task(Protocol):
 
     @property
     def result_name(self) -> str:
-        """What the model computes, in the plural, for the error if none of it is finite."""
+        """A plural noun for the model's results, for the error if none of them is finite."""
         ...
 
     @property

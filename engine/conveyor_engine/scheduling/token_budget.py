@@ -1,6 +1,6 @@
-"""Divides the tokens of a step among its requests: chunked prefill. Used by `running_batch` alone.
+"""Divides the tokens of a step among its requests (chunked prefill). Used by `running_batch` only.
 
-After Sarathi-Serve (Agrawal et al., OSDI'24), with a limit for all long prompts together as vLLM has it.
+This follows Sarathi-Serve (Agrawal et al., OSDI'24), with vLLM's limit on all long prompts together.
 """
 
 from collections.abc import Collection, Iterable
@@ -11,7 +11,8 @@ from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import ModelFacts
 
-LONG_PROMPT_SHARE = 0.25  # of a step's tokens. Longer prompts are "long"; together they get no more while others decode
+# A share of a step's tokens. Longer prompts are "long". While others decode, all long prompts together get this share.
+LONG_PROMPT_SHARE = 0.25
 
 
 class TokenBudget:
@@ -21,20 +22,20 @@ class TokenBudget:
     """
 
     def __init__(self, facts: ModelFacts, limits: Limits, *, joins: bool, whole_prompts: bool, packs: bool) -> None:
-        """`joins`: requests may join while others run. `whole_prompts`: no prompt is cut. `packs`: see `tasks.Task`."""
+        """joins: requests may join while others run. whole_prompts: prompts are not split. packs: see `tasks.Task`."""
         self._limits = limits
         self._max_tokens = facts.max_num_batched_tokens
         self._whole_prompts = whole_prompts
         self._packs = packs
         self._limits_long_prompts = joins and not whole_prompts
         self._long_prompt_tokens = max(1, int(self._max_tokens * LONG_PROMPT_SHARE))
-        self._long_prompt_budget = 0  # what is left of this step for long prompts
+        self._long_prompt_budget = 0  # the rest of this step's tokens for long prompts
 
     def start_step(self, running: Collection[RequestState], joining: Iterable[RequestState]) -> None:
-        """Limits long prompts to a share of the step if it has decodes, otherwise to what the short prompts leave.
+        """Limit long prompts to a share of the step if it has decodes, otherwise to the rest after short prompts.
 
         If `limits.prompt_tokens` already limits all prompts, they do not delay decodes. Then long prompts always get
-        what the short ones leave.
+        the rest after short ones.
         """
         self._long_prompt_budget = limit = min(self._max_tokens, self._limits.prompt_tokens)
         if not self._limits_long_prompts:
@@ -48,17 +49,17 @@ class TokenBudget:
         self._long_prompt_budget = max(share, limit - short)
 
     def has_room(self, step: Step, request: RequestState) -> bool:
-        """Whether the step has room for tokens of a request that would join."""
+        """Return whether the step has room for tokens of a request that would join."""
         if self._whole_prompts:
             return self._whole_chunk(step, request) > 0
         return self._room(step) > 0
 
     def _room(self, step: Step) -> int:
-        """How many more prompt tokens the step has room for."""
+        """Return how many more prompt tokens the step has room for."""
         return min(self._max_tokens - step.num_tokens, self._limits.prompt_tokens - step.num_prompt_tokens)
 
     def chunk(self, step: Step, request: RequestState) -> int:
-        """How many of its pending tokens the request computes in this step."""
+        """Return how many of its pending tokens the request computes in this step."""
         if request.awaits_its_last_token:
             return 0
         if self._whole_prompts:
@@ -73,7 +74,10 @@ class TokenBudget:
         return num_tokens
 
     def _whole_chunk(self, step: Step, request: RequestState) -> int:
-        """The whole prompt, or 0 if it has to wait. A prompt that is longer than the budget gets a step of its own."""
+        """Return the length of the whole prompt, or 0 if it must wait.
+
+        A prompt longer than the budget gets a separate step.
+        """
         num_tokens = request.num_pending_tokens
         padded_cost = (len(step.prefills) + len(step.decodes) + 1) * max(step.largest_tokens, num_tokens)
         fits = num_tokens <= self._room(step) if self._packs else padded_cost <= self._max_tokens

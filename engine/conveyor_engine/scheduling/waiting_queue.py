@@ -1,12 +1,12 @@
-"""The waiting requests, in the order of `sort_key`. Changed by `scheduler`; read by `policy` and `running_batch`.
+"""The waiting requests, in the order of `sort_key`. `scheduler` changes them; `policy` and `running_batch` read them.
 
 Lower levels go first. A request yields only to requests of lower levels that arrive within `LEVEL_AGEING_SECONDS` for
 each level between them, so no request waits forever. Within a level, a request with a near deadline goes first.
 
 All engine requests of one HTTP request (many inputs, many choices) are one party. Parties take turns, and the requests
-of a party go in order of arrival. So a request with one choice never waits for all choices of another client. The cost
-of a call depends on the number of requests that it takes, and on the logarithm of the number that wait. If a request
-does not fit into its share of the batch, its whole line is skipped: all requests with the same limits.
+of a party go in order of arrival. So a request with one choice never waits for all choices of another client. If a
+request does not fit into its share of the batch, its whole line is skipped: all requests with the same limits. The cost
+of a call depends on the number of requests that it takes, and on the logarithm of the number that wait.
 """
 
 from collections import OrderedDict, defaultdict
@@ -23,17 +23,17 @@ from conveyor_engine.scheduling.shares import NO_SHARES, Listing, Shares
 
 
 class Turn(NamedTuple):
-    """The last turn of a party, or its arrival. `time`: the latest arrival of a request of its level at that moment."""
+    """The last turn of a party, or its arrival. `time`: the latest arrival at its level at that moment."""
 
     number: int
     time: float
 
 
 def sort_key(request: RequestState, last_turn: Turn) -> Key:
-    """The order of the queue: the lowest key is next. Keys of two parties always differ, and no key ever changes.
+    """Return the key that orders the queue: the lowest key is next. Two parties always have different keys.
 
-    `last_turn` is the last turn of the request's party. Parties whose requests have the same `yields_seconds` go round
-    robin. A preempted request keeps the key with which it was admitted.
+    last_turn: the last turn of the request's party. Parties whose requests have the same `yields_seconds` are served
+    round robin. A key never changes, and a preempted request keeps the key with which it was admitted.
     """
     return (last_turn.time + request.yields_seconds, last_turn.number)
 
@@ -44,25 +44,28 @@ class Turns:
     def __init__(self) -> None:
         self.last: dict[str, Turn] = {}
         self._number = 0
-        self._newest: dict[int, float] = {}  # by level, the latest arrival; there are few levels
+        self._newest: dict[int, float] = {}  # the latest arrival at each level; there are few levels
 
     def arrive(self, request: RequestState) -> None:
-        """A request arrives. If no other of its party waits, the party goes after all others that yield alike."""
+        """Note an arriving request.
+
+        If no other of its party waits, the party goes after all others with the same yield time.
+        """
         self._newest[request.level] = max(request.arrival_time, self._newest.get(request.level, 0.0))
         if request.party not in self.last:
             self.take(request)
 
     def take(self, request: RequestState) -> None:
-        """The request's party has a turn."""
+        """Give the request's party a turn."""
         self._number += 1
         self.last[request.party] = self.imagine(request, self._number)
 
     def imagine(self, request: RequestState, number: int) -> Turn:
-        """The turn that the request's party would have with this number, if no request arrived before it."""
+        """Return the turn that the request's party would have with this number, if no request arrives before it."""
         return Turn(number, self._newest[request.level])
 
     def next_numbers(self) -> Iterator[int]:
-        """The numbers of the turns that would come next."""
+        """Return an iterator over the numbers of the next turns."""
         return count(self._number + 1)
 
 
@@ -80,9 +83,11 @@ class Line:
         return len(self._arrivals)
 
     def entries(self, listing: Listing) -> Iterator[tuple[Key, RequestState]]:
-        """Keys and requests. The order assumes that each party has a turn whenever one of its requests is listed.
+        """Yield keys and requests, in order.
 
-        Ends when the listing is closed for these requests, which may happen between two requests.
+        Each party is assumed to have a turn whenever one of its requests is listed.
+
+        It ends when the listing is closed for these requests, which may happen between two requests.
         """
         parties, numbers = self._next.entries(), self._turns.next_numbers()
         party = next(parties, None)
@@ -101,16 +106,16 @@ class Line:
 
     @property
     def first_arrival_time(self) -> float:
-        """Arrival time of the request that has waited longest. The line is not empty."""
+        """Arrival time of the request that has waited longest. The line must not be empty."""
         return next(iter(self._arrivals.values())).arrival_time
 
     @property
     def first_key(self) -> Key:
-        """Key of the request that is next. The line is not empty."""
+        """Key of the next request. The line must not be empty."""
         return self._next.first_key
 
     def has(self, party: str) -> bool:
-        """Whether a request of this party waits here."""
+        """Return whether a request of this party waits here."""
         return party in self._parties
 
     def add(self, request: RequestState) -> None:
@@ -128,7 +133,7 @@ class Line:
         return True
 
     def sort(self, party: str) -> None:
-        """Moves the party to the position of its first request, if one waits here."""
+        """Move the party to the position of its first request, if one waits here."""
         if requests := self._parties.get(party):
             self._next.put(party, sort_key(next(iter(requests.values())), self._turns.last[party]))
         elif requests is not None:
@@ -137,9 +142,9 @@ class Line:
 
 
 class Bucket:
-    """The waiting requests of similar length, if the policy groups by length; otherwise all of them.
+    """The waiting requests of similar length if the policy groups by length, otherwise all waiting requests.
 
-    Iterates over the requests that fit, in the order of the queue, assuming that every party takes its turns.
+    Iterating yields the requests that fit, in the order of the queue, assuming that every party takes its turns.
     """
 
     def __init__(self, turns: Turns, shares: Shares, list_fitting: Callable[[], Listing]) -> None:
@@ -154,25 +159,25 @@ class Bucket:
         return self.fitting(self._list_fitting())
 
     def fitting(self, listing: Listing) -> Iterator[RequestState]:
-        """The requests that fit beside those that the listing already has."""
+        """Return the requests that fit in addition to those that the listing has already counted."""
         return _fitting(self.entries(listing), listing)
 
     def entries(self, listing: Listing) -> list[Iterator[tuple[Key, RequestState]]]:
-        """The entries of each line."""
+        """Return the entries of each line that is not empty."""
         return [line.entries(listing) for line in self._lines if len(line)]
 
     @property
     def first_arrival_time(self) -> float:
-        """Arrival time of the request that has waited longest. The bucket is not empty."""
+        """Arrival time of the request that has waited longest. The bucket must not be empty."""
         return min(line.first_arrival_time for line in self._lines if len(line))
 
     @property
     def first_key(self) -> Key:
-        """Key of the request that is next. The bucket is not empty."""
+        """Key of the next request. The bucket must not be empty."""
         return min(line.first_key for line in self._lines if len(line))
 
     def line_of(self, request: RequestState) -> Line:
-        """The line of the request, if it waits here."""
+        """Return the line in which the request waits or would wait."""
         return self._lines[self._shares.count_limits(request.level)]
 
 
@@ -182,7 +187,7 @@ def _fitting(queues: list[Iterator[tuple[Key, RequestState]]], listing: Listing)
 
 
 class WaitingQueue:
-    """Iterates over the requests that fit, in the order of the queue."""
+    """The waiting queue. Iterating yields the requests that fit, in the order of the queue."""
 
     def __init__(
         self,
@@ -190,9 +195,8 @@ class WaitingQueue:
         shares: Shares = NO_SHARES,
         num_blocks_of: Callable[[RequestState], int] = lambda request: 0,
     ) -> None:
-        """`bucket_of`: requests of one bucket share a batch first; there are few buckets.
-
-        `num_blocks_of`: the KV blocks that a request gets when it is admitted.
+        """bucket_of: returns a request's bucket. Requests of one bucket share a batch first. There are few buckets.
+        num_blocks_of: returns the number of KV blocks that a request gets when it is admitted.
         """
         self._bucket_of = bucket_of
         self._turns = Turns()
@@ -214,7 +218,7 @@ class WaitingQueue:
         return sorted(filter(len, self._buckets.values()), key=lambda bucket: bucket.first_key)
 
     def fitting_others(self, bucket: Bucket, listing: Listing) -> Iterator[RequestState]:
-        """The requests of all other buckets that fit beside those of the listing, in the order of the queue."""
+        """Return the requests of all other buckets that fit in addition to the listing's, in the order of the queue."""
         others = (other for other in self._buckets.values() if other is not bucket)
         return _fitting([line for other in others for line in other.entries(listing)], listing)
 
@@ -224,12 +228,12 @@ class WaitingQueue:
         self._line_of(request).add(request)
 
     def add_preempted(self, request: RequestState) -> None:
-        """Adds the request at the position that it had when it was admitted."""
-        assert request.key is not None, "it has been admitted"
+        """Add the request at the position that it had when it was admitted."""
+        assert request.key is not None, "a preempted request has been admitted"
         self.preempted.put(request, request.key)
 
     def remove(self, request: RequestState) -> bool:
-        """Removes the request. False if it does not wait."""
+        """Remove the request. Returns False if it does not wait."""
         if request in self.preempted:
             self.preempted.remove(request)
             return True
@@ -240,7 +244,7 @@ class WaitingQueue:
         return True
 
     def pop(self, request: RequestState) -> None:
-        """Removes a request that is admitted. If it has not run before, this is its party's turn in all buckets."""
+        """Remove a request that is admitted. If it has not run before, this is its party's turn in all buckets."""
         if request.key is not None:
             self.preempted.remove(request)
             return
@@ -255,5 +259,5 @@ class WaitingQueue:
         return self._buckets[self._bucket_of(request)].line_of(request)
 
     def _lines_of_party(self, request: RequestState) -> Iterator[Line]:
-        """The lines of the request's party: its requests have one level, but may be in several buckets."""
+        """Return the lines of the request's party. Its requests have one level, but may be in several buckets."""
         return (bucket.line_of(request) for bucket in self._buckets.values())

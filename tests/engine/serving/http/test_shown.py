@@ -65,7 +65,7 @@ def test_parameters_that_forbid_every_token_end_a_request_with_a_reason(server: 
     body = {"prompt": PROMPT, "allowed_token_ids": [70], "stop_token_ids": [70], "min_tokens": 3}
     error = server.post("/v1/completions", body).json()["error"]
     assert error["code"] == "generation_failed"
-    assert "together forbid all of them" in error["message"]
+    assert "together forbid all tokens" in error["message"]
     assert len(ids_of(server)) == 24, "the next one is served"
 
 
