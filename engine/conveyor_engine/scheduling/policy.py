@@ -39,9 +39,8 @@ class Policy(Protocol):
 
     limits: BatchLimits
     joins: bool  # whether requests may join while others run
-    keeps_together: (
-        bool  # prompts come before all decodes; finished rows keep their place and answer until all are done
-    )
+    # Whether prompts come before all decodes, and finished rows keep their place and answer until all rows are done.
+    keeps_together: bool
     pads: bool  # rows are padded to the longest prompt, and finished rows continue, as in a padded tensor
 
     def bucket(self, request: RequestState) -> int:

@@ -112,9 +112,8 @@ def _names(said: str, image: str) -> bool:
 
 
 def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
-    if (
-        container.ended_reason == FailureReason.OOM_KILLED
-    ):  # checked first, because an engine whose child process was killed also writes a message
+    # Checked first, because an engine whose child process was killed also writes a message.
+    if container.ended_reason == FailureReason.OOM_KILLED:
         return Reason.OOM_KILLED, (
             f"container {container.name} used more than its memory limit and was killed; "
             "raise resources.limits.memory, or lower engine.maxModelLen or kvCache"
