@@ -1,7 +1,8 @@
 """The custom.metrics.k8s.io server: how many requests each InferenceService holds, for the HorizontalPodAutoscaler.
 
-One question, file by file: `listener` (HTTPS) -> `app` -> `auth` (who brings it?) -> `source` (every gateway is asked)
--> `documents` (the answer). One change in the cluster: `conveyor_kube.watch` -> `watched_list` -> `source`, or
-`auth` -> `certificates`. Around both: `settings`, `server`, `errors`.
-It never caches, guesses, or says 0 when it does not know.
+A query passes `listener` (HTTPS) -> `app` -> `auth` (authenticates the caller) -> `source` (reads every gateway) ->
+`documents` (builds the response). A change in the cluster passes `conveyor_kube.watch` -> `watched_list` -> `source`,
+or `auth` -> `certificates`. All use `settings` and `errors`; `server` builds and runs them.
+
+The server does not cache or guess values. If a value is unknown it returns an error, not 0.
 """

@@ -7,7 +7,7 @@ from conveyor_process.running import end_on_sigterm, run_program
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the metrics server and return its exit code."""
     from conveyor_metrics.server import serve
     from conveyor_metrics.settings import PROGRAM, Settings
 

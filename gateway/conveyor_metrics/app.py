@@ -1,8 +1,8 @@
-"""The HTTP of this server: the API for the API server (HTTPS), and plain for the cluster the probes, the metrics of the
-process and the page that KEDA reads.
+"""Builds the HTTP applications: the API for the API server (HTTPS), and an admin port (plain HTTP) with probes, the
+process's metrics and the page for KEDA.
 
-aiohttp and not uvicorn: it hands the peer's certificate to the request, uvicorn does not. Every question is answered
-with JSON, every refusal with a `metav1.Status`. Called by `server`; knows no TLS files and no Kubernetes API.
+aiohttp is used because it passes the peer's certificate to the request, which uvicorn does not. Responses are JSON, and
+errors are `metav1.Status` objects. Called by `server`. This module knows neither TLS files nor the Kubernetes API.
 """
 
 import time
@@ -43,7 +43,7 @@ VALUE_SECONDS = Histogram(
 
 
 def build_api_app(source: GatewaySource, trust: Trust) -> web.Application:
-    """The custom.metrics.k8s.io API; every path needs the front proxy's certificate."""
+    """Build the custom.metrics.k8s.io API. Every path requires the front proxy's certificate."""
 
     @web.middleware
     async def authenticated(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -66,10 +66,10 @@ def build_api_app(source: GatewaySource, trust: Trust) -> web.Application:
 
 
 def build_admin_app(source: GatewaySource, missing: Callable[[], list[str]]) -> web.Application:
-    """`missing` names what the server still waits for; ready means that it names nothing.
+    """Build the admin application. `missing`: returns what the server still waits for; it is ready if that is empty.
 
-    Ready does not depend on the gateways: an API without values must still answer discovery, or namespaces of the
-    whole cluster could not be deleted.
+    Readiness does not depend on the gateways. Without values the API must still respond to discovery, because otherwise
+    no namespace of the cluster could be deleted.
     """
 
     async def livez(_request: web.Request) -> web.Response:
@@ -93,7 +93,7 @@ def build_admin_app(source: GatewaySource, missing: Callable[[], list[str]]) -> 
 
 @web.middleware
 async def _answered_with_status(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Counts every answer and gives every refusal the shape that Kubernetes' clients read."""
+    """Count every response, and return errors in the format that Kubernetes' clients expect."""
     try:
         response = await handler(request)
     except MetricsError as error:
@@ -108,7 +108,7 @@ async def _answered_with_status(request: web.Request, handler: Handler) -> web.S
 
 
 def refuse_outside(status: int, said: str | None) -> web.Response:
-    """The answer to what is no request (below 500, `said` is what is wrong with it) and to a bug; counted as well."""
+    """Return the counted response to an invalid request (status below 500; `said`: the parser's error) or to a bug."""
     REQUESTS.labels(str(status)).inc()
     if status < 500:
         words = f"the request is not valid HTTP: {(said or 'malformed').strip()[:200]}"
@@ -136,7 +136,7 @@ def _metric_value(source: GatewaySource, version: str) -> Handler:
 
 
 def _demand(source: GatewaySource) -> Handler:
-    """`?service=<namespace>/<name>`: both metrics on one page, and an error where the API has one."""
+    """Build the handler for `?service=<namespace>/<name>`: both metrics on one page, or the API's error."""
 
     async def read(request: web.Request) -> web.Response:
         service = request.query.get("service", "")
@@ -194,6 +194,6 @@ def _constant(document: dict[str, Any]) -> Handler:
 
 
 def refuse(reason: Reason, message: str, status: int | None = None) -> web.Response:
-    """`status`: another one than the reason's, as aiohttp's parser has it."""
+    """Return an error response. `status`: overrides the reason's status, for errors of aiohttp's parser."""
     code = status or reason.status
     return web.json_response(documents.build_status(code, reason, message), status=code)

@@ -1,9 +1,10 @@
-"""Whom this server answers: the API server's front proxy, for the user that it names. Pure; called by `app`.
+"""Authenticates the API server's front proxy, which forwards users' queries. Pure; called by `app`.
 
-The API server authenticates and authorizes the caller (RBAC on custom.metrics.k8s.io) before it passes the question on,
-with a client certificate of its own and the user in headers. It publishes the authority of that certificate, the names
-that it may carry and the names of the headers in ConfigMap kube-system/extension-apiserver-authentication.
-So no SubjectAccessReview here: it would ask the same API server the same question a second time.
+The API server authenticates and authorizes the user (RBAC on custom.metrics.k8s.io). Then it forwards the query with
+its own client certificate and the user in headers. ConfigMap kube-system/extension-apiserver-authentication contains
+the authority of that certificate, its allowed names and the names of the headers.
+
+So no SubjectAccessReview is needed: it would repeat the API server's authorization.
 
 Source: k8s.io/apiserver pkg/authentication/request/headerrequest.
 """
@@ -22,7 +23,7 @@ CONFIG_MAP_NAME = "extension-apiserver-authentication"
 
 
 class ConfigMapBody(TypedDict):
-    """The members of the ConfigMap that are read."""
+    """The fields of the ConfigMap that are read."""
 
     metadata: Identity
     data: NotRequired[dict[str, str] | None]
@@ -30,7 +31,7 @@ class ConfigMapBody(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The front proxy as the API server describes it; an empty `allowed_names` allows every name."""
+    """The API server's description of the front proxy. An empty `allowed_names` allows every name."""
 
     authorities_pem: str
     allowed_names: tuple[str, ...]
@@ -38,7 +39,7 @@ class Trust:
 
 
 def parse_trust(data: Mapping[str, str]) -> Trust:
-    """Reads the ConfigMap's `data`; raises InvalidTrust if it does not name a usable authority."""
+    """Parse the ConfigMap's `data`. Raises InvalidTrust if it has no usable authority."""
     authorities = data.get("requestheader-client-ca-file", "")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=authorities or "-")
@@ -53,10 +54,10 @@ def parse_trust(data: Mapping[str, str]) -> Trust:
 
 
 def authenticate(trust: Trust, peer_certificate: Mapping[str, Any] | None, headers: Mapping[str, str]) -> str:
-    """The user for whom the front proxy asks. Raises Unauthenticated.
+    """Return the user for whom the front proxy sends the query. Raises Unauthenticated.
 
-    `peer_certificate` is what `SSLSocket.getpeercert()` returns: only a certificate that the TLS handshake has
-    verified against `trust.authorities_pem`, or None or empty if the caller showed none.
+    peer_certificate: the result of `SSLSocket.getpeercert()`. The TLS handshake has verified it against
+    `trust.authorities_pem`. It is None or empty if the caller presented none.
     """
     if not peer_certificate:
         raise Unauthenticated("no client certificate: only the API server's front proxy may call this server")

@@ -1,10 +1,10 @@
-"""The two sides of the TLS handshake, followed while the server runs.
+"""Follows the certificates of the TLS handshake while the server runs. Used by `listener`.
 
-Ours: the serving certificate in a mounted Secret, which the operator fills and rotates. Theirs: the authority of the
-front proxy, from `auth.Trust`. Used by `listener`. Knows no port and no request.
+The serving certificate comes from a mounted Secret, which the operator fills and rotates. The authority for the front
+proxy's certificate comes from `auth.Trust`.
 
-A caller without a certificate gets through the handshake, so that `auth` can answer it with 401. One with a foreign
-certificate does not: Python's `ssl` verifies what is shown, or asks for nothing.
+The handshake succeeds for a caller without a certificate, so that `auth` can respond with 401. It fails for a caller
+with a foreign certificate, because Python's `ssl` verifies any certificate that it requests.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ SERVING_CERTIFICATE_EXPIRY = Gauge(
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A context for a listening socket, and the trust that it was made for."""
+    """A context for a listening socket, and the trust with which it was built."""
 
     context: ssl.SSLContext
     trust: Trust
 
 
 class Certificates:
-    """The files `tls.crt` and `tls.key` of a folder, and the latest trust; None until there is one."""
+    """The files `tls.crt` and `tls.key` in a folder, and the latest trust. `trust` is None until it is known."""
 
     def __init__(self, folder: Path) -> None:
         self.trust: Trust | None = None
@@ -52,9 +52,9 @@ class Certificates:
         self._trust_changed.set()
 
     async def follow(self) -> AsyncIterator[Serving]:
-        """Yield the certificate to serve with: when both sides exist, and after every change, until cancelled.
+        """Yield the certificate to serve with, once both sides are known and after every change, until cancelled.
 
-        Looks at the files once a second: a mounted Secret changes by a moved link, which no file event shows.
+        The files are checked once a second: a mounted Secret changes by a moved link, for which there is no file event.
         """
         while True:
             self._trust_changed.clear()
@@ -89,12 +89,12 @@ class Certificates:
         context.load_cert_chain(self._chain, self._key)
         context.load_verify_locations(cadata=trust.authorities_pem)
         context.verify_mode = ssl.CERT_OPTIONAL
-        # As in Go: every certificate in the bundle is an anchor, also an intermediate one.
+        # As in Go, every certificate in the bundle is a trust anchor, including intermediate ones.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
 
     def _say(self, message: str) -> None:
-        """Logs what is new, so that a wait is one line and not one a second."""
+        """Log a message if it differs from the last one, so that a wait is logged once and not every second."""
         if message != self._said:
             logger.info("event=certificate message=%s", message)
         self._said = message

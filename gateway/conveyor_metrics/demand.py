@@ -1,7 +1,8 @@
-"""The demand that gateways report, and its sum. Pure; used by `source`.
+"""Sums the demand that gateways report. Pure; used by `source`.
 
-Each request counts once: what waits at a gateway is that gateway's own, and what waits inside an engine is counted per
-engine, however many gateways send to it. Where KV caches carry less than a batch, it counts for more than one place.
+Each request counts once. Requests that wait at a gateway are reported only by that gateway. Requests that wait inside
+an engine are counted once for each engine, even if several gateways report them. If KV caches hold fewer requests than
+a batch, each request counts as more than one place.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from conveyor_protocol.pages import ClassDemand, Demand, EngineDemand, ServiceDe
 
 @dataclass(frozen=True, slots=True)
 class ClassSum:
-    """Requests of one class that wait at gateways, and how long the first one of any gateway has waited."""
+    """Requests of one class that wait at gateways, and how long the one that has waited longest has waited."""
 
     queued: int
     wait_seconds: int
@@ -22,14 +23,14 @@ class ClassSum:
 
 @dataclass(frozen=True, slots=True)
 class DemandSum:
-    """Requests held for one InferenceService, and those of them that wait. Both count places of full batches."""
+    """All requests for one InferenceService, and those that wait. Both are in places of full batches."""
 
     in_flight: int
     queue_depth: int
     running_limit: int = 0
-    """Requests that an engine runs together, as the mean of those that have requests."""
+    """Requests that an engine runs at once: the mean over engines with requests."""
     limited_engines: Mapping[str, int] = field(default_factory=dict)
-    """Engines with objectives that have requests, by the reason of their limit."""
+    """Number of engines with objectives and requests, by the reason for their limit."""
     classes: Mapping[str, ClassSum] = field(default_factory=dict)
 
 
@@ -64,9 +65,12 @@ def _sum_classes(demands: list[ServiceDemand]) -> dict[str, ClassSum]:
 
 
 def _count_places(requests: int, carried: list[int], batch_size: int) -> int:
-    """Places of full batches that so many requests take where engines carry these numbers at once, rounded up.
+    """Return the places of full batches for this number of requests, rounded up.
 
-    Engines that do not say are taken for the mean of those that do: they run one model, and a new one knows nothing.
+    `carried`: requests that each engine runs at once.
+
+    Engines that report no number are assumed to have the mean of the others, because all run the same model and a new
+    engine has no number yet.
     """
     return -(-requests * batch_size * len(carried) // sum(carried)) if carried else requests
 
@@ -81,7 +85,7 @@ def _group_by_engine(demands: list[ServiceDemand]) -> list[list[EngineDemand]]:
 
 
 def _find_carried(reports: list[EngineDemand], batch_size: int) -> int | None:
-    """At most a batch."""
+    """Return how many requests an engine runs at once, at most a batch; None if not reported."""
     said = [report.carried for report in reports if report.carried is not None]
     return min(max(said), batch_size) if said else None
 
@@ -91,9 +95,10 @@ def _find_limit_reason(reports: list[EngineDemand]) -> str | None:
 
 
 def _count_waiting_at(reports: list[EngineDemand], batch_size: int) -> int:
-    """At most what the gateways have there: an engine may run an image that says anything.
+    """Return how many requests wait inside an engine.
 
-    One that says nothing in time is taken to run as many as it can.
+    This is at most the number that gateways have sent there, because an engine's image may report anything. An engine
+    that does not report in time is assumed to run a full batch.
     """
     dispatched = sum(report.dispatched for report in reports)
     said = [report.waiting for report in reports if report.waiting is not None]

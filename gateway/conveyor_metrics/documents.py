@@ -2,7 +2,7 @@
 
 Shapes: k8s.io/metrics pkg/apis/custom_metrics/{v1beta1,v1beta2}/types.go, apimachinery meta/v1 APIGroup,
 APIResourceList and Status. The two versions differ only in how an item names its metric and its window.
-Knows no HTTP and no gateway.
+This module knows neither HTTP nor gateways.
 """
 
 from collections.abc import Mapping
@@ -31,16 +31,16 @@ METRICS = {IN_FLIGHT_METRIC: "in_flight", QUEUE_DEPTH_METRIC: "queue_depth"}
 """Metric name -> the field of a gateway's `/demand` that it sums."""
 
 CLASS_METRICS = {CLASS_QUEUED_METRIC: "queued", CLASS_WAIT_METRIC: "wait_seconds"}
-"""The same of one class of `queue.classes`, which the label `request_class` names."""
+"""Metric name -> field of the class of `queue.classes` that the label `request_class` names."""
 
 LIMIT_METRICS = {RUNNING_LIMIT_METRIC: "running_limit", LIMITED_ENGINES_METRIC: "limited_engines"}
-"""The limit of engines with objectives, and engines by its reason, which the label `limit_reason` names."""
+"""Metric name -> field, for engines with objectives. The label `limit_reason` selects engines by reason."""
 
 NO_LABELS: Final[Mapping[str, str]] = {}
 
 
 def build_group() -> Json:
-    """The preferred version is what the HorizontalPodAutoscaler asks for."""
+    """Return the API group. The HorizontalPodAutoscaler uses its preferred version."""
     versions = [{"groupVersion": f"{METRICS_GROUP}/{version}", "version": version} for version in METRICS_VERSIONS]
     return {
         "kind": "APIGroup",
@@ -76,20 +76,20 @@ def build_resource_list(version: str) -> Json:
 
 
 def build_openapi_v2() -> Json:
-    """A document without paths: the API server asks for one and logs an error every minute if there is none."""
+    """Return a document without paths. Without a document, the API server would log an error every minute."""
     info = {"title": "Conveyor metrics", "version": METRICS_VERSIONS[0]}
     return {"swagger": "2.0", "info": info, "paths": {}}
 
 
 def build_openapi_v3_index() -> Json:
-    """An index without documents, for the same reason."""
+    """Return an index without documents, for the same reason as `build_openapi_v2`."""
     return {"paths": {}}
 
 
 def build_metric_values(
     version: str, namespace: str, name: str, metric: str, value: int, labels: Mapping[str, str] = NO_LABELS
 ) -> Json:
-    """A MetricValueList of exactly one item, as an Object metric wants; `value` is read at this moment."""
+    """Return a MetricValueList with exactly one item, as Object metrics require. `value`: the current value."""
     selector = {"matchLabels": labels} if labels else None
     item: Json = {
         "describedObject": {
@@ -114,7 +114,7 @@ def build_metric_values(
 
 
 def build_status(code: int, reason: str, message: str) -> Json:
-    """A `metav1.Status` of failure."""
+    """Return a `metav1.Status` for an error."""
     return {
         "kind": "Status",
         "apiVersion": "v1",

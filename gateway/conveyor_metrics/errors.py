@@ -1,12 +1,11 @@
-"""Everything that this server refuses: one table, `Reason`, and the kinds that it is raised as.
+"""The server's error responses: the table `Reason`, and the exceptions.
 
-MetricsError
-├── Unauthenticated   no certificate of the front proxy, or no user named by it
-├── NotFound          no such resource, metric or InferenceService
-└── NotKnown          the value exists, but cannot be known now: the HorizontalPodAutoscaler holds
+MetricsError ├── Unauthenticated the caller has no certificate of the front proxy, or names no user ├── NotFound no such
+resource, metric or InferenceService └── NotKnown the value cannot be read now, so the HorizontalPodAutoscaler keeps the
+replicas
 
-InvalidTrust (the API server publishes no usable front proxy authority) and `conveyor_process.settings.SettingsError` (a
-wrong flag or variable) reach no client; they are logged, with what to do.
+InvalidTrust (the API server publishes no usable front proxy authority) and `conveyor_process.settings.SettingsError`
+(an invalid flag or variable) are not sent to clients. They are logged with what to do.
 """
 
 from typing import ClassVar
@@ -15,7 +14,7 @@ from conveyor_protocol.answer_codes import AnswerCode
 
 
 class Reason(AnswerCode):
-    """Kubernetes' word for each case."""
+    """Kubernetes' reason for each error, with its HTTP status and meaning."""
 
     BAD_REQUEST = "BadRequest", 400, "the request is not valid HTTP"
     UNAUTHORIZED = "Unauthorized", 401, "the caller is not the API server's front proxy, or names no user"
@@ -30,7 +29,7 @@ class Reason(AnswerCode):
 
 
 class MetricsError(Exception):
-    """A question that gets a `metav1.Status` instead of a value."""
+    """An error that is returned as a `metav1.Status`."""
 
     reason: ClassVar[Reason]
 
@@ -48,4 +47,4 @@ class NotKnown(MetricsError):
 
 
 class InvalidTrust(Exception):
-    """ConfigMap kube-system/extension-apiserver-authentication does not say whom to trust."""
+    """ConfigMap kube-system/extension-apiserver-authentication has no usable authority."""

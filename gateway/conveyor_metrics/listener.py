@@ -1,7 +1,7 @@
 """The HTTPS port: opened with the first certificate, and served by a new server after every change of certificates.
 
-The new server takes over the listening socket before the old one answers what it holds and closes its connections,
-so no caller is turned away, and no connection outlives the authority that it rests on. Called by `server`.
+The new server takes over the listening socket before the old one answers its requests and closes its connections. So no
+caller is rejected, and no connection outlives the authority that verified it. Called by `server`.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from conveyor_process.listening import BACKLOG, Acceptor, close_port
 
 logger = logging.getLogger(__name__)
 
-# A value takes at most the gateways' time-out; what takes longer is no answer of ours.
+# How long open requests may take at a shutdown. A value takes at most the gateways' timeout.
 _SHUTDOWN_SECONDS = 5.0
-# For what was accepted last to shake hands.
+# How long the last accepted connections may take for their handshake.
 _ACCEPTED_SECONDS = 0.1
-# Before it a connection counts as none of the port's; the event loop's own limit is a minute.
+# The limit on a handshake, because connections count only after it. asyncio's default is a minute.
 _HANDSHAKE_SECONDS = 5.0
-_MAX_CONNECTIONS = 256  # the API servers'
+_MAX_CONNECTIONS = 256  # from API servers
 
 
 class ApiConnection(Connection):
@@ -46,28 +46,28 @@ class ApiConnection(Connection):
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """The socket under one context, and the server of its connections."""
+    """The listening socket with one TLS context, and the server of its connections."""
 
     acceptor: Acceptor
     runner: AppRunner
 
     async def close(self) -> None:
-        """Returns after every accepted request was answered."""
+        """Close the port. Returns after every accepted request was answered."""
         await close_port(self.acceptor, _ACCEPTED_SECONDS)
         await self.runner.cleanup()
 
 
 class Listener:
-    """`port` is None until the port is open."""
+    """The HTTPS port. `port` is None until it is open."""
 
     def __init__(self, host: str, port: int, build_app: Callable[[Trust], web.Application]) -> None:
-        """An empty `host` listens on every address; port 0 takes any free one."""
+        """host: "" for all addresses. port: 0 for any free port."""
         self.port: int | None = None
         self._wanted = host, port
         self._build_app = build_app
 
     async def serve(self, servings: AsyncIterator[Serving]) -> None:
-        """Runs until cancelled; returns after every accepted request was answered."""
+        """Serve until cancelled. Returns after every accepted request was answered."""
         port: _Port | None = None
         listening: socket.socket | None = None
         retiring: asyncio.Task[None] | None = None

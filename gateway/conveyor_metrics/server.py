@@ -1,7 +1,7 @@
-"""Puts the parts together and runs them until SIGTERM. Called by `__main__` and, with a stop event, by tests.
+"""Builds the parts and runs them until SIGTERM. Called by `__main__` and, with a stop event, by tests.
 
-Order of a start: probes answer at once; the watches and the certificate files are followed; the HTTPS port opens when
-the serving certificate and the front proxy's authority are there. Any task that fails ends the process.
+At a start, probes are answered immediately, and the watches and the certificate files are followed. The HTTPS port
+opens when the serving certificate and the front proxy's authority are there. Any task that fails ends the process.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from conveyor_process.listening import allow_open_files, close_port
 
 logger = logging.getLogger(__name__)
 
-_MAX_ADMIN_CONNECTIONS = 256  # the kubelet's, Prometheus's and KEDA's
+_MAX_ADMIN_CONNECTIONS = 256  # from the kubelet, Prometheus and KEDA
 
 
 class MetricsServer:
-    """The whole process, for one `run`."""
+    """All parts of the process, for one call of `run`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class MetricsServer:
         self._slices_watch = WatchState(self._slices.name)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until `stop` is set; returns after every accepted request was answered."""
+        """Serve until `stop` is set. Returns after every accepted request was answered."""
         settings = self._settings
         async with (
             connect(settings.kubeconfig) as client,
@@ -80,7 +80,7 @@ class MetricsServer:
         await watch_collection(client, config_map, WatchedList(self._on_trust), WatchState(config_map.name))
 
     def _on_trust(self, config_maps: list[Json]) -> None:
-        """An authority that cannot be read is never replaced by none: what was trusted last stays."""
+        """Update the trust. If the new ConfigMap is invalid, the last valid trust is kept."""
         try:
             trust = auth.parse_trust((config_maps[0].get("data") or {}) if config_maps else {})
         except InvalidTrust as error:
@@ -99,7 +99,7 @@ class MetricsServer:
 
 
 async def serve(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     allow_open_files()
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

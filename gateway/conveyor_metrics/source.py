@@ -1,8 +1,8 @@
-"""The source of the metrics: every gateway, read when a metric is requested.
+"""Reads every gateway when a metric is requested, and returns the sum.
 
-Called by `app` (questions) and `server` (who the gateways are). A value is the sum over all gateways, or nothing:
-one gateway that cannot be read makes every sum unknown, unless it cannot hold a request, and so does a list of them
-that may be old. Who asks for those that can be read gets their sum: it is at least so much.
+Called by `app` (queries) and `server` (the list of gateways). If a gateway that may hold requests cannot be read, or if
+the list of gateways may be stale, the sum is unknown. A query for readable gateways only gets their sum, which is a
+lower bound.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class GatewaySource:
         return demand
 
     def _check_heard(self) -> None:
-        """Raises NotKnown when there may be gateways that are not in the list."""
+        """Raise NotKnown if there may be gateways that are not in the list."""
         silence_seconds = time.monotonic() - self._watch.heard_at
         was_stale, self._stale = self._stale, silence_seconds > MAX_SILENCE_SECONDS
         if self._stale:

@@ -1,5 +1,6 @@
-"""The common parts of every program: `settings` reads flags and variables, `log` writes every line, `listening` opens
-ports, `running` goes from the first line to the exit code.
+"""The common parts of every program.
 
-Imported by operator, gateway, metrics server and engine. Needs no library but Python's own.
+`settings` reads flags and variables, `log` writes log lines, `listening` opens ports, and `running` runs a program from
+its settings to its exit code. Used by operator, gateway, metrics server and engine. Needs only Python's standard
+library.
 """

@@ -1,7 +1,7 @@
-"""New connections that wait for their turn, by the peer that opened them. Used by `listening` only. Pure bookkeeping.
+"""Queues new connections by the peer that opened them. Used by `listening` only. Pure bookkeeping.
 
-Peers take turns, so a peer that opens many connections waits behind itself and not in front of others. When too many
-wait, the peer that needs most turns loses its newest connection. Each operation costs the same however many wait.
+Peers take turns, so a peer that opens many connections delays only itself. If too many connections wait, the peer that
+needs most turns loses its newest connection. The cost of an operation does not depend on how many connections wait.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -10,11 +10,11 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-MAX_A_ROUND: Final = 16  # connections that go at once: the event loop has other work too
+MAX_A_ROUND: Final = 16  # maximum number of connections in a round, because the event loop has other work too
 
 
 class Peer(NamedTuple):
-    """A peer that opens connections. Peers take turns, each with `count_a_turn` (at least one) connections."""
+    """A peer that opens connections. In each turn it gets `count_a_turn` (at least one) connections."""
 
     name: str
     count_a_turn: int = 1
@@ -31,16 +31,16 @@ class _Line(Generic[T]):
 
     @property
     def num_turns(self) -> int:
-        """How many turns all of them need."""
+        """The number of turns that these connections need."""
         return -(-len(self.items) // self.peer.count_a_turn)
 
 
 class Arrivals(Generic[T]):
-    """At most `most` connections wait. In each round every peer has one turn."""
+    """The queue. At most `most` connections wait. In each round every peer has one turn."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._lines = OrderedDict[str, _Line[T]]()  # by peer's name, none is empty; the next one's turn is first
+        self._lines = OrderedDict[str, _Line[T]]()  # non-empty lines by peer's name, in the order of turns
         self._by_turns = defaultdict[int, dict[str, None]](dict)  # names, by the number of turns that they need
         self._most_turns = 0
         self._size = 0
@@ -49,7 +49,7 @@ class Arrivals(Generic[T]):
         return self._size
 
     def add(self, peer: Peer, arrived: T) -> T | None:
-        """The connection that has to go because too many wait: `arrived` or another one. None: there is room."""
+        """Add a connection. Returns the connection to refuse because too many wait, which may be `arrived`; or None."""
         line = self._lines.get(peer.name) or _Line[T](peer)
         before = line.num_turns
         line.items.append(arrived)
@@ -58,7 +58,10 @@ class Arrivals(Generic[T]):
         return self.drop_newest() if self._size > self._most else None
 
     def drop_newest(self) -> T:
-        """Removes the newest connection of the peer that needs most turns. Some connection must wait."""
+        """Remove and return the newest connection of the peer that needs most turns.
+
+        At least one connection must wait.
+        """
         line = self._lines[next(reversed(self._by_turns[self._most_turns]))]
         before = line.num_turns
         dropped = line.items.pop()
@@ -66,7 +69,7 @@ class Arrivals(Generic[T]):
         return dropped
 
     def take_round(self) -> list[T]:
-        """Removes the connections that go now, MAX_A_ROUND at most."""
+        """Remove and return the connections of the next round, at most MAX_A_ROUND."""
         taken: list[T] = []
         for line in list(islice(self._lines.values(), MAX_A_ROUND)):
             before = line.num_turns
@@ -78,7 +81,7 @@ class Arrivals(Generic[T]):
         return taken
 
     def _update(self, line: _Line[T], turns_before: int, more: int) -> None:
-        """`line` has `more` connections than when it needed `turns_before`."""
+        """Update the index after the number of connections in `line` has changed by `more`."""
         self._size += more
         name, turns = line.peer.name, line.num_turns
         if not line.items:

@@ -1,4 +1,4 @@
-"""Kinds of settings: text, bounded numbers, choices, lists. Used where settings are declared. Pure."""
+"""The kinds of settings: text, bounded numbers, choices and lists. Used by modules that declare settings. Pure."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ def number(least: float, most: float, words: str = "a number") -> Kind[float]:
             value = float(text)
         except ValueError:
             raise ValueError(text) from None
-        if not least <= value <= most:  # what is not a number is neither
+        if not least <= value <= most:  # NaN fails both comparisons
             raise ValueError(text)
         return value
 
@@ -55,7 +55,7 @@ def seconds(most: float = DAY_SECONDS, least: float = 0.0) -> Kind[float]:
 
 
 def one_of(choices: Mapping[str, T], words: str, is_text: bool = True) -> Kind[T]:
-    """Upper and lower case are the same."""
+    """Return the kind of a choice that ignores case."""
 
     def parse(text: str) -> T:
         if text.upper() not in choices:
@@ -66,12 +66,12 @@ def one_of(choices: Mapping[str, T], words: str, is_text: bool = True) -> Kind[T
 
 
 def literal(choices: Any) -> Kind[Any]:
-    """The values of a type `Literal[...]`, spelt as they are."""
+    """Return the kind of a choice among the values of a type `Literal[...]`, which is case-sensitive."""
     return among(*get_args(choices))
 
 
 def among(*values: str) -> Kind[Any]:
-    """One of these, spelt as they are."""
+    """Return the kind of a case-sensitive choice."""
 
     def parse(text: str) -> str:
         if text not in values:

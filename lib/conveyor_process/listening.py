@@ -1,4 +1,4 @@
-"""How every program listens on its ports."""
+"""Opens the ports of every program and accepts connections fairly."""
 
 import asyncio
 import errno
@@ -12,16 +12,16 @@ from typing import Any, Final
 
 from conveyor_process.arrivals import MAX_A_ROUND, Arrivals, Peer
 
-# New connections that the kernel keeps for a process which does not take them at once. It drops the packets of those
-# beyond, whose clients try again after a second.
+# The number of new connections that the kernel queues until the process accepts them. Beyond it, the kernel drops
+# packets, and clients retry after a second.
 BACKLOG: Final = 2048
-MAX_ACCEPTED_A_TURN: Final = 64  # connections of one socket in one turn of the event loop, which has other work too
-MAX_WAITING: Final = 2048  # accepted connections without a protocol
-MAX_HANDSHAKES: Final = 128  # of TLS, at once: each has buffers of 256 KiB before it counts as a connection
+MAX_ACCEPTED_A_TURN: Final = 64  # accepted from one socket in one turn of the event loop, which has other work too
+MAX_WAITING: Final = 2048  # accepted connections that wait for their turn
+MAX_HANDSHAKES: Final = 128  # concurrent TLS handshakes: each has buffers of 256 KiB before it counts as a connection
 _LOG_SECONDS: Final = 10.0
 _READ_BYTES: Final = 64 << 10
 _IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
-_PAUSE_SECONDS: Final = 0.1  # in which some descriptors or memory may be free again
+_PAUSE_SECONDS: Final = 0.1  # pause before accepting again after descriptors or memory ran out
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,10 @@ def allow_open_files() -> int:
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets. An empty `host` is every address, IPv4 and IPv6; port 0 takes any free one. Raises OSError."""
+    """Return listening sockets.
+
+    `host`: "" for all IPv4 and IPv6 addresses. `port`: 0 for a free one. Raises OSError.
+    """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     opened: list[socket.socket] = []
     try:
@@ -61,13 +64,14 @@ EVERYBODY: Final = Peer("", MAX_A_ROUND)
 
 
 class Acceptor:
-    """Accepts the connections of `sockets`, and makes a protocol for each. `tls` are asyncio's options for TLS.
+    """Accepts the connections of `sockets`, and builds a protocol for each. `tls`: asyncio's options for TLS.
 
-    The servers of libuv, and so uvloop's, accept one connection in each turn of the event loop. While turns are slow,
-    new clients wait behind those before them. This class accepts all that wait. Their peers, which `find_peer` finds by
-    host, take turns: one each in a turn of the event loop. If too many wait, the peer that needs most turns loses its
-    newest connections, which get `refusal` and no protocol.
-    Of the connections that begin no TLS the oldest are closed: a handshake takes some milliseconds.
+    libuv's servers, which uvloop uses, accept one connection in each turn of the event loop. If turns are slow, new
+    clients wait for all earlier ones. This class accepts all waiting connections. Their peers, which `find_peer` finds
+    by host, take turns: one each in a turn of the event loop. If too many wait, the peer that needs most turns loses
+    its newest connections, which get `refusal` and no protocol.
+
+    If too many TLS handshakes are open, the oldest are closed, because a handshake normally takes some milliseconds.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class Acceptor:
         self._max_waiting = max_waiting
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._connecting: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
+        self._connecting: dict[asyncio.Task[None], socket.socket] = {}  # oldest first
         self._is_closed = False
         self._has_next_round = False
         self._silent_until = 0.0
@@ -97,12 +101,12 @@ class Acceptor:
 
     @property
     def port(self) -> int:
-        """The real one, also if 0 was asked for."""
+        """The actual port, also if port 0 was requested."""
         number: int = self.sockets[0].getsockname()[1]
         return number
 
     def close(self) -> None:
-        """Stops listening. Connections that have reached the kernel are accepted first."""
+        """Stop listening, after accepting the connections that have reached the kernel."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -115,7 +119,7 @@ class Acceptor:
             self._connect_round()
 
     async def wait_connected(self, within_seconds: float) -> None:
-        """Returns when each accepted connection has its protocol: with TLS, after its handshake."""
+        """Wait up to `within_seconds` until each accepted connection has its protocol (after a TLS handshake)."""
         if self._connecting:
             await asyncio.wait(list(self._connecting), timeout=within_seconds)
 
@@ -134,7 +138,7 @@ class Acceptor:
             self._loop.add_reader(listening, self._accept, listening)
 
     def _take_from(self, listening: socket.socket, most: int) -> None:
-        """Raises OSError if this process may open no more files."""
+        """Accept up to `most` connections into the queue. Raises OSError if the process may not open more files."""
         for opened, host in _take(listening, most):
             refused = self._arrivals.add(self._find_peer(host), opened)
             if refused is not None:
@@ -163,7 +167,7 @@ class Acceptor:
             await self._loop.connect_accepted_socket(self._build_protocol, opened, **self._tls)
         except (OSError, TimeoutError) as error:  # the client has left, or speaks no TLS
             opened.close()
-            clear_frames(error.__traceback__)  # they and the error hold each other, and the buffers of TLS
+            clear_frames(error.__traceback__)  # breaks a reference cycle that would keep the TLS buffers
 
     def _refuse(self, opened: socket.socket) -> None:
         if (now := self._loop.time()) >= self._silent_until:
@@ -173,14 +177,14 @@ class Acceptor:
             )
         opened.setblocking(False)
         with suppress(OSError):
-            opened.recv(_READ_BYTES)  # unread, it would make the kernel reset the connection
+            opened.recv(_READ_BYTES)  # with unread data, the kernel would reset the connection
         with suppress(OSError):
             opened.send(self._refusal)
         opened.close()
 
 
 def name_peer(host: str) -> str:
-    """An IPv4 address, or the network of an IPv6 one that usually is one machine's."""
+    """Return the name of a peer: its IPv4 address, or its IPv6 network (/64), which usually belongs to one machine."""
     if ":" not in host:
         return host
     packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
@@ -190,7 +194,7 @@ def name_peer(host: str) -> str:
 
 
 def _take(listening: socket.socket, most: int) -> Iterator[tuple[socket.socket, str]]:
-    """Accepted connections with their peer's address. Raises OSError if this process may open no more."""
+    """Yield accepted connections with their peers' addresses. Raises OSError if the process may not open more files."""
     for _ in range(most):
         try:
             opened, address = listening.accept()

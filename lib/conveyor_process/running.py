@@ -1,4 +1,4 @@
-"""A program from its first line to its last: settings, log, work, exit code. Called by each `__main__`."""
+"""Runs a program: reads settings, sets up the log, runs the work, returns the exit code. Called by each `__main__`."""
 
 import contextlib
 import gc
@@ -27,14 +27,14 @@ S = TypeVar("S", bound=LoggedSettings)
 
 
 def run_program(program: Program[S], run: Callable[[S], None]) -> int:
-    """The exit code: 0 when `run` returns, 1 after an error, 2 for settings that cannot be used.
+    """Run a program. Returns its exit code: 0 when `run` returns, 1 after an error, 2 for invalid settings.
 
-    Has the one broad `except` of the process.
+    It has the only broad `except` of the process.
     """
     try:
         settings = program.parse(sys.argv[1:], os.environ)
         set_up_log(settings.log_level, settings.log_format)
-        gc.freeze()  # what is imported stays, and need not be looked at again and again
+        gc.freeze()  # the garbage collector need not scan imported objects
         run(settings)
     except SettingsError as error:
         with contextlib.suppress(OSError):
@@ -49,18 +49,18 @@ def run_program(program: Program[S], run: Callable[[S], None]) -> int:
 
 
 def end_on_sigterm() -> None:
-    """Ends the process with code 143 on SIGTERM, until the program has its own handler. Called before slow imports.
+    """End the process with code 143 on SIGTERM, until the program has its own handler. Called before slow imports.
 
-    The kernel drops signals for the first process of a container that have no handler. A pod that is deleted while its
+    The kernel drops signals without a handler for the first process of a container. A pod that is deleted while its
     program starts would then run for its whole termination grace period.
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def drop_unwritten() -> None:
-    """Drops what standard output and error do not take: on a full disk Python would end with code 120, whatever it did.
+    """Drop buffered output that cannot be written, because on a full disk Python would end with code 120 in any case.
 
-    A log line that cannot be written is dropped by `logging` itself.
+    `logging` itself drops log lines that cannot be written.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,8 +1,9 @@
-"""The one reader of flags, environment variables and files of settings.
+"""Reads settings from flags, environment variables and files, for all programs.
 
-Each program has a frozen dataclass whose fields are made by `setting`, and a `Program` around it. Field `admin_port` of
-`conveyor_gateway` is the flag `--admin-port` and the variable CONVEYOR_GATEWAY_ADMIN_PORT. Read once, by `__main__`;
-`docs/configuration.py` writes the tables from the same fields. What a setting may be is said by its kind (`kinds`).
+Each program has a frozen dataclass whose fields come from `setting`, and a `Program` for it. Field `admin_port` of
+`conveyor_gateway` is the flag `--admin-port` and the variable CONVEYOR_GATEWAY_ADMIN_PORT. `__main__` reads the
+settings once. `docs/configuration.py` writes its tables from the same fields. A setting's kind defines the allowed
+values (`kinds`).
 """
 
 import argparse
@@ -15,38 +16,38 @@ S = TypeVar("S")
 
 
 class SettingsError(Exception):
-    """A value cannot be used; the message begins with where it came from."""
+    """A value is invalid. The message begins with the value's origin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """A kind of setting: its description and its parser. `parse` raises ValueError with the part that is wrong."""
+    """A kind of setting: its description and its parser. `parse` raises ValueError with the invalid part."""
 
     must_be: str
     parse: Callable[[str], T]
-    is_text: bool = True  # in a file it is a string, not a number or a boolean
+    is_text: bool = True  # whether it is a string in a file, not a number or a boolean
     is_nullable: bool = False
 
 
 def optional(kind: Kind[T]) -> Kind[T | None]:
-    """The same kind, or `null`: in a file, and as a flag or a variable unless the kind is text."""
+    """Return a kind that also allows `null`: in a file, and as a flag or variable unless the kind is text."""
     return Kind(kind.must_be, kind.parse, kind.is_text, is_nullable=True)
 
 
 def setting(default: T, meaning: str, kind: Kind[T]) -> T:
-    """A field of a dataclass of settings; the dataclass takes it for its default."""
+    """Declare a field of a dataclass of settings. To type checkers it looks like the default."""
     return field(default=default, metadata={"meaning": meaning, "kind": kind})
 
 
 def required(meaning: str, kind: Kind[T]) -> T:
-    """A field without a default."""
+    """Declare a field without a default."""
     made: T = field(metadata={"meaning": meaning, "kind": kind})
     return made
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value, and where it came from. Text is read as the kind says; other values have a type already."""
+    """A value and its origin. Text is parsed by the field's kind. Other values already have a type."""
 
     name: str
     value: object
@@ -56,7 +57,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the documentation."""
+    """One row of the table of settings in the documentation."""
 
     flag: str
     variable: str
@@ -71,9 +72,10 @@ def _no_conflicts(_: object) -> Iterable[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Program(Generic[S]):
-    """A process: the module that `python -m` runs, what it does, and the dataclass of its settings.
+    """A program: the module that `python -m` runs, its description, and the dataclass of its settings.
 
-    `conflicts` tells what does not go together: a field, and the rest of a sentence that begins with its name.
+    conflicts: yields invalid combinations of settings, each as a field and the rest of a sentence that begins with its
+    name.
     """
 
     module: str
@@ -82,7 +84,10 @@ class Program(Generic[S]):
     conflicts: Callable[[S], Iterable[tuple[str, str]]] = _no_conflicts
 
     def parse(self, arguments: Sequence[str], environment: Mapping[str, str]) -> S:
-        """Raises SettingsError; `--help` and unknown flags end the process, as argparse does."""
+        """Return the settings.
+
+        Raises SettingsError. `--help` and unknown flags end the process, as usual in argparse.
+        """
         parser = argparse.ArgumentParser(
             prog=f"python -m {self.module}", allow_abbrev=False, description=self.description
         )
@@ -91,7 +96,7 @@ class Program(Generic[S]):
         return self.build([*self.from_environment(environment), *self.from_flags(flags)])
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """One per field; a flag that is not given leaves no attribute behind."""
+        """Add a flag for each field. A flag that is not given sets no attribute."""
         for row in self.rows():
             words = f"{row.meaning}: {row.must_be} (default {row.default!r}; ${row.variable})"
             parser.add_argument(row.flag, default=argparse.SUPPRESS, help=words.replace("%", "%%"))
@@ -110,11 +115,11 @@ class Program(Generic[S]):
                 yield Given(variable.removeprefix(prefix).lower(), text, f"environment variable {variable}")
 
     def variable(self, name: str) -> str:
-        """The environment variable of a field."""
+        """Return the environment variable of a field."""
         return f"{self.module}_{name}".upper()
 
     def build(self, given: Iterable[Given]) -> S:
-        """The settings that these mean, the strongest last. Raises SettingsError."""
+        """Return the settings from these values. Later values override earlier ones. Raises SettingsError."""
         known = {each.name: each for each in self._fields()}
         values: dict[str, object] = {}
         origins: dict[str, str] = {}
@@ -131,7 +136,7 @@ class Program(Generic[S]):
         return settings
 
     def rows(self) -> Iterator[Row]:
-        """All settings, in their order."""
+        """Yield all settings in the order of their fields."""
         for each in self._fields():
             must_be = each.metadata["kind"].must_be
             default = "required" if each.default is MISSING else _written(each.default)
@@ -165,7 +170,7 @@ def _wrong(given: Given, kind: Kind[Any], part: str) -> SettingsError:
 
 
 def _written(default: object) -> str:
-    """A default as it would be written as a flag."""
+    """Return a default in the format of a flag's value."""
     if isinstance(default, bool):
         return str(default).lower()
     if default is None:

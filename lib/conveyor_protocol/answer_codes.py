@@ -1,7 +1,8 @@
 """The base of tables of error responses: an enum of codes, each with its HTTP status and its meaning.
 
-Made by the errors of gateway, metrics server and engine; docs/errors.md is written from theirs. Errors have OpenAI's
-form, unless the path belongs to another API: Anthropic's, the Open Inference Protocol, or text-embeddings-inference.
+Gateway, metrics server and engine define their tables with it, and docs/errors.md is generated from these. Errors have
+OpenAI's format, unless the path belongs to another API: Anthropic's, the Open Inference Protocol, or
+text-embeddings-inference.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 
 
 class AnswerCode(StrEnum):
-    """The code as it stands in the answer; `meaning` is for whoever gets it."""
+    """The code in the response. `meaning` explains it to the client."""
 
     status: int
     meaning: str
@@ -52,7 +53,7 @@ _TYPES: Final[dict[int, AnthropicErrorType]] = {
 
 
 class AnthropicErrorDetails(TypedDict):
-    """What is wrong; `code` and `param` are as in OpenAI's form."""
+    """The error in Anthropic's format. `code` and `param` are those of OpenAI's format."""
 
     type: AnthropicErrorType
     message: str
@@ -68,7 +69,7 @@ class AnthropicErrorAnswer(TypedDict):
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Whether clients of this path, below any base URL, read Anthropic's form."""
+    """Return whether clients of this path, under any base URL, expect Anthropic's format."""
     return path.endswith(_PATHS)
 
 
@@ -78,7 +79,7 @@ def _build_anthropic_error(message: str, code: AnswerCode, param: str | None) ->
 
 
 class InferenceErrorAnswer(TypedDict):
-    """The Open Inference Protocol's form: `error` is a sentence. `code` and `param` are as in OpenAI's form."""
+    """An error in the Open Inference Protocol's format. `error` is a sentence; `code` and `param` are OpenAI's."""
 
     error: str
     code: str
@@ -93,14 +94,14 @@ def _build_inference_error(message: str, code: AnswerCode, param: str | None) ->
     return {"error": message, "code": code, "param": param}
 
 
-# /rerank and /tokenize are vLLM's paths too, and have OpenAI's form.
+# /rerank and /tokenize are vLLM's paths too, so their errors have OpenAI's format.
 _EMBEDDINGS_PATHS: Final = ("/embed", "/predict", "/decode")
 
 EmbeddingsErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation"]
 
 
 class EmbeddingsErrorAnswer(TypedDict):
-    """The form of text-embeddings-inference. `code` and `param` are as in OpenAI's form."""
+    """An error in the format of text-embeddings-inference. `code` and `param` are those of OpenAI's format."""
 
     error: str
     error_type: EmbeddingsErrorType
@@ -116,7 +117,7 @@ def _build_embeddings_error(message: str, code: AnswerCode, param: str | None) -
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """How the clients of some paths read errors."""
+    """The error format that clients of some paths expect."""
 
     answer: type
     """The TypedDict of the body."""
@@ -131,7 +132,7 @@ ERROR_FORMS: Final = (_ANTHROPIC, _OPEN_INFERENCE, _EMBEDDINGS)
 
 
 def find_error_form(path: str) -> ErrorForm | None:
-    """The form on this path, below any base URL; None: OpenAI's."""
+    """Return the error format for this path, under any base URL; None for OpenAI's."""
     if _speaks_open_inference(path):
         return _OPEN_INFERENCE
     if speaks_anthropic(path):

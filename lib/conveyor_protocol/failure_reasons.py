@@ -1,6 +1,6 @@
-"""Why an engine, or the fetch of its model, ended: the `reason` of its termination message.
+"""The reasons why an engine, or the fetch of its model, ended: `reason` in its termination message.
 
-Written by the engine, read by the operator, whose conditions carry it on; docs/api-reference.md says what each means.
+The engine writes the reason. The operator reads it and uses it in conditions. docs/api-reference.md explains each.
 """
 
 from enum import StrEnum
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class FailureReason(StrEnum):
-    """One CamelCase word, as Kubernetes has them."""
+    """A reason in CamelCase, as usual in Kubernetes."""
 
     # The model is missing or cannot be used.
     MODEL_NOT_FOUND = "ModelNotFound"
@@ -22,8 +22,8 @@ class FailureReason(StrEnum):
     KV_BUDGET_TOO_LARGE = "KVBudgetTooLarge"
     KV_BUDGET_TOO_SMALL = "KVBudgetTooSmall"
     OUT_OF_MEMORY = "OutOfMemory"
-    ENGINE_ERROR = "EngineError"  # what nobody expected
-    OOM_KILLED = "OOMKilled"  # the kernel ended the engine process; Kubernetes' word for the same of a container
+    ENGINE_ERROR = "EngineError"  # an unexpected error
+    OOM_KILLED = "OOMKilled"  # the kernel killed the engine process; also Kubernetes' word for containers
 
 
 OF_THE_MODEL: Final = frozenset(

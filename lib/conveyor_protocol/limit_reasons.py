@@ -1,6 +1,6 @@
-"""Why an engine with objectives runs the requests together that it does: `limit_reason` of `GET /load`.
+"""The reasons for the limit of requests that an engine with objectives runs at once: `limit_reason` of `GET /load`.
 
-Written by the engine, passed on by gateways and the metrics server, told by `kubectl conveyor explain`.
+The engine writes it, gateways and the metrics server forward it, and `kubectl conveyor explain` shows it.
 """
 
 from enum import StrEnum
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class LimitReason(StrEnum):
-    """docs/objectives.md has them too."""
+    """The reason for a limit. docs/objectives.md explains each."""
 
     DECLARED = "declared"
     PREDICTED = "predicted"

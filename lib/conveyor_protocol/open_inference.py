@@ -2,9 +2,9 @@
 
 from typing import Final
 
-# With binary tensors: how many bytes of a body are its JSON. The data of the tensors follows it.
+# With binary tensors, the number of bytes of a body that are JSON. The data of the tensors follow.
 JSON_LENGTH_HEADER: Final = "Inference-Header-Content-Length"
-MODEL_VERSION: Final = "1"  # the one that a service serves
+MODEL_VERSION: Final = "1"  # the only version of each model
 SERVER_PATH: Final = "/v2"
 LIVE_PATH: Final = "/v2/health/live"
 READY_PATH: Final = "/v2/health/ready"
@@ -13,11 +13,11 @@ _EXTENSIONS: Final = ("binary_tensor_data",)
 
 
 def build_server_metadata(version: str) -> dict[str, object]:
-    """The answer to `GET /v2`."""
+    """Return the response to `GET /v2`."""
     return {"name": _SERVER_NAME, "version": version, "extensions": list(_EXTENSIONS)}
 
 
 def build_path_parameters(path: str) -> list[dict[str, object]]:
-    """The parameters of a path such as `/v2/models/{model}`, for an OpenAPI document."""
+    """Return the parameters of a path such as `/v2/models/{model}`, for an OpenAPI document."""
     named = (name for name in ("model", "version") if f"{{{name}}}" in path)
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in named]

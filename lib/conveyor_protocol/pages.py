@@ -1,8 +1,8 @@
-"""The pages of a gateway's admin port that other programs read, in the one form that both sides use.
+"""The pages of a gateway's admin port that other programs read. Both sides use these types.
 
-`/demand` goes to the metrics server, `/activity` and `/start` to the operator. A reader ignores members that it does
-not know, and a member with a default may be missing: gateways of an earlier release answer too.
-Services are `namespace/name`, engines `host:port`.
+The metrics server reads `/demand`, and the operator reads `/activity` and `/start`. A reader ignores unknown fields,
+and fields with a default may be missing, because gateways of an earlier release may respond. Services are
+`namespace/name`, engines `host:port`.
 """
 
 from typing import Annotated
@@ -15,7 +15,7 @@ ServiceKey = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,63}/[a-z0-9-]{1,63}$")]
 
 
 class EngineDemand(Struct, frozen=True):
-    """An engine as one gateway knows it."""
+    """What one gateway knows about an engine."""
 
     dispatched: Count
     """Requests of this gateway at the engine that arrived longer than the batching window ago."""
@@ -53,13 +53,13 @@ class ServiceDemand(Struct, frozen=True):
 
 
 class Demand(Struct, frozen=True):
-    """`GET /demand?service=<namespace>/<name>`: a known service is listed with its zeros, an unknown one is not."""
+    """`GET /demand?service=<namespace>/<name>`. A known service without requests is listed with zeros."""
 
     services: dict[str, ServiceDemand]
 
 
 class Activity(Struct, frozen=True):
-    """`GET /activity`: which services that may go to zero have to be woken, and which may go to sleep."""
+    """`GET /activity`: which services must start from zero, and which may scale to zero."""
 
     services: Count
     """Number of services that may scale to zero."""

@@ -1,1 +1,1 @@
-"""Objectives for latency: the limits of a step follow the traffic."""
+"""Objectives for latency: adapts the limits of steps to the traffic, so that latencies stay within the objectives."""

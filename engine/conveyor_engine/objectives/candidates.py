@@ -1,7 +1,8 @@
-"""The largest limits that hold the objectives, by what steps cost and what the traffic brings. Used by `steering`.
+"""Chooses the largest limits that hold the objectives, from the cost of steps and the traffic. Used by `steering`.
 
-An interval between two tokens is one step. A first token takes the step that runs when its request comes, and one for
-each piece of the prompt. A request of a task of one step takes the step that runs, its window and its own. Pure.
+The time between two tokens is one step. The time to a first token is the step that runs when the request arrives, plus
+one step for each piece of the prompt. A request that takes one step needs the running step, the window and its own
+step. Pure.
 """
 
 import math
@@ -22,12 +23,12 @@ _SMALLEST_CHUNK: Final = 16  # prompt tokens
 _NUM_PROMPTS: Final = 128
 _LATELY_STEPS: Final = 512
 _BAND: Final = 1.05
-_HEADROOM: Final = 1.25  # of a step's prompt tokens, over their mean
+_HEADROOM: Final = 1.25  # a step has room for this factor times the mean number of prompt tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Seconds that 95 of 100 requests or tokens should not exceed. None: no objective."""
+    """The seconds that 95 % of requests or tokens should not exceed. None: no objective."""
 
     time_to_first_token: float | None
     inter_token_latency: float | None
@@ -35,7 +36,7 @@ class Objectives:
 
     @classmethod
     def of(cls, config: EngineConfig) -> "Objectives | None":
-        """None if the configuration has none."""
+        """Return the configuration's objectives; None if it has none."""
         told = cls(
             config.objective_time_to_first_token_seconds,
             config.objective_inter_token_latency_seconds,
@@ -45,31 +46,31 @@ class Objectives:
 
 
 class Traffic:
-    """What requests bring: prompt tokens for each generated token, for each row, and the lengths of prompts."""
+    """Statistics of the traffic: rows, decodes and prompt tokens of recent steps, and the lengths of prompts."""
 
     def __init__(self) -> None:
         self._rows = self._decodes = self._prompt_tokens = 0.0
         self._prompts: deque[int] = deque(maxlen=_NUM_PROMPTS)
 
     def observe(self, num_rows: int, num_decodes: int, prompt_tokens: int) -> None:
-        """One step."""
+        """Record one step."""
         weight = 1 / _LATELY_STEPS
         self._rows += weight * (num_rows - self._rows)
         self._decodes += weight * (num_decodes - self._decodes)
         self._prompt_tokens += weight * (prompt_tokens - self._prompt_tokens)
 
     def observe_prompt(self, num_tokens: int) -> None:
-        """A prompt is computed; `num_tokens` of it were not cached."""
+        """Record a computed prompt. `num_tokens`: its tokens that were not cached."""
         self._prompts.append(num_tokens)
 
     @property
     def num_rows(self) -> float:
-        """Of a step, lately."""
+        """The mean number of rows of recent steps."""
         return self._rows
 
     @property
     def prompt_tokens(self) -> float:
-        """Of a step, lately."""
+        """The mean number of prompt tokens of recent steps."""
         return self._prompt_tokens
 
     @property
@@ -82,14 +83,16 @@ class Traffic:
 
     @property
     def long_prompt_tokens(self) -> int:
-        """The P95 of prompts; 1 before any."""
+        """The P95 of the prompts' lengths; 1 before the first prompt."""
         return sorted(self._prompts)[len(self._prompts) * 95 // 100] if self._prompts else 1
 
 
 def list_sizes(max_num_seqs: int, graph_sizes: Sequence[int]) -> list[int]:
-    """Limits of rows, ascending. With graphs these are their sizes, because a step is padded to one of them.
+    """Return the possible limits of rows, ascending.
 
-    Neighbours differ by an eighth at least. None is below an eighth of the declared limit.
+    With graphs these are the graphs' sizes, to which steps are padded.
+
+    Neighbours differ by at least an eighth. No limit is below an eighth of the declared one.
     """
     least = max(1, math.ceil(max_num_seqs * _FLOOR))
     sizes = [least]
@@ -102,24 +105,24 @@ def list_sizes(max_num_seqs: int, graph_sizes: Sequence[int]) -> list[int]:
 
 
 class Candidates:
-    """Chooses limits. `targets` are the seconds that a prediction should not exceed."""
+    """Chooses limits. `targets`: the seconds that predictions should not exceed."""
 
     def __init__(
         self, objectives: Objectives, facts: ModelFacts, graph_sizes: Sequence[int], window_seconds: float
     ) -> None:
-        """`window_seconds`: how long a batch waits to fill, in modes that close batches."""
+        """window_seconds: how long a batch waits to fill, in modes that close batches."""
         self._declared = Limits.declared(facts)
         self._window_seconds = window_seconds
         self.sizes = list_sizes(facts.max_num_seqs, graph_sizes)
         prompt_tokens = declared = self._declared.prompt_tokens
-        if objectives.latency is None:  # the rows of a one-step batch bring its tokens
+        if objectives.latency is None:  # in one-step tasks, the rows determine the tokens
             prompt_tokens = min(declared, max(_SMALLEST_CHUNK, int(declared * _TOKENS_FLOOR)))
         self.floor = Limits(self.sizes[0], prompt_tokens)  # the lowest
 
     def choose(self, cost: Coefficients, traffic: Traffic, targets: Objectives) -> Limits | None:
-        """The most rows that hold the targets, and all prompt tokens that they leave room for.
+        """Return the most rows that hold the targets, with the prompt tokens for which they leave room, or None.
 
-        None if no limits do. The time to the first token takes no rows away, which would only make requests wait.
+        The time to the first token does not reduce the rows, because that would only make requests wait.
         """
         for num_rows in reversed(self.sizes):
             if targets.latency is not None:
@@ -132,14 +135,14 @@ class Candidates:
         return None
 
     def exceeds(self, limits: Limits, cost: Coefficients, traffic: Traffic, targets: Objectives) -> bool:
-        """Whether steps at these limits take more than a twentieth too long."""
+        """Return whether steps at these limits exceed a target by more than a twentieth."""
         if targets.latency is not None:
             return self._predict_latency(limits.num_rows, cost, traffic) > _BAND * targets.latency
         step = cost.seconds(limits.num_rows, limits.prompt_tokens)
         return targets.inter_token_latency is not None and step > _BAND * targets.inter_token_latency
 
     def clip_rows(self, wanted: int, now: int) -> int:
-        """The size nearest to the wanted one that is between half and double of the present one, or next to it."""
+        """Return the size nearest to `wanted` among neighbours of the current size and sizes from half to twice it."""
         index = self.sizes.index(now)
         near = {size for size in self.sizes if now / 2 <= size <= now * 2} | {
             *self.sizes[max(0, index - 1) : index + 2]
@@ -150,11 +153,14 @@ class Candidates:
         return self._window_seconds + 2 * cost.seconds(num_rows, num_rows * traffic.tokens_per_row)
 
     def _choose_tokens(self, num_rows: int, cost: Coefficients, traffic: Traffic, targets: Objectives) -> int | None:
-        """As many as the time between tokens leaves room for; fewer if that brings first tokens sooner."""
+        """Return the prompt tokens for which the time between tokens has room; fewer if first tokens then come sooner.
+
+        Returns None if the traffic needs more prompt tokens than that.
+        """
         floor, room = self.floor, self._declared.prompt_tokens
         need = min(room, max(floor.prompt_tokens, num_rows * traffic.prompt_tokens_per_decode))
         if num_rows == floor.num_rows:
-            need = floor.prompt_tokens  # prompts alone are the bottleneck: rows wait for them at any limit
+            need = floor.prompt_tokens  # prompts are the bottleneck: rows wait for them at any limit
         if targets.inter_token_latency is not None:
             room = min(room, _find_room(num_rows, cost, targets.inter_token_latency))
         if room < need:
@@ -169,7 +175,7 @@ class Candidates:
 
 
 def _find_room(num_rows: int, cost: Coefficients, seconds: float) -> int:
-    """Prompt tokens of a step that takes so long with these rows."""
+    """Return how many prompt tokens a step with these rows may have to take at most `seconds`."""
     left = seconds - cost.seconds(num_rows, 0)
     if cost.per_token <= 0:
         return sys.maxsize if left >= 0 else 0
@@ -177,5 +183,5 @@ def _find_room(num_rows: int, cost: Coefficients, seconds: float) -> int:
 
 
 def _count_steps(traffic: Traffic, prompt_tokens: int) -> int:
-    """Until a long prompt is computed, with the step that runs when it comes."""
+    """Return the steps until a long prompt is computed, including the step that runs when it arrives."""
     return 1 + -(-traffic.long_prompt_tokens // prompt_tokens)

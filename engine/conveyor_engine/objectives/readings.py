@@ -7,11 +7,11 @@ ENOUGH_STEPS: Final = 24  # readings of steps that are needed for a P95
 ENOUGH_REQUESTS: Final = 64  # readings of single requests that are needed: one in twenty is unlike the others
 _NUM_KEPT: Final = 256
 _SHARE: Final = 0.95
-FIRST_FACTOR: Final = 0.9  # a step is not always as the fit says
+FIRST_FACTOR: Final = 0.9  # leaves a margin, because steps differ from the fit
 
 
 class Readings:
-    """The newest readings; each may count for several requests. Limits are chosen for `factor` times the objective."""
+    """The newest readings. Each may count for several requests. Limits are chosen for `factor` times the objective."""
 
     def __init__(self, objective_seconds: float, num_enough: int) -> None:
         self.objective_seconds = objective_seconds

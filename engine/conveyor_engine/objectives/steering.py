@@ -1,10 +1,10 @@
 """Moves the limits of rows and of prompt tokens so that latencies stay within their objectives. START HERE.
 
-Each look, after a few steps, fits what a step costs and chooses the largest limits that hold each objective times its
-factor. What requests felt corrects the factor: a P95 above the objective multiplies it down, once for each cohort; one
-far below it, while requests wait, adds to it. Nothing that runs or waits is dropped for a prediction.
+After every few steps, a look fits the cost of steps and chooses the largest limits that hold each objective times its
+factor. Measured times correct the factor: a P95 above the objective multiplies it down, once for each cohort. A P95 far
+below the objective, while requests wait, adds to it. No running or waiting request is dropped because of a prediction.
 
-Made by `loop.core` where the configuration has objectives. Single-threaded, and reads no clock of its own.
+`loop.core` builds it if the configuration has objectives. Single-threaded; the caller passes the time.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ from conveyor_engine.wire.request import EngineStats, ModelFacts
 from conveyor_protocol.limit_reasons import LimitReason
 
 STEPS_PER_LOOK: Final = 8
-_MISSED, _CLOSE, _SLACK = 1.0, 0.9, 0.8  # of an objective, the P95
-_NEAR: Final = 2.0  # the same at the lowest limits: they stay, since higher ones miss the objective by more
+_MISSED, _CLOSE, _SLACK = 1.0, 0.9, 0.8  # ratios of the P95 to its objective
+_NEAR: Final = 2.0  # up to this ratio the lowest limits stay, because higher ones miss the objective by more
 _DECREASE_LEAST, _DECREASE_MOST, _INCREASE = 0.95, 0.7, 0.05
 _FACTOR_LEAST, _FACTOR_MOST = 0.1, 4.0
-_CHEAPER: Final = 0.8  # of the highest P95 since it gave up: steps have become cheaper
+_CHEAPER: Final = 0.8  # a P95 below this part of the highest one since it gave up means that steps have become cheaper
 _PATIENCE_MAX: Final = 64
-_LOG_SECONDS: Final = 1.0  # between two lines
+_LOG_SECONDS: Final = 1.0  # minimum time between two log lines
 
-Ratios = list[tuple[float, Readings]]  # the P95 as a part of its objective
+Ratios = list[tuple[float, Readings]]  # (P95 divided by the objective, its readings)
 
 
 class Steering:
@@ -46,7 +46,7 @@ class Steering:
         graph_sizes: Sequence[int],
         say: Callable[[str], None],
     ) -> None:
-        """`say` gets a line for the log when the limits move."""
+        """say: called with a log line when the limits change."""
         window = DYNAMIC_WINDOW_SECONDS if config.batching_window_seconds is None else config.batching_window_seconds
         waits = config.batching_mode == "dynamic"
         self.limits = Limits.declared(facts)
@@ -60,20 +60,20 @@ class Steering:
         self._readings = [each for each in (self._first, self._between, self._latency) if each is not None]
         self._cost, self._traffic = StepCost(), Traffic()
         self._say, self._said_at = say, 0.0
-        self._patience = 1  # looks from a move to the next increase
-        self._num_looks = 0  # since the last move
-        self._highest = 0.0  # P95 since it gave up, as a part of its objective
+        self._patience = 1  # number of looks between a change of limits and the next increase
+        self._num_looks = 0  # since the last change of limits
+        self._highest = 0.0  # the highest ratio of a P95 to its objective since it gave up
         self._num_steps = 0
-        self._last_end: float | None = None  # None: nothing ran after it
-        self._is_pressed = False  # since the last look, requests waited or the batch was at its limit
+        self._last_end: float | None = None  # end of the previous step; None if the engine was idle since
+        self._is_pressed = False  # whether requests waited or the batch was at its limit since the last look
 
     def observe(self, step: Step, ended: float, num_running: int, num_waiting: int) -> None:
-        """A step is over. `num_running` and `num_waiting` are of this moment."""
+        """Record a step that has ended. `num_running`, `num_waiting`: the current numbers of requests."""
         began = step.planned_at if self._last_end is None else max(step.planned_at, self._last_end)
         num_rows, prompt_tokens = len(step.work), step.num_prompt_tokens
         self._cost.observe(num_rows, prompt_tokens, ended - began)
         self._traffic.observe(num_rows, len(step.decodes), prompt_tokens)
-        if num_rows <= self.limits.num_rows:  # those admitted at a higher limit feel that one
+        if num_rows <= self.limits.num_rows:  # otherwise the times belong to an earlier, higher limit
             self._read(step, ended)
         self._is_pressed |= num_waiting > 0 or num_rows >= self.limits.num_rows
         self._last_end = ended if num_running else None
@@ -83,7 +83,7 @@ class Steering:
             self._is_pressed = False
 
     def report(self, stats: EngineStats) -> EngineStats:
-        """The same with the limits. While nothing has asked for less than the declared ones, they are not known."""
+        """Return the statistics with the current limits. While the limits are the declared ones, they are left out."""
         is_known = self.reason != LimitReason.DECLARED
         return msgspec.structs.replace(
             stats,
@@ -94,7 +94,7 @@ class Steering:
         )
 
     def _read(self, step: Step, ended: float) -> None:
-        """What the requests of the step felt."""
+        """Record the times that the requests of the step have measured."""
         if self._between is not None and step.decodes and self._last_end is not None:
             self._between.add(ended - self._last_end, len(step.decodes))
         if self._first is None and self._latency is None:
@@ -122,8 +122,10 @@ class Steering:
             self._follow(cost, ratios, worst, now)
 
     def _miss(self, cost: Coefficients, ratios: Ratios, worst: float, now: float) -> None:
-        """Lowers the factors of what was missed until the limits go down. Where the lowest miss it by far, gives up for
-        a while."""
+        """Lower the factors of missed objectives until the limits go down.
+
+        If even the lowest limits miss an objective by far, give up for a while.
+        """
         missed = [(ratio, each) for ratio, each in ratios if ratio > _MISSED]
         while not self._is_less(chosen := self._choose(cost) or self._candidates.floor):
             if chosen == self._candidates.floor or min(each.factor for _, each in missed) < _FACTOR_LEAST:
@@ -137,7 +139,10 @@ class Steering:
         self._move(chosen, LimitReason.MISSED, worst, now)
 
     def _give_up(self, missed: list[Readings], worst: float, now: float) -> None:
-        """No limits hold what was missed. Then the declared ones do no harm, unless another objective needs less."""
+        """Return to the declared limits, because no limits hold the missed objectives.
+
+        Lower limits stay if another objective needs them.
+        """
         for each in missed:
             each.factor = FIRST_FACTOR
             each.clear()
@@ -146,7 +151,7 @@ class Steering:
             self._move(self._declared, LimitReason.UNREACHABLE, worst, now)
 
     def _follow(self, cost: Coefficients, ratios: Ratios, worst: float | None, now: float) -> None:
-        """Moves to what the fit says now. Increases need patience, and grow the factors where there is slack."""
+        """Follow the current fit. Increases wait for `_patience` looks. If there is slack, the factors grow."""
         is_patient = self._num_looks >= self._patience
         if is_patient and worst is not None and worst < _SLACK and self.limits != self._declared:
             for _, each in ratios:
@@ -162,9 +167,10 @@ class Steering:
             self._move(chosen, LimitReason.SLACK, worst, now)
 
     def _try_again(self, cost: Coefficients, worst: float | None, now: float) -> None:
-        """The declared limits stay until they hold the objectives, or, after some patience, others may.
+        """Keep the declared limits until they hold the objectives, or until, after `_patience` looks, other limits may.
 
-        Steps of one size do not tell what smaller ones would cost. So where they have become cheaper, it looks.
+        Steps of one size do not show what smaller steps would cost. So if steps have become cheaper, smaller limits are
+        tried.
         """
         self._highest = max(self._highest, worst or 0.0)
         if worst is not None and worst < _CLOSE:
@@ -185,7 +191,7 @@ class Steering:
         return self._candidates.choose(cost, self._traffic, self._targets())
 
     def _is_less(self, chosen: Limits) -> bool:
-        """By an eighth at least: fewer rows, or as many and fewer prompt tokens."""
+        """Return whether `chosen` has fewer rows, or as many rows and at least an eighth fewer prompt tokens."""
         now = self.limits
         is_less = chosen.prompt_tokens <= now.prompt_tokens * 7 / 8
         return chosen.num_rows < now.num_rows or (chosen.num_rows == now.num_rows and is_less)
@@ -196,7 +202,7 @@ class Steering:
         return chosen.num_rows > now.num_rows or (chosen.num_rows == now.num_rows and is_more)
 
     def _move(self, chosen: Limits, reason: LimitReason, worst: float | None, now: float) -> None:
-        """Half of the way down or up at most; a new cohort begins."""
+        """Change the limits towards `chosen`, by at most a factor of two. A new cohort of readings begins."""
         old = replace(self.limits)
         if reason in (LimitReason.UNREACHABLE, LimitReason.DECLARED):
             self.limits.num_rows, self.limits.prompt_tokens = chosen.num_rows, chosen.prompt_tokens

@@ -1,7 +1,9 @@
-"""What a step costs on this device now: base + per_row x rows + per_token x prompt tokens. Used by `steering`.
+"""Fits the current cost of a step on this device: base + per_row x rows + per_token x prompt tokens.
 
-Steps of one shape (rows and prompt tokens between the same powers of two) are one point, at the medians of the newest.
-So neither frequent shapes nor single slow steps decide the fit. Pure.
+Used by `steering`.
+
+Steps of one shape (rows and prompt tokens between the same powers of two) are one point, at the medians of the newest
+steps. So neither frequent shapes nor single slow steps dominate the fit. Pure.
 """
 
 from collections import deque
@@ -11,20 +13,20 @@ from statistics import median
 from typing import Final, NamedTuple
 
 NUM_KEPT: Final = 16  # steps of one shape
-NUM_STEPS_FRESH: Final = 4096  # a shape that is not seen for so many steps is forgotten
-_RIDGE: Final = 1e-3  # of the sum of squares: keeps terms that the points hardly tell apart from growing
+NUM_STEPS_FRESH: Final = 4096  # a shape that was not seen for this many steps is dropped
+_RIDGE: Final = 1e-3  # relative to the sum of squares; limits terms that the points hardly distinguish
 _SMOOTHING: Final = 1 / 8
 
 
 class Coefficients(NamedTuple):
-    """Seconds, none of them negative."""
+    """The coefficients in seconds. None of them is negative."""
 
     base: float
     per_row: float
     per_token: float
 
     def seconds(self, num_rows: float, prompt_tokens: float) -> float:
-        """Of a step."""
+        """Return the predicted seconds of a step."""
         return self.base + self.per_row * num_rows + self.per_token * prompt_tokens
 
 
@@ -52,7 +54,7 @@ class _Shape:
 
 
 class StepCost:
-    """Fits the coefficients to the steps that were observed."""
+    """Fits the coefficients to the observed steps."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[int, int], _Shape] = {}
@@ -60,13 +62,13 @@ class StepCost:
         self.coefficients: Coefficients | None = None  # None: too few shapes were seen
 
     def observe(self, num_rows: int, prompt_tokens: int, seconds: float) -> None:
-        """A step took so long."""
+        """Record how long a step took."""
         self._number += 1
         shape = self._shapes.setdefault((num_rows.bit_length(), prompt_tokens.bit_length()), _Shape())
         shape.add((num_rows, prompt_tokens, seconds), self._number)
 
     def fit(self) -> None:
-        """Moves the coefficients towards those that fit best: the first time at once."""
+        """Move the coefficients towards the best fit. The first fit is used as it is."""
         oldest = self._number - NUM_STEPS_FRESH
         self._shapes = {key: shape for key, shape in self._shapes.items() if shape.last_seen > oldest}
         points = [shape.point for shape in self._shapes.values() if shape.point[2] > 0]
@@ -81,7 +83,7 @@ class StepCost:
 
 
 def _fit_best(points: Sequence[tuple[float, float, float]]) -> Coefficients:
-    """Least squares of the relative errors, over the subsets of the three terms whose coefficients are not negative."""
+    """Return the least-squares fit of relative errors, among subsets of terms without negative coefficients."""
     rows = [(1 / seconds, num_rows / seconds, tokens / seconds) for num_rows, tokens, seconds in points]
     sums = [sum(row[i] for row in rows) for i in range(3)]
     products = [[sum(row[i] * row[j] for row in rows) for j in range(3)] for i in range(3)]
@@ -91,13 +93,13 @@ def _fit_best(points: Sequence[tuple[float, float, float]]) -> Coefficients:
 
 
 def _error(products: list[list[float]], sums: list[float], found: Coefficients) -> float:
-    """The sum of squares, but for the number of points."""
+    """Return the sum of squares minus the number of points."""
     square = sum(found[i] * found[j] * products[i][j] for i in range(3) for j in range(3))
     return square - 2 * sum(each * total for each, total in zip(found, sums, strict=True))
 
 
 def _solve(products: list[list[float]], sums: list[float], terms: tuple[int, ...]) -> Coefficients | None:
-    """The normal equations with a ridge, by elimination; None if a coefficient is negative."""
+    """Solve the normal equations with a ridge by elimination. Returns None if a coefficient is negative."""
     matrix = [[*(products[i][j] for j in terms), sums[i]] for i in terms]
     size = len(terms)
     for i in range(size):
