@@ -1,5 +1,5 @@
-"""`kubectl conveyor`: what a person asks of a cluster that runs Conveyor, from the outside and with their own rights.
+"""`kubectl conveyor`: a command-line program that inspects a cluster with Conveyor, with its user's own rights.
 
-Only `tune` writes, and puts back what it wrote. Knows no operator's process; what it computes with is the operator's
-own.
+Only `migrate` and `tune` write to the cluster, and `tune` restores the service at its end. The program does not contact
+the operator, but uses the operator's code for its computations.
 """

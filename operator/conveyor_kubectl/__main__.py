@@ -1,4 +1,4 @@
-"""`kubectl-conveyor`, which kubectl runs as `kubectl conveyor`. Start reading here."""
+"""The program `kubectl-conveyor`, which kubectl runs as `kubectl conveyor`."""
 
 import sys
 

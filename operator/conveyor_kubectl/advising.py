@@ -1,4 +1,4 @@
-"""`kubectl conveyor advise`: reads the service and its engines' metrics; returns text or JSON. Used by `command`."""
+"""`kubectl conveyor advise`: reads the service and its engines' metrics, and prints text or JSON. Used by `command`."""
 
 import argparse
 import asyncio
@@ -30,7 +30,7 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Beside the name and those that every command has."""
+    """Add the flags that only this command has."""
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: %(default)s")
     parser.add_argument(
         "--metrics",
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def tell(cluster: Cluster, flags: argparse.Namespace, show: Callable[[str], None]) -> int:
-    """The exit code. Raises Unanswered."""
+    """Run the command and return its exit code. Raises Unanswered."""
     namespace = flags.namespace or cluster.namespace
     service, _ = read_service(cluster, namespace, flags.name)
     pages = asyncio.run(_read_pages(cluster, namespace, flags))
@@ -67,7 +67,7 @@ async def _read_pages(cluster: Cluster, namespace: str, flags: argparse.Namespac
 
 
 def _find_engines(cluster: Cluster, namespace: str, name: str) -> list[str]:
-    """Names of its pods that are ready."""
+    """Return the names of the service's ready pods."""
     found = cluster.get(
         f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{names.INFERENCE_SERVICE_LABEL}={name}"}
     )

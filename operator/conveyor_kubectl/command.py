@@ -1,4 +1,4 @@
-"""Flags in, text or JSON out. The one place that prints."""
+"""Parses the flags, runs the command, and prints text or JSON. Only this module and `simulating` print."""
 
 import argparse
 import json
@@ -111,7 +111,10 @@ def _replay(flags: argparse.Namespace) -> int:
 
 
 def _print(text: str, file: TextIO | None = None) -> None:
-    """Parts of `text` come from the cluster, where tenants write."""
+    """Print text.
+
+    Control characters are made printable, because parts of `text` come from objects that tenants write.
+    """
     print(*map(make_printable, text.split("\n")), sep="\n", file=file)
 
 
@@ -120,7 +123,10 @@ def _read_service(path: Path) -> InferenceService:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 where the cluster does not answer the question, or lacks what it should have."""
+    """Run the program.
+
+    Returns the exit code: 1 if the cluster cannot be read, or lacks something that it should have.
+    """
     flags = build_parser().parse_args(arguments)
     if flags.command == "simulate":
         return simulate(flags)

@@ -1,6 +1,6 @@
-"""A way from here to a pod of the cluster: `kubectl port-forward`, which NetworkPolicies do not stop.
+"""Connects to a pod with `kubectl port-forward`, which NetworkPolicies do not block.
 
-kubectl runs this program, so it is there; it logs in as the user, as everything here.
+kubectl runs this program, so it is installed. It logs in as the same user.
 """
 
 import argparse
@@ -17,19 +17,19 @@ _START_SECONDS: Final = 30
 
 
 def kubectl_flags(flags: argparse.Namespace) -> list[str]:
-    """The flags of this program that are kubectl's, too."""
+    """Return the flags that kubectl needs too."""
     found = (("kubeconfig", flags.kubeconfig), ("context", flags.context))
     return [f"--{name}={value}" for name, value in found if value is not None]
 
 
 @asynccontextmanager
 async def forwarded(namespace: str, resource: str, port: int, kubectl_flags: Sequence[str]) -> AsyncIterator[str]:
-    """The URL of a port of `service/NAME` or `pod/NAME`, as long as the context lasts. Raises Unanswered."""
+    """Yield a URL for a port of `service/NAME` or `pod/NAME`, which is valid within the context. Raises Unanswered."""
     program = shutil.which("kubectl")
     if program is None:
         raise Unanswered("kubectl is not in PATH: it forwards a port of the cluster")
     command = [program, *kubectl_flags, "port-forward", "--address=127.0.0.1", "-n", namespace, resource, f":{port}"]
-    # Ctrl-C is for this program, which still needs the port until requests have ended.
+    # A separate session, so that Ctrl-C does not end kubectl: the port is needed until requests have ended.
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
     )
@@ -38,7 +38,7 @@ async def forwarded(namespace: str, resource: str, port: int, kubectl_flags: Seq
         url = await _read_url(process, resource)
         assert process.stdout is not None
         assert process.stderr is not None
-        # It writes a line for each connection; a full pipe would stop it.
+        # kubectl writes a line for each connection, and a full pipe would block it.
         drains = [asyncio.create_task(_drain(stream)) for stream in (process.stdout, process.stderr)]
         yield url
     finally:

@@ -18,18 +18,18 @@ object unchanged, so nothing is reconfigured or restarted. It can be repeated, a
 CRD_NAMES: Final = (names.CRD_NAME, names.SERVED_NAME_CRD_NAME)
 _CRDS: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _PAGE_OBJECTS: Final = 100
-_WRITTEN_MEANWHILE: Final = (404, 409)  # the object is gone, or its new content is stored in the current version
+_WRITTEN_MEANWHILE: Final = (404, 409)  # the object was deleted, or was written meanwhile in the current version
 _EXPIRED: Final = 410
 
 
 def migrate(cluster: Cluster, say: Callable[[str], None]) -> int:
-    """Return the exit code: 1 if an object could not be written. Raises Refused or Unanswered."""
+    """Write all objects again. Returns the exit code: 1 if one could not be written. Raises Refused or Unanswered."""
     num_failed = sum(_migrate_kind(cluster, name, say) for name in CRD_NAMES)
     return 1 if num_failed else 0
 
 
 def _migrate_kind(cluster: Cluster, crd_name: str, say: Callable[[str], None]) -> int:
-    """Return the number of objects that the API server rejected."""
+    """Write all objects of one kind again. Returns the number of objects that the API server rejected."""
     crd = cluster.find(f"{_CRDS}/{crd_name}")
     if crd is None:
         raise Unanswered(f"the CRD {crd_name} is not installed")
@@ -54,7 +54,7 @@ def _migrate_kind(cluster: Cluster, crd_name: str, say: Callable[[str], None]) -
 
 
 def _list_all(cluster: Cluster, root: str, kind: str) -> Iterator[Object]:
-    """Read page by page. Begin again if the list expires, as it does after minutes."""
+    """Yield all objects, read page by page. If the list expires, which takes some minutes, begin again."""
     query = {"limit": str(_PAGE_OBJECTS)}
     while True:
         try:
@@ -81,7 +81,10 @@ def _write(cluster: Cluster, root: str, kind: str, body: Object) -> str | None:
 
 
 def _finish(cluster: Cluster, crd_name: str, version: str, former: list[str]) -> None:
-    """Write that nothing is stored in the former versions, unless the CRD has changed its storage version meanwhile."""
+    """Remove the former versions from the CRD's `storedVersions`.
+
+    Raises Unanswered if the CRD's storage version has changed meanwhile.
+    """
     crd = cluster.get(f"{_CRDS}/{crd_name}")
     if next(each["name"] for each in crd["spec"]["versions"] if each["storage"]) != version:
         raise Unanswered(f"the CRD {crd_name} was changed meanwhile; run the command again")

@@ -1,6 +1,6 @@
 """Checks that a cluster has what Conveyor needs, before the installation. Used by `command`.
 
-Each question is one function: what is asked about, whether it will do, and a sentence. Nothing is written.
+Each check is a function that returns a verdict and a sentence. Nothing is written to the cluster.
 """
 
 import re
@@ -27,7 +27,10 @@ _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 
 
 class Verdict(StrEnum):
-    """Missing: an installation fails, or does not work. Look: it may be as you want it."""
+    """The result of a check.
+
+    MISSING: an installation would fail or not work. LOOK: it may be a problem, or as intended.
+    """
 
     GOOD = "ok"
     LOOK = "look"
@@ -45,9 +48,9 @@ Answer = tuple[Verdict, str]
 
 
 def check(cluster: Cluster) -> Iterator[Finding]:
-    """In the order in which an installation needs it. What may not be read is told, and is no obstacle.
+    """Run the checks in the order in which an installation needs the results.
 
-    Raises Unanswered where nobody answers.
+    Facts that the user may not read are reported as LOOK. Raises Unanswered if the API server does not respond.
     """
     questions: dict[str, Callable[[Cluster], Answer]] = {
         "Kubernetes": _check_version,

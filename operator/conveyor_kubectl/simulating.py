@@ -1,4 +1,4 @@
-"""`kubectl conveyor simulate`: flags in, table out."""
+"""`kubectl conveyor simulate`: parses the flags, runs the simulation, and prints a table or JSON."""
 
 import argparse
 import json
@@ -126,7 +126,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_service(path: Path) -> InferenceServiceSpec:
-    """Raises ValueError for what cannot be simulated."""
+    """Read an InferenceService from a file. Raises ValueError if it cannot be simulated."""
     try:
         service = InferenceService.parse(yaml.safe_load(path.read_text(encoding="utf-8")), known_only=True)
     except InvalidResource as error:
@@ -142,7 +142,7 @@ def read_service(path: Path) -> InferenceServiceSpec:
 
 
 def build_trace(flags: argparse.Namespace) -> Trace:
-    """Raises ValueError for a file of arrivals that is none."""
+    """Build the load from the flags. Raises ValueError for an invalid file of arrivals."""
     if flags.csv is not None:
         with flags.csv.open(encoding="utf-8", newline="") as lines:
             return read_csv(lines)
@@ -172,7 +172,7 @@ def build_cases(flags: argparse.Namespace) -> list[Case]:
 
 
 def simulate(flags: argparse.Namespace) -> int:
-    """The exit code: 2 for what cannot be simulated."""
+    """Run the command. Returns the exit code: 2 if the flags or files cannot be simulated."""
     try:
         cases = build_cases(flags)
     except (OSError, ValueError) as error:

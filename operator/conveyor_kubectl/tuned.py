@@ -56,7 +56,7 @@ def read_service(cluster: Cluster, namespace: str, name: str) -> tuple[Inference
 
 
 def _edit(cluster: Cluster, path: str, change: Callable[[Body], bool]) -> Body | None:
-    """Apply `change` to the newest version and write it. None if nothing changed. Raises Unanswered."""
+    """Apply `change` to the newest version and write it. Returns None if nothing changed. Raises Unanswered."""
     for _ in range(_TRIES):
         body = copy.deepcopy(dict(cluster.get(path)))
         if not change(body):
@@ -82,7 +82,7 @@ class TunedService:
         start_seconds: float,
         say: Callable[[str], None],
     ) -> None:
-        """`body` is the service as it was read."""
+        """body: the service as it was read before any change."""
         self._cluster, self._original, self._plan = cluster, body, plan
         self._gateway, self._start_seconds, self._say = gateway, start_seconds, say
         self._namespace: str = body["metadata"]["namespace"]
@@ -201,7 +201,10 @@ def _is_of_spec(entry: Body) -> bool:
 
 
 def _unmark(body: Body, *, restore: bool = True) -> bool:
-    """Restore the fields in the annotation and remove it. False if there is none. Raises Unanswered."""
+    """Remove the annotation, and restore the fields that it contains if `restore` is set.
+
+    Returns False if there is no annotation. Raises Unanswered.
+    """
     annotations = body["metadata"].get("annotations") or {}
     if names.TUNE_ANNOTATION not in annotations:
         return False
@@ -217,7 +220,7 @@ def _unmark(body: Body, *, restore: bool = True) -> bool:
 
 
 def _is_ready(service: InferenceService) -> bool:
-    """Whether all engines run the current spec. Raises CannotRun for a lasting failure."""
+    """Return whether all engines run the current spec. Raises CannotRun for a lasting failure."""
     status = service.status
     for condition in status.conditions:
         if condition.status != "True" and condition.reason in LASTING_FAILURES | {Reason.INVALID_SPEC}:
@@ -263,8 +266,8 @@ class TunedCopy(TunedService):
     def _build(self) -> Body:
         metadata, spec = self._original["metadata"], copy.deepcopy(self._original["spec"])
         spec.pop("autoscaling", None)
-        spec["model"]["name"] = self._model  # so that requests name it as they do now
-        # Engines replace each other in place: one GPU is enough.
+        spec["model"]["name"] = self._model  # so that requests can name the same model
+        # An old engine is removed before the new one starts, so one GPU is enough.
         spec |= {"replicas": 1, "listed": False, "rollout": {"maxSurge": 0, "maxUnavailable": 1}}
         owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": self._name, "uid": metadata["uid"]}
         return {

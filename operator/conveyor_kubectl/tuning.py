@@ -1,4 +1,4 @@
-"""`kubectl conveyor tune`: flags in; measures, puts everything back, returns the report. Used by `command`."""
+"""`kubectl conveyor tune`: measures settings, restores the service, and prints the report. Used by `command`."""
 
 import argparse
 import ssl
@@ -34,7 +34,7 @@ _USUAL_TRIALS: Final = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Beside the name and those that every command has."""
+    """Add the flags that only this command has."""
     how = parser.add_argument_group("how")
     how.add_argument("--replica", action="store_true", help="measure a copy of the service with one engine")
     how.add_argument("--dry-run", action="store_true", help="print what would be done and how long it takes")
@@ -66,7 +66,7 @@ class _Job:
 
     @property
     def start_seconds(self) -> float:
-        """How long a setting takes to be in effect, by the latest start of an engine."""
+        """Expected seconds until a setting is in effect, from the latest start of an engine."""
         last = self.service.status.last_start
         one = parse_duration_seconds(last.total) if last is not None and last.total else _FIRST_START_SECONDS
         return one if self.flags.replica else one * (self.service.status.desired_replicas or 1)
@@ -76,7 +76,7 @@ class _Job:
         return self.plan.most_candidates * (len(self.flags.rate) or _USUAL_TRIALS)
 
     def describe(self) -> str:
-        """The settings and what they cost."""
+        """Return a description of the settings to measure and of the time that this takes."""
         flags, name = self.flags, self.service.name
         num_starts = self.plan.most_candidates
         seconds = num_starts * self.start_seconds + self.most_trials * flags.seconds
@@ -96,7 +96,7 @@ class _Job:
 
 
 def tune(cluster: Cluster, flags: argparse.Namespace, show: Callable[[str], None]) -> int:
-    """The exit code: 1 if no setting holds the objectives. Raises Unanswered."""
+    """Run the command. Returns the exit code: 1 if no setting meets the objectives. Raises Unanswered."""
     namespace = flags.namespace or cluster.namespace
     if flags.restore:
         show("\n".join(restore(cluster, namespace, flags.name)))

@@ -1,4 +1,4 @@
-"""Findings as text for people, and an explanation as JSON for programs. Pure; used by `command`."""
+"""Formats findings as text, and explanations as text or JSON. Pure; used by `command`."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -16,7 +16,7 @@ _HEAD: Final = ("METRIC", "VALUE", "TARGET", "RATIO", "TOLERANCE", "REPLICAS")
 
 
 def build_text(found: Explanation) -> str:
-    """The replicas, a table of the metrics, and the sentences."""
+    """Return an explanation as text: the replicas, tables of metrics and classes, and sentences."""
     count = f"{found.asked} replicas desired, {found.existing} current, {found.ready} ready"
     bounds = "" if found.bounds is None else f"; between {found.bounds[0]} and {found.bounds[1]}"
     parts = [f"InferenceService {found.namespace}/{found.name}: {count}{bounds}"]
@@ -34,7 +34,7 @@ def build_text(found: Explanation) -> str:
 
 
 def _build_limits(limits: LimitFacts, batch_size: int) -> str:
-    """What the engines run together by their objectives, and a line for each reason."""
+    """Return how many requests engines with objectives run at once, with a line for each reason."""
     if isinstance(limits.running, str):
         return f"objectives: {limits.running}"
     if not limits.engines:
@@ -59,12 +59,12 @@ def _build_row(metric: Metric) -> tuple[str, ...]:
 
 
 def build_findings(findings: Sequence[Finding]) -> str:
-    """One line each."""
+    """Return the findings with one line for each."""
     return build_table([(each.verdict, each.subject, each.sentence) for each in findings])
 
 
 def build_replay(looks: Sequence[Look]) -> str:
-    """A line for each look, and what both numbers came to."""
+    """Return a table with a line for each moment, and a summary of recorded and replayed replicas."""
     metrics = sorted({name for look in looks for name in look.moment.values})
     head = ("AT", *metrics, "RECORDED", "REPLAYED")
     return "\n\n".join([build_table([head, *(_build_look(look, metrics) for look in looks)]), _sum_up(looks)])
@@ -91,7 +91,10 @@ def _number(value: Decimal) -> str:
 
 
 def build_json(found: Explanation) -> dict[str, Any]:
-    """Ratios and targets are numbers; what was not read is null, with its `problem`."""
+    """Return an explanation as JSON. Ratios and targets are numbers.
+
+    Values that were not read are null with a `problem`.
+    """
     bounds = found.bounds and {"minReplicas": found.bounds[0], "maxReplicas": found.bounds[1]}
     return {
         "at": found.at.isoformat(),

@@ -1,5 +1,5 @@
-"""Load for a service and what it measures: traces, requests, an open loop, figures against objectives.
+"""Sends load to a service and measures it: traces, requests, an open loop, and figures with objectives.
 
-Shared by `kubectl conveyor tune` and `python -m conveyor_bench tune`. Speaks OpenAI's API over HTTP and knows no
-cluster and no engine.
+Shared by `kubectl conveyor tune` and `python -m conveyor_bench tune`. It uses OpenAI's API over HTTP, and knows neither
+clusters nor engines.
 """

@@ -1,4 +1,4 @@
-"""What a service should keep: limits of latency at a percentile. Pure."""
+"""The objectives of a service: limits on the P95 of latencies. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Each in seconds at P95; None is no limit."""
+    """Limits on P95 latencies, in seconds. None: no limit."""
 
     ttft_seconds: float | None = None
     itl_seconds: float | None = None
@@ -33,7 +33,7 @@ class Objectives:
 
 
 def parse_objectives(text: str) -> Objectives:
-    """`ttft=500ms,itl=40ms`, `timeToFirstToken=500ms` or `latency=2s`. Raises ValueError."""
+    """Parse `ttft=500ms,itl=40ms`, `timeToFirstToken=500ms` or `latency=2s`. Raises ValueError."""
     found: dict[str, float] = {}
     for part in text.split(","):
         match = re.fullmatch(r"(\w+)=(\w+)", part.strip())

@@ -1,6 +1,6 @@
-"""Run a trace against a service: each request is sent when it is due, however slow the answers are.
+"""Runs a trace against a service in an open loop: each request is sent when it is due, however slow the answers are.
 
-Requests in flight are bounded: one that is due beyond the bound is not sent, and counts as failed.
+The number of requests in flight is limited. A request that would exceed the limit is not sent and counts as failed.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from conveyor_load.traces import Trace
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many requests may be in flight, and how long a request may take."""
+    """The limits on requests in flight, and on the seconds of one request."""
 
     in_flight: int = 1024
     request_seconds: float = 120.0
@@ -29,7 +29,10 @@ class Limits:
 async def open_session(
     limits: Limits, tls: ssl.SSLContext | None = None, proxy: str | None = None
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """Connections for the requests in flight; no cookies. `tls` is for https, in place of the system's."""
+    """Yield a session with connections for the requests in flight, without cookies.
+
+    `tls`: replaces the system's context.
+    """
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=limits.in_flight, ssl=True if tls is None else tls),
         timeout=aiohttp.ClientTimeout(total=limits.request_seconds),
@@ -47,7 +50,10 @@ async def run(
     seed: int = 0,
     on_sent: Callable[[int], None] = lambda _: None,
 ) -> list[Answer]:
-    """The answers in the order of the trace; ends when all have ended. Cancellation ends all requests."""
+    """Send the requests of a trace, and return the answers in its order when all have ended.
+
+    A cancellation ends them.
+    """
     begin, answers = time.monotonic(), list[Answer]()
     running = set[asyncio.Task[None]]()
     try:

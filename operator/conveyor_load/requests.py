@@ -1,8 +1,8 @@
-"""The HTTP request for each task, of about so many tokens. Pure.
+"""Builds the HTTP request for each task, with about the wanted number of tokens. Pure.
 
-A prompt is made of short words that most vocabularies have as one token each. `Target.tokens_per_word` is measured by
-`sending.calibrate`, so that lengths are right for any tokenizer. Words are drawn anew for each request, so that no
-prefix cache has them.
+A prompt consists of short words that are one token each in most vocabularies. `sending.calibrate` measures
+`Target.tokens_per_word`, so that lengths are right for any tokenizer. Each request has other random words, so that none
+is in a prefix cache.
 """
 
 import json
@@ -32,7 +32,7 @@ PATHS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A service: the URL before `/v1`, the name in `model`, what the model does, and headers for proxies on the way."""
+    """A service: the URL before `/v1`, the name in `model`, the model's task, and headers for proxies on the way."""
 
     url: str
     model: str
@@ -51,7 +51,7 @@ class Target:
 
 
 def build_body(target: Target, arrival: Arrival, random: Random) -> bytes:
-    """JSON of one request. Generated texts have exactly the arrival's output tokens."""
+    """Return the JSON of one request. Generated texts have exactly the arrival's number of output tokens."""
     words = max(1, round((arrival.input_tokens - target.extra_tokens) / target.tokens_per_word))
     return json.dumps({"model": target.model, **_build(target.task, words, arrival.output_tokens, random)}).encode()
 

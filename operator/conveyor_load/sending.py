@@ -1,6 +1,6 @@
-"""Send one request and time its answer. Used by `open_loop`.
+"""Sends one request and measures the times of its answer. Used by `open_loop`.
 
-Bytes and events are bounded, so that no server can fill the memory of a load generator.
+The sizes of answers and events are limited, so that no server can fill the memory of a load generator.
 """
 
 import re
@@ -22,7 +22,7 @@ _CALIBRATION_WORDS: Final = (8, 40)
 
 
 class SendError(Exception):
-    """A service does not answer a request as it should. `lasts`: a later request would get the same answer."""
+    """A service's answer is not as expected. `lasts`: a later request would get the same answer."""
 
     def __init__(self, message: str, *, lasts: bool) -> None:
         super().__init__(message)
@@ -50,9 +50,9 @@ class _Answer(msgspec.Struct):
 
 @dataclass(slots=True)
 class Answer:
-    """One request's times, in seconds of one clock; `due` is when the trace has it. `problem` is empty for a whole one.
+    """The times of one request, in seconds of one clock. `due`: the time in the trace.
 
-    `gaps` are the seconds between the events of a stream.
+    gaps: the seconds between the events of a stream. problem: why the answer is not complete; "" if it is.
     """
 
     due: float
@@ -66,7 +66,7 @@ class Answer:
 
     @property
     def ttft_seconds(self) -> float:
-        """Time to the first token since the request was due, so that a late client hides no delay."""
+        """Time from when the request was due to the first token, so that a late client does not hide a delay."""
         return self.first - self.due
 
     @property
@@ -75,12 +75,12 @@ class Answer:
 
     @property
     def itl_seconds(self) -> float:
-        """Mean time per output token after the first."""
+        """Mean time for each output token after the first one."""
         return (self.last - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
 
 async def send(session: aiohttp.ClientSession, target: Target, arrival: Arrival, answer: Answer, seed: int) -> None:
-    """Fills `answer`. What goes wrong is its `problem`, but for cancellation."""
+    """Send a request and fill `answer`. Any failure is stored in its `problem`, except a cancellation."""
     body = build_body(target, arrival, Random(seed))
     answer.sent = time.monotonic()
     try:
@@ -103,7 +103,7 @@ async def send(session: aiohttp.ClientSession, target: Target, arrival: Arrival,
 
 
 class _TooLong(ValueError):
-    """An answer has more bytes than a right one."""
+    """An answer has more bytes than a valid answer could have."""
 
 
 async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
@@ -116,7 +116,7 @@ async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 def _tell_refusal(status: int, body: bytes) -> str:
-    """The status with the code that an OpenAI error has, so that equal refusals are counted as one."""
+    """Return the status with the code of an OpenAI error, so that equal errors are counted together."""
     try:
         code = msgspec.json.decode(body)["error"]["code"]
     except (msgspec.MsgspecError, LookupError, TypeError):
@@ -157,7 +157,7 @@ def _take(event: _Event, now: float, answer: Answer) -> None:
 
 
 async def calibrate(session: aiohttp.ClientSession, target: Target) -> Target:
-    """The target with its tokens per word, from two short requests. Raises SendError."""
+    """Measure the target's tokens per word with two short requests. Returns the updated target. Raises SendError."""
     tokens = []
     for words in _CALIBRATION_WORDS:
         answer = Answer(time.monotonic())

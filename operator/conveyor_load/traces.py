@@ -1,7 +1,7 @@
-"""When requests come and how long they are: recorded, or drawn from percentiles.
+"""Traces: the arrivals and lengths of requests, which are recorded or drawn from percentiles.
 
-A file has a JSON object on each line, as Mooncake's published traces have: `timestamp` in milliseconds, `input_length`
-and `output_length` in tokens. Other members are ignored.
+A file has a JSON object on each line, like Mooncake's published traces: `timestamp` in milliseconds, `input_length` and
+`output_length` in tokens. Other fields are ignored.
 """
 
 import json
@@ -18,7 +18,7 @@ _P95: Final = 1.6449  # standard deviations of a normal distribution
 
 
 class Arrival(NamedTuple):
-    """A request: seconds after the first one, and its tokens. A task of one step has no output tokens."""
+    """A request: its time in seconds after the first one, and its tokens. One-step tasks have no output tokens."""
 
     at: float
     input_tokens: int
@@ -50,7 +50,7 @@ class Trace:
         return (len(self.arrivals) - 1) / seconds if seconds else 0.0
 
     def at_rate(self, requests_per_second: float, seconds: float) -> "Trace":
-        """The same requests faster or slower, those of the first `seconds`; from the start again where they end."""
+        """Return the requests of the first `seconds` at another rate. If the trace is too short, it is repeated."""
         factor = self.rate / requests_per_second
         round_seconds = len(self.arrivals) / requests_per_second
         scaled: list[Arrival] = []
@@ -62,7 +62,7 @@ class Trace:
         return Trace(tuple(scaled))
 
     def fit(self, context_tokens: int | None) -> "Trace":
-        """The same, with requests cut to a model's context."""
+        """Return the trace with requests cut to a model's context."""
         if context_tokens is None:
             return self
         return replace(self, arrivals=tuple(_fit(arrival, context_tokens) for arrival in self.arrivals))
@@ -74,7 +74,7 @@ def _fit(arrival: Arrival, context_tokens: int) -> Arrival:
 
 
 def draw_trace(inputs: Lengths, outputs: Lengths | None, number: int, seed: int = 0) -> Trace:
-    """Poisson arrivals, one a second on average. None: the task has no output tokens."""
+    """Draw a trace with Poisson arrivals, one a second on average. `outputs`: None for tasks without output tokens."""
     random = Random(seed)
     at, arrivals = 0.0, []
     for _ in range(number):
@@ -84,7 +84,7 @@ def draw_trace(inputs: Lengths, outputs: Lengths | None, number: int, seed: int 
 
 
 def read_trace(lines: Iterable[str]) -> Trace:
-    """Raises ValueError that names the line."""
+    """Read a trace from lines of JSON. Raises ValueError with the number of an invalid line."""
     arrivals: list[Arrival] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -125,7 +125,7 @@ def _read_tokens(told: dict[str, object], name: str, least: int) -> int:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """`256,1024`: P50 and P95; one number is both. Raises ValueError."""
+    """Parse P50 and P95 such as `256,1024`. A single number is used for both. Raises ValueError."""
     numbers = text.split(",")
     if len(numbers) in (1, 2) and all(number.isascii() and number.isdigit() and len(number) < 8 for number in numbers):
         lengths = Lengths(int(numbers[0]), int(numbers[-1]))

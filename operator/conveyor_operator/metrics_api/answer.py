@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MetricsApi:
-    """The owner of custom.metrics.k8s.io. `owner` is the `namespace/service` of another adapter, or empty.
-    `missing` says why nobody serves the API, and is empty if Conveyor does or if the state is not known yet."""
+    """The state of custom.metrics.k8s.io.
+
+    owner: the `namespace/service` of another adapter, or "". missing: why no server provides the API; "" if Conveyor
+    does, or if the state is not known yet.
+    """
 
     owner: str = ""
     api_service: str = ""
@@ -14,4 +17,7 @@ class MetricsApi:
     registered: bool = False
     """Whether both versions belong to Conveyor."""
     left_out: bool = False
-    """The installation has no metrics server; whether somebody else serves the group is not looked at."""
+    """Whether the installation has no metrics server.
+
+    Then it is not checked whether another adapter serves the group.
+    """

@@ -1,11 +1,12 @@
-"""The metrics server's serving certificate: making one, judging the one that is there, and what to do next. Pure.
+"""Issues and checks the metrics server's serving certificate, and plans its rotation. Pure.
 
-Every certificate has its own authority, whose key is discarded at once, so only the pair is renewed. Replacing one, for
-its age or for a fault (tried on a real API server): announce the new authority beside the old one in the APIServices'
-caBundle, then write the new leaf, then, an hour later, drop the old authority.
-`ca.crt` of the Secret is that bundle, newest first, so the Secret alone says how far a rotation got.
+Every certificate has its own authority, whose key is discarded immediately, so both are always renewed together. A
+rotation, because of age or a fault, has three steps (tested on a real API server): add the new authority to the
+APIServices' caBundle beside the old one, write the new leaf, and remove the old authority an hour later.
 
-Used by `keeper` and `server`. The clock is the caller's.
+`ca.crt` in the Secret is that bundle, newest first, so the Secret alone shows the progress of a rotation.
+
+Used by `keeper` and `server`. The caller passes the time.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME = timedelta(days=90)
 RENEW_AFTER = LIFETIME * 2 / 3
-KEEP_OLD_AUTHORITY = timedelta(hours=1)  # longer than kubelet and server need to take up a changed Secret
+KEEP_OLD_AUTHORITY = timedelta(hours=1)  # longer than kubelet and server need to load a changed Secret
 _CLOCK_SKEW = timedelta(minutes=5)
 
 
@@ -43,27 +44,27 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """Make a new leaf."""
+    """The plan to issue a new certificate."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class DropOld:
-    """Trust only the newest authority from now on."""
+    """The plan to trust only the newest authority."""
 
     bundle: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The certificate needs nothing before `until`."""
+    """The plan to keep the certificate at least until `until`."""
 
     until: datetime
 
 
 def plan_certificate(serving: Serving | None, hosts: tuple[str, ...], now: datetime) -> Issue | DropOld | Keep:
-    """What the state of the Secret asks for. `serving` is None if the Secret has no complete pair."""
+    """Return what to do next. `serving`: None if the Secret has no complete pair."""
     if serving is None:
         return Issue("no certificate exists")
     fault = find_fault(serving, hosts, now)
@@ -82,7 +83,7 @@ def plan_certificate(serving: Serving | None, hosts: tuple[str, ...], now: datet
 
 
 def find_fault(serving: Serving, hosts: tuple[str, ...], now: datetime) -> str:
-    """Why this pair cannot serve; empty if it can."""
+    """Return why this pair cannot be used; "" if it can."""
     try:
         leaf = x509.load_pem_x509_certificate(serving.certificate)
         key = serialization.load_pem_private_key(serving.key, password=None)
@@ -102,7 +103,7 @@ def find_fault(serving: Serving, hosts: tuple[str, ...], now: datetime) -> str:
 
 
 def issue(hosts: tuple[str, ...], now: datetime) -> Serving:
-    """A new authority and a leaf for `hosts`, signed by it; the authority's key does not leave this function."""
+    """Return a new authority, and a leaf for `hosts` that it has signed. The authority's key is discarded here."""
     authority_key, leaf_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"conveyor-metrics {now:%Y-%m-%d}")])
     authority = (
@@ -127,7 +128,7 @@ def issue(hosts: tuple[str, ...], now: datetime) -> Serving:
 
 
 def read_authorities(bundle: bytes) -> list[bytes]:
-    """The certificates of a bundle, newest first; none if it cannot be read."""
+    """Return the certificates of a bundle, newest first; empty if the bundle is invalid."""
     try:
         return [_pem(authority) for authority in x509.load_pem_x509_certificates(bundle)]
     except ValueError:

@@ -1,6 +1,6 @@
-"""One object of the cluster by its name, now and after every change. Used by `keeper`.
+"""Watches single objects by name. Used by `keeper`.
 
-By field selector, so that a role with `resourceNames` is enough.
+The watches use a field selector, so that a role with `resourceNames` is enough.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -15,7 +15,7 @@ K = TypeVar("K")
 
 
 async def follow(cluster: Cluster, key: Key, tell: Callable[[Object | None], None]) -> None:
-    """For ever: tells the object, or None when it is not there."""
+    """Call `tell` with the object now and after every change, until cancelled; with None if it does not exist."""
     kind, namespace, name = key
     selector = f"metadata.name={name}"
     collection = Collection(
@@ -25,9 +25,10 @@ async def follow(cluster: Cluster, key: Key, tell: Callable[[Object | None], Non
 
 
 async def remember(known: MutableMapping[K, Object | None], key: K, write: Awaitable[Object | None]) -> None:
-    """Puts what a write answers into `known`, unless a watch has told of the object in the meantime.
+    """Store the result of a write in `known`, unless a watch has reported the object meanwhile.
 
-    Its word is as new, or a newer one follows; the answer may be older, and nothing would follow.
+    The watch's report is at least as new, or a newer one follows. The result of the write may be older, and no report
+    would correct it.
     """
     before = known.get(key)
     after = await write
@@ -36,7 +37,7 @@ async def remember(known: MutableMapping[K, Object | None], key: K, write: Await
 
 
 class _One:
-    """A collection of at most one object."""
+    """A watch's sink for a collection with at most one object."""
 
     def __init__(self, name: str, tell: Callable[[Object | None], None]) -> None:
         self._name = name

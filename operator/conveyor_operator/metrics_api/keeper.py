@@ -1,7 +1,7 @@
-"""Keeps the metrics API served: the certificate in the chart's Secret, and the registration as two APIServices.
+"""Maintains the metrics API: the certificate in the chart's Secret, and the registration as two APIServices.
 
-Runs beside Kopf as one task, started by `process`. Watches by name (so a role with `resourceNames` is enough) and makes
-no call while all is as it should be. Tells `reconcile`, through `metrics_api`, who has the group.
+Runs next to Kopf as one task, started by `process`. It watches objects by name, so a role with `resourceNames` is
+enough, and makes no calls while nothing has to change. `metrics_api` is the owner of the group, for `reconcile`.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ from conveyor_operator.metrics_api.server import BUNDLE_KEY, CERTIFICATE_KEY, PR
 
 logger = logging.getLogger(__name__)
 
-_OLD_AUTHORITIES = 2  # a rotation that was interrupted by another one leaves that many in use
-_LONGEST_SLEEP = timedelta(hours=6)  # a clock that is set forward is noticed; waking up costs no call
+_OLD_AUTHORITIES = 2  # a rotation that another one interrupts leaves this many in use
+_LONGEST_SLEEP = timedelta(hours=6)  # so that a clock that is set forward is noticed; waking up makes no call
 _PROBE_PERIOD = timedelta(seconds=5)
 
 
@@ -46,7 +46,7 @@ def _utc_now() -> datetime:
 
 
 class MetricsApiKeeper:
-    """`on_change` is called when the answer of `metrics_api` changes; `now` is the clock."""
+    """on_change: called when `metrics_api` changes. now: the clock."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class MetricsApiKeeper:
         self._registrar = Registrar(cluster, system_namespace, self._api_services)
         self._changed = asyncio.Event()
         self.metrics_api = MetricsApi()
-        """The owner of custom.metrics.k8s.io, as far as it is known."""
+        """The current state of custom.metrics.k8s.io."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Maintain the metrics API until cancelled."""
         followed: list[tuple[Kind, str, Callable[[Object | None], None]]] = [
             (kind, name, partial(self._find, kind))
             for kind, name in (
@@ -114,10 +114,10 @@ class MetricsApiKeeper:
                 logger.warning("event=metrics_api_failed status=%s error=%s", error.status, error.message)
             await _wait(self._changed, delay)
             if failures:
-                await asyncio.sleep(backoff_seconds(1))  # its own changes have woken it already
+                await asyncio.sleep(backoff_seconds(1))  # its own changes may have woken it early
 
     async def step(self) -> datetime:
-        """Does what the state asks for, once all of it is known; returns when to look again."""
+        """Do the next step, once all objects are known. Returns when to check again."""
         far = self._now() + _LONGEST_SLEEP
         if len(self._found) < 3 or len(self._api_services) < len(API_SERVICES):
             return far
@@ -154,10 +154,10 @@ class MetricsApiKeeper:
             else await self._registrar.register(serving.bundle)
         )
         self._tell(fault)
-        return self._now() + _PROBE_PERIOD if fault else self._now()  # until the API server has judged it
+        return self._now() + _PROBE_PERIOD if fault else self._now()  # until the API server has checked it
 
     def _tell(self, missing: str) -> None:
-        """Sets `metrics_api`; `missing` says why the group has no server, if it has none."""
+        """Update `metrics_api`. `missing`: why no server provides the group; "" if one does."""
         told = MetricsApi(missing=missing, registered=not missing)
         for name, found in self._look().foreign.items():
             told = MetricsApi(describe_owner(found), name)
@@ -169,7 +169,7 @@ class MetricsApiKeeper:
     # The certificate
 
     async def _keep_certificate(self) -> datetime:
-        """Issues, rotates, or leaves it; returns when to look again."""
+        """Issue, rotate or keep the certificate. Returns when to check again."""
         while (secret := self._found[SECRET]) is not None:
             serving = read_serving(secret)
             match certificates.plan_certificate(serving, self._hosts, self._now()):
@@ -185,7 +185,11 @@ class MetricsApiKeeper:
         return self._now() + _LONGEST_SLEEP
 
     async def _issue(self, secret: Object, reason: str) -> None:
-        """Announced together with the old authorities: the server has the old pair until the kubelet brings the new."""
+        """Issue a certificate.
+
+        The old authorities stay in the bundle, because the server uses the old pair until the kubelet updates the
+        Secret's files.
+        """
         logger.info("event=certificate_issued because=%s", reason)
         new = certificates.issue(self._hosts, self._now())
         bundle = b"".join([new.bundle, *self._find_old_authorities(secret)])
@@ -194,7 +198,10 @@ class MetricsApiKeeper:
         await self._write_secret(secret, {CERTIFICATE_KEY: new.certificate, PRIVATE_KEY: new.key, BUNDLE_KEY: bundle})
 
     def _find_old_authorities(self, secret: Object) -> list[bytes]:
-        """The newest of the Secret; of a Secret without any, the oldest announced: newer ones were never served."""
+        """Return the newest authorities in the Secret.
+
+        If it has none, return the oldest ones in the APIServices, because newer ones were never served.
+        """
         found = certificates.read_authorities(decode(secret, BUNDLE_KEY))
         if found:
             return found[:_OLD_AUTHORITIES]

@@ -1,6 +1,6 @@
-"""Writes the two APIServices as `registration` has decided: both or none, and never one of somebody else.
+"""Writes the two APIServices as `registration` has decided: both or none, and never one with another owner.
 
-Used by `keeper`, whose view of the two it reads and brings up to date after its own writes.
+Used by `keeper`. It reads the keeper's view of both, and updates this view after its own writes.
 """
 
 import logging
@@ -26,28 +26,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """What an APIService of ours names: the metrics server's Service, and the ClusterRole that owns it."""
+    """The objects that Conveyor's APIServices name: the metrics server's Service, and the owning ClusterRole."""
 
     service: Object
     role: Object
 
 
 class Registrar:
-    """`api_services` is what is known of both, by name; `namespace` is that of the metrics server."""
+    """api_services: the known state of both, by name. namespace: the metrics server's."""
 
     def __init__(self, cluster: Cluster, namespace: str, api_services: MutableMapping[str, Object | None]) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._api_services = api_services
         self._named: _Named | None = None
-        self._withdrawn: dict[str, str] = {}  # uid of the last one that was deleted here, by name
+        self._withdrawn: dict[str, str] = {}  # uid of the last APIService that was deleted here, by name
 
     def has_withdrawn(self, name: str, api_service: Object) -> bool:
-        """Whether it is gone because of `withdraw`, and nobody else took it away."""
+        """Return whether `withdraw` deleted this APIService, not somebody else."""
         return self._withdrawn.get(name) == str(api_service["metadata"]["uid"])
 
     async def register(self, bundle: bytes) -> str:
-        """Makes both, if the metrics server answers with a certificate of `bundle`; why not, or empty."""
+        """Create both if the metrics server responds with a certificate of `bundle`. Returns why not, or ""."""
         self._named = None
         if fault := await self._read_named():
             return fault
@@ -63,12 +63,12 @@ class Registrar:
         return ""
 
     async def announce(self, bundle: bytes) -> None:
-        """Makes both what they should be, with this bundle. A change by somebody else meanwhile is a Conflict."""
+        """Apply both with this bundle. A concurrent change by somebody else raises a Conflict."""
         if self._named is None:
             await self._read_named()
         if self._named is None:
-            return  # the API server will soon call them unavailable
-        for name in reversed(API_SERVICES):  # v1beta1 first: the one that another adapter would have
+            return  # the API server will soon report them as unavailable
+        for name in reversed(API_SERVICES):  # v1beta1 first, because another adapter would also have that version
             found = self._api_services[name]
             wanted = build_api_service(name, self._named.service, bundle, self._named.role)
             if found is not None and not differs(found, wanted):
@@ -81,19 +81,25 @@ class Registrar:
             await remember(self._api_services, name, write)
 
     async def withdraw(self, why: str) -> None:
-        """Deletes ours; one that somebody takes over at this moment is a Conflict, and stays."""
+        """Delete Conveyor's APIServices.
+
+        One that somebody takes over at the same time raises a Conflict and is kept.
+        """
         for name, found in self._api_services.items():
             if found is not None and is_ours(found, self._namespace):
                 logger.warning("event=api_service_withdrawn name=%s reason=%s", name, why)
                 metadata = found["metadata"]
-                self._withdrawn[name] = metadata["uid"]  # before the watch can tell of it
+                self._withdrawn[name] = metadata["uid"]  # before the watch can report it
                 await self._cluster.delete(API_SERVICE, None, name, metadata["uid"], metadata["resourceVersion"])
                 left = self._api_services[name]
                 if left is not None and left["metadata"]["uid"] == metadata["uid"]:
                     self._api_services[name] = None
 
     async def release(self) -> None:
-        """Removes our owner from an APIService that another one took over, or our uninstall would delete it."""
+        """Remove Conveyor's owner reference from an APIService that another adapter has taken over.
+
+        Otherwise uninstalling Conveyor would delete it.
+        """
         for name, found in self._api_services.items():
             if found is None or is_ours(found, self._namespace):
                 continue
@@ -103,7 +109,7 @@ class Registrar:
                 await remember(self._api_services, name, write)
 
     async def _read_named(self) -> str:
-        """Why there is nothing to name, or empty."""
+        """Read the Service and the ClusterRole. Returns which one is missing, or ""."""
         service = await self._cluster.get(SERVICE, self._namespace, names.METRICS_SERVICE)
         role = await self._cluster.get(CLUSTER_ROLE, None, names.METRICS_API_ROLE)
         if service is None:

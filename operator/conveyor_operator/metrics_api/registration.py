@@ -1,9 +1,9 @@
-"""When the metrics server is registered as custom.metrics.k8s.io, and what its two APIServices look like. No I/O.
+"""Decides when the metrics server is registered as custom.metrics.k8s.io, and builds its two APIServices. No I/O.
 
-The group has one owner: the HPA asks the version that the API server prefers, whoever serves it. So Conveyor registers
-both versions or none, only while nobody else has one, and only what answers: an APIService without a server blocks
-the deletion of every namespace. Why: docs/adr/0005. Used by `keeper` and `registrar`; the clock
-is the caller's.
+The group must have one owner, because the HPA uses the version that the API server prefers, whoever serves it. So
+Conveyor registers both versions or none, and only while nobody else has one. It registers only a server that responds,
+because an APIService without a server blocks the deletion of every namespace. Reasons: docs/adr/0005. Used by `keeper`
+and `registrar`. The caller passes the time.
 """
 
 import base64
@@ -21,16 +21,16 @@ Object = dict[str, Any]
 API_SERVICES = tuple(f"{version}.{names.METRICS_GROUP}" for version in names.METRICS_VERSIONS)
 
 SETTLE = timedelta(seconds=30)
-"""How long the group is left free after an APIService was removed: its new owner may be about to make its own."""
+"""How long the group is left free after an APIService was removed: a new owner may be about to create its own."""
 PATIENCE = timedelta(seconds=60)
-"""How long the API server may call ours unavailable before they are withdrawn."""
+"""How long the API server may report Conveyor's APIServices as unavailable before they are withdrawn."""
 _FIRST_RETRY, _LAST_RETRY = timedelta(minutes=1), timedelta(minutes=30)
 _LABELS = {names.MANAGED_BY_LABEL: "conveyor", names.PART_OF_LABEL: "conveyor"}
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the watches told, each an object or None; `namespace` is that of the metrics server."""
+    """The objects that the watches have reported; None if one does not exist. `namespace`: the metrics server's."""
 
     namespace: str
     api_services: Mapping[str, Object | None]
@@ -51,38 +51,38 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Make both, or keep them as they should be; look again at `until`."""
+    """The plan to create or update both APIServices, and to check again at `until`."""
 
     until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Delete ours."""
+    """The plan to delete Conveyor's APIServices."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Leave the group alone; look again at `until`."""
+    """The plan to leave the group alone, and to check again at `until`."""
 
     why: str
     until: datetime | None = None
 
 
 class Registration:
-    """Decides; remembers since when things are as they are."""
+    """Makes the decisions, and remembers since when the relevant states have lasted."""
 
     def __init__(self) -> None:
         self._free_since: datetime | None = None
         self._unavailable_since: datetime | None = None
         self._was_available = False
-        self._failures = 0  # registrations in a row that the API server could never use
+        self._failures = 0  # consecutive registrations that the API server could not use
         self._retry_at: datetime | None = None
 
     def hear_loss(self, now: datetime) -> None:
-        """Somebody else took an APIService of the group away."""
+        """Note that somebody else has deleted an APIService of the group."""
         self._free_since = now
 
     def plan(self, seen: Seen, now: datetime) -> Register | Withdraw | Wait:
@@ -110,7 +110,7 @@ class Registration:
 
     def _plan_unregistered(self, seen: Seen, now: datetime) -> Register | Wait:
         if not _available_replicas(seen.deployment):
-            self._retry_at = None  # the missing pod is the reason; no pause is needed once there is one
+            self._retry_at = None  # the missing pod is the cause, so no pause is needed once there is one
             return Wait(f"Deployment {names.METRICS_SERVICE} has no available pod")
         if self._free_since is not None and now < self._free_since + SETTLE:
             return Wait(
@@ -122,7 +122,7 @@ class Registration:
 
 
 def _why_never(seen: Seen) -> str:
-    """What keeps it from being registered at all; empty if nothing does."""
+    """Return why the API must not be registered at all; "" if it may."""
     if seen.foreign:
         return f"{next(iter(seen.foreign))} belongs to {describe_owner(next(iter(seen.foreign.values())))}"
     if seen.deployment is None or "deletionTimestamp" in seen.deployment["metadata"]:
@@ -147,7 +147,7 @@ def describe_owner(api_service: Object) -> str:
 
 
 def find_fault(api_services: Mapping[str, Object]) -> str:
-    """What the API server says of the first that it does not call Available; empty if it can use all of them."""
+    """Return the API server's message about the first APIService that is not Available; "" if all are."""
     for name, found in api_services.items():
         conditions = (found.get("status") or {}).get("conditions") or ()
         available = next((c for c in conditions if c["type"] == "Available"), None)
@@ -159,7 +159,10 @@ def find_fault(api_services: Mapping[str, Object]) -> str:
 
 
 def build_api_service(name: str, service: Object, bundle: bytes, role: Object) -> Object:
-    """Owned by the chart's ClusterRole `role`: the garbage collector takes it when the chart goes, however it goes."""
+    """Build an APIService.
+
+    The chart's ClusterRole `role` owns it, so the garbage collector deletes it with the chart.
+    """
     version, _, group = name.partition(".")
     owner = {
         "apiVersion": CLUSTER_ROLE.api_version,
@@ -185,14 +188,17 @@ def build_api_service(name: str, service: Object, bundle: bytes, role: Object) -
 
 
 def differs(found: Object, wanted: Object) -> bool:
-    """Whether an APIService of ours is not as it should be; what others add to it stays."""
+    """Return whether Conveyor's APIService differs from the wanted one. Fields that others have added are ignored."""
     owner = wanted["metadata"]["ownerReferences"][0]["uid"]
     owners = [reference["uid"] for reference in found["metadata"].get("ownerReferences") or ()]
     return owner not in owners or any(found["spec"].get(key) != value for key, value in wanted["spec"].items())
 
 
 def build_release(found: Object) -> Object | None:
-    """The APIService of another owner without ours, or our uninstall would delete it. None: it has none of ours."""
+    """Return a patch that removes Conveyor's owner reference and labels from another owner's APIService, or None.
+
+    None means that it has no such reference. With one, uninstalling Conveyor would delete the APIService.
+    """
     owners = found["metadata"].get("ownerReferences") or []
     left = [owner for owner in owners if (owner["kind"], owner["name"]) != (CLUSTER_ROLE.kind, names.METRICS_API_ROLE)]
     if left == owners:

@@ -1,6 +1,6 @@
-"""What the metrics server shows to the world: the pair in its Secret, and whether its Service answers with it.
+"""Reads the metrics server's certificate from its Secret, and checks whether its Service uses it.
 
-Used by `keeper` and `registrar`. Knows no APIService.
+Used by `keeper` and `registrar`. This module does not know APIServices.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ _HANDSHAKE_SECONDS = 5.0
 
 
 def read_serving(secret: Object) -> Serving | None:
-    """The pair in a Secret; None if a part is missing or is no base64."""
+    """Return the pair in a Secret; None if a part is missing or not base64."""
     parts = [decode(secret, key) for key in (CERTIFICATE_KEY, PRIVATE_KEY, BUNDLE_KEY)]
     return Serving(*parts) if all(parts) else None
 
 
 def decode(secret: Object, key: str) -> bytes:
-    """A value of the Secret; empty if it is missing or no base64."""
+    """Return a value of the Secret; b"" if it is missing or not base64."""
     try:
         return base64.b64decode((secret.get("data") or {}).get(key, ""))
     except ValueError:
@@ -33,7 +33,7 @@ def decode(secret: Object, key: str) -> bytes:
 
 
 def find_port(service: Object) -> int:
-    """The Service's port of the API."""
+    """Return the Service's port for the API."""
     ports = service["spec"].get("ports") or ()
     return next(
         (port["port"] for port in ports if port.get("name") == names.METRICS_PORT_NAME), names.METRICS_SERVICE_PORT
@@ -41,9 +41,9 @@ def find_port(service: Object) -> int:
 
 
 async def probe(service: Object, host: str, bundle: bytes) -> str:
-    """Why the API server would not trust what answers at the Service; empty if it would.
+    """Connect like the API server: to the Service's address, as `host`, with the APIServices' bundle.
 
-    Goes where the API server goes: to the Service's address, as `host`, with the bundle of the APIServices.
+    Returns why the API server would not trust the server; "" if it would.
     """
     spec = service["spec"]
     address = spec.get("externalName") or spec.get("clusterIP")

@@ -1,4 +1,4 @@
-"""The names at the gateway's root: which namespace has each, claimed for good (docs/adr/0055).
+"""The names of models at the gateway's root, which namespaces claim permanently (docs/adr/0055).
 
-Told to `inferenceservice`, which writes it into the status.
+`inferenceservice` writes the state of a service's name into the status.
 """

@@ -1,4 +1,4 @@
-"""What a service wants to be called at the gateway's root, and what `keeper` says about that. Pure."""
+"""The name that a service wants at the gateway's root, and `keeper`'s answer. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -16,7 +16,7 @@ class NameState(Enum):
     """The owner of a served name."""
 
     PENDING = auto()
-    """No namespace owns the name, as far as is known."""
+    """No namespace is known to own the name."""
     HELD = auto()
     """The service's namespace owns the name, and the name refers to the service."""
     SHARED = auto()
@@ -31,7 +31,10 @@ class NameState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NameAnswer:
-    """`detail` is the API server's refusal of a pending claim, or the name of the older service."""
+    """The state of a service's name.
+
+    `detail`: the API server's error for a pending claim, or the older service's name.
+    """
 
     state: NameState = NameState.PENDING
     detail: str = ""

@@ -1,8 +1,8 @@
-"""Claims the served names of services for their namespaces, and says to whom each name belongs.
+"""Claims the served names of services for their namespaces, and reports the owner of each name.
 
-Runs beside Kopf as one task, started by `process`. A claim is a ServedName in the namespace that holds the name: it
-outlives the service, and goes with the namespace or when somebody deletes it. The first service gets a name, of those
-that wait for it the oldest. One claim is made at a time, so that no namespace gets more than its share of them.
+Runs next to Kopf as one task, started by `process`. A claim is a ServedName in the namespace that holds the name. It
+outlives the service, and is deleted with the namespace or by a user. The first service with a name gets it; among
+waiting services, the oldest one. Only one claim is created at a time, so that no namespace exceeds its limit.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from conveyor_operator.served_names.answer import NameAnswer, NameState, Wish
 
 logger = logging.getLogger(__name__)
 
-_MAX_TRIES: Final = 5  # of a call that may succeed later; an admission webhook may fail for one namespace alone
-_REFUSED_SECONDS: Final = 30.0  # until a namespace in which a claim was refused is tried again
+_MAX_TRIES: Final = 5  # attempts of a call that may succeed later; an admission webhook may fail for a single namespace
+_REFUSED_SECONDS: Final = 30.0  # pause before a retry in a namespace in which a claim was refused
 
 
 class ServedNames:
-    """`mark` is called with `namespace/name` of each service about whose name there is something new to say."""
+    """mark: called with `namespace/name` of each service whose name's state has changed."""
 
     def __init__(
         self, cluster: Cluster, namespaces: Sequence[str], system_namespace: str, mark: Callable[[str], None]
@@ -44,20 +44,20 @@ class ServedNames:
         self._namespaces = {*namespaces, system_namespace} if namespaces else {""}
         self._unlisted = set(self._namespaces)
         self.synced = asyncio.Event()
-        """All claims are known."""
+        """Set once all claims are known."""
         self._told: dict[str, NameAnswer] = {}
         self._open: dict[str, Claim | None] = {}
-        """Names to decide on, each with the claim that it had."""
+        """Names to decide on, each with its former claim or None."""
         self._opened = asyncio.Event()
         self._held_back: dict[str, dict[str, None]] = {}
         """By namespace: names without a claim, because of the limit or because the API server refused the claim."""
         self._refusals: dict[str, str] = {}
         """By namespace: the API server's error for its last claim."""
-        # The gateways' own name is claimed as if by the youngest of all services.
+        # The gateways' own name is claimed as if the youngest of all services wanted it.
         self._index.put_service(f"{system_namespace}/*", root_name(system_namespace), sys.maxsize)
 
     def see(self, key: Key, wish: Wish | None) -> None:
-        """A service is there, with this wish, or there no more."""
+        """Note a service with the name that it wants, or with None if it no longer exists."""
         service, namespace = str(key), key.namespace
         names = {self._index.name_of(service), wish.name if wish is not None else None} - {None}
         before = {name: self._index.find_first(namespace, name) for name in names if name is not None}
@@ -73,12 +73,15 @@ class ServedNames:
                 self._tell(name)
 
     def tell(self, service: str, name: str) -> NameAnswer:
-        """What is to be said about the name of `namespace/name`; it is marked when that changes."""
+        """Return the state of the service's name.
+
+        `service`: `namespace/name`, which is marked when the state changes.
+        """
         answer = self._told[service] = self._find(service, name)
         return answer
 
     async def run(self, services_listed: Callable[[], Awaitable[None]]) -> None:
-        """Until cancelled; claims nothing before all services and all claims are known."""
+        """Claim names until cancelled. Nothing is claimed before all services and all claims are known."""
         async with asyncio.TaskGroup() as tasks:
             for namespace in self._namespaces:
                 collection = claim_collection(namespace)
@@ -112,7 +115,7 @@ class ServedNames:
         return NameAnswer(NameState.PENDING, self._refusals.get(namespace, ""))
 
     def _tell(self, name: str) -> None:
-        """Marks the services of this name that were told something else."""
+        """Mark the services that want this name and whose last answer has changed."""
         for namespace in self._index.list_applicants(name):
             for service in self._index.list_siblings(namespace, name):
                 if service in self._told and self._told[service] != self._find(service, name):
@@ -137,7 +140,7 @@ class ServedNames:
             self._opened.set()
 
     def _let_go(self, namespace: str, name: str) -> None:
-        """What nobody in the namespace serves any more is not held back for it."""
+        """Stop holding back a name for a namespace in which no service wants it any more."""
         if self._index.find_first(namespace, name) is None and namespace in self._held_back:
             self._held_back[namespace].pop(name, None)
 
@@ -145,7 +148,7 @@ class ServedNames:
         self._held_back.setdefault(namespace, {})[name] = None
 
     def _try_next(self, namespace: str) -> None:
-        """One of the names that were held back; after it the next one."""
+        """Reopen one of the names that were held back for the namespace."""
         names = self._held_back.get(namespace, {})
         if names:
             name = next(iter(names))
@@ -155,7 +158,7 @@ class ServedNames:
             self._held_back.pop(namespace, None)
 
     async def _decide(self, name: str, former: Claim | None) -> None:
-        """Gives a name that nobody has to the one whose services have served it, or to the oldest who wants it."""
+        """Claim an unclaimed name for the namespace that had it, or for that of the oldest service that wants it."""
         last = former.namespace if former is not None else None
         for namespace in sorted(self._index.list_applicants(name), key=lambda each: each != last):
             if self._index.find_holder(name) is not None:
@@ -167,14 +170,14 @@ class ServedNames:
             await self._record_release(former)
 
     async def _apply(self, namespace: str, name: str) -> None:
-        """A claim for that namespace, if it may have one more."""
+        """Create a claim for the namespace, if it may have one more."""
         if self._index.count_claims(namespace) >= MAX_SERVED_NAMES or namespace in self._refusals:
             self._hold_back(namespace, name)
             return
         try:
             made = await self._create(namespace, name)
         except ApiError as error:
-            # A conflict: it was made just now, and the watch will tell. Or another name has the same hash.
+            # A conflict: the claim was just created, as the watch will report, or another name has the same hash.
             logger.warning("event=claim_refused namespace=%s name=%s error=%s", namespace, name, error.message)
             self._refusals[namespace] = error.message
             self._hold_back(namespace, name)
@@ -189,7 +192,7 @@ class ServedNames:
         self._try_next(namespace)
 
     async def _create(self, namespace: str, name: str) -> dict[str, object]:
-        """Raises ApiError."""
+        """Create the claim, with retries. Raises ApiError."""
         for tries in range(1, _MAX_TRIES):
             try:
                 return await self._cluster.create(SERVED_NAME, build_served_name(namespace, name))
@@ -203,5 +206,5 @@ class ServedNames:
         metadata = {"namespace": claim.namespace, "name": claim.object_name, "uid": claim.uid}
         body = {"apiVersion": API_VERSION, "kind": SERVED_NAME_KIND, "metadata": metadata}
         told = Event("NameReleased", f"the name {claim.name!r} no longer belongs to this namespace")
-        with suppress(ApiError):  # its namespace may be on its way out
+        with suppress(ApiError):  # its namespace may be terminating
             await self._cluster.create(EVENT, build_event(body, told, datetime.now(UTC)))
