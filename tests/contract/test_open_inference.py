@@ -60,7 +60,7 @@ async def test_tritons_client_works_unchanged(
             assert np.abs(await asyncio.to_thread(ask, url, model, infer) - expected).max() < 1e-6
             for call, words in (
                 (lambda client, name: client.get_model_metadata("other"), "other"),
-                (lambda client, name: client.get_model_metadata(name, "2"), "the model has version '1' alone"),
+                (lambda client, name: client.get_model_metadata(name, "2"), "the model has only version '1'"),
                 (lambda client, name: infer(client, "other"), "other"),
                 (lambda client, name: infer(client, name, np.zeros((1, 9), np.float32)), "n is 1 to 8"),
             ):

@@ -101,7 +101,7 @@ def test_an_error_is_a_sentence_that_the_client_raises(client: triton.InferenceS
     assert caught.value.status() == "400"
     with pytest.raises(InferenceServerException, match="'other' is not served here; 'tiny' is"):
         client.get_model_metadata("other")
-    with pytest.raises(InferenceServerException, match="the model has version '1' alone"):
+    with pytest.raises(InferenceServerException, match="the model has only version '1'"):
         client.get_model_metadata("tiny", "3")
 
 
