@@ -1,7 +1,8 @@
-"""`python -m conveyor_engine`: the engine's commands. START HERE.
+"""The engine's commands, `python -m conveyor_engine`. START HERE.
 
-serve: config -> tokenizer -> HTTP server and engine process. fetch: a model's files onto a volume.
-Every failure to start is one log line, a termination message and an exit code that is not 0.
+`serve` reads the configuration, loads the tokenizer, and starts the HTTP server and the engine process. `fetch` brings
+a model's files to a volume. If the process cannot start, it writes one log line and a termination message, and exits
+with a code that is not 0.
 """
 
 import argparse
@@ -27,14 +28,14 @@ _log = logging.getLogger("conveyor_engine")
 
 
 class _Parser(argparse.ArgumentParser):
-    """A wrong flag is a configuration error like any other."""
+    """Raises ConfigError for a wrong flag, as for any other wrong setting."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{self.prog}: {message}; --help lists the flags")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All commands and their flags."""
+    """Build the parser of all commands and their flags."""
     parser = _Parser(prog="python -m conveyor_engine", description="The batching inference engine of Conveyor.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     serve = commands.add_parser(
@@ -57,7 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0, 1 for an engine that died or cannot start, 2 for a wrong configuration."""
+    """Run a command.
+
+    Returns the exit code: 0, 1 if the engine died or cannot start, 2 if the configuration is wrong.
+    """
     configure_logging()
     try:
         return _run(build_parser().parse_args(arguments))
@@ -120,9 +124,9 @@ def _serve(flags: argparse.Namespace) -> int:
 
 
 def _settle(config: EngineConfig, task: str) -> EngineConfig:
-    """The configuration for a model of this task, by which it has the batching mode that is left open.
+    """Return the configuration with the task's batching mode in place of `auto`.
 
-    Raises ConfigError if its objectives or its workload are those of other tasks.
+    Raises ConfigError if the objectives or the workload are for other tasks.
     """
     about = load_about(task)
     takes_one_step = about.batching_mode == "dynamic"

@@ -1,7 +1,7 @@
-"""What the container may use, and what the kernel did to it: CPUs, memory, OOM kills. Knows no torch.
+"""Reads the container's limits of CPUs and memory, and its number of OOM kills, from cgroup v2 or v1.
 
-The limits of the container (cgroup v2, then v1) count, not those of its host. `execution` plans by them, and
-`serving.engine_process` explains a killed process.
+`execution` plans with these limits instead of the host's, and `serving.engine_process` explains why a process was
+killed. Does not import torch.
 """
 
 import os
@@ -22,7 +22,7 @@ _MEMORY = (
 
 
 def num_cpus() -> int:
-    """CPUs that this process may use: those of its affinity, at most the container's limit rounded up."""
+    """Return the number of CPUs in this process's affinity, but at most the container's limit, rounded up."""
     available = len(os.sched_getaffinity(0))
     quota = _read_words(_CGROUP / "cpu.max")
     if not quota:
@@ -36,7 +36,7 @@ def num_cpus() -> int:
 
 
 def free_memory_bytes() -> int:
-    """Free memory of the machine, within the container's limit."""
+    """Return the machine's free memory, but at most what the container's limit leaves."""
     free = _meminfo_available_bytes()
     for limit, usage, stat, cache in _MEMORY:
         words = _read_words(_CGROUP / limit) + _read_words(_CGROUP / usage)
@@ -46,15 +46,15 @@ def free_memory_bytes() -> int:
 
 
 def count_oom_kills() -> int:
-    """Processes of this container that the kernel has killed for lack of memory; 0 where it does not count them.
+    """Return how many processes of this container the kernel has killed for lack of memory; 0 if it does not count.
 
-    With cgroup v2 Kubernetes has the whole container killed; with v1 the kernel kills one process of it, the largest.
+    With cgroup v2, Kubernetes lets the kernel kill the whole container. With v1, the kernel kills the largest process.
     """
     return next((_find_number(_CGROUP / file, "oom_kill") for file in _OOM_COUNTERS if (_CGROUP / file).exists()), 0)
 
 
 def _find_number(path: Path, name: str) -> int:
-    """The number behind a name in a file of names and numbers; 0 if it is not there."""
+    """Return the number after a name in a file of names and numbers; 0 if the name is missing."""
     words = _read_words(path)
     return int(words[words.index(name) + 1]) if name in words else 0
 

@@ -2,28 +2,28 @@
 
     ConveyorEngineError
     ├── StartError            the process cannot start; `reason` goes into the termination message
-    │   ├── ConfigError           the configuration asks for what cannot be
-    │   └── ModelError            the model cannot be had, or cannot be run
-    ├── RequestError          one request is refused; the engine goes on
+    │   ├── ConfigError           the configuration is not possible
+        │   └── ModelError            the model cannot be downloaded, read or run
+        ├── RequestError          one request is refused; the engine continues
     │   ├── InvalidRequest        the client's fault (`param` names the field)
     │   │   ├── UnknownModel
     │   │   ├── BodyTooSlow
     │   │   ├── BodyTooLarge
     │   │   └── EncodedBody
     │   ├── Overloaded            the waiting queue is full
-    │   ├── NoPlace               a gateway's request, which waits there
+    │   ├── NoPlace               no place is free for a gateway's request, which the gateway keeps
     │   ├── GenerationFailed      the engine could not continue this request
     │   ├── Unavailable           starting, draining, going away or dead
     │   └── DeadlineExceeded
     └── EngineDead            the engine loop ended while it worked on this request
 
-What of it a client reads has an `ErrorCode`, why an engine ends a `FailureReason`.
+An error that a client receives has an `ErrorCode`. An error that ends the engine has a `FailureReason`.
 
-A StartError's sentence has the names of settings in backticks, `device` or `device: auto`, and nothing else: whoever
-shows it to people who know other names for them, as Conveyor's operator does, can put those in their place.
+A StartError's message has the names of settings in backticks, as `device` or `device: auto`, and uses backticks for
+nothing else. So a program that shows the message, such as Conveyor's operator, can replace them with its own names.
 
-Raised by core, models and the HTTP side; `__main__` turns StartErrors into exit messages and
-`serving.http` turns RequestErrors into answers. Imports nothing else of the engine's.
+Raised in all parts of the engine. `__main__` turns StartErrors into exit messages, and `serving.http` turns
+RequestErrors into responses. Imports no other module of the engine.
 """
 
 from conveyor_protocol.answer_codes import AnswerCode
@@ -40,7 +40,7 @@ _NO_MEMORY = (
 
 
 class ErrorCode(AnswerCode):
-    """Each case that the engine answers with an error."""
+    """The code of an error response. There is one for each case."""
 
     MALFORMED_HTTP = "malformed_http", 400, "the request is not valid HTTP"
     BAD_REQUEST = "bad_request", 400, "the request cannot be read"
@@ -90,7 +90,7 @@ class ErrorCode(AnswerCode):
 
 
 class ConveyorEngineError(Exception):
-    """Root of the tree."""
+    """The root of the tree."""
 
 
 class StartError(ConveyorEngineError):
@@ -118,7 +118,10 @@ class ModelError(StartError):
 
 
 def one_line(message: str) -> str:
-    """What a log, a termination message and the way there can hold of words that a model's files may have chosen."""
+    """Return a message that can be logged or be a termination message: on one line, printable, and not too long.
+
+    This is necessary because a model's files may have chosen its words.
+    """
     printable = (each if each.isprintable() else " " for each in message[:MESSAGE_BYTES_MAX])
     line = " ".join("".join(printable).split())
     return line.encode()[:MESSAGE_BYTES_MAX].decode(errors="ignore")
@@ -136,7 +139,7 @@ class RequestError(ConveyorEngineError):
 
 
 class InvalidRequest(RequestError):
-    """The client's fault. `param` names the offending field of the request, when there is one; `code` the case."""
+    """The request is wrong. `param` is the name of the wrong field, if there is one; `code` identifies the case."""
 
     def __init__(self, message: str, *, param: str | None = None, code: ErrorCode | None = None) -> None:
         super().__init__(message)
@@ -145,9 +148,9 @@ class InvalidRequest(RequestError):
 
 
 def context_exceeded(max_model_len: int, problem: str, *, param: str) -> InvalidRequest:
-    """The error for a request that is too long. `problem` says what of it, and what to do.
+    """Return the error for a request that is too long. problem: says what is too long, and what to do.
 
-    litellm and others find the case by these first words, which are OpenAI's and vLLM's.
+    litellm and other clients recognise the case by the message's first words, which are those of OpenAI and vLLM.
     """
     message = f"This model's maximum context length is {max_model_len} tokens. However, {problem}"
     return InvalidRequest(message, param=param, code=ErrorCode.CONTEXT_LENGTH_EXCEEDED)
@@ -162,7 +165,7 @@ class BodyTooSlow(InvalidRequest):
 
 
 class BodyTooLarge(InvalidRequest):
-    """The request's body is longer than is read."""
+    """The request's body is longer than the limit."""
 
 
 class EncodedBody(InvalidRequest):
@@ -174,15 +177,15 @@ class Overloaded(RequestError):
 
 
 class NoPlace(RequestError):
-    """A gateway's request finds no free place: the gateway keeps it, and asks for one."""
+    """No place is free for a gateway's request. The gateway keeps the request and waits for a place."""
 
 
 class GenerationFailed(RequestError):
-    """The engine could not go on with this one request."""
+    """The engine could not continue this request. Other requests continue."""
 
 
 class Unavailable(RequestError):
-    """The engine takes no requests now, or ends those it has: it is starting, draining, going away or dead."""
+    """The engine accepts no requests now, or ends its open ones, because it is starting, draining, stopping or dead."""
 
 
 class DeadlineExceeded(RequestError):
@@ -190,4 +193,7 @@ class DeadlineExceeded(RequestError):
 
 
 class EngineDead(ConveyorEngineError):
-    """The engine loop ended while it worked on this request, which may be why. Every open request fails with it."""
+    """The engine loop ended while it worked on this request, perhaps because of it.
+
+    All open requests get this error.
+    """

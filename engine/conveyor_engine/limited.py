@@ -17,11 +17,11 @@ from conveyor_engine.errors import ModelError
 from conveyor_protocol.failure_reasons import FailureReason
 
 MEMORY_BYTES: Final = 2 * 2**30
-_CLOCK_TIMES: Final = 30.0  # of the CPU time may pass by the clock
+_CLOCK_TIMES: Final = 30.0  # the child's time limit by the clock is this many times its CPU time limit
 
 
 def run_limited(what: str, load: Callable[[], object], cpu_seconds: float) -> None:
-    """Calls `load` in a forked child process. Raises its ModelError, or one that names the limit that it broke."""
+    """Call `load` in a forked child process. Raises its ModelError, or one that says which limit it exceeded."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -31,7 +31,7 @@ def run_limited(what: str, load: Callable[[], object], cpu_seconds: float) -> No
         said = _read(reader, _CLOCK_TIMES * cpu_seconds)
     finally:
         os.close(reader)
-        os.kill(pid, signal.SIGKILL)  # it has ended, or is late
+        os.kill(pid, signal.SIGKILL)  # has no effect if it has ended
         status = os.waitpid(pid, 0)[1]
     if said is None:
         raise ModelError(f"{what} takes more than {_CLOCK_TIMES * cpu_seconds:g} s to read")
@@ -44,7 +44,7 @@ def run_limited(what: str, load: Callable[[], object], cpu_seconds: float) -> No
 
 
 def _read(reader: int, seconds: float) -> bytes | None:
-    """What the child says until it ends; None if it does not end in time."""
+    """Return what the child has written when it ends; None if it does not end in time."""
     end, said = time.monotonic() + seconds, b""
     while select.select([reader], [], [], max(0.0, end - time.monotonic()))[0]:
         if not (data := os.read(reader, 2**16)):
@@ -54,7 +54,7 @@ def _read(reader: int, seconds: float) -> bytes | None:
 
 
 def _run(load: Callable[[], object], writer: int, cpu_seconds: float) -> NoReturn:
-    """The child process: it says nothing if all is well."""
+    """Run the child process. It writes nothing if `load` succeeds."""
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The log of the engine's processes, in the form of every program's (`conveyor_process.log`). Set up by their mains."""
+"""Configures the log of the engine's processes, in the format of all programs (`conveyor_process.log`)."""
 
 import os
 

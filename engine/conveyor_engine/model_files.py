@@ -1,6 +1,6 @@
-"""Reads the JSON files of a model's directory, all by one rule, and checks that its files can be read at all.
+"""Reads JSON files in a model's directory, and checks that all its files can be read.
 
-Used wherever one is read; knows none of them but the index of the weights.
+Used by all modules that read such files. The index of the weights is the only file that this module knows.
 """
 
 import json
@@ -28,18 +28,21 @@ _Content = TypeVar("_Content", dict[str, Any], list[Any])
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Empty if there is no such file. Raises ModelError for one that is no JSON object or has more than 16 MiB."""
+    """Return the JSON object in the file; empty if the file is missing.
+
+    Raises ModelError for a file that is not a JSON object or has more than 16 MiB.
+    """
     return _read(path, {}, "object")
 
 
 def read_architectures(directory: Path) -> list[str]:
-    """The names of transformers' classes that config.json has. Raises ModelError."""
+    """Return the names of transformers' classes in config.json. Raises ModelError."""
     names = read_object(directory / "config.json").get("architectures")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def has_vision(directory: Path) -> bool:
-    """Whether config.json describes an encoder of images beside one of texts. Raises ModelError."""
+    """Return whether config.json describes an encoder of images in addition to one of texts. Raises ModelError."""
     config = read_object(directory / "config.json")
     return all(isinstance(config.get(name), dict) for name in ("vision_config", "text_config"))
 
@@ -54,14 +57,15 @@ def count_labels(directory: Path) -> int:
 
 
 def read_list(path: Path) -> list[Any]:
-    """Like `read_object`, for a file that contains a list."""
+    """Return the list in a file, as `read_object` returns an object."""
     return _read(path, [], "list")
 
 
 def check_files(directory: Path) -> None:
-    """Raises ModelError (ModelUnreadable) for a file that this process may not read, or that has not come whole.
+    """Raise ModelError (ModelUnreadable) for a file that this process may not read, or that is incomplete.
 
-    Only beginnings are read, so it takes no time with large weights. Raises ModelError too if that breaks a limit.
+    Only the beginnings of files are read, so this is fast even for large weights. Raises ModelError too if reading
+    exceeds a limit.
     """
     run_limited(f"{directory}", lambda: _check_files(directory), FILES_CPU_SECONDS)
 
@@ -85,7 +89,7 @@ def _check_files(directory: Path) -> None:
 
 
 def unreadable(path: Path, error: OSError) -> ModelError:
-    """The error for a file or directory that this process cannot read: with the user, and what to do."""
+    """Return the error for a file or directory that this process cannot read. It names the user and says what to do."""
     message = f"user {os.getuid()} of group {os.getgid()} cannot read {path}: {error.strerror or error}"
     if isinstance(error, PermissionError):
         message += "; make it readable for that user (chmod -R a+rX), or run the pod as one that may read it"

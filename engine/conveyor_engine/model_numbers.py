@@ -1,7 +1,7 @@
-"""Checks the numbers of a model's config.json before anything is built by them. Called by `__main__`.
+"""Checks the numbers in a model's config.json before anything is built from them. Called by `__main__`.
 
-A number that is too large takes all memory, or hours, before it turns out to be wrong. The limits are several times
-what any published model has.
+Building with a number that is too large could take all memory, or hours. The limits are several times the numbers of
+any published model.
 """
 
 import re
@@ -25,7 +25,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def check_numbers(directory: Path) -> None:
-    """Raises ModelError for the first number that no model can have. Does nothing if there is no config.json."""
+    """Raise ModelError for the first number that no model can have. Does nothing if there is no config.json."""
     config = read_object(directory / "config.json")
     try:
         numbers = list(_walk(config, ""))

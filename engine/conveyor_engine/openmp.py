@@ -1,7 +1,7 @@
-"""How threads of a step wait for each other: briefly, then asleep. Knows no torch.
+"""Makes OpenMP's threads spin only briefly when they wait for each other, and then sleep. Does not import torch.
 
-OpenMP's library (libgomp, which torch brings) lets a thread that waits spin for milliseconds. Where other programs use
-the CPU too, that time is theirs, and the thread that is waited for gets none. ADR 91 has the measurements.
+OpenMP's library (libgomp, which is part of torch) lets a waiting thread spin for milliseconds. If the CPUs are shared
+with other programs, that takes time from them and from the thread that is waited for. ADR 91 has the measurements.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _SPINS: Final = "1000"  # a few microseconds
 
 
 def spin_briefly(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that has not loaded torch yet; what it says of waiting threads stays."""
+    """Return the environment for a new process that will load torch. Settings for waiting threads in it are kept."""
     if "OMP_WAIT_POLICY" in environment:
         return dict(environment)
     return {SPIN_COUNT: _SPINS, **environment}

@@ -1,7 +1,8 @@
-"""The termination message: how this process ended, for whoever reads the container's status. Called by `__main__`.
+"""Writes the termination message, which appears in the container's status. Called by `__main__`.
 
-One JSON object in the file that the environment's TERMINATION_LOG names: {"reason": FailureReason, "message":
-sentence}, or after a fetch {"contextLength": tokens, "task": name}, what the model's files say of it.
+The message is a JSON object in the file that the environment variable TERMINATION_LOG names. After an error it is
+{"reason": FailureReason, "message": sentence}; after a fetch {"contextLength": tokens, "task": name}, from the model's
+files.
 """
 
 import json
@@ -15,31 +16,31 @@ from conveyor_engine.errors import ModelError, one_line
 from conveyor_engine.model_files import read_object
 from conveyor_protocol.failure_reasons import FailureReason
 
-# Families whose positions begin behind the padding token's id, of those that this engine runs. The engine itself finds
-# out by a forward (`execution.models.packing`), which takes the weights.
+# Families of models, among those that this engine runs, whose positions begin after the padding token's id. The engine
+# itself finds this out by a forward (`execution.models.packing`), for which it needs the weights.
 COUNT_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "data2vec-text")
-_PADDING_TOKEN_ID = 1  # theirs, where config.json does not say
+_PADDING_TOKEN_ID = 1  # of these families, if config.json does not have it
 _log = logging.getLogger(__name__)
 
 
 def write_termination_message(reason: FailureReason, message: str) -> None:
-    """Does nothing without TERMINATION_LOG; a file that cannot be written is only logged."""
+    """Write the reason and the message. Does nothing without TERMINATION_LOG. A write error is only logged."""
     _write({"reason": reason, "message": one_line(message)})
 
 
 def write_facts(model: Path) -> None:
-    """What is worth knowing of a model before it runs. Says nothing where its files do not."""
+    """Write the context length and the task of a model, as far as its files say."""
     told = {"contextLength": find_context_length(model), "task": _find_task(model)}
     if told := {name: fact for name, fact in told.items() if fact is not None}:
         _write(told)
 
 
 def find_context_length(model: Path) -> int | None:
-    """The longest context that the model in this folder was made for, in tokens."""
+    """Return the longest context, in tokens, that the model in this folder was made for; None if it is not known."""
     config, limits = _read(model / "config.json"), _read(model / "sentence_bert_config.json")
     text = config.get("text_config", config)
     if not isinstance(text, dict):
-        return None  # the engine says what is wrong with it
+        return None  # the engine will report the error
     positions = text.get("max_position_embeddings", text.get("n_positions"))
     if type(positions) is not int or positions - _first_position(text) <= 1:
         return None
@@ -51,7 +52,7 @@ def _find_task(model: Path) -> str | None:
     try:
         return registry.find_task("auto", model)
     except ModelError:
-        return None  # the engine says what is wrong with it
+        return None  # the engine will report the error
 
 
 def _first_position(config: dict[str, Any]) -> int:
@@ -62,7 +63,7 @@ def _first_position(config: dict[str, Any]) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Empty also if it cannot be read: the engine says so."""
+    """Return the JSON object; empty if the file is missing or cannot be read, which the engine will report."""
     try:
         return read_object(path)
     except ModelError:

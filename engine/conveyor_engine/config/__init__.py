@@ -1,1 +1,1 @@
-"""The engine's configuration: its fields, and where they come from."""
+"""The engine's configuration: its fields and its sources."""

@@ -1,7 +1,7 @@
 """Sources of the configuration: flags, then CONVEYOR_ENGINE_<FIELD>, then a YAML file, then the defaults.
 
-Called by `__main__`. Flags and variables are read as those of every program are (`conveyor_process.settings`); the file
-is the engine's own. What cannot be used is refused with a sentence that names the key and where it came from.
+Called by `__main__`. Flags and variables are read as in every program (`conveyor_process.settings`); only the engine
+has a file. The error for a value that cannot be used names the key and its source.
 """
 
 import argparse
@@ -24,13 +24,13 @@ PROGRAM = Program(
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """`--config` and one flag per field; absent flags leave no attribute behind."""
+    """Add `--config` and one flag per field. A flag that is absent sets no attribute."""
     parser.add_argument("--config", metavar="FILE", help="YAML file of these settings, in snake_case")
     PROGRAM.add_flags(parser)
 
 
 def parse_config(flags: Mapping[str, Any], environment: Mapping[str, str]) -> EngineConfig:
-    """The configuration that these sources together mean. Raises ConfigError (reason InvalidConfig)."""
+    """Return the configuration from all sources. Raises ConfigError (reason InvalidConfig)."""
     path = flags.get("config")
     given = [] if path is None else list(_read_file(Path(path)))
     try:
@@ -59,7 +59,7 @@ def _read_file(path: Path) -> Iterator[Given]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error, not a surprise."""
+    """A YAML loader that raises an error if a key appears twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

@@ -1,1 +1,1 @@
-"""Brings a model's files to this pod's disk."""
+"""Downloads a model's files to this pod's disk."""

@@ -1,4 +1,4 @@
-"""The bounds on what a source sends: how slow it may be, and how long an answer that is no file may be.
+"""Limits on a source's responses: how slow they may be, and how long if they are not files.
 
 Used by `hub` and `bucket`, each of which puts `limit_chunks` between its library and the network.
 """
@@ -17,7 +17,7 @@ WINDOW_SECONDS: Final = 60.0  # of waiting for it
 
 
 class TooSlow(ModelError):
-    """The source sends next to nothing. Asking it again would take as long."""
+    """The source sends almost nothing. Another try would be as slow."""
 
 
 def limit_chunks(
@@ -26,7 +26,7 @@ def limit_chunks(
     max_bytes: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[bytes]:
-    """The same chunks, as they arrive. Raises ModelError (ModelDownloadFailed) where `source` goes beyond a bound.
+    """Yield the chunks as they arrive. Raises ModelError (ModelDownloadFailed) if they exceed a limit.
 
     Only the time spent waiting for chunks counts, not the time in which their reader writes them.
     """

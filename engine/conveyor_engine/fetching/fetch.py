@@ -1,9 +1,9 @@
-"""`fetch`: a model's files from a hub or a bucket into a directory, whole or not at all. Called by `__main__`.
+"""Downloads a model's files from a hub or a bucket into a directory, all of them or none. Called by `__main__`.
 
-The revision is pinned to a commit first; only what the engine loads is fetched (never pickles or code); every file is
-checked against the promised digest; partial files are resumed after a crash; the directory appears by one rename, with
-a marker in it. A directory with the marker is never asked for again: a branch that moved needs another target. Only if
-the marker is of an engine that wanted other files, those of the same commit that are missing are added.
+First the revision is pinned to a commit. Only files that the engine loads are fetched, never pickles or code. Every
+file is checked against the announced digest. Partial files are resumed after a crash. The directory appears by one
+rename, with a marker in it. A directory with a marker is never fetched again, so a branch that moved needs another
+target. If the marker was written by an engine that wanted other files, missing files of the same commit are added.
 """
 
 import errno
@@ -33,14 +33,14 @@ _WANTED = re.compile(
     rf"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|{re.escape(POOLING_FILE)}"
 )
 _WEIGHTS = "model.safetensors"
-# What has come is removed then: two fetches that kept theirs on one volume could each lack the other's room for ever.
+# On these errors the partial files are removed. Otherwise two fetches could fill one volume so that neither can finish.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_MAX_SHORT_CUTS = 20  # of one file, each after less than 64 KiB
+_MAX_SHORT_CUTS = 20  # maximum number of successive interruptions of a file, each after less than 64 KiB
 _log = logging.getLogger(__name__)
 
 
 def fetch(uri: str, target: str) -> None:
-    """Leaves the model of `uri` in the directory `target`; of what is mounted it only looks whether it is there.
+    """Download the model of `uri` to the directory `target`; of a mounted model, only check that it is there.
 
     Raises StartError.
     """
@@ -70,7 +70,7 @@ def _open_source(uri: str) -> Source | None:
 
 
 def _fetch_once(uri: str, source: Source, directory: Path) -> None:
-    """Several pods may share the volume: one fetches, the others wait and then find it done."""
+    """Fetch the model unless it is there. If several pods share the volume, one fetches and the others wait for it."""
     if _wants_nothing(_read_marker(uri, directory)):
         return
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -98,13 +98,13 @@ def _fetch_once(uri: str, source: Source, directory: Path) -> None:
 
 
 def _read_marker(uri: str, directory: Path) -> dict[str, Any] | None:
-    """The directory's, if it is of this model and every file still has its size."""
+    """Return the directory's marker if it is for this model and every file still has its size; otherwise None."""
     try:
         marker: dict[str, Any] = json.loads((directory / MARKER).read_text())
         complete = _with_revision(marker["uri"]) == _with_revision(uri) and all(
             (directory / name).stat().st_size == file["size"] for name, file in marker["files"].items()
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # or it is no marker of ours
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # there is no valid marker
         return None
     if not complete:
         return None
@@ -113,12 +113,15 @@ def _read_marker(uri: str, directory: Path) -> dict[str, Any] | None:
 
 
 def _wants_nothing(marker: dict[str, Any] | None) -> bool:
-    """Whether all that this engine wants was looked for."""
+    """Return whether the directory was fetched with the same list of wanted files as this engine's."""
     return marker is not None and marker.get("wanted") == _WANTED.pattern
 
 
 def _add_missing(source: Source, marker: dict[str, Any], directory: Path) -> None:
-    """Others may serve from the directory meanwhile. What an older engine ran without is no reason not to start."""
+    """Add files that the engine that fetched the directory did not want. Other pods may read it meanwhile.
+
+    Errors are only logged, because the older engine ran without these files.
+    """
     try:
         model = source.describe(str(marker.get("commit")))
         files = [file for file in model.files if _WANTED.fullmatch(file.name) and file.name not in marker["files"]]
@@ -136,7 +139,7 @@ def _with_revision(uri: str) -> str:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by one process at a time, and let go by the kernel if that process dies."""
+    """Hold a lock that one process has at a time. The kernel releases it if that process dies."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +150,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _fetch_files(source: Source, model: RemoteModel, partial: Path) -> list[RemoteFile]:
-    """The index, if there is one, comes first: it says which weights belong to the model."""
+    """Fetch the files. The index, if there is one, comes first, because it says which weights belong to the model."""
     by_name = {file.name: file for file in model.files}
     if not by_name.keys() & MODEL_FILES:
         raise ModelError(f"{model} has none of {', '.join(MODEL_FILES)}: it is no model")
@@ -163,7 +166,7 @@ def _fetch_files(source: Source, model: RemoteModel, partial: Path) -> list[Remo
 
 
 def _remove_other_files(partial: Path, files: Iterable[RemoteFile], good: set[RemoteFile]) -> None:
-    """Removes what `files` do not need, such as files of another commit, to free space. `partial` is never served."""
+    """Remove all but `files` and their downloaded parts, to free space. Nothing is served from `partial`."""
     of_use = {file.name if file in good else _unfinished_name(file) for file in files}
     for path in list(partial.rglob("*")):
         if not path.is_dir() and path.relative_to(partial).as_posix() not in of_use:
@@ -171,7 +174,7 @@ def _remove_other_files(partial: Path, files: Iterable[RemoteFile], good: set[Re
 
 
 def _fetch_missing(source: Source, model: RemoteModel, files: list[RemoteFile], partial: Path) -> None:
-    """Raises ModelError before the first byte if what `files` lack does not fit on the volume."""
+    """Fetch these files. Raises ModelError before the first byte if their missing bytes do not fit on the volume."""
     unfinished = [partial / _unfinished_name(file) for file in files]
     missing = sum(file.size for file in files) - sum(map(_size, unfinished))
     free = shutil.disk_usage(partial).free
@@ -183,7 +186,7 @@ def _fetch_missing(source: Source, model: RemoteModel, files: list[RemoteFile], 
 
 
 def choose_files(model: RemoteModel, weights: Iterable[str] | None) -> list[RemoteFile]:
-    """What the engine loads. `weights`: the files of the index; None = the repository has none."""
+    """Return the files that the engine loads. weights: the files in the index; None: the model has no index."""
     by_name = {file.name: file for file in model.files}
     if EXPORTED_PROGRAM in by_name and "config.json" not in by_name:
         return [by_name[name] for name in (EXPORTED_PROGRAM, PROGRAM_SETTINGS) if name in by_name]
@@ -210,7 +213,10 @@ def _weights_of_index(partial: Path) -> list[str]:
 
 
 def _fetch_file(source: Source, model: RemoteModel, file: RemoteFile, partial: Path) -> None:
-    """The file, checked, under its name. Raises ModelError; a file with a wrong digest is deleted."""
+    """Download the file, check it, and rename it to its name.
+
+    Raises ModelError and deletes it if the digest is wrong.
+    """
     unfinished = partial / _unfinished_name(file)
     _download(source, model, file, unfinished)
     size, digest = unfinished.stat().st_size, compute_digest(unfinished, file)
@@ -226,8 +232,8 @@ def _fetch_file(source: Source, model: RemoteModel, file: RemoteFile, partial: P
 
 
 def _download(source: Source, model: RemoteModel, file: RemoteFile, unfinished: Path) -> None:
-    """Begins again after each cut that brought some bytes; raises ModelError for one that brought none."""
-    num_short = 0  # cuts in a row that brought little
+    """Download the file. An interrupted download continues if it brought some bytes. Otherwise raises ModelError."""
+    num_short = 0  # number of successive interruptions after few bytes
     while True:
         before = _size(unfinished)
         try:
@@ -259,7 +265,7 @@ def _content_of(files: list[RemoteFile]) -> dict[str, Any]:
 
 
 def _write_marker(directory: Path, uri: str, commit: str, files: dict[str, Any]) -> None:
-    """Appears by one rename, after all that it names is on the disk."""
+    """Write the marker by one rename, after all files that it names are synced to the disk."""
     for name in files:
         with (directory / name).open("rb") as content:
             os.fsync(content.fileno())

@@ -1,4 +1,4 @@
-"""A model that is mounted: whether it is there, can be read, and lies in its volume. Used by `fetch`."""
+"""Checks that a mounted model is there, can be read, and is inside its volume. Used by `fetch`."""
 
 import logging
 from pathlib import Path
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_model_directory(uri: str, directory: Path) -> None:
-    """Raises ModelError: ModelNotFound with what is there instead, if this is no model directory; ModelUnreadable."""
+    """Raise ModelError: ModelNotFound (with the directory's content) or ModelUnreadable."""
     try:
         names = sorted(entry.name for entry in directory.iterdir())
         _check_links(directory, names, _find_volume(uri, directory))
@@ -42,9 +42,10 @@ def _find_volume(uri: str, directory: Path) -> Path:
 
 
 def _check_links(directory: Path, names: list[str], volume: Path) -> None:
-    """Whoever fills a volume must not choose other files of this container: a template's text reaches clients.
+    """Raise ModelError if a link points to a file outside the volume.
 
-    A link within the volume is usual: huggingface_hub's cache is made of them.
+    The content of such a file could reach clients, for example as the text of a chat template. Links within the volume
+    are common, because huggingface_hub's cache consists of them.
     """
     inside = volume.resolve()
     for name in (*names, POOLING_FILE):

@@ -1,4 +1,4 @@
-"""Shared by hubs and buckets: the list of files with expected sizes and digests, and how local files are checked."""
+"""The list of a model's files with expected sizes and digests, and checks of local files. Used for hubs and buckets."""
 
 import hashlib
 import io
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file as its source announces it."""
+    """A file, with the size and the digest that its source announces."""
 
     name: str
     size: int  # bytes
@@ -50,11 +50,11 @@ class Source(Protocol):
         """Describe the model as it is now, or at `commit`. Raises ModelError."""
 
     def download(self, model: RemoteModel, file: RemoteFile, path: Path) -> None:
-        """Appends the missing bytes to `path`, or fewer if the source ends early. Raises ModelError."""
+        """Append the missing bytes to `path`, or fewer if the source's response ends early. Raises ModelError."""
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether it may be a file's name here: without a folder, and without characters that could forge a log line."""
+    """Return whether a name has no folder, and no characters that could forge a log line."""
     return _PLAIN_NAME.fullmatch(name) is not None and len(name.encode()) <= _MAX_NAME_BYTES
 
 
@@ -63,7 +63,10 @@ def is_known_form(name: str) -> bool:
 
 
 def find_present(path: Path, file: RemoteFile) -> int:
-    """How many bytes of `file` are at `path`. A local file that is larger than `file` is wrong, and is deleted."""
+    """Return how many bytes of `file` are at `path`.
+
+    A local file that is larger than `file` is wrong and is deleted.
+    """
     present = path.stat().st_size if path.exists() else 0
     if present > file.size:
         path.unlink()

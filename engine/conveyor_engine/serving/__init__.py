@@ -1,1 +1,1 @@
-"""The API process: HTTP in front, the engine process behind. No torch."""
+"""The API process. It serves HTTP and sends requests to the engine process. Does not import torch."""

@@ -1,7 +1,7 @@
-"""The asyncio interface to the engine: admission, a stream of outputs for each request, abort, drain, death.
+"""The asyncio interface to the engine. It admits requests, streams their outputs, aborts them and drains the engine.
 
-Used by `http` and `server`. Owns the `engine_process`. Invariant: every opened `Generation` ends exactly once, with a
-finish reason or an error, even if the process is killed. Contains no HTTP.
+Used by `http` and `server`. Owns the `engine_process`. Every opened `Generation` ends exactly once, with a finish
+reason or an error, even if the engine process is killed. Contains no HTTP.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from conveyor_protocol.failure_reasons import FailureReason
 HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
 STEP_STUCK_SECONDS = 120.0  # a step that takes longer is stuck, ...
 STEP_STUCK_TIMES = 5  # ... if it also takes this many times as long as the longest warm-up step
-PARTS_BATCHES = 2  # of one list that are at the engine: the running batch and the next one
+PARTS_BATCHES = 2  # batches of one list that may be at the engine: the running one and the next one
 _log = logging.getLogger(__name__)
 
 
@@ -59,13 +59,13 @@ class EngineClient:
         on_step: Callable[[StepOutputs], None] = lambda _: None,
         program: str = ENGINE_PROGRAM,
     ) -> None:
-        """`on_step` is called once per engine step, for the metrics."""
+        """on_step: called once per engine step, for the metrics."""
         self._config = config
         self._process = EngineProcess(program, config.log_format)
         self._on_step = on_step
         self.state = State.STARTING
         self.facts: ModelFacts | None = None
-        self.start_seconds: dict[str, float] = {}  # by part: the time until the engine was ready
+        self.start_seconds: dict[str, float] = {}  # the seconds that each part of the start took
         self.stats = EngineStats()
         self.death: Death | None = None
         self.dead = asyncio.Event()
@@ -84,7 +84,7 @@ class EngineClient:
     # --- start and stop ---
 
     async def start(self) -> None:
-        """Starts the process and returns. Later `state` becomes READY, or DEAD with a `death`."""
+        """Start the process and return. Later `state` becomes READY, or it becomes DEAD and `death` is set."""
         self._began = time.monotonic()
         await self._process.start()
         self._process.send(LoadModel(self._config))
@@ -92,7 +92,7 @@ class EngineClient:
         self._reading = asyncio.create_task(self._read())
 
     async def stop(self) -> None:
-        """Ends the process. It exits when its socket closes; if it does not exit, it is killed."""
+        """End the process. It exits when its socket closes; if it does not exit, it is killed."""
         if self._reading is None:
             return
         self._reading.cancel()  # from here on its end is expected
@@ -102,7 +102,7 @@ class EngineClient:
 
     @property
     def is_alive(self) -> bool:
-        """Whether heartbeats arrive and no step is stuck. True while the model loads."""
+        """Whether heartbeats arrive and no step is stuck. This is true while the model loads."""
         beating = time.monotonic() - self._last_heartbeat < HEARTBEAT_LATE_SECONDS
         return self.state is not State.DEAD and beating and self._step_seconds < self._stuck_seconds
 
@@ -110,24 +110,24 @@ class EngineClient:
 
     @property
     def num_open(self) -> int:
-        """Number of requests that have not had their last output."""
+        """The number of engine requests that have not had their last output."""
         return len(self._generations)
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests without a place in the batch, including those on their way to the engine."""
+        """The number of requests without a place in the batch, including those on their way to the engine."""
         return self.stats.num_waiting + self._num_unread
 
     @property
     def _num_unread(self) -> int:
-        """Number of sent requests, including aborted ones, that the engine has not added yet."""
+        """The number of sent requests, including aborted ones, that the engine has not added yet."""
         return max(0, self._num_sent - self._num_added)
 
     @contextlib.contextmanager
     def hold_place(self, wish: str | None = None) -> Iterator[None]:
-        """Reserves a place for a request that is still being read; it counts as open.
+        """Reserve a place for a request that is still being read; it counts as open.
 
-        `wish`: the gateway's header for places. Raises Unavailable, Overloaded or NoPlace.
+        wish: the gateway's header for places. Raises Unavailable, Overloaded or NoPlace.
         """
         self.check_state()
         with self.places.reserve(wish):
@@ -139,14 +139,14 @@ class EngineClient:
                 self._num_arriving -= 1
 
     def check_state(self) -> None:
-        """Raises Unavailable while the engine accepts no requests."""
+        """Raise Unavailable while the engine accepts no requests."""
         if self.state is State.DEAD:
             raise Unavailable("the engine has stopped; this server is about to exit")
         if self.state is not State.READY:
             raise Unavailable(f"the engine is {self.state}")
 
     def _check_admission(self, num_requests: int, num_tokens: int) -> None:
-        """Raises Unavailable or Overloaded unless an HTTP request with a place may send this much."""
+        """Raise Unavailable or Overloaded unless an HTTP request with a place may send this much."""
         self.check_state()
         others = len(self._held) + self._num_arriving - 1
         if others + num_requests > self.num_requests_max:
@@ -154,7 +154,7 @@ class EngineClient:
         self._held.check_room(num_tokens)
 
     def open_generation(self, parts: Sequence[Part], timeout_seconds: float, wish: str | None = None) -> Generation:
-        """Sends the engine requests of an HTTP request with a place to the engine.
+        """Send the engine requests of an HTTP request, which has a place, to the engine.
 
         For a request with many parts, at most `PARTS_BATCHES` batches are at the engine at a time. The next part is
         sent when there is room again. So a long list takes turns with other requests, and never fills the engine's
@@ -175,7 +175,7 @@ class EngineClient:
         return generation
 
     def _send_parts(self, generation: Generation) -> None:
-        """Sends those parts of the request for which the engine has room."""
+        """Send those parts of the request for which the engine has room."""
         for part in list(_fitting(generation.unsent, generation.num_at_engine, self._num_at_engine_max)):
             generation.take_part()
             self._held.send(part.num_tokens_of)
@@ -184,11 +184,11 @@ class EngineClient:
 
     @property
     def _num_at_engine_max(self) -> int:
-        """The most engine requests of one HTTP request with many parts that may be at the engine at a time."""
+        """The limit on engine requests of one HTTP request with many parts that are at the engine at a time."""
         return min(PARTS_BATCHES * self._batch_size, self.num_requests_max)
 
     def abort(self, request_ids: list[str]) -> None:
-        """Ends these requests. No more outputs come for them."""
+        """End these requests. No more outputs come for them."""
         known = [i for i in request_ids if i in self._generations]
         if known and self.state is not State.DEAD:
             self._process.send(Abort(known))
@@ -199,7 +199,7 @@ class EngineClient:
             self._close(request_id)
 
     def drain(self) -> None:
-        """Rejects new requests from now on. Open requests continue."""
+        """Reject new requests from now on. Open requests continue."""
         if self.state is State.READY:
             self._process.send(Drain())
         if self.state is not State.DEAD:
@@ -207,7 +207,7 @@ class EngineClient:
         self.places.close(Unavailable(f"the engine is {self.state}"))
 
     def fail_all(self, error: Exception) -> None:
-        """Ends every open request with this error."""
+        """End every open request with this error."""
         for generation in {id(g): g for g in self._generations.values()}.values():
             generation.fail(error)
             self.abort(generation.request_ids)
@@ -220,7 +220,7 @@ class EngineClient:
 
     @property
     def num_requests_max(self) -> int:
-        """The most requests that may be open at a time."""
+        """The maximum number of requests that may be open at a time."""
         return self._config.max_num_queued_requests + self._max_num_seqs
 
     @property
@@ -234,7 +234,7 @@ class EngineClient:
     # --- messages of the engine ---
 
     async def _read(self) -> None:
-        """Handles the engine's messages. When they end, for any reason, the engine is dead."""
+        """Handle the engine's messages. When they end, for any reason, the engine is dead."""
         try:
             async for message in self._process.messages():
                 self._handle(message)
@@ -298,7 +298,7 @@ class EngineClient:
             generation.fail(overloaded if refused.overloaded else invalid)
 
     def _die(self, exit_code: int) -> None:
-        """Fails every open request."""
+        """Mark the engine as dead and fail every open request."""
         if self.death is None:
             self.death = self._process.explain(exit_code)
         self.places.close(Unavailable(f"the engine is {self.state}"))
@@ -307,7 +307,7 @@ class EngineClient:
 
 
 def _fitting(parts: Iterable[Part], num_at_engine: int, most: int) -> Iterator[Part]:
-    """The next parts that keep the engine within this number of requests. A larger part is sent alone."""
+    """Yield the next parts, as long as the engine has at most `most` requests. A part with more is sent alone."""
     for part in parts:
         if num_at_engine and num_at_engine + len(part.num_tokens_of) > most:
             return

@@ -1,4 +1,4 @@
-"""The engine process as the API process sees it: its start, its socket, its exit code.
+"""Starts and ends the engine process and exchanges messages with it through a socket.
 
 Used by `engine_client`, which knows what the messages mean. The other end of the socket is `loop.process`.
 """
@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Why the engine is dead: the two halves of the termination message."""
+    """Why the engine is dead. The termination message of the container consists of these two fields."""
 
     reason: FailureReason
     message: str
 
 
 class EngineProcess:
-    """One process, started once."""
+    """One engine process. It is started once."""
 
     def __init__(self, program: str, log_format: str) -> None:
         self._program = program
@@ -44,10 +44,10 @@ class EngineProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._reader_end: asyncio.StreamWriter | None = None  # never written to
+        self._reader_end: asyncio.StreamWriter | None = None  # of the transport that reads; nothing is written to it
 
     async def start(self) -> None:
-        """Returns when the process is started."""
+        """Start the process. Does not wait until it is ready."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -60,23 +60,23 @@ class EngineProcess:
         await self.connect(ours)
 
     async def connect(self, ours: socket.socket) -> None:
-        """Opens the socket by two transports: a failed write closes its own, and the other still reads."""
+        """Open the socket with two transports. A failed write closes its transport, and the other one still reads."""
         _, self._writer = await asyncio.open_connection(sock=ours)
         cast(asyncio.ReadTransport, self._writer.transport).pause_reading()
         self._reader, self._reader_end = await asyncio.open_connection(sock=ours.dup())
 
     def send(self, message: ToEngine) -> None:
-        """Sends the message, unless the process is ending: then `messages` will end too."""
+        """Send the message. If the process is ending, drop it, because `messages` will end too."""
         self.write(encode_frame(message))
 
     def write(self, frame: bytes) -> None:
-        """Like `send`, for a message that is already encoded."""
+        """Send a message that is already encoded, as `send` does."""
         assert self._writer is not None
         if not self._writer.is_closing():
             self._writer.write(frame)
 
     async def messages(self) -> AsyncIterator[FromEngine]:
-        """The process's messages until its socket closes. Raises msgspec.DecodeError for an invalid one."""
+        """Yield the process's messages until its socket closes. Raises msgspec.DecodeError for an invalid message."""
         assert self._reader is not None
         frames = FrameReader()
         try:
@@ -84,10 +84,10 @@ class EngineProcess:
                 for payload in frames.feed(data):
                     yield from_engine_decoder.decode(payload)
         except OSError:
-            return  # a reset is an end
+            return  # a reset connection ends the messages too
 
     async def reap(self) -> int:
-        """Closes the socket, at which the process exits, or is killed. Returns its exit code."""
+        """Close the socket, so that the process exits; kill it if it does not. Returns its exit code."""
         assert self._process is not None
         self.close()
         try:
@@ -98,13 +98,13 @@ class EngineProcess:
             return await self._process.wait()
 
     def close(self) -> None:
-        """Closes both transports."""
+        """Close both transports."""
         for writer in (self._writer, self._reader_end):
             assert writer is not None
             writer.close()
 
     def explain(self, exit_code: int) -> Death:
-        """The cause of death of a process that sent none."""
+        """Return the cause of death of a process that did not send one."""
         if exit_code >= 0:
             return Death(FailureReason.ENGINE_ERROR, f"the engine process exited with code {exit_code}")
         if exit_code == -signal.SIGKILL and count_oom_kills() > self._oom_kills_before:

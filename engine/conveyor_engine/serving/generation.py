@@ -1,7 +1,7 @@
 """The queue of outputs of one HTTP request, for all of its prompts and choices.
 
-`EngineClient` opens it and puts outputs in; `http.generated` and `http.one_step` read it. Invariant: each request id
-gets at most one output with a finish reason, and the reader sees either the end of all of them or one error.
+`EngineClient` opens it and puts outputs in; `http.generated` and `http.one_step` read it. Each request id gets at most
+one output with a finish reason. The reader gets either the last outputs of all request ids or one error.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ import msgspec
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 from conveyor_engine.wire.worker import Part
 
-_BATCH_TOKENS = 64  # the most that a reader gets in one turn: a few milliseconds of work
+_BATCH_TOKENS = 64  # maximum number of tokens that a reader gets in one turn, which takes it a few milliseconds
 
 
 class ReadTurns:
     """Lets one reader with a backlog continue in each iteration of the event loop, in order.
 
-    If all of them continued at once, they would block the event loop, new connections and probes for too long.
+    If all of them continued at once, new connections and probes would wait too long for the event loop.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Returns when it is the caller's turn."""
+        """Return when it is the caller's turn."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.append(turn)
@@ -37,7 +37,7 @@ class ReadTurns:
 
     def _wake_next(self) -> None:
         turn = self._waiting.popleft()
-        while turn.done() and self._waiting:  # its client has disconnected
+        while turn.done() and self._waiting:  # skip readers whose clients have disconnected
             turn = self._waiting.popleft()
         if not turn.done():
             turn.set_result(None)
@@ -46,12 +46,12 @@ class ReadTurns:
 
 
 class Generation:
-    """Use it in `async with`: leaving it aborts requests that still run."""
+    """The queue. Use it in `async with`; leaving the block aborts requests that still run."""
 
     def __init__(
         self, request_ids: list[str], timeout_seconds: float, abort: Callable[[list[str]], None], turns: ReadTurns
     ) -> None:
-        """After the timeout, open requests end with DEADLINE in any case. `abort` ends them in the engine."""
+        """After the timeout, open requests end with DEADLINE. abort: called with ids, ends requests in the engine."""
         self.request_ids = request_ids
         self.turns = turns
         self._abort = abort
@@ -73,7 +73,7 @@ class Generation:
         self._abort(self.request_ids)
 
     async def batches(self) -> AsyncIterator[list[RequestOutput]]:
-        """The outputs, a few tokens at a time, until every request has had its last one.
+        """Yield the outputs, a few tokens at a time, until every request has had its last output.
 
         A reader with a backlog gets all waiting outputs of a request as one output, so that it catches up. A failure is
         the first of its batch, so that earlier outputs are shown before it. Raises the error of `fail` (Overloaded,
@@ -91,13 +91,13 @@ class Generation:
                 await self._reader
 
     def take_part(self) -> None:
-        """Notes that the next part is sent to the engine."""
+        """Remove the next part from `unsent`, because it is sent to the engine."""
         part = self.unsent.popleft()
         self.num_at_engine += len(part.num_tokens_of)
         self.on_held(-len(part.add))
 
     def drop_parts(self, request_ids: Collection[str]) -> list[str]:
-        """Returns the requests that will never be sent, because all requests of their parts are among these."""
+        """Drop unsent parts whose requests are all among `request_ids`. Returns the requests of the dropped parts."""
         ending = set(request_ids)
         dropped = [part for part in self.unsent if ending.issuperset(part.num_tokens_of)]
         if dropped:
@@ -126,7 +126,7 @@ class Generation:
         return list(batch.values())
 
     def put(self, output: RequestOutput) -> None:
-        """Queues an output. Ignores those after a request's last one."""
+        """Queue an output. Outputs after a request's last one are ignored."""
         if output.request_id not in self._open or self._error is not None:
             return
         if output.finish_reason is not None:
@@ -138,14 +138,14 @@ class Generation:
         self._wake()
 
     def abort(self, request_ids: list[str]) -> None:
-        """Aborts these, and drops what is queued for them."""
+        """Abort these requests and drop their queued outputs."""
         self._open.difference_update(request_ids)
         self.on_held(-sum(_held_bytes(output) for output in self._outputs if output.request_id in request_ids))
         self._outputs = deque(output for output in self._outputs if output.request_id not in request_ids)
         self._abort(request_ids)
 
     def fail(self, error: Exception) -> None:
-        """Ends all open requests with this error: what is queued is read before it."""
+        """End all open requests with this error. The reader gets the queued outputs before the error."""
         if self._open and self._error is None:
             self._error = error
             self._wake()
@@ -157,7 +157,10 @@ class Generation:
 
 
 def _split(output: RequestOutput) -> list[RequestOutput]:
-    """The output in parts of a batch's size, the finish reason in the last. Static batching gives whole answers."""
+    """Split an output into outputs of at most a batch's size, the last of which has the finish reason.
+
+    This is necessary because static batching returns whole answers.
+    """
     ids, logprobs = output.new_token_ids, output.logprobs
     if len(ids) <= 1:
         return [output]
@@ -173,11 +176,11 @@ def _split(output: RequestOutput) -> list[RequestOutput]:
 
 
 def _weight(output: RequestOutput) -> int:
-    """Work for each token of the output: one for itself and one for each alternative."""
+    """Return the work for each token of the output: one unit for the token and one for each alternative."""
     return 1 + len(output.logprobs[0].packed_ids) // 4 if output.logprobs else 1
 
 
 def _held_bytes(output: RequestOutput) -> int:
-    """The memory that the output takes, roughly."""
+    """Return roughly how much memory the output takes."""
     num_logprobs = len(output.logprobs or ()) + len(output.prompt_logprobs or ())
     return 200 + 40 * len(output.new_token_ids) + 500 * num_logprobs + len(output.payload or b"")

@@ -1,7 +1,7 @@
-"""Metrics of requests and steps, which `http` updates. Renders all metrics of the engine at /metrics.
+"""Metrics of requests and steps, which `http` updates. Renders all metrics of the engine for /metrics.
 
-Metrics that vLLM has too keep its names (vllm:*), for dashboards, gateways and load generators. The others are
-conveyor_engine_*. Metrics that are computed at a scrape are in `metrics_snapshot`.
+Metrics that vLLM has too keep its names (vllm:*), for dashboards, gateways and load generators. The names of the
+others begin with conveyor_engine_. Metrics that are computed at a scrape are in `metrics_snapshot`.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -24,8 +24,8 @@ _BATCH_WAIT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1
 _COSTS = tuple(4**power for power in range(13))
 _SHARES = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 _PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
-_METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # allowed as labels: a client may send any word as a method
-# Not counted, as in vLLM: probes and scrapes nearly always succeed, and would hide the share of requests that fail.
+_METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # others get one label, because clients can send any word
+# Probes and scrapes are not counted, as in vLLM. They nearly always succeed, and would hide the share of failures.
 _NOT_REQUESTS = frozenset(
     [f"{base}/{page}" for base in ("", "/v1") for page in ("health", "ping", "version")]
     + [LIVE_PATH, READY_PATH, SERVER_PATH]
@@ -34,10 +34,10 @@ _NOT_REQUESTS = frozenset(
 
 
 class EngineMetrics:
-    """The engine's metrics in a registry of their own, each name once."""
+    """The engine's metrics, in a registry of their own."""
 
     def __init__(self, model_name: str, cost_unit: str = "tokens") -> None:
-        """`cost_unit`: the unit of the task's costs."""
+        """cost_unit: the unit of the task's costs, for the help texts."""
         self._registry = CollectorRegistry()
         self._label = {"model_name": model_name}
         self._between_tokens = Counts(_BETWEEN_TOKENS_SECONDS)
@@ -120,11 +120,11 @@ class EngineMetrics:
         )
 
     def render(self) -> bytes:
-        """Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self._registry)
 
     def observe_step(self, step: StepOutputs) -> None:
-        """Call after each engine step, also after one that only reported aborts."""
+        """Update the metrics of steps. Call after each engine step, also after one that only reported aborts."""
         before, now = self.snapshot.stats, step.stats
         self.snapshot.stats = now
         if now.num_steps > before.num_steps:
@@ -137,21 +137,21 @@ class EngineMetrics:
             self._batch_wait.observe(now.batch_wait_seconds)
 
     def observe_prompt(self, num_tokens: int, max_tokens: int | None = None) -> None:
-        """Call when a request was admitted. An embedding has no `max_tokens`."""
+        """Observe the size of an admitted request. A request for embeddings has no `max_tokens`."""
         self._prompt_tokens.observe(num_tokens)
         if max_tokens is not None:
             self._max_tokens.observe(max_tokens)
 
     def observe_first_token(self, seconds: float) -> None:
-        """`seconds` have passed since the request's arrival."""
+        """Observe the seconds from a request's arrival to its first token."""
         self._first_token.observe(seconds)
 
     def observe_next_tokens(self, seconds: float, num_tokens: int) -> None:
-        """`num_tokens` came `seconds` after the ones before them."""
+        """Observe tokens that arrived together, `seconds` after the tokens before them."""
         self._between_tokens.add(seconds / num_tokens, num_tokens)
 
     def observe_end(self, reason: str, num_tokens: int, seconds: float, seconds_after_first: float) -> None:
-        """Call when an answer has ended."""
+        """Observe an answer that has ended."""
         self._success.labels(finished_reason=reason).inc()
         self._output_tokens.observe(num_tokens)
         self._request.observe(seconds)
@@ -159,7 +159,7 @@ class EngineMetrics:
             self._per_output_token.observe(seconds_after_first / (num_tokens - 1))
 
     def observe_stages(self, queued: float, prefill: float, decode: float, num_preemptions: int) -> None:
-        """Call when an answer that had begun has ended, with the seconds of its stages."""
+        """Observe the seconds of each stage of an answer. Call when an answer that had begun has ended."""
         self._queued.observe(queued)
         self._prefill.observe(prefill)
         self._decode.observe(decode)
@@ -167,7 +167,7 @@ class EngineMetrics:
         self._preemptions.observe(num_preemptions)
 
     def observe_choices(self, number: int, longest_tokens: int) -> None:
-        """Call when all answers to one prompt have ended."""
+        """Observe the answers to one prompt. Call when all of them have ended."""
         self._choices.observe(number)
         self._longest_tokens.observe(longest_tokens)
 

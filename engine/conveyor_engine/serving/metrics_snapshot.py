@@ -1,4 +1,4 @@
-"""The metrics that are read at a scrape: the newest snapshot of the engine process, and counts. Used by `metrics`."""
+"""The metrics that are computed at a scrape, from the engine process's newest state. Used by `metrics`."""
 
 import itertools
 import math
@@ -57,7 +57,10 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
 
 
 class Counts:
-    """A histogram that can add many equal values at once. With prometheus_client's, each token would cost 1 µs."""
+    """A histogram to which many equal values can be added at once.
+
+    prometheus_client's histogram takes 1 µs for each value, so for each token.
+    """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = (*bounds, math.inf)
@@ -85,7 +88,7 @@ class Snapshot(Collector):
         self.start_seconds: Callable[[], Mapping[str, float]] = dict
 
     def describe(self) -> list[Metric]:
-        return []  # so that registering does not collect
+        return []  # otherwise registering would collect the metrics
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics. prometheus_client calls this at each scrape."""

@@ -1,13 +1,13 @@
-"""The places of this engine. A gateway needs a place to send a request, so requests wait in the gateway, where they
-can still go to another engine.
+"""Grants places in this engine to gateways. A gateway needs a place before it sends a request.
 
-Owned by `engine_client`. A place is a slot in the batch. There are also a few places beyond the batch, so that the next
-request is already here when a slot becomes free. If no place is free, the gateway queues for one, in the scheduler's
-order: by level, and a level yields to a lower one only for `LEVEL_AGEING_SECONDS`. A place that is granted but not used
-is granted again. Requests without the header for places do not come from gateways, and are not counted here.
+So requests wait in the gateway, from where they can still go to another engine. Owned by `engine_client`. A place is a
+slot in the batch. There are also a few places beyond the batch, so that the next request is already here when a slot
+becomes free. If no place is free, the gateway's request for a place is queued. The queue is in the order of arrival,
+where each level counts as an arrival `LEVEL_AGEING_SECONDS` later, as in the scheduler. A place that is granted but not
+used is granted again. Requests without the header for places do not come from gateways, and are not counted here.
 
-In the modes without joins (Static, Dynamic), only the batch that fills has places, and there are none beyond it:
-requests that came early would form the next batch alone.
+In the modes in which no request joins a running batch (Static, Dynamic), only the batch that is being filled has
+places, and there are none beyond it. Otherwise, requests that came early would form the next batch alone.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from conveyor_engine.errors import NoPlace, Overloaded
 from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS, PLACE_GRANTED
 
 ASKERS_MAX: Final = 256
-GRANT_SECONDS: Final = 1.0  # in which the request must arrive; far more than a round trip
-BEYOND_SECONDS: Final = 0.02  # wait before a place beyond the batch: another engine may have a slot in its batch
+GRANT_SECONDS: Final = 1.0  # a request must arrive within this time after its grant; far more than a round trip
+BEYOND_SECONDS: Final = 0.02  # the wait for a place beyond the batch, as another engine may have a slot in its batch
 
 
 class Places:
-    """Each HTTP request has one place, even if it has many engine requests, which take turns in the batch."""
+    """The places. Each HTTP request has one, even if it has many engine requests, which take turns in the batch."""
 
     def __init__(self, batch_size: int, fills: bool = False) -> None:
-        """`fills`: no request joins a running batch."""
+        """fills: the mode first fills a batch and then runs it, so that no request joins a running batch."""
         self.batch_size = batch_size
         self._fills = fills
         self._is_running = False
@@ -38,7 +38,7 @@ class Places:
         self._num_held = 0
         self._num_arriving = 0
         self._granted: deque[asyncio.TimerHandle] = deque()  # granted places that are not used yet, oldest first
-        self._line: list[tuple[float, int, asyncio.Future[None]]] = []  # the queue; the number makes keys differ
+        self._line: list[tuple[float, int, asyncio.Future[None]]] = []  # the queue; the number makes entries unique
         self._numbers = count()
         self._patient: set[asyncio.Future[None]] = set()  # those in the queue that may have a place beyond the batch
 
@@ -52,7 +52,7 @@ class Places:
         return 0 if self._fills and self._is_running and self._num_held else self.batch_size
 
     def observe_step(self, num_running: int) -> None:
-        """Call after each step, with the number of running engine requests."""
+        """Grant places that a step has freed. Call after each step, with the number of running engine requests."""
         self._is_running = num_running > 0
         self._grant()
 
@@ -125,7 +125,7 @@ class Places:
             self._grant()
 
     def close(self, error: Exception) -> None:
-        """Ends all waits for a place with this error."""
+        """End all waits for a place with this error."""
         while self._line:
             _, _, turn = self._line.pop(0)
             if not turn.done():
@@ -135,7 +135,7 @@ class Places:
         loop = asyncio.get_running_loop()
         while self._line and self._num_taken < self._limit_of(self._line[0][2]):
             _, _, turn = self._line.pop(0)
-            if not turn.done():  # it has not left
+            if not turn.done():  # the gateway has not given up
                 turn.set_result(None)
                 self._granted.append(loop.call_later(GRANT_SECONDS, self.give_back))
 

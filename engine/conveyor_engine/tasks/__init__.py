@@ -1,1 +1,1 @@
-"""The tasks of this engine, a package each: `registry` says what is in one."""
+"""The tasks of this engine. Each task is a package; `registry` describes its modules."""

@@ -1,1 +1,1 @@
-"""What the processes of the engine say to each other: API, engine and workers. Plain data."""
+"""Messages between the engine's processes: the API process, the engine process and the workers. Plain data."""

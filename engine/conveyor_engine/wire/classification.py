@@ -1,8 +1,8 @@
-"""What travels of requests to rank or classify, and of models that do: as payloads and facts that only they read.
+"""Encodes payloads and facts of the tasks that rank and classify texts. Only these tasks read them.
 
-A request's payload is the type of each token, a byte each; none where all types are 0. A result's payload is the logit
-of each label, or of a model that classifies tokens three numbers for each: its likeliest label, that one's logit and
-its probability. All are float32.
+A request's payload is the type of each token, one byte each; it is empty if all types are 0. A result's payload is the
+logit of each label. For a model that classifies tokens it is three numbers for each token: its likeliest label, that
+label's logit, and its probability. All numbers are float32.
 """
 
 from array import array
@@ -17,7 +17,7 @@ Activation = Literal["none", "sigmoid", "softmax"]
 
 
 class ClassifierFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What is particular of a model with a classifier's head."""
+    """The facts that only models that rank or classify have."""
 
     labels: tuple[str, ...]
     activation: Activation  # what makes scores of its logits
@@ -25,7 +25,7 @@ class ClassifierFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     classifies_tokens: bool = False  # each by itself
 
     def encode(self) -> bytes:
-        """The `of_task` of the model's facts."""
+        """Encode the facts for `ModelFacts.of_task`."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
@@ -34,16 +34,16 @@ class ClassifierFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
 
 
 def encode_token_types(token_types: Sequence[int]) -> bytes:
-    """The payload of a request. Raises ValueError for a type that no byte holds."""
+    """Return the payload of a request. Raises ValueError for a type that does not fit in a byte."""
     return bytes(token_types) if any(token_types) else b""
 
 
 def read_logits(payload: bytes) -> "array[float]":
-    """The logits of a result."""
+    """Return the logits of a result."""
     return array("f", payload)
 
 
 def read_token_labels(payload: bytes) -> Iterator[tuple[int, float, float]]:
-    """(label, logit, probability) of each token of a result."""
+    """Return (label, logit, probability) for each token of a result."""
     numbers = iter(array("f", payload))
     return ((int(label), logit, score) for label, logit, score in zip(numbers, numbers, numbers, strict=True))

@@ -21,7 +21,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     is_big_endian: bool = False  # ... and the order of their bytes
 
     def encode(self) -> bytes:
-        """The payload of a request."""
+        """Return the payload of a request."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
@@ -48,7 +48,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     padded_tokens: int = 0  # to which each text is padded; 0: to no fixed number
 
     def encode(self) -> bytes:
-        """The `of_task` of the model's facts."""
+        """Encode the facts for `ModelFacts.of_task`."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
@@ -56,7 +56,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
         return msgspec.msgpack.decode(facts.of_task, type=cls)
 
     def allows(self, dimensions: int) -> bool:
-        """Whether a request may ask for that many dimensions."""
+        """Return whether a request may ask for vectors with this many dimensions."""
         if dimensions == self.size:
             return True
         named = self.matryoshka_dimensions

@@ -1,7 +1,7 @@
-"""How messages lie on a stream socket between two processes: each in a frame.
+"""Encodes messages as frames on a stream socket between two processes, and reads frames.
 
-A frame is a length (4 bytes, big-endian) and one msgpack message. When a process is gone, the other reads the end of
-the stream after everything that was still sent. Knows no message.
+A frame is a length (4 bytes, big-endian) and one msgpack message. After a process has ended, the other one first reads
+everything that was sent and then the end of the stream. This module does not know the messages.
 """
 
 import struct
@@ -15,19 +15,19 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:
-    """The bytes to send."""
+    """Return the bytes to send for a message."""
     payload = _encoder.encode(message)
     return _LENGTH.pack(len(payload)) + payload
 
 
 class FrameReader:
-    """Bytes in as they come, whole payloads out. For an event loop."""
+    """Turns bytes, as they arrive, into whole payloads. For use in an event loop."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The payloads that `data` completes."""
+        """Return the payloads that `data` completes."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
@@ -39,7 +39,7 @@ class FrameReader:
 
 
 def read_payloads(stream: BinaryIO) -> Iterator[bytes]:
-    """The payloads until the stream ends; a frame that its end cuts off is dropped. Blocks, and copies no payload."""
+    """Yield payloads until the stream ends, and drop an incomplete frame at its end. Blocks. Does not copy payloads."""
     while len(head := stream.read(_LENGTH.size)) == _LENGTH.size:
         num_bytes = _LENGTH.unpack(head)[0]
         if len(payload := stream.read(num_bytes)) < num_bytes:

@@ -23,7 +23,7 @@ class Shape(NamedTuple):
 
     @property
     def num_pixels(self) -> int:
-        """The image's share of a step's budget."""
+        """The image's cost in a step's budget."""
         return self.height * self.width
 
     @property
@@ -39,7 +39,7 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     shape: Shape  # of the picture that warms it up; of every picture, if its processor makes one size
 
     def encode(self) -> bytes:
-        """The `of_task` of the model's facts."""
+        """Encode the facts for `ModelFacts.of_task`."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
@@ -48,11 +48,11 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def encode_pixels(shape: Shape, pixels: bytes) -> bytes:
-    """The payload of a request. `pixels` are float32, channels first."""
+    """Return the payload of a request. `pixels` are float32, channels first."""
     assert len(pixels) == shape.num_bytes
     return _SHAPE.pack(*shape) + pixels
 
 
 def read_pixels(payload: bytes) -> tuple[Shape, memoryview]:
-    """The shape and the float32 numbers of a payload, which are not copied."""
+    """Return the shape and the float32 numbers of a payload. The numbers are not copied."""
     return Shape(*_SHAPE.unpack_from(payload)), memoryview(payload)[_SHAPE.size :]

@@ -1,4 +1,4 @@
-"""What the API process and the engine process say to each other, in `frames` on one stream socket.
+"""The messages between the API process and the engine process, which `frames` sends on one stream socket.
 
 Used by `serving.engine_process` (asyncio) and `loop.process` (blocking).
 """
@@ -27,7 +27,7 @@ class LoadModel(_Message):
 
 
 class Prompt(msgspec.Struct, array_like=True):
-    """One prompt, of tokens, a payload or both, and its choices: (request id, how its tokens are sampled) each."""
+    """One prompt, which has tokens, a payload or both; and its choices, each a request id and sampling parameters."""
 
     packed_token_ids: bytes  # uint32 each: as lists of numbers, what waits would take ten times the memory
     payload: bytes
@@ -37,9 +37,10 @@ class Prompt(msgspec.Struct, array_like=True):
 
 
 class Add(_Message):
-    """Requests of one HTTP request: all are taken or none. Parts of a long list have the same party.
+    """Adds requests of one HTTP request: all of them or none. Parts of a long list have the same party.
 
-    A prompt travels once, however many choices it has."""
+    A prompt is sent once, even if it has many choices.
+    """
 
     prompts: list[Prompt]
     party: str
@@ -50,7 +51,7 @@ class Add(_Message):
 
     @classmethod
     def of(cls, requests: Sequence[EngineRequest]) -> Self:
-        """Neighbours that share their prompt's objects are choices of one prompt."""
+        """Make the message. Consecutive requests with the same prompt objects become choices of one prompt."""
         groups = [list(group) for _, group in groupby(requests, _prompt_key)]
         return cls(
             [
@@ -71,7 +72,10 @@ class Add(_Message):
         )
 
     def requests(self, now: float) -> list[EngineRequest]:
-        """What `of` was given, as one party that arrives `now`: before, they could not run."""
+        """Return the requests that `of` got, as one party.
+
+        Their arrival time is `now`, as they could not run before.
+        """
         requests = []
         for prompt in self.prompts:
             token_ids = array("I", prompt.packed_token_ids)
@@ -121,7 +125,7 @@ class LoadingLine(_Message):
 
 
 class Ready(_Message):
-    """Loaded and warm."""
+    """The model is loaded and warmed up."""
 
     facts: ModelFacts
     longest_warmup_step_seconds: float
@@ -146,7 +150,7 @@ class Refused(_Message):
 
 
 class StepOutputs(_Message):
-    """What one step gave. `num_added` counts the requests taken since the start: `stats` knows of no later ones."""
+    """The outputs of one step. `num_added` counts the requests added since the start; `stats` covers only these."""
 
     outputs: list[RequestOutput]
     stats: EngineStats

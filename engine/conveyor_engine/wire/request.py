@@ -15,7 +15,7 @@ import msgspec
 
 
 class FinishReason(StrEnum):
-    """Why a request ended; every request ends with exactly one."""
+    """Why a request ended. Every request ends with exactly one reason."""
 
     STOP = "stop"  # an end-of-sequence or stop token; in responses of the API also a stop string
     STOP_STRING = "stop_string"  # the engine found a stop string or the end of a grammar; the last token is text

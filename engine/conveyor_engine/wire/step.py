@@ -44,12 +44,12 @@ class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
         sampling: RowSampling | None,
         payload: bytes = b"",
     ) -> Self:
-        """Copies both lists."""
+        """Make a mask. Copies both lists."""
         return cls(row, array("I", token_ids).tobytes(), list(block_ids), sampling, payload)
 
     @property
     def token_ids(self) -> "array[int]":
-        """All tokens of the row."""
+        """The tokens of the row."""
         return array("I", self.packed_token_ids)
 
 
@@ -75,7 +75,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowMask(msgspec.Struct, frozen=True, array_like=True):
-    """Which tokens a row may sample in a step. It depends on tokens before it, so it comes after the plan."""
+    """Which tokens a row may sample in a step. It is sent after the plan, because it depends on the tokens before."""
 
     row: int
     allowed: bytes  # a bit for each token of the vocabulary, the lowest bit of the first byte first

@@ -1,4 +1,4 @@
-"""Tensors that travel with requests, and what a model says of its own: for tasks that take and give tensors.
+"""Tensors in requests, and the signatures of models, for tasks whose inputs and outputs are tensors.
 
 Each item of a batch is a request of its own, so shapes here have no batch dimension. Data are in row-major order and
 little-endian; an element of `BYTES` is its length (4 bytes) and its bytes, as in the Open Inference Protocol.
@@ -28,7 +28,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor that a model takes or gives, of one item."""
+    """An input or output of a model, for one item."""
 
     name: str
     datatype: Datatype
@@ -37,7 +37,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def batch_shape(self) -> list[int]:
-        """The shape with the batch before it; -1 for what varies, as the Open Inference Protocol has it."""
+        """The shape with the batch as first dimension; -1 for sizes that vary, as in the Open Inference Protocol."""
         return [-1, *(-1 if isinstance(size, str) else size for size in self.shape)]
 
 
@@ -49,7 +49,10 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
     lengths: dict[str, tuple[int, int]] = {}  # the least and the most of each length that varies, by its name
 
     def bind(self, spec: TensorSpec, shape: Sequence[int], bound: dict[str, int]) -> bool:
-        """Whether an item may have this shape beside the lengths in `bound`, to which its own are added."""
+        """Return whether an item may have this shape, given the lengths in `bound`.
+
+        Adds the shape's lengths to them.
+        """
         if len(shape) != len(spec.shape):
             return False
         for given, size in zip(shape, spec.shape, strict=True):
@@ -63,7 +66,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
         return True
 
     def fill(self, spec: TensorSpec, lengths: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of an input of an item with these lengths."""
+        """Return the shape of an input of an item with these lengths."""
         return tuple(size if isinstance(size, int) else lengths[size] for size in spec.shape)
 
 
@@ -85,22 +88,22 @@ _decoder = msgspec.msgpack.Decoder(dict[str, Tensor])
 
 
 def decode_tensors(payload: bytes) -> dict[str, Tensor]:
-    """The tensors of one item, of what `encode_tensors` has made."""
+    """Decode the tensors of one item, which `encode_tensors` has encoded."""
     return _decoder.decode(payload)
 
 
 def find_element_bytes(datatype: Datatype) -> int | None:
-    """Bytes of one element; None if each has its own length."""
+    """Return the number of bytes of an element; None if elements have different lengths."""
     return _ELEMENT_BYTES.get(datatype)
 
 
 def encode_elements(elements: Sequence[bytes]) -> bytes:
-    """The data of a tensor of `BYTES`."""
+    """Encode the elements of a tensor of `BYTES`."""
     return b"".join(part for element in elements for part in (_LENGTH.pack(len(element)), element))
 
 
 def decode_elements(data: bytes) -> Iterator[bytes]:
-    """The elements of a tensor of `BYTES`. Raises ValueError if the data end in the middle of one."""
+    """Yield the elements of a tensor of `BYTES`. Raises ValueError if the data end in the middle of an element."""
     position = 0
     while position < len(data):
         begin = position + _LENGTH.size

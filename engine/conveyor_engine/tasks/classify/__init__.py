@@ -1,1 +1,1 @@
-"""Says which labels fit texts, in one step each."""
+"""The task that classifies texts, or their tokens. Each text takes one step."""

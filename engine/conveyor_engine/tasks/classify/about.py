@@ -1,4 +1,4 @@
-"""What all processes know of models that classify, and how the files of one show it."""
+"""Facts about the task that classifies texts, for all processes, and how a model's files are recognised."""
 
 from pathlib import Path
 from typing import Final
@@ -10,7 +10,10 @@ _CLASSIFIES = ("ForSequenceClassification", "ForTokenClassification")
 
 
 def _recognises(directory: Path) -> bool:
-    """Whether config.json names a classifier; one of sequences with one label ranks. Raises ModelError."""
+    """Return whether config.json names a classifier. Raises ModelError.
+
+    A classifier of sequences with a single label is for the task rerank.
+    """
     return any(name.endswith(_CLASSIFIES) for name in read_architectures(directory))
 
 

@@ -1,4 +1,4 @@
-"""The bodies that ask for labels, with the names of vLLM and text-embeddings-inference. Pure."""
+"""The schemas of bodies that request labels, with the names of vLLM and text-embeddings-inference. Pure."""
 
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
 
 
 def _parse_inputs(value: object) -> object:
-    """A text, a pair of texts or a list of lists with one or two texts: checked, and left as it is."""
+    """Return the value if it is a text, a pair of texts, or a list of lists with one or two texts each."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         is_right = all(map(_is_texts, value))
     else:
@@ -26,7 +26,7 @@ def _parse_inputs(value: object) -> object:
 
 
 def _is_texts(value: object) -> bool:
-    """Whether it is a list of one text or two."""
+    """Return whether the value is a list of one or two texts."""
     return isinstance(value, list) and 0 < len(value) <= 2 and all(isinstance(text, str) and text for text in value)
 
 
@@ -55,11 +55,11 @@ class PredictRequest(TeiScoreFields):
 
     @property
     def is_batch(self) -> bool:
-        """Whether there is a list of predictions for each input."""
+        """Whether the response has a list of predictions for each input."""
         return isinstance(self.inputs, list) and isinstance(self.inputs[0], list)
 
     def read_texts(self) -> list[list[str]]:
-        """One text or two, of each input."""
+        """Return the one or two texts of each input."""
         if self.is_batch:
             return list(self.inputs)
         return [self.inputs if isinstance(self.inputs, list) else [self.inputs]]

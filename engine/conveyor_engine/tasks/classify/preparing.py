@@ -1,4 +1,4 @@
-"""Makes engine requests of bodies that ask for labels, one for each input. Runs in worker processes."""
+"""Turns bodies that request labels into engine requests, one for each input. Runs in worker processes."""
 
 from array import array
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ NOWHERE: Final = (2**32 - 1, 2**32 - 1)
 
 
 class PreparedTexts(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
-    """An admissible request, in the inputs' order."""
+    """A valid request, in the order of its inputs."""
 
-    activation: Activation  # what makes scores of the logits
-    is_batch: bool = True  # else its one input has no list around its answer
+    activation: Activation  # the function that turns logits into scores
+    is_batch: bool = True  # False: there is one input, whose scores are not in a list of lists
 
 
 def prepare_classification(model: ServedModel, job: Job) -> PreparedTexts:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of /classify for a model that classifies texts. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ClassificationRequest, job.body)
     facts = _check_inputs(fields.num_inputs(), job, fields.inputs_field)
     prompts = [Prompt(tokens) for tokens in read_inputs(model, job, fields)]
@@ -41,19 +41,19 @@ def prepare_classification(model: ServedModel, job: Job) -> PreparedTexts:
 
 
 class PreparedWords(PreparedTexts, frozen=True, kw_only=True, array_like=True):
-    """The same for a model that classifies each token."""
+    """A valid request for a model that classifies each token."""
 
     texts: list[str]
     tokens: list[bytes]  # of each text, three uint32 a token: its id, where it begins and ends; NOWHERE: a special one
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes in memory until the answer is made."""
+        """Roughly the memory that the texts and tokens take until the response is written."""
         return sum(map(len, (*self.texts, *self.tokens)))
 
 
 def prepare_words(model: ServedModel, job: Job) -> PreparedWords:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of /classify for a model that classifies tokens. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ClassificationRequest, job.body)
     _check_words(fields)
     facts = _check_inputs(len(fields.input), job, "input")
@@ -81,7 +81,7 @@ def prepare_words(model: ServedModel, job: Job) -> PreparedWords:
 
 
 def _check_words(fields: ClassificationRequest) -> None:
-    """Raises InvalidRequest for what has no words to label."""
+    """Raise InvalidRequest for fields that a model that classifies tokens cannot use."""
     others = {"messages": fields.messages, "add_special_tokens": fields.add_special_tokens is False or None}
     for name, value in {**others, "padding": fields.padding == "max_length" or None}.items():
         if value is not None:
@@ -89,7 +89,7 @@ def _check_words(fields: ClassificationRequest) -> None:
 
 
 def prepare_predict(model: ServedModel, job: Job) -> PreparedTexts:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of /predict. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, PredictRequest, job.body)
     inputs, truncation = fields.read_texts(), fields.truncation(job.facts.max_model_len)
     facts = _check_inputs(len(inputs), job, "inputs")

@@ -1,4 +1,4 @@
-"""Texts that each get a score of every label, as the scheduler sees them."""
+"""Scheduling of texts that get a score for each label."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from conveyor_engine.scheduling.tasks import OneStepPrompt
 
 
 class Classify(OneStepPrompt):
-    """Its payload has the types of its tokens; without one all are of the first type."""
+    """The task that classifies texts. A payload has the types of the tokens; without it all are of the first type."""
 
     result_name = "logits"
     not_finite = "the model's logits are not finite (NaN or infinity)"

@@ -1,4 +1,4 @@
-"""POST /classify and /predict."""
+"""Serves the paths of models that classify texts: POST /classify and /predict."""
 
 import time
 from array import array
@@ -33,7 +33,7 @@ class Classification(msgspec.Struct):
 
 
 class ClassificationList(msgspec.Struct):
-    """The whole answer, in the inputs' order."""
+    """The response with the labels of all inputs, in their order."""
 
     id: str
     created: int
@@ -63,7 +63,7 @@ class Entities(msgspec.Struct):
 
 
 class EntitiesList(msgspec.Struct):
-    """The whole answer of such a model, in the inputs' order."""
+    """The response with the labelled tokens of all inputs, in their order."""
 
     id: str
     created: int
@@ -89,7 +89,7 @@ class TextsResponse(OneStepResponse):
 
 
 class ClassificationResponse(TextsResponse):
-    """vLLM's."""
+    """A response in vLLM's format."""
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         whole = ClassificationList(self._id, int(time.time()), self._state.model.name, [], self._sum_usage())

@@ -1,1 +1,1 @@
-"""Runs models that their owner brings, in one step: a program of torch.export, or a Python class."""
+"""The task that runs users' own models in one step. A model is a program of torch.export or a Python class."""

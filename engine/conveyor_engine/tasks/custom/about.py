@@ -1,4 +1,4 @@
-"""What all processes know of models that their owner brings, and how the files of one show it."""
+"""Facts about the task that runs users' own models, for all processes, and how a model's files are recognised."""
 
 from pathlib import Path
 from typing import Final
@@ -8,7 +8,7 @@ from conveyor_engine.registry import About
 
 
 def _recognises(directory: Path) -> bool:
-    """Whether there is a program and no model of transformers, which may have one beside it."""
+    """Return whether there is a program but no config.json. A model of transformers may also have a program."""
     return (directory / EXPORTED_PROGRAM).is_file() and not (directory / "config.json").exists()
 
 

@@ -1,9 +1,10 @@
-"""Reads the archive of an exported program: its graph as JSON, and its tensors. Nothing is unpickled or evaluated.
+"""Reads the archive of an exported program: its graph as JSON, and its tensors. Unpickles and evaluates nothing.
 
-torch.export.load is not for files of others: it unpickles sample inputs, weights and constants that say so, evaluates
-symbolic expressions and guards as Python, imports what tree specs name, and writes names of nodes into code (ADR 93).
-So this reads the same archive as data: a zip file without compression, whose JSON is in torch's export schema, major
-version 8, and whose tensors are bytes. What would need a pickle is refused.
+torch.export.load is not safe for files from others. It unpickles sample inputs, and weights and constants that are
+marked as pickles. It evaluates symbolic expressions and guards as Python, imports modules that tree specs name, and
+writes names of nodes into code (ADR 93). So this module reads the archive as data. An archive is a zip file without
+compression, whose JSON has torch's export schema, major version 8, and whose tensors are bytes. Content that needs a
+pickle is refused.
 """
 
 import json
@@ -33,7 +34,7 @@ _STRIDED: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The content of a file."""
+    """The content of an archive."""
 
     program: dict[str, Any]  # ExportedProgram of torch's export schema
     weights: dict[str, torch.Tensor]  # parameters and buffers by name, on the CPU
@@ -41,7 +42,7 @@ class Archive:
 
 
 def read_archive(path: Path) -> Archive:
-    """Raises ModelError for a file that is none, or that has what is not read here."""
+    """Read the file. Raises ModelError if it is not an archive, or has content that is not supported."""
     try:
         with zipfile.ZipFile(path) as opened:
             return _read(opened)
@@ -95,7 +96,7 @@ def _read_tensors(opened: zipfile.ZipFile, folder: str, config: str) -> dict[str
 
 
 def _view(storage: torch.Tensor, meta: dict[str, Any]) -> torch.Tensor:
-    """The tensor on these bytes. Torch refuses one that lies beyond them."""
+    """Return the tensor whose memory is these bytes. Torch raises an error if the tensor needs more bytes."""
     if meta["layout"] != _STRIDED or meta["dtype"] not in DTYPES:
         raise ModelError("a weight of the program is sparse, quantized or complex: export it as a plain tensor")
     dtype = DTYPES[meta["dtype"]]
@@ -107,7 +108,7 @@ def _view(storage: torch.Tensor, meta: dict[str, Any]) -> torch.Tensor:
 
 
 def read_int(size: dict[str, Any]) -> int:
-    """A size that does not vary. Raises ValueError."""
+    """Return a size that does not vary. Raises ValueError if it does."""
     value = size.get("as_int")
     if type(value) is not int:
         raise ValueError(f"a size of a weight varies: {str(size)[:100]}")

@@ -1,4 +1,4 @@
-"""Makes batches of items, and items of what a model has computed. Used by `execution`."""
+"""Joins items to batches, and splits the outputs of a batch into those of its items. Used by `execution`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -14,18 +14,18 @@ Item = Mapping[str, Tensor]
 
 
 class Batches:
-    """How the items of one model become a batch."""
+    """Joins and splits batches of one model."""
 
     def __init__(
         self, signature: Signature, batching: Batching, made_types: Mapping[str, torch.dtype], device: torch.device
     ) -> None:
-        """made_types: of the inputs that are made here."""
+        """made_types: the types of the inputs that clients do not send and this class makes."""
         self._signature, self._batching = signature, batching
         self._made_types, self._device = made_types, device
         self._types = {spec.name: spec.datatype for spec in signature.inputs}
 
     def group(self, items: Sequence[Item]) -> Iterable[list[int]]:
-        """The indices of items that share a call."""
+        """Return groups of indices. The items of a group share one call of the model."""
         if self._batching.ragged != "stack":
             return [list(range(len(items)))]
         groups: dict[Any, list[int]] = {}
@@ -34,7 +34,7 @@ class Batches:
         return groups.values()
 
     def join(self, items: Sequence[Item]) -> Batch:
-        """A batch of items, which one call of `group` has put together."""
+        """Return the batch of these items, which are one group of `group`."""
         match self._batching.ragged:
             case "pack":
                 batch = self._map(items, torch.cat)
@@ -45,7 +45,7 @@ class Batches:
         return batch | {name: made.to(self._device) for name, made in self._make(items).items()}
 
     def split(self, computed: Batch, items: Sequence[Item]) -> list[dict[str, Tensor]]:
-        """The outputs of each item. Raises ValueError for outputs that are not those of the signature."""
+        """Return the outputs of each item. Raises ValueError if they do not match the signature."""
         found: list[dict[str, Tensor]] = [{} for _ in items]
         lengths = [self._bind(item) for item in items]
         for spec in self._signature.outputs:
@@ -87,7 +87,7 @@ class Batches:
         return batch
 
     def _make(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
-        """The inputs that clients do not send."""
+        """Return the inputs that clients do not send: mask, lengths and offsets."""
         made: dict[str, torch.Tensor] = {}
         if not self._batching.made:
             return made
@@ -102,7 +102,7 @@ class Batches:
         return {name: tensor.to(self._made_types[name]) for name, tensor in made.items()}
 
     def find_length(self, item: Item) -> int:
-        """The length of an item, in its first input that has one."""
+        """Return the first length of an item that varies; 1 if none does."""
         return next(iter(self._bind(item).values()), 1)
 
     def _bind(self, item: Item) -> dict[str, int]:
@@ -115,7 +115,7 @@ class Batches:
     def _cut(
         self, name: str, shape: Sequence[int | str], computed: Any, lengths: Sequence[Mapping[str, int]]
     ) -> Sequence[Any]:
-        """The part of each item."""
+        """Return the part of an output that belongs to each item, without padding."""
         if isinstance(computed, list):
             pairs = zip(computed, lengths, strict=True)
             return [Tensor("BYTES", _fill(shape, bound), encode_elements(row)) for row, bound in pairs]

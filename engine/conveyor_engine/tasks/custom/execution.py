@@ -1,4 +1,4 @@
-"""Runs plans of a custom model: the items of a step become batches, and each gets its outputs or its own failure."""
+"""Runs the steps of a custom model. Items are joined to batches, and each item gets its outputs or its own error."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Program(Protocol):
-    """A model that is loaded."""
+    """A loaded model."""
 
     signature: Signature
     batching: Batching
@@ -41,7 +41,7 @@ class Program(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def run(self, batch: Batch) -> Batch:
-        """All outputs of a batch. Raises whatever the model raises."""
+        """Compute all outputs of a batch. Raises whatever the model raises."""
         ...
 
 
@@ -52,7 +52,7 @@ class CustomRunner:
     extra_warmup_tokens = 0  # its warm-up is the largest batch
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
-        """Loads the model, and runs its largest batch. Raises ConfigError or ModelError."""
+        """Load the model and run its largest batch. Raises ConfigError or ModelError."""
         _check_settings(config)
         self.device = placement.device
         progress(f"event=model_loading path={config.model} device={self.device} task=custom")
@@ -71,7 +71,7 @@ class CustomRunner:
         progress(f"event=model_loaded ragged={batching.ragged} item_elements={self.facts.max_model_len}")
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
-        """Computes the items that the plan brings. Raises what the device raises."""
+        """Compute the items of the plan. Raises the device's errors."""
         brought = {row.row: row.payload for row in plan.admitted}
         items = [decode_tensors(brought[row]) for row in plan.rows]
         payloads = [b""] * len(items)
@@ -82,14 +82,18 @@ class CustomRunner:
         return lambda _: lambda: StepResult(plan.number, [], payloads=payloads)
 
     def free_memory(self) -> None:
-        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
+        """Return cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
     def _compute(self, items: list[Item]) -> list[bytes]:
-        """The payload of each item. Items that the model refuses are found by halving, and fail alone."""
+        """Compute the payload of each item.
+
+        If the model raises an error, each half of the items is tried again, so that only the items that cause the error
+        fail.
+        """
         try:
             return self._run(items)
-        except Exception as error:  # whatever a model raises: the other items go on
+        except Exception as error:  # a model may raise anything, and the other items continue
             raise_if_of_device(error)
             if len(items) == 1:
                 _log.exception("event=item_failed")
@@ -102,7 +106,7 @@ class CustomRunner:
         return list(map(encode_outputs, self._batches.split(computed, items)))
 
     def _try_largest(self) -> None:
-        """Raises ModelError if the model cannot compute its largest batch."""
+        """Run the largest batch. Raises ModelError if the model cannot compute it."""
         facts, signature = self.facts, self._program.signature
         item = build_item(signature, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
         try:
@@ -116,7 +120,7 @@ class CustomRunner:
 
 
 def _check_settings(config: EngineConfig) -> None:
-    """Refuses settings of models with tokens. Raises ConfigError."""
+    """Raise ConfigError for settings that are only for models with tokens."""
     if config.batching_mode == "continuous":
         raise ConfigError(
             "`batching_mode: continuous` joins requests between the tokens of an answer, and this model takes one "
@@ -129,7 +133,7 @@ def _check_settings(config: EngineConfig) -> None:
 
 
 def describe(error: Exception) -> str:
-    """The error on one line, as long as clients read it."""
+    """Return the error on one line, cut to a length that clients read."""
     return one_line(f"{type(error).__name__}: {error}")[:_SENTENCE_CHARACTERS]
 
 

@@ -1,7 +1,7 @@
-"""A program of torch.export as a model: its tensors from its own signature, its graph run by `graph`.
+"""Loads a program of torch.export as a model and runs it with `graph`. Used by `execution`.
 
-Made by `execution`. What a client sends follows from the program: names and types of its inputs, the dimension that is
-the batch, and the lengths that vary, with their limits. A `model.json` beside it says what no signature has.
+The program's own signature has the names and types of the inputs, the dimension of the batch, and the lengths that
+vary, with their limits. A file `model.json` in the same folder has the settings that a signature cannot have.
 """
 
 import json
@@ -23,16 +23,16 @@ from conveyor_engine.wire.tensors import Signature, TensorSpec
 
 _SYMBOL: Final = re.compile(r"(?:Symbol\('(\w+)'[^()]*\)|(\w+))", re.ASCII)
 _LENGTH_MAX: Final = 2**31 - 1
-_LEAST_OF_ONE: Final = 2  # export sees sizes from 2 on, and lets programs run with 1, as torch.export's own check does
+_LEAST_OF_ONE: Final = 2  # export's smallest limit; such programs also run with 1, which torch.export's check allows
 Dim = int | str
 """A number, the name of a length, or "" for an expression."""
 
 
 class ExportedProgram:
-    """A program on a device."""
+    """An exported program on a device."""
 
     def __init__(self, directory: Path, device: torch.device, max_length: int | None) -> None:
-        """`max_length`: of each length that varies, where the program allows no less. Raises ModelError."""
+        """max_length: a limit for each length that varies, in addition to the program's own. Raises ModelError."""
         path = directory / EXPORTED_PROGRAM
         self.batching = _read_settings(directory / PROGRAM_SETTINGS)
         archive = read_archive(path)
@@ -42,13 +42,13 @@ class ExportedProgram:
             raise ModelError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
     def run(self, batch: Batch) -> Batch:
-        """All outputs of a batch."""
+        """Compute all outputs of a batch."""
         found = self._graph.run(self._values | batch)
         return dict(zip(self._names, found, strict=True))
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of most of its weights."""
+        """The type that most weights have."""
         kinds = [tensor.dtype for tensor in self._values.values() if tensor.is_floating_point()]
         return max(set(kinds), key=kinds.count, default=torch.float32)
 
@@ -97,9 +97,9 @@ def _read_settings(path: Path) -> Batching:
 
 
 def _bind(archive: Archive, specs: list[Any], device: torch.device) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Weights and constants on the device by their names in the graph, and the names of the inputs."""
+    """Return weights and constants on the device, by their names in the graph; and the names of the inputs."""
     values, inputs = dict[str, torch.Tensor](), []
-    moved: dict[int, torch.Tensor] = {}  # weights that are one stay one
+    moved: dict[int, torch.Tensor] = {}  # by id of the original, so that shared weights stay shared
     for spec in specs:
         ((kind, own),) = spec.items()
         match kind:
@@ -138,7 +138,7 @@ def _read_user_output(spec: Mapping[str, Any]) -> str:
 
 
 def _name_outputs(module: Mapping[str, Any], number: int) -> tuple[str, ...]:
-    """The keys of the dictionary that the program gives, or numbers."""
+    """Return the keys of the dictionary that the program returns; otherwise `output`, or numbered names."""
     for call in module["module_call_graph"]:
         if call["fqn"] == "" and call["signature"] is not None:
             _, spec = json.loads(call["signature"]["out_spec"])
@@ -167,7 +167,10 @@ def _read_ranges(ranges: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def _find_batch(dims: Mapping[str, list[Dim]], sent: list[str]) -> str:
-    """The dimension that is the batch, or in a packed batch all items one after the other."""
+    """Return the symbol of the first dimension of all inputs.
+
+    It is the number of items, or, in a packed batch, the sum of their lengths. Raises ModelError if there is none.
+    """
     first = {name: dims[name][0] if dims[name] else 0 for name in sent}
     (batch, *others) = set(first.values())
     if others or not isinstance(batch, str) or not batch:
@@ -180,7 +183,7 @@ def _find_batch(dims: Mapping[str, list[Dim]], sent: list[str]) -> str:
 
 
 def _list_lengths(dims: Mapping[str, list[Dim]], sent: list[str]) -> Iterator[str]:
-    """The lengths that vary beside the batch."""
+    """Yield the lengths that vary, without the batch. Raises ModelError for an expression."""
     for name in sent:
         for size in dims[name][1:]:
             if size == "":
@@ -190,7 +193,7 @@ def _list_lengths(dims: Mapping[str, list[Dim]], sent: list[str]) -> Iterator[st
 
 
 def _limit(ranges: Mapping[str, tuple[int, int]], max_length: int | None) -> dict[str, tuple[int, int]]:
-    """The lengths that items may have."""
+    """Return the minimum and the maximum of each length. Raises ModelError if a length has no maximum."""
     found = {}
     for name, (least, most) in ranges.items():
         if most == _LENGTH_MAX and max_length is None:
@@ -203,7 +206,7 @@ def _limit(ranges: Mapping[str, tuple[int, int]], max_length: int | None) -> dic
 
 
 def _name_dims(dims: list[Dim], named: Mapping[str, str], batch: str, *, packs: bool) -> tuple[Dim, ...]:
-    """The shape of an item: without the batch, or packed with the item's own length in its place."""
+    """Return the shape of an item: without the batch, or, if items are packed, with the item's length in its place."""
     own = dims if packs and dims[:1] == [batch] else dims[1:]
     return tuple(size if isinstance(size, int) else named.get(size, "") for size in own)
 

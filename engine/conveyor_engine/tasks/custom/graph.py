@@ -1,8 +1,8 @@
 """Runs the graph of an exported program, operator by operator. Used by `exported`.
 
-The graph is data: each node names an operator of ATen and its arguments. An operator is looked up by its name among
-ATen's alone, and has to take and give nothing but tensors, numbers and the strings of known arguments. So a file
-chooses what is computed, and nothing else: it reads and writes no file, and calls no Python.
+The graph is data: each node names an operator and its arguments. Only ATen's operators are looked up, and only those
+that take and return tensors, numbers, and strings for known arguments. So a file can choose what is computed, but it
+cannot read or write files or call Python.
 """
 
 import math
@@ -60,7 +60,7 @@ _KEYWORD: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class _Ref:
-    """A value by its name."""
+    """A reference to a value by its name."""
 
     name: str
 
@@ -70,24 +70,26 @@ class _Step:
     call: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    names: tuple[str | None, ...]  # of what it gives
+    names: tuple[str | None, ...]  # of its results
     gives_list: bool
-    last: tuple[str, ...]  # values that nothing needs after it
+    last: tuple[str, ...]  # values that no later step needs
 
 
 class Graph:
-    """All steps of a program, checked."""
+    """The steps of a program. The constructor checks all of them."""
 
     def __init__(self, graph: Mapping[str, Any], outputs: Sequence[str], device: torch.device, kept: set[str]) -> None:
-        """`kept`: names of weights, constants and inputs, which no step may change. Raises ModelError, or what Python
-        raises for JSON of another form."""
+        """kept: names of weights, constants and inputs, which no step may change.
+
+        Raises ModelError, or Python's own errors for JSON that does not have the expected form.
+        """
         self._device, self._outputs = device, tuple(outputs)
         self._kept = kept
         steps = [self._read(node) for node in graph["nodes"]]
         self._steps = _release(list(filter(None, steps)), set(outputs) | kept)
 
     def run(self, values: dict[str, Any]) -> list[Any]:
-        """The outputs of these weights, constants and inputs."""
+        """Compute the outputs from the values of weights, constants and inputs, by name."""
         values = dict(values)
         for step in self._steps:
             found = step.call(*(_find(values, arg) for arg in step.args),
@@ -160,7 +162,7 @@ class Graph:
 
 
 def _find_operator(target: str) -> Callable[..., Any] | None:
-    """The operator; None for a check that is left out. Raises ModelError for all that is not known to be harmless."""
+    """Return the operator; None for a check that is skipped. Raises ModelError unless it is known to be harmless."""
     if (number := _NUMBERS.get(target)) is not None:
         return number
     refusal = ModelError(
@@ -185,7 +187,7 @@ def _find_operator(target: str) -> Callable[..., Any] | None:
 
 
 def _read_outputs(outputs: Sequence[Mapping[str, Any]]) -> tuple[tuple[str | None, ...], bool]:
-    """Names, and whether the operator gives a list of them."""
+    """Return the names of the results, and whether the operator returns them as a list."""
     names: list[str | None] = []
     for given in outputs:
         ((kind, value),) = given.items()
@@ -208,7 +210,7 @@ def _read_number(value: Mapping[str, Any]) -> Any:
 
 
 def _read_float(value: Any) -> float:
-    """JSON has no infinity: it stands there as a string."""
+    """Return a number. Infinity is a string in the file, because JSON cannot represent it."""
     return float(value)
 
 
@@ -242,7 +244,7 @@ def _list_refs(step: _Step) -> set[str]:
 
 
 def _release(steps: list[_Step], kept: set[str]) -> list[_Step]:
-    """Each value is dropped after the last step that needs it, as Python drops a local variable."""
+    """Set for each step which values can be freed after it, because no later step needs them."""
     needed = set(kept)
     done = []
     for step in reversed(steps):

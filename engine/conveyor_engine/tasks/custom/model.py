@@ -1,7 +1,7 @@
-"""The base class of models that are Python code, and how items become a batch. For the owners of such models, too.
+"""The base class of models that are Python code, and the settings of how items are joined to a batch.
 
-A model is a class in the image of the engine, which `spec.engine.modelClass` names. Everything here is public. Knows
-torch only by name, so that every process may import it.
+Users write subclasses, so everything here is public. `spec.engine.modelClass` names a class in the engine's image.
+Does not import torch, so that every process can import this module.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ Batch = dict[str, "torch.Tensor | list[list[bytes]]"]
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How items become one batch. The fields of a `model.json`, too."""
+    """How items are joined to a batch. A `model.json` has the same fields."""
 
     ragged: Literal["stack", "pad", "pack"] = "stack"
     """What becomes of items of different lengths. stack: items of equal shapes share a call, others get their own. pad:
@@ -42,11 +42,11 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def made(self) -> tuple[str, ...]:
-        """The inputs that the engine makes."""
+        """The inputs that the engine makes and clients do not send."""
         return tuple(name for name in (self.mask, self.lengths, self.offsets) if name is not None)
 
     def find_conflict(self) -> str | None:
-        """What cannot be, as a sentence."""
+        """Return a sentence about settings that exclude each other; None if there are none."""
         if self.ragged != "pad" and (self.mask or self.lengths or self.pad_values):
             return '`pad_values`, `mask` and `lengths` are for `ragged: "pad"`'
         if (self.ragged == "pack") != (self.offsets is not None):
@@ -72,8 +72,8 @@ class Model(ABC):
     """Items of the largest batch that it takes; packed, the sum of their lengths."""
 
     def load(self, directory: Path, device: "torch.device") -> None:  # noqa: B027  a model may need nothing
-        """Loads what it needs; `directory` has the files of `spec.model.uri`."""
+        """Load the model. `directory` has the files of `spec.model.uri`."""
 
     @abstractmethod
     def run(self, batch: Batch) -> Batch:
-        """All outputs of a batch. Called in torch's inference mode."""
+        """Compute all outputs of a batch. Called in torch's inference mode."""

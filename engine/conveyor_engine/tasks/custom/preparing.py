@@ -1,4 +1,4 @@
-"""Makes engine requests of the items of a body. Runs in worker processes."""
+"""Turns the items of a body into engine requests. Runs in worker processes."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -13,7 +13,7 @@ from conveyor_engine.wire.worker import Job
 
 
 def prepare_tensors(model: ServedModel, job: Job) -> PreparedInference:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of the Open Inference Protocol. Raises InvalidRequest or UnknownModel."""
 
     def make_prompt(tensors: dict[str, Tensor], name: str) -> Prompt:
         cost = sum(tensor.num_elements for tensor in tensors.values())

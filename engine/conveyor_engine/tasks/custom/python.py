@@ -1,4 +1,4 @@
-"""A Python class of the engine's image as a model. Made by `execution`."""
+"""Loads a model that is a Python class in the engine's image. Used by `execution`."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,12 +13,12 @@ from conveyor_engine.wire.tensors import Signature
 
 
 class PythonProgram:
-    """An object of the class, loaded."""
+    """An object of the class, with its model loaded."""
 
     made_types: dict[str, torch.dtype]
 
     def __init__(self, name: str, directory: Path, device: torch.device, max_length: int | None) -> None:
-        """Raises ConfigError for a class that is none, or what `load` raises."""
+        """Load the class and its model. Raises ConfigError if the class cannot be used, and whatever `load` raises."""
         kind = _find_class(name)
         self.batching, self.max_batch = kind.batching, kind.max_batch
         lengths = {
@@ -38,7 +38,7 @@ class PythonProgram:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the first module that it has; float32 if it has none."""
+        """The type of the first floating-point weight of the object's modules; float32 if it has none."""
         modules = (value for value in vars(self._model).values() if isinstance(value, torch.nn.Module))
         weights = (weight for module in modules for weight in module.parameters() if weight.is_floating_point())
         return next((weight.dtype for weight in weights), torch.float32)
@@ -57,7 +57,7 @@ def _find_class(name: str) -> type[Model]:
 
 
 def find_problem(signature: Signature, batching: Batching) -> str | None:
-    """What is wrong with the tensors that a class declares, as a sentence."""
+    """Return a sentence about what is wrong with the tensors that a class declares; None if nothing is."""
     specs: Sequence[TensorSpec] = (*signature.inputs, *signature.outputs)
     names = [spec.name for spec in signature.inputs]
     if not signature.inputs or not signature.outputs:

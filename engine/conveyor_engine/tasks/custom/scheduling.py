@@ -1,4 +1,4 @@
-"""Items of tensors, as the scheduler sees them."""
+"""Scheduling of items, each of which consists of tensors."""
 
 import math
 from typing import Final
@@ -21,7 +21,7 @@ from conveyor_engine.wire.tensors import (
 
 
 class Custom(OneStep):
-    """An item costs the number of its elements. Its payload has the tensors."""
+    """The task that runs users' own models. An item's cost is its number of elements. Its payload has the tensors."""
 
     result_name = "outputs"
 
@@ -32,7 +32,7 @@ class Custom(OneStep):
         self._signature = of_task.signature
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """The largest item of at most so many elements, of zeros."""
+        """Build a request with the largest item of zeros that has at most `cost` elements."""
         tensors = build_item(self._signature, cost)
         cost = max(1, sum(tensor.num_elements for tensor in tensors.values()))
         return EngineRequest(request_id=str(number), payload=encode_tensors(tensors), payload_cost=cost)
@@ -47,7 +47,7 @@ class Custom(OneStep):
 
 
 def build_item(signature: Signature, cost: int) -> dict[str, Tensor]:
-    """The longest item that has at most so many elements, or the shortest if all have more. Its elements are 0."""
+    """Build the longest item of zeros that has at most `cost` elements, or the shortest item if all have more."""
     longest = max((most for _, most in signature.lengths.values()), default=1)
     least, most = 1, longest
     while least < most:
@@ -63,7 +63,7 @@ def build_item(signature: Signature, cost: int) -> dict[str, Tensor]:
 
 
 def count_elements(signature: Signature, length: int) -> int:
-    """Elements of an item whose lengths are all this one, as far as their limits allow."""
+    """Return the number of elements of an item whose lengths are all `length`, as far as their limits allow."""
     return sum(math.prod(shape) for _, shape in _list_shapes(signature, length))
 
 

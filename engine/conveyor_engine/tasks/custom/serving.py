@@ -1,4 +1,4 @@
-"""The Open Inference Protocol is all that a custom model answers."""
+"""Serves the paths of custom models, which are those of the Open Inference Protocol only."""
 
 from typing import Final
 

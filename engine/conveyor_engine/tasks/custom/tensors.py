@@ -1,4 +1,4 @@
-"""Between tensors of requests and those of torch. Used by `batches`."""
+"""Converts tensors of requests to torch's and back. Used by `batches`."""
 
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ DTYPES: Final[dict[str, torch.dtype]] = {datatype: dtype for dtype, datatype in 
 
 
 def read_tensor(tensor: Tensor) -> torch.Tensor:
-    """The tensor of an item, on the CPU; not of `BYTES`."""
+    """Convert a tensor of an item to torch's, on the CPU. The datatype is not `BYTES`."""
     dtype = DTYPES[tensor.datatype]
     if not tensor.data:
         return torch.empty(tensor.shape, dtype=dtype)
@@ -23,7 +23,7 @@ def read_tensor(tensor: Tensor) -> torch.Tensor:
 
 
 def write_tensor(tensor: torch.Tensor) -> Tensor:
-    """The same, of a tensor on the CPU."""
+    """Convert torch's tensor, which is on the CPU, to a tensor of an item."""
     raw: Any = tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
     data = raw.numpy().tobytes() if tensor.numel() else b""
     return Tensor(DATATYPES[tensor.dtype], tuple(tensor.shape), data)

@@ -1,1 +1,1 @@
-"""Makes one vector of each prompt, in one step."""
+"""The task that embeds: it computes one vector for each prompt, in one step."""

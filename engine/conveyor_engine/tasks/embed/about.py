@@ -1,4 +1,4 @@
-"""What all processes know of models that embed, and how the files of one show it."""
+"""Facts about the task that embeds, for all processes, and how a model's files are recognised."""
 
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ _ENCODES = ("Model", "ForMaskedLM")
 
 
 def _recognises(directory: Path) -> bool:
-    """Whether there are sentence-transformers' files, or config.json names encoders only. Raises ModelError."""
+    """Return whether there are sentence-transformers' files, or config.json names only encoders. Raises ModelError."""
     if (directory / SENTENCE_MODULES).is_file():
         return True
     names = read_architectures(directory)

@@ -1,4 +1,4 @@
-"""The bodies that ask for vectors, with the names of OpenAI, vLLM and text-embeddings-inference (TEI). Pure."""
+"""The schemas of bodies that request vectors, with the names of OpenAI, vLLM and text-embeddings-inference. Pure."""
 
 from typing import Annotated, Literal
 

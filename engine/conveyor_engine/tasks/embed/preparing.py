@@ -1,4 +1,4 @@
-"""Makes engine requests of bodies that ask for vectors, one for each input. Runs in worker processes."""
+"""Turns bodies that request vectors into engine requests, one for each input. Runs in worker processes."""
 
 import sys
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ METADATA_INPUTS_MAX: Final = 48  # each takes 110 to 140 bytes of a header, and 
 
 
 class PreparedEmbeddings(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
-    """An admissible request, in the inputs' order."""
+    """A valid request, in the order of its inputs."""
 
     encoding: Literal["float", "base64", "bytes", "bytes_only"] = "float"
     dtype: EmbedDtype = "float32"
@@ -71,7 +71,7 @@ def prepare_embed(model: ServedModel, job: Job) -> PreparedEmbeddings:
 
 
 class PreparedCosines(PreparedComparison, frozen=True, kw_only=True, array_like=True):
-    """An admissible request: the first texts, then the second ones."""
+    """A valid request with the first texts and then the second texts."""
 
     num_first: int
 
@@ -94,7 +94,7 @@ def prepare_cosines(model: ServedModel, job: Job, comparison: Comparison) -> Pre
 
 
 def _check_size(job: Job, number: int, dimensions: int | None, param: str) -> EmbeddingFacts:
-    """Raises InvalidRequest for vectors that the model lacks, or more than one answer may have."""
+    """Raise InvalidRequest if the model has no vectors of this size, or the response would be too large."""
     embedding = EmbeddingFacts.read(job.facts)
     _check_dimensions(dimensions, embedding)
     check_answer_size(number, dimensions or embedding.size, "dimensions", param)
@@ -133,7 +133,7 @@ def _read_picture(model: ServedModel, facts: PictureFacts, data: bytes, param: s
 
 
 def _find_instruction(name: str | None, embedding: EmbeddingFacts) -> str:
-    """The text that begins each text, as sentence-transformers has it. Token ids are left as they are."""
+    """Return the text that is put in front of each text, as in sentence-transformers. Token ids get none."""
     if name is None:
         return embedding.instructions.get(embedding.default_instruction, "")
     if name not in embedding.instructions:

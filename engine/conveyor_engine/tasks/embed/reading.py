@@ -7,7 +7,7 @@ from conveyor_engine.model_files import has_vision
 
 
 def load_reader(directory: Path) -> Any:
-    """None for a model of texts. Raises ModelError."""
+    """Load the image processor; None if the model embeds only texts. Raises ModelError."""
     if not has_vision(directory):
         return None
     from conveyor_engine.images.processor import load_processor  # imports transformers

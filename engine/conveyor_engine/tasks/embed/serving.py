@@ -34,7 +34,7 @@ class Embedding(msgspec.Struct):
 
 
 class EmbeddingList(msgspec.Struct):
-    """The whole answer, in the inputs' order."""
+    """The response with the vectors of all inputs, in their order."""
 
     data: list[Embedding]
     model: str

@@ -1,1 +1,1 @@
-"""Continues prompts, token by token."""
+"""The task that generates text: it continues prompts token by token."""

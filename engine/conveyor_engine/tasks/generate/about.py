@@ -1,4 +1,4 @@
-"""What all processes know of models that generate text."""
+"""Facts about the task that generates text, for all processes."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The bodies that ask for text."""
+"""The kinds of bodies that request text."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Tokens that continue the prompt, as the scheduler sees them."""
+"""Scheduling of prompts that are continued token by token."""
 
 from itertools import repeat
 from random import Random
@@ -15,7 +15,7 @@ _NO_TOKENS: list[int] = []
 
 
 class Generate:
-    """Prompts may be cut; each row with logits gets tokens."""
+    """The task that generates text. A prompt may be split over several steps. Each row with logits gets tokens."""
 
     whole_prompts = False
     packs = False
@@ -26,7 +26,7 @@ class Generate:
         self.dummy_cost_max = max(1, facts.max_model_len - 2)
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """Every second one is greedy; two tokens of output where they fit."""
+        """Build a request with random tokens. Every second request is greedy. It gets two output tokens if they fit."""
         random = Random(number)
         return EngineRequest(
             request_id=str(number),

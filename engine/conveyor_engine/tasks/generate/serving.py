@@ -1,4 +1,4 @@
-"""The paths of models that generate text."""
+"""Serves the paths of models that generate text, and adds rules to their JSON Schemas."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -61,7 +61,10 @@ _NO_FORMS: Final = {name: {"type": "null"} for name in FORMS}
 
 
 def _calls_fit(must: Json, no_forms: Json) -> Json:
-    """A call that must be, because `tool_choice` is such, needs tools, and is no form."""
+    """Return the rule for a required call.
+
+    If `tool_choice` matches `must`, tools are required and forms are not allowed.
+    """
     some = {"type": "array", "minItems": 1}
     return {
         "if": {"properties": {"tool_choice": must}, "required": ["tool_choice"]},
@@ -70,7 +73,10 @@ def _calls_fit(must: Json, no_forms: Json) -> Json:
 
 
 def _needs(field: str, value: Json, other: str, allowed: Sequence[object] = (True,), *, absent: bool = False) -> Json:
-    """`field`, if it has such a value, is allowed only when `other` has one of these, or perhaps is absent."""
+    """Return the rule that `field` may match `value` only if `other` has an allowed value.
+
+    absent: whether `other` may also be absent.
+    """
     return {
         "if": {"properties": {field: value}, "required": [field]},
         "then": {"properties": {other: {"enum": list(allowed)}}, "required": [] if absent else [other]},

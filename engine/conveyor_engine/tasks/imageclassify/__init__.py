@@ -1,1 +1,1 @@
-"""Says which labels fit images, in one step each."""
+"""The task that classifies images. Each image takes one step."""

@@ -1,4 +1,4 @@
-"""The bodies that ask for labels of images, with the options of transformers' pipeline. Pure."""
+"""The schemas of bodies that request labels of images, with the options of transformers' pipeline. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ _FILES: dict[str, Any] = {
 
 
 class ImageOptions(ModelFields):
-    """Which scores are told."""
+    """The options that choose which scores the response has."""
 
     top_k: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = TOP_K
     """How many labels of each image, the best ones; more than the model has are all of them."""

@@ -1,4 +1,4 @@
-"""Makes engine requests of bodies with images, one for each. Runs in worker processes."""
+"""Turns bodies with images into engine requests, one for each image. Runs in worker processes."""
 
 from collections.abc import Mapping
 from typing import Final, cast
@@ -19,7 +19,7 @@ from conveyor_engine.wire.worker import Job
 
 
 class PreparedImages(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
-    """An admissible request, in the images' order."""
+    """A valid request, in the order of its images."""
 
     activation: Activation  # what makes scores of the logits
     top_k: int
@@ -44,7 +44,7 @@ def prepare_images(model: ServedModel, job: Job) -> PreparedImages:
 
 
 def prepare_image_tensors(model: ServedModel, job: Job) -> PreparedInference:
-    """A body of the Open Inference Protocol. Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of the Open Inference Protocol. Raises InvalidRequest or UnknownModel."""
     facts = ImageFacts.read(job.facts)
 
     def make_prompt(tensors: dict[str, Tensor], name: str) -> Prompt:

@@ -34,7 +34,7 @@ class ImageUsage(msgspec.Struct):
 
 
 class ImageClassificationList(msgspec.Struct):
-    """The whole answer, in the images' order."""
+    """The response with the labels of all images, in their order."""
 
     id: str
     created: int

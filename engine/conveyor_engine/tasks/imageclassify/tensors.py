@@ -1,7 +1,7 @@
-"""What a model that classifies images takes and gives in the Open Inference Protocol.
+"""The inputs and outputs of a model that classifies images, in the Open Inference Protocol.
 
-A client sends either encoded pictures or the pixels that the model's image processor made of them. The datatype BYTES
-has no other form in JSON than text, so a picture in JSON is in base64.
+A client sends either encoded pictures or the pixels that the model's image processor makes from them. In JSON, elements
+of the datatype BYTES are texts, so a picture in JSON is in base64.
 """
 
 from array import array
@@ -19,7 +19,7 @@ _LABEL: Final = "label"
 
 
 def read_signature(facts: ModelFacts) -> Signature:
-    """The inputs, of which an item has one, and the outputs."""
+    """Return the signature. An item has one of the two inputs."""
     of_task = ImageFacts.read(facts)
     inputs = TensorSpec(IMAGE, "BYTES", is_optional=True), TensorSpec(PIXELS, "FP32", of_task.shape, is_optional=True)
     outputs = TensorSpec(_LOGITS, "FP32", (len(of_task.labels),)), TensorSpec(_LABEL, "BYTES")
@@ -27,7 +27,7 @@ def read_signature(facts: ModelFacts) -> Signature:
 
 
 def read_outputs(facts: ModelFacts, payload: bytes) -> Tensors:
-    """The logit of each label, and the label with the largest one, of an item's payload."""
+    """Return the outputs of an item from its payload: the logit of each label, and the label with the largest logit."""
     labels, logits = ImageFacts.read(facts).labels, read_logits(payload)
     best = labels[max(range(len(labels)), key=logits.__getitem__)]
     return {

@@ -1,1 +1,1 @@
-"""Scores how well documents fit a query, in one step each."""
+"""The task that scores how well documents match a query. Each document takes one step."""

@@ -1,4 +1,4 @@
-"""What all processes know of models that rank documents, and how the files of one show it."""
+"""Facts about the task that ranks documents, for all processes, and how a model's files are recognised."""
 
 from pathlib import Path
 from typing import Final
@@ -8,7 +8,7 @@ from conveyor_engine.registry import About
 
 
 def _recognises(directory: Path) -> bool:
-    """Whether config.json names a classifier of sequences with one label. Raises ModelError."""
+    """Return whether config.json names a classifier of sequences with one label. Raises ModelError."""
     is_classifier = any(name.endswith("ForSequenceClassification") for name in read_architectures(directory))
     return is_classifier and count_labels(directory) == 1
 

@@ -1,4 +1,4 @@
-"""Makes engine requests of bodies that ask for scores, one for each pair. Runs in worker processes."""
+"""Turns bodies that request scores into engine requests, one for each pair. Runs in worker processes."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -13,7 +13,7 @@ from conveyor_engine.wire.worker import Job
 
 
 class PreparedPairs(PreparedComparison, frozen=True, kw_only=True, array_like=True):
-    """An admissible request, in the pairs' order."""
+    """A valid request, in the order of its pairs."""
 
     activation: Activation  # what makes scores of the logits
 
@@ -34,7 +34,10 @@ def prepare_pairs(model: ServedModel, job: Job, comparison: Comparison) -> Prepa
 
 
 def _choose_activation(job: Job, comparison: Comparison) -> Activation:
-    """The model's own, unless the client wants its logits; text-embeddings-inference's is always the sigmoid."""
+    """Return the model's activation; none if the client wants logits.
+
+    For bodies of text-embeddings-inference the activation is always the sigmoid, as there.
+    """
     fields = comparison.fields
     if isinstance(fields, TeiRerankRequest):
         return "none" if fields.raw_scores else "sigmoid"

@@ -1,4 +1,4 @@
-"""Pairs of a query and a document that each get a score, as the scheduler sees them."""
+"""Scheduling of pairs of a query and a document, each of which gets a score."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from conveyor_engine.scheduling.tasks import OneStepPrompt
 
 
 class Rerank(OneStepPrompt):
-    """Its payload has the types of its tokens; without one all are of the first type."""
+    """The task that ranks documents. A payload has the types of the tokens; without it all are of the first type."""
 
     result_name = "scores"
     not_finite = "the model's score is not finite (NaN or infinity)"

@@ -1,4 +1,4 @@
-"""The paths of models that rank."""
+"""Serves the paths of models that rank documents."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,7 +12,7 @@ from conveyor_engine.wire.classification import read_logits
 
 
 class PairsResponse(ComparisonResponse):
-    """The model's score of each pair."""
+    """A response with the model's score for each pair."""
 
     def _score(self, payloads: Sequence[bytes]) -> list[float]:
         assert isinstance(self._comparison, PreparedPairs)
