@@ -1,1 +1,1 @@
-"""The operator: turns an InferenceService into its children and keeps them so. Never on a request's path."""
+"""The operator: creates the children of InferenceServices and keeps them up to date. Requests do not pass it."""

@@ -1,8 +1,8 @@
-"""`python -m conveyor_operator`: reads settings, sets up the log, runs `process`. Start reading here.
+"""The program `python -m conveyor_operator`: reads settings, sets up the log, runs `process`. Start reading here.
 
-`python -m conveyor_operator check` is another program, which asks an installation.
+`python -m conveyor_operator check` is a different program, which checks an installation.
 
-Kopf and the client library take seconds to import, so that happens after the flags were found to be right.
+Kopf and the client library take seconds to import, so they are imported after the flags have been checked.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ async def _operate(settings: Settings) -> None:
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Kopf takes them over later; until then, for instance while the CRD is missing, they are ours.
+        # Kopf handles these signals later. Before that, for example while the CRD is missing, this program does.
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await run_operator(settings, stop)
     logger.info("event=stopped")
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the program and return its exit code."""
     if sys.argv[1:2] == ["check"]:
         from conveyor_operator.check import main as check
 

@@ -1,6 +1,6 @@
-"""`python -m conveyor_operator check`: what a person would ask after an install. The chart's `helm test` runs it.
+"""Checks that an installation works: `python -m conveyor_operator check`. The chart's `helm test` runs it.
 
-It needs no rights but discovery, which every account has: what the API server lists is what it can serve.
+It uses only the API server's discovery, which every account may read. It lists the APIs that can be served.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0 if everything answers."""
+    """Run the check. Returns the exit code: 0 if everything answers."""
     given = build_parser().parse_args(arguments)
     return asyncio.run(_run(given))
 
@@ -84,7 +84,7 @@ async def _look(cluster: Cluster, given: argparse.Namespace) -> AsyncIterator[st
 
 
 async def _ask_gateway(url: str) -> str:
-    """Why it does not answer; empty if it does."""
+    """Return why the gateway does not answer; empty if it does."""
     timeout = aiohttp.ClientTimeout(total=5)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/health") as answer:

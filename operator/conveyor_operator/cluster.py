@@ -54,7 +54,7 @@ class Cluster:
         await self.client.close()
 
     async def is_served(self, kind: Kind) -> bool:
-        """Whether the API server serves this kind, so whether its CRD is installed and established."""
+        """Return whether the API server serves this kind. If so, its CRD is installed and established."""
         try:
             found = await self._call("get", kind, f"/apis/{kind.group}/{kind.version}", label="discovery")
         except Refused as error:
@@ -64,7 +64,7 @@ class Cluster:
         return any(resource["name"] == kind.plural for resource in found["resources"])
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
-        """The object, or None."""
+        """Return the object; None if it does not exist."""
         try:
             return await self._call("get", kind, kind.path(namespace, name))
         except Refused as error:
@@ -73,14 +73,14 @@ class Cluster:
             raise
 
     async def apply(self, kind: Kind, body: Object, manager: str, *, force: bool = True) -> Object:
-        """Server-side apply: create, or change the fields in `body`. Returns the whole object."""
+        """Create an object, or change its fields in `body`, by server-side apply. Returns the whole object."""
         metadata = body["metadata"]
         path = kind.path(metadata.get("namespace"), metadata["name"])
         query = [("fieldManager", manager), ("force", "true" if force else "false"), ("fieldValidation", "Strict")]
         return await self._call("patch", kind, path, body, _APPLY_PATCH, query)
 
     async def merge(self, kind: Kind, namespace: str | None, name: str, patch: Object, manager: str) -> Object:
-        """Merge patch of an existing object that we do not own as a whole."""
+        """Change fields of an existing object by a merge patch. Used for objects that are not wholly the operator's."""
         path = kind.path(namespace, name)
         return await self._call("patch", kind, path, patch, _MERGE_PATCH, [("fieldManager", manager)])
 
@@ -172,7 +172,7 @@ def _retry_after_seconds(headers: Mapping[str, str] | None) -> float | None:
 
 
 async def wait_for(cluster: Cluster, kind: Kind, interval_seconds: float) -> AsyncIterator[str]:
-    """Polls until `kind` is served; yields what it is waiting for, each time."""
+    """Poll until `kind` is served. Yields what it is waiting for after each poll."""
     while True:
         try:
             if await cluster.is_served(kind):

@@ -1,8 +1,9 @@
-"""Which of the release's operators acts: the one that holds the Lease `conveyor-operator`. Used by `process`.
+"""Elects the leader of the release's operators, which holds the Lease `conveyor-operator`. Used by `process`.
 
-The holder renews every 5 s. Another one takes over when it has seen no renewal for 15 s by its own clock, or when the
-holder has given the Lease back. A holder that could not renew for 10 s must have stopped by then. The times are those
-of Kubernetes' own controllers, the rules those of client-go's leaderelection. Why none of the library's: docs/adr/0034.
+The holder renews the Lease every 5 s. Another operator takes over if it has seen no renewal for 15 s by its own clock,
+or if the holder has released the Lease. A holder that cannot renew for 10 s stops, before another one starts.
+Kubernetes' own controllers use the same times, and client-go's leaderelection the same rules. docs/adr/0034 explains
+why no library is used.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ _LOOK_SECONDS: Final = 1.0
 
 
 class Election:
-    """One candidate, by the name that it writes into the Lease."""
+    """One candidate. It writes its identity into the Lease."""
 
     def __init__(self, cluster: Cluster, namespace: str, identity: str) -> None:
         self._cluster = cluster
@@ -39,7 +40,7 @@ class Election:
 
     @contextlib.asynccontextmanager
     async def led(self, stop: asyncio.Event, on_loss: Callable[[], None]) -> AsyncIterator[bool]:
-        """Waits for the Lease, keeps it while the body runs, and gives it back. Yields False if `stop` came first."""
+        """Wait for the Lease, keep it while the body runs, and release it. Yields False if `stop` was set first."""
         if not await self._win(stop):
             yield False
             return
@@ -77,7 +78,7 @@ class Election:
                 return
 
     async def _try(self) -> bool:
-        """Whether the Lease is held now, new or again. What fails is tried again."""
+        """Try to acquire or renew the Lease. Returns whether it is held now. The caller retries after a failure."""
         try:
             async with asyncio.timeout(_RENEW_SECONDS):
                 return await self._take()
@@ -118,7 +119,7 @@ class Election:
         return claim
 
     async def _write(self, lease: Object, spec: Object) -> None:
-        """Raises Conflict if the Lease has changed since it was read."""
+        """Write the Lease's spec. Raises Conflict if the Lease has changed since it was read."""
         patch = {"metadata": {"resourceVersion": lease["metadata"]["resourceVersion"]}, "spec": spec}
         await self._cluster.merge(LEASE, self._namespace, OPERATOR_LEASE, patch, FIELD_MANAGER)
 

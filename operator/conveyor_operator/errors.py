@@ -5,13 +5,13 @@
     ├── Conflict        the object has changed meanwhile; look again and retry: 409
     └── Unavailable     it may succeed later: 401, 429, 5xx, no connection, no answer in time
 
-`cluster` raises them, `reconcile` tells them in a condition, `workers` retries. A resource
-that cannot be parsed is `conveyor_api.errors.InvalidResource`. Must not know Kopf or the client library.
+`cluster` raises them, `reconcile` reports them in a condition, and `workers` retries. The error for a resource that
+cannot be parsed is `conveyor_api.errors.InvalidResource`. This module must not know Kopf or the client library.
 """
 
 
 class ApiError(Exception):
-    """`reason` is the API's CamelCase reason ("Invalid", "Forbidden"), `message` its own sentence."""
+    """A failed call. `reason` is the API's CamelCase reason ("Invalid", "Forbidden"), and `message` its sentence."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -21,20 +21,20 @@ class ApiError(Exception):
 
     @property
     def wants_silence(self) -> bool:
-        """Whether another call now is useless: no server answers, it refuses our credentials, or wants fewer calls."""
+        """Whether other calls would fail too: no server answers, or it refuses the credentials or wants fewer calls."""
         return False
 
 
 class Refused(ApiError):
-    """The same call will be refused again."""
+    """The API server refuses the call, and would refuse it again."""
 
 
 class Conflict(ApiError):
-    """The object changed, or a field belongs to somebody else."""
+    """The object has changed, or a field belongs to another manager."""
 
 
 class Unavailable(ApiError):
-    """The call may succeed later; `retry_after_seconds` if the server named a time."""
+    """The call may succeed later. `retry_after_seconds`: when to retry, if the server says so."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(status, reason, message)

@@ -1,8 +1,8 @@
-"""The operator's own HTTP: /livez, /readyz and /metrics on one port.
+"""The operator's own HTTP server, with /livez, /readyz and /metrics on one port. Started by `process`.
 
-A process is alive while it waits for the CRD, or works and its reconciles end; it is ready while it watches. One
-that stands by for another is ready too, and has one metric only. A dead event loop does not answer at all. Started by
-`process`; knows nothing of Kubernetes.
+A process is alive while it waits for the CRD, and while it works unless a reconcile does not end. It is ready while it
+watches. A process that stands by is ready too, and exports only one metric. If the event loop is stuck, nothing
+answers. Does not know Kubernetes.
 """
 
 import logging
@@ -18,9 +18,9 @@ from conveyor_process.listening import close_port
 
 logger = logging.getLogger(__name__)
 
-# A reconcile makes some twenty calls that end within 30 s each; longer than this, something is stuck.
+# A reconcile makes about twenty calls, each of which ends within 30 s. One that takes longer than this is stuck.
 _STUCK_SECONDS = 300.0
-_MAX_CONNECTIONS = 256  # the kubelet's and Prometheus's
+_MAX_CONNECTIONS = 256  # of the kubelet and Prometheus
 
 
 class Health:
@@ -29,18 +29,18 @@ class Health:
     def __init__(self, longest_run_seconds: Callable[[], float]) -> None:
         self._longest_run_seconds = longest_run_seconds
         self.waiting_for = "starting"
-        """What keeps the operator from watching; empty once it does."""
+        """What the operator waits for before it watches; empty once it watches."""
         self.leads = True
         """False while another operator holds the Lease and this one stands by."""
 
     def find_fault(self) -> str:
-        """Why the process should be restarted; empty if it should not."""
+        """Return why the process should be restarted; empty if it should not."""
         running = self._longest_run_seconds()
         return f"a reconcile has been running for {running:.0f} s" if running > _STUCK_SECONDS else ""
 
 
 class HealthServer:
-    """Serves until `stop`; `port` is the real one, also when 0 was asked for."""
+    """Serves until `stop` is called. After `start`, `port` is the real port, also if the requested port is 0."""
 
     def __init__(self, health: Health, metrics: Metrics, host: str, port: int) -> None:
         self._health = health

@@ -1,7 +1,7 @@
-"""Kinds of objects: their API coordinates, and those of Kubernetes' own that the operator reads and writes.
+"""The class `Kind`, with the API coordinates of a kind of objects, and the kinds that the operator reads and writes.
 
-Used everywhere. Fixed, so no API discovery is needed. The kinds of a resource that is reconciled
-stand in its own room.
+Used everywhere. The coordinates are constants, so no API discovery is needed. The kinds of reconciled resources are in
+those resources' own packages.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from conveyor_api import names
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind; `group` is empty for the core API."""
+    """A kind of objects. `group` is empty for the core API."""
 
     group: str
     version: str
@@ -25,7 +25,7 @@ class Kind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """URL path; without a name the collection's."""
+        """Return the URL path of an object, or of the collection if there is no name."""
         prefix = f"apis/{self.group}" if self.group else "api"
         place = f"namespaces/{namespace}/" if self.namespaced and namespace else ""
         parts = [f"/{prefix}/{self.version}/{place}{self.plural}", name, subresource]
@@ -33,7 +33,7 @@ class Kind:
 
 
 class Key(NamedTuple):
-    """One object of a kind: what the loop's workers, store and memory are addressed by."""
+    """Identifies an object. The loop's workers, store and memory use it as a key."""
 
     kind: Kind
     namespace: str

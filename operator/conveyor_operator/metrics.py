@@ -1,6 +1,6 @@
-"""The operator's Prometheus metrics: every name once.
+"""The operator's Prometheus metrics.
 
-Written by `cluster`, `watches`, `workers` and `metrics_api`, served by `health`. Holds no state but the counters.
+Written by `cluster`, `watches`, `workers` and `metrics_api`, and served by `health`. Has no other state.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -10,7 +10,7 @@ _LATENCY_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
 
 
 class Metrics:
-    """One set of metrics per process; tests make their own."""
+    """The metrics of a process. Each test makes its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,7 +1,7 @@
-"""The operator as a process: puts the parts together, waits for the CRDs, and runs Kopf until it is told to stop.
+"""Builds the operator's parts, waits for the CRDs, and runs Kopf until the process is told to stop.
 
-`__main__` calls `run_operator` with settings; tests call it in a thread with a stop flag. The one place where the
-parts know each other.
+`__main__` calls `run_operator` with settings, and tests call it in a thread with a stop flag. Only this module connects
+the parts with each other.
 """
 
 import asyncio
@@ -92,14 +92,14 @@ class Operator:
                 self.workers.mark(key, urgent=False)
 
     def _mark_service(self, service: str) -> None:
-        """The gateways may serve more namespaces than this operator does."""
+        """Queue a reconcile of a service. Ignores services that this operator does not watch but the gateways serve."""
         namespace, _, name = service.partition("/")
         key = Key(INFERENCE_SERVICE, namespace, name)
         if self.store.uid(key) is not None:
             self.workers.mark(key)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set or a signal comes. Raises if the watching breaks off, for instance with the CRD."""
+        """Run until `stop` is set or a signal arrives. Raises if watching ends, for example if the CRD is deleted."""
         self.health.leads = not self.settings.leader_elect
         server = HealthServer(self.health, self.metrics, self.settings.host, self.settings.admin_port)
         await server.start()
@@ -111,7 +111,7 @@ class Operator:
 
     @contextlib.asynccontextmanager
     async def _elected(self, stop: asyncio.Event) -> AsyncIterator[bool]:
-        """Until the body may act; False if `stop` came first."""
+        """Wait until the body may act. Yields False if `stop` was set first."""
         settings, health = self.settings, self.health
         if not settings.leader_elect:
             yield True
@@ -121,7 +121,7 @@ class Operator:
             yield health.leads
 
     async def _wait_for_crds(self, stop: asyncio.Event) -> bool:
-        """Whether all CRDs are served now; False if `stop` came first."""
+        """Wait until all CRDs are served. Returns False if `stop` was set first."""
         for kind in (*(resource.kind for resource in self.resources), SERVED_NAME):
             async for waiting_for in wait_for(self.cluster, kind, _CRD_POLL_SECONDS):
                 if waiting_for != self.health.waiting_for:
@@ -133,7 +133,10 @@ class Operator:
         return True
 
     async def _watch(self, stop: asyncio.Event) -> None:
-        """Kopf follows the cluster from the start, so an operator that stands by knows all when its turn comes."""
+        """Watch with Kopf, and act while this operator leads.
+
+        An operator that stands by watches too, so it knows all objects when it becomes the leader.
+        """
         settings, ready = self.settings, asyncio.Event()
         kopf_settings = kopf.OperatorSettings()
         configure(kopf_settings, self.resources)
@@ -149,21 +152,21 @@ class Operator:
                 await asyncio.wait([acting, *beside])
 
             await kopf.operator(
-                # Kopf waits five seconds for every task that is left when it ends, so ours end before.
+                # Kopf waits five seconds for every task that still runs when it ends, so ours end before.
                 registry=build_registry(self.resources, self.store, self.workers, session, end),
                 settings=kopf_settings,
                 clusterwide=not settings.watch_namespaces,
                 namespaces=settings.watch_namespaces,
                 ready_flag=ready,
                 stop_flag=stop,
-                # Kopf would ask the system for the user's name, which a container's bare uid has not. Its type is
-                # one that Kopf does not export.
+                # Without it, Kopf asks the system for the user's name, but a container's uid has no name. Kopf does not
+                # export the type of this argument.
                 identity=cast(Any, "conveyor-operator"),
             )
-            await end()  # again, for a Kopf that was stopped before it had begun
+            await end()  # again, because Kopf does not call it if it is stopped before it has begun
 
     async def _act(self, stop: asyncio.Event) -> None:
-        """From when this operator leads, until `stop`: all that calls the API server but watches."""
+        """Run all parts that call the API server, except watches, from when this operator leads until `stop` is set."""
         async with self._elected(stop) as leads:
             if not leads:
                 return
@@ -189,7 +192,7 @@ class Operator:
             await self.watches.wait_listed(kind, self.settings.watch_namespaces)
 
     async def _know_all(self) -> None:
-        """Wait for all objects and all claims of names: an earlier reconcile would create children that exist."""
+        """Wait for all objects and all claims of names. An earlier reconcile would create children that exist."""
         await self._wait_for_lists()
         await self.served_names.synced.wait()
 
@@ -208,12 +211,12 @@ async def _wait_any(*awaited: Coroutine[Any, Any, Any]) -> None:
 
 
 def _end_at_once() -> None:
-    """Another operator may act from now on: no call that is under way, and no clean-up, may come after it."""
+    """Exit without clean-up and without finishing calls, because from now on another operator may act."""
     os._exit(1)
 
 
 async def run_operator(settings: Settings, stop: asyncio.Event) -> None:
-    """Connects, works, and returns when told to stop; raises what made it impossible to go on."""
+    """Connect and run the operator until it is told to stop. Raises the error that makes it impossible to continue."""
     metrics = Metrics()
     configuration = await load_configuration(settings.kubeconfig)
     async with contextlib.AsyncExitStack() as stack:

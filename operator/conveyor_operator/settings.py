@@ -68,7 +68,7 @@ class Settings:
         return names.metrics_url(self.system_namespace, self.cluster_domain)
 
     def service_url(self, namespace: str, service: str) -> str:
-        """What `status.url` says."""
+        """Return the service's address for `status.url`."""
         base = self.gateway_url or f"http://{self.gateway_host}"
         return base + names.gateway_path(namespace, service)
 
