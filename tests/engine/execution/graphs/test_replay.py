@@ -110,7 +110,7 @@ def make_core(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gemma2", marks=pytest.mark.nightly)])
 def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work], kind: str
 ) -> None:

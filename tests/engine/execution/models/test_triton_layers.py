@@ -150,7 +150,9 @@ def test_a_product_is_added_to_the_residual(bias: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("triton_runs_here")
-@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2", "Phi3"])
+@pytest.mark.parametrize(
+    "family", ["Qwen3", "Gemma2", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("Llama", "Phi3"))]
+)
 def test_a_model_on_these_layers_gives_the_logits_of_transformers(family: str) -> None:
     model = make_model(family).to(DEVICE)
     expected = logits_of(model)
