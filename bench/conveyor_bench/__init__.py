@@ -1,1 +1,1 @@
-"""Measurements of Conveyor's parts, alone and beside others. No image and no wheel contains this package."""
+"""Benchmarks of Conveyor's parts, alone and in comparison with other software. Not part of any image or wheel."""

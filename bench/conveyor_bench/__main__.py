@@ -1,4 +1,4 @@
-"""`python -m conveyor_bench COMMAND`: each measurement is a command with its own options. START HERE.
+"""Runs a benchmark: `python -m conveyor_bench COMMAND`. Each benchmark is a command with its own options. START HERE.
 
 Run it from the repository's root: measurements of the control plane use the real control plane of `e2e` and `tests`.
 Commands are imported by name, because the GPU suite runs where few packages are installed.
@@ -54,7 +54,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command's exit code: 1 if a figure misses its bar."""
+    """Run a command and return its exit code: 1 if a figure misses its bar."""
     if not arguments or arguments[0] not in COMMANDS:
         parse(arguments)
     os.environ.update(spin_briefly(os.environ))  # as in an engine's process; torch is not loaded yet
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> None:
-    """Prints the help or names what is wrong, and exits: a command's own options are its module's."""
+    """Print the help or an error, and exit. Called if the first argument is no command."""
     parser = argparse.ArgumentParser(
         prog="python -m conveyor_bench",
         description="Measure the parts of Conveyor. `COMMAND --help` lists a command's options.",

@@ -1,4 +1,4 @@
-"""Texts for one server: at a rate, or from so many clients at once; and what the answers come to. Used by `command`."""
+"""Sends texts to a server, at a rate or from a number of clients, and summarises the answers. Used by `command`."""
 
 import asyncio
 import time
@@ -21,26 +21,26 @@ _WORDS: Final = range(3, 30_522)  # words of `workloads.encoder`'s tokenizer; ea
 
 @dataclass(slots=True)
 class Answer:
-    """When it was due and when it ended, in seconds; NaN while it has not, or if it failed."""
+    """When a request was due and when its answer ended, in seconds. The end is NaN before that, and after a failure."""
 
     due: float
     end: float = float("nan")
 
 
 def draw_text(random: Random, tokens: int | None = None) -> str:
-    """Of so many tokens with BERT's two, or of a random length."""
+    """Return a random text of `tokens` tokens, including BERT's two special ones. None: of a random length."""
     count = random.randint(*TOKENS) if tokens is None else tokens
     return " ".join(f"w{word}" for word in random.choices(_WORDS, k=count - _SPECIAL_TOKENS))
 
 
 class Client:
-    """Of one server."""
+    """Sends requests to one server."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, system: System) -> None:
         self._session, self._url, self._system = session, url, system
 
     async def embed(self, text: str) -> list[float]:
-        """Its vector. Raises aiohttp.ClientError, TimeoutError, or ValueError if the answer is none."""
+        """Return the text's vector. Raises aiohttp.ClientError, TimeoutError, or ValueError if there is no vector."""
         path, data = body(self._system, text)
         headers = {"Content-Type": "application/json"}
         limit = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
@@ -52,7 +52,7 @@ class Client:
                 raise ValueError(f"no vector in the answer: {error!r}") from error
 
     async def time_lone(self, count: int = 5) -> float:
-        """Median seconds of a text of the most tokens, one at a time."""
+        """Return the median seconds of a text with the most tokens. The texts are sent one at a time."""
         random, times = Random(0), []
         for _ in range(count):
             begin = time.monotonic()
@@ -61,7 +61,7 @@ class Client:
         return sorted(times)[count // 2]
 
     async def send_at(self, rate: float, seconds: float, seed: int) -> list[Answer]:
-        """Poisson arrivals; ends with the last answer."""
+        """Send texts with Poisson arrivals. Returns after the last answer."""
         random, begin, answers = Random(seed), time.monotonic(), list[Answer]()
         async with asyncio.TaskGroup() as group:
             at = random.expovariate(rate)
@@ -73,7 +73,7 @@ class Client:
         return answers
 
     async def saturate(self, clients: int, seconds: float, seed: int) -> list[Answer]:
-        """Each client sends the next text when it has the answer to the last one; none begins after `seconds`."""
+        """Let each client send its next text after the answer to the previous one, until `seconds` have passed."""
         random, end, answers = Random(seed), time.monotonic() + seconds, list[Answer]()
 
         async def be_a_client() -> None:
@@ -93,9 +93,10 @@ class Client:
 
 
 def summarise(answers: Sequence[Answer], objective_seconds: float) -> dict[str, float]:
-    """Answers a second from the first request to the last answer; the share within the objective; percentiles, ms.
+    """Return the answers per second, the share of requests within the objective, and percentiles in milliseconds.
 
-    A request without an answer is not within the objective, and has no part in the percentiles.
+    The rate is that from the first request to the last answer. A request without an answer is not within the objective,
+    and is not counted in the percentiles.
     """
     times = [answer.end - answer.due for answer in answers if answer.end == answer.end]
     if not times:

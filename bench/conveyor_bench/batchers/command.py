@@ -35,7 +35,7 @@ Figures = dict[str, float]
 
 
 class Comparison:
-    """The systems that answer here, their capacities, and the figures of the rounds so far."""
+    """The systems that can be measured here, their capacities, and the figures of the rounds so far."""
 
     def __init__(self, options: argparse.Namespace, model: Path, say: Callable[[str], None]) -> None:
         self._options, self._say = options, say
@@ -48,7 +48,7 @@ class Comparison:
         self.lone_seconds: dict[str, float] = {}
 
     def install(self) -> None:
-        """Make all environments."""
+        """Install the environments of all systems."""
         for system in self._systems:
             self._say(f"event=installing system={system.name}")
             try:
@@ -57,7 +57,7 @@ class Comparison:
                 self._drop(system, error)
 
     async def find_capacities(self) -> None:
-        """What each can do, and how long a lone request takes."""
+        """Measure how many requests per second each system can answer, and how long a single request takes."""
         for system in list(self._systems):
             await self._visit(system, self._find_capacity)
         if not self._systems:
@@ -65,19 +65,19 @@ class Comparison:
             raise SystemExit(f"no system answers here: {told}")
 
     async def measure_round(self, number: int) -> None:
-        """All loads of each system."""
+        """Measure all loads of each system."""
         turn = number % len(self._systems)
         for system in [*self._systems[turn:], *self._systems[:turn]]:
             await self._visit(system, partial(self._measure, number))
 
     @property
     def objective_seconds(self) -> float:
-        """Of a request."""
+        """The objective for the latency of a request."""
         lone = self.lone_seconds.get(ALONE) or median(self.lone_seconds.values())
         return OBJECTIVE_FACTOR * lone
 
     def as_json(self) -> dict[str, Any]:
-        """What is written."""
+        """Return the results that are written to the file."""
         loads = {
             load: {
                 name: {key: median(each[key] for each in found if key in each) for key in found[0]}
@@ -139,7 +139,7 @@ class Comparison:
 
 
 def compute_right(model: Path) -> list[tuple[str, list[float]]]:
-    """A few texts with their vectors by sentence-transformers, in this process."""
+    """Return a few texts and the vectors that sentence-transformers computes for them in this process."""
     from sentence_transformers import SentenceTransformer
 
     random = Random(1)
@@ -149,7 +149,10 @@ def compute_right(model: Path) -> list[tuple[str, list[float]]]:
 
 
 def save_as_before(folder: Path) -> None:
-    """In the form of most models of the hub, which older releases read too: infinity has sentence-transformers 3.4."""
+    """Write the model's files in an older form, because infinity uses sentence-transformers 3.4.
+
+    Most models on the hub have this form.
+    """
     modules = json.loads((folder / "modules.json").read_text())
     for module in modules:
         module["type"] = "sentence_transformers.models." + module["type"].rpartition(".")[2]
@@ -166,7 +169,7 @@ def save_as_before(folder: Path) -> None:
 
 
 async def compare(options: argparse.Namespace, model: Path) -> dict[str, Any]:
-    """All rounds; the file has those that are whole."""
+    """Measure all rounds. After each round the results so far are written to the file."""
     begin = time.monotonic()
 
     def say(line: str) -> None:

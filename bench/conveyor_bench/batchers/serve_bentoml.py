@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["bentoml==1.4.40", "numpy>=2", "sentence-transformers==6.2.*", "torch==2.15.*"]
 # ///
-"""BentoML with adaptive batching, in the way of its own examples: the script starts `bentoml serve` on itself."""
+"""Serves with BentoML and its adaptive batching, as in its examples: the script starts `bentoml serve` on itself."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 @bentoml.service(workers=1, traffic={"timeout": 120})
 class Embedder:
-    """Its window is set by itself, from the times of earlier batches."""
+    """The model. BentoML chooses the window itself, from the times of earlier batches."""
 
     def __init__(self) -> None:
         self._model = SentenceTransformer(os.environ["MODEL"], device="cpu")

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["infinity-emb[server,torch]==0.0.78", "torch==2.15.*"]
 # ///
-"""infinity's own server with its torch backend."""
+"""Serves with infinity's own server and its torch backend."""
 
 import sys
 

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["litserve==0.2.19", "numpy>=2", "sentence-transformers==6.2.*", "torch==2.15.*"]
 # ///
-"""LitServe with its batching."""
+"""Serves with LitServe and its batching."""
 
 import sys
 from typing import Any
@@ -14,7 +14,7 @@ MODEL, PORT, BATCH, WINDOW = sys.argv[1:]
 
 
 class Embedder(litserve.LitAPI):  # type: ignore[misc]
-    """Batches are lists: sentence-transformers pads them."""
+    """The model. A batch is a list of texts, which sentence-transformers pads."""
 
     def setup(self, device: str) -> None:
         self._model = SentenceTransformer(MODEL, device="cpu")

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["numpy>=2", "ray[serve]==2.60.0", "sentence-transformers==6.2.*", "torch==2.15.*"]
 # ///
-"""Ray Serve with `@serve.batch`."""
+"""Serves with Ray Serve and `@serve.batch`."""
 
 import signal
 import sys
@@ -17,7 +17,7 @@ MODEL, PORT, BATCH, WINDOW = sys.argv[1:]
 
 @serve.deployment(max_ongoing_requests=1000)
 class Embedder:
-    """One replica."""
+    """The model. There is one replica."""
 
     def __init__(self, model: str, batch: int) -> None:
         self._model, self._batch = SentenceTransformer(model, device="cpu"), batch

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["fastapi==0.165.*", "numpy>=2", "sentence-transformers==6.2.*", "torch==2.15.*", "uvicorn==0.54.*"]
 # ///
-"""sentence-transformers behind FastAPI, one text at a time: what there is without a batcher."""
+"""Serves with sentence-transformers and FastAPI, one text at a time. This is the baseline without a batcher."""
 
 import sys
 import threading
@@ -17,7 +17,7 @@ app, model, one = FastAPI(), SentenceTransformer(MODEL, device="cpu"), threading
 
 @app.post("/embed")
 def embed(text: str = Body(embed=True)) -> list[float]:
-    """In one of FastAPI's threads; the lock keeps them from computing side by side on the same cores."""
+    """Embed in one of FastAPI's threads. The lock prevents the threads from computing at once on the same cores."""
     with one:
         vector: list[float] = model.encode(text, show_progress_bar=False).tolist()
     return vector

@@ -2,9 +2,9 @@
 # requires-python = ">=3.11"
 # dependencies = ["numpy<2", "nvidia-pytriton==0.7.0", "sentence-transformers==6.2.*", "torch==2.15.*"]
 # ///
-"""Triton Inference Server with its dynamic batcher, from the wheel of PyTriton.
+"""Serves with Triton Inference Server and its dynamic batcher, from PyTriton's wheel.
 
-Its Python backend was built for a system's own Python: run it with /usr/bin/python3.
+Its Python backend is built for the system's Python, so run this script with /usr/bin/python3.
 """
 
 import sys
@@ -22,7 +22,7 @@ model = SentenceTransformer(MODEL, device="cpu")
 
 @batch  # type: ignore[untyped-decorator]
 def embed(text: Any) -> dict[str, Any]:
-    """Texts are (batch, 1), vectors (batch, size)."""
+    """Embed a batch. Texts have the shape (batch, 1), and vectors (batch, size)."""
     texts = [one[0].decode() for one in text]
     return {"vector": model.encode(texts, batch_size=int(BATCH), show_progress_bar=False)}
 

@@ -1,4 +1,4 @@
-"""One system's server process, from its start to its first right answer to its end. Used by `command`."""
+"""Starts a system's server, waits until it answers correctly, and ends it. Used by `command`."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ class Absent(Exception):
 
 
 def install(system: System, log: Path) -> None:
-    """Make the system's environment. Raises Absent."""
+    """Install the system's environment. Raises Absent."""
     if not system.script:
         return
     done = subprocess.run(system.install(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -50,7 +50,7 @@ def install(system: System, log: Path) -> None:
 async def running(
     system: System, settings: Settings, threads: int, right: Sequence[tuple[str, Sequence[float]]], log: Path
 ) -> AsyncIterator[Client]:
-    """A client of the started server, whose vectors of the texts in `right` are as they should be. Raises Absent."""
+    """Start the server, check its vectors for the texts in `right`, and yield a client of it. Raises Absent."""
     port = find_ports()
     command = system.command(settings, port) + ([f"--num-threads={threads}"] if system.name == OURS else [])
     environment = os.environ | _QUIET | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -70,13 +70,13 @@ async def running(
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """In a session of its own, so that Ctrl-C is for this program, which ends it."""
+    """Start the process in its own session, so that only this program gets Ctrl-C. It then ends the process."""
     with log.open("a") as said:
         return subprocess.Popen(command, stdout=said, stderr=said, env=environment, start_new_session=True)
 
 
 async def wait_ready(client: Client, process: "subprocess.Popen[bytes]", text: str, log: Path) -> None:
-    """Until it answers one text. Raises Absent."""
+    """Wait until the server answers a text. Raises Absent."""
     begin, last = time.monotonic(), ""
     while time.monotonic() - begin < _START_SECONDS:
         if process.poll() is not None:
@@ -92,7 +92,7 @@ async def wait_ready(client: Client, process: "subprocess.Popen[bytes]", text: s
 
 
 def find_ports() -> int:
-    """The first of three free ones in a row: Triton listens at three."""
+    """Return the first of three consecutive free ports, because Triton listens at three."""
     while True:
         with socket.socket() as first:
             first.bind(("127.0.0.1", 0))
@@ -104,7 +104,7 @@ def find_ports() -> int:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """The process, and what it has started in its session."""
+    """End the process and all processes in its session."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, sent)

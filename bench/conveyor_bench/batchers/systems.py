@@ -1,4 +1,4 @@
-"""The systems that `batchers` compares: how each is started, asked and read. Used by `command`."""
+"""The systems that `batchers` compares, with their commands, requests and answers. Used by `command`."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ Read = Callable[[Any], list[float]]  # an answer's vector
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all systems share. A system whose window sets itself ignores `window_seconds`."""
+    """The settings that all systems share. A system that chooses its own window ignores `window_seconds`."""
 
     model: Path
     batch: int
@@ -30,7 +30,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One server, in an environment of its own unless `script` is empty."""
+    """A system with a server. It has its own environment unless `script` is empty."""
 
     name: str
     script: str
@@ -39,7 +39,7 @@ class System:
     python: str = sys.executable
 
     def command(self, settings: Settings, port: int) -> list[str]:
-        """Its server, in the foreground."""
+        """Return the command that runs the server in the foreground."""
         batch, window = str(settings.batch), f"{settings.window_seconds:g}"
         if self.script:
             script = str(cached(_HERE / self.script))
@@ -52,7 +52,7 @@ class System:
         return [*command, "--batching-mode=dynamic", f"--max-num-seqs={batch}", f"--batching-window-seconds={window}"]
 
     def install(self) -> list[str]:
-        """Makes its environment, once."""
+        """Return the command that installs the environment if necessary."""
         return [find_uv(), "sync", "--quiet", "--python", self.python, "--script", str(cached(_HERE / self.script))]
 
 
@@ -97,6 +97,6 @@ SYSTEMS = (
 
 
 def body(system: System, text: str) -> tuple[str, bytes]:
-    """The path and the JSON of one text."""
+    """Return the path and the JSON body of a request for a text."""
     path, fields = system.ask(text)
     return path, json.dumps(fields).encode()

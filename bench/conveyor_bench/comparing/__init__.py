@@ -1,1 +1,1 @@
-"""Systems that run in turns in one process, and how near this engine comes to the machine's limit."""
+"""Compares systems that run in turns in one process, and this engine with the machine's limit."""

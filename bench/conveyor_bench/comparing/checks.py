@@ -1,8 +1,8 @@
-"""Whether systems give the right tokens, before anything is measured. Called by `engine.command`.
+"""Checks that systems generate the right tokens, before anything is measured. Called by `engine.command`.
 
-A small float32 model must give the same greedy tokens in all. The measured model is checked in its own dtype: rounding
-may then decide between two tokens that are nearly as likely, so each token of a system, after the tokens that it gave
-before, must be nearly the likeliest for transformers in float32.
+With a small float32 model, all systems must generate the same greedy tokens. The measured model is checked in its own
+dtype, where rounding may decide between two tokens that are almost equally likely. So each token of a system, after the
+tokens that it generated before, must be almost the likeliest one for transformers in float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,10 @@ Open = Callable[[Path, str], System]
 
 
 def check_tokens(peers: Mapping[str, Open]) -> tuple[int, int]:
-    """(tokens compared, distinct ones): greedy output of a small float32 model. Exits if the systems differ."""
+    """Compare the greedy tokens of a small float32 model. Exits if the systems differ.
+
+    Returns the number of compared tokens and the number of distinct tokens among them.
+    """
     with TemporaryDirectory() as folder:
         write_model(Path(folder), "tiny", torch.float32)
         prompts = random_prompts(8, (24, 7, 1, 40), SHAPES["tiny"]["vocab_size"], seed=1)
@@ -40,7 +43,7 @@ def _refuse_difference(peer: str, ours: Prompts, theirs: Prompts) -> None:
 
 
 def check_gaps(model: Path, systems: Mapping[str, System], prompts: Prompts, output_tokens: int) -> dict[str, float]:
-    """The largest gap of each system. Exits if one is too large. Warms the systems up, too."""
+    """Return the largest gap of each system. Exits if a gap is too large. This also warms the systems up."""
     outputs = {name: generate(system, prompts, min(CHECKED_TOKENS, output_tokens)) for name, system in systems.items()}
     reference = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
     gaps = {name: max(map(_gap, [reference] * len(rows), prompts, rows)) for name, rows in outputs.items()}
@@ -51,7 +54,10 @@ def check_gaps(model: Path, systems: Mapping[str, System], prompts: Prompts, out
 
 
 def _gap(reference: PreTrainedModel, prompt: list[int], row: list[int]) -> float:
-    """How far the least likely of the row's tokens was from its position's likeliest."""
+    """Return the largest difference between the best logit of a position and that of the chosen token.
+
+    The unit is the standard deviation of the position's logits.
+    """
     with torch.inference_mode():
         logits = reference(torch.tensor([prompt + row[:-1]])).logits[0, len(prompt) - 1 :]
     chosen = logits.gather(1, torch.tensor(row)[:, None])[:, 0]

@@ -1,9 +1,9 @@
-"""The machine's limit for the steps that the engine has made, measured right after them. Called by `turns`, `rounds`.
+"""Measures the machine's limit for the steps of the engine, right after them. Called by `turns` and `rounds`.
 
-It is the time of each matrix product by its fastest kernel (torch's, oneDNN's over packed weights, or ours), and of
-reading what the KV cache holds before the step once for each row. Both are run anew beside every slice of the engine,
-since a shared machine's speed changes. Attention's arithmetic, norms, sampling and everything else count as nothing, so
-no engine reaches 1.
+The limit is the time for two things: each matrix product with its fastest kernel (torch's, oneDNN's with packed
+weights, or ours), and one read of the rows' KV cache as it was before the step. Both run again beside every slice of
+the engine, because the speed of a shared machine changes. Attention's arithmetic, norms, sampling and everything else
+count as 0, so no engine reaches the limit.
 """
 
 import math
@@ -29,22 +29,22 @@ from conveyor_engine.execution.runners.packed import PackedRunner
 from conveyor_engine.loop.executor import Executor
 from conveyor_engine.wire.step import StepPlan
 
-PASSES, PASSES_SECONDS = 3, 0.1  # at least, of each product, to choose its kernel
+PASSES, PASSES_SECONDS = 3, 0.1  # the least number and duration of the passes that choose a product's kernel
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the engine computes in one step."""
+    """The size of the work in a step of the engine."""
 
     tokens: int  # rows of the layers' products
     outputs: int  # rows of the head's product, and of the last layer's after its attention
-    kv_tokens: int  # in the cache before it, of all rows
+    kv_tokens: int  # tokens of all rows in the cache before the step
 
 
 class Limit:
-    """Notes the steps of a runner from now on, and does their products and reads, and nothing else."""
+    """Records the steps of a runner from now on, and runs only their matrix products and reads."""
 
     def __init__(self, runner: Executor) -> None:
         assert isinstance(runner, GenerateRunner | PackedRunner), "both have a model"
@@ -58,7 +58,7 @@ class Limit:
         self._memory = Memory()
 
     def describe(self) -> dict[str, Any]:
-        """How memory was read, and the fastest kernels by "rows x in x out"."""
+        """Return the speed of reading memory, and the fastest kernels by "rows x in x out"."""
         return {
             "read_gb_per_second": round(self.kv_bytes / self.kv_seconds / 1e9, 1) if self.kv_bytes else None,
             "kernels": {
@@ -68,7 +68,7 @@ class Limit:
 
     @torch.inference_mode()
     def slice(self, tokens: int) -> Slice:
-        """Its own time for the steps since the last call, which made so many `tokens`."""
+        """Return the slice with the limit's time for the engine's steps since the last call, which made `tokens`."""
         steps = self._steps.copy()
         self._steps.clear()
         self._prepare(steps)
@@ -79,7 +79,7 @@ class Limit:
         return Slice(tokens, seconds, stolen_share(processors, processor_ticks()))
 
     def _prepare(self, steps: Sequence[Step]) -> None:
-        """Does once what would else be done within the time: kernels are chosen, memory is there."""
+        """Choose kernels and allocate memory, so that this is not part of the measured time."""
         for step in steps:
             for products, rows in self._products(step):
                 products.prepare(rows)
@@ -94,14 +94,14 @@ class Limit:
         self.kv_bytes += num_bytes
 
     def _products(self, step: Step) -> Iterator[tuple["Products", int]]:
-        """With their rows."""
+        """Yield the products of a step with their numbers of rows."""
         yield from ((products, step.tokens) for products in self._layers)
         if step.outputs:
             yield from ((products, step.outputs) for products in self._outputs)
 
 
 def note_steps(executor: Executor) -> list[Step]:
-    """To which each step that the executor begins is added."""
+    """Return a list to which each step that the executor begins is added."""
     steps: list[Step] = []
     begin = executor.begin
 
@@ -114,7 +114,7 @@ def note_steps(executor: Executor) -> list[Step]:
 
 
 class Products:
-    """Products with matrices of one shape, of all layers: they come from memory, not from a cache."""
+    """Matrix products with all layers' weights of one shape, so that weights come from memory and not from a cache."""
 
     def __init__(self, linears: Sequence[Any]) -> None:
         weights = [linear.weight for linear in linears]
@@ -126,7 +126,7 @@ class Products:
         self.chosen: dict[str, str] = {}
 
     def prepare(self, rows: int) -> None:
-        """Chooses the fastest kernel for about so many rows."""
+        """Choose the fastest kernel for about this number of rows."""
         about = _round_up(rows)
         if about not in self._inputs:
             self._inputs[about] = x = torch.randn(about, self._in, dtype=self._dtype)
@@ -141,7 +141,7 @@ class Products:
 
 
 class Memory:
-    """Reads as much as is asked, by the better of two reductions."""
+    """Reads a number of bytes from memory with the faster of two reductions."""
 
     def __init__(self) -> None:
         self._data = torch.ones(0)
@@ -158,7 +158,7 @@ class Memory:
 
 
 def _round_up(rows: int) -> int:
-    """To a power of two."""
+    """Return the next power of two."""
     return 1 << (rows - 1).bit_length()
 
 
@@ -171,7 +171,7 @@ def _smallest(data: torch.Tensor) -> torch.Tensor:
 
 
 def builders() -> dict[str, Callable[[torch.Tensor], Linear]]:
-    """From a matrix to a product with it, by every kernel of this machine."""
+    """Return functions that build a product from a matrix, one for each kernel that this machine has."""
     found: dict[str, Callable[[torch.Tensor], Linear]] = {"torch": lambda w: partial(functional.linear, weight=w)}
     if native.why_missing() is None:
         found["native"] = lambda w: NativeLinear(w, None)
@@ -181,13 +181,13 @@ def builders() -> dict[str, Callable[[torch.Tensor], Linear]]:
 
 
 def kv_token_bytes(model: PreTrainedModel) -> int:
-    """Of one token in the KV cache."""
+    """Return the bytes of one token in the KV cache."""
     config = model.config.get_text_config()
     return int(2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize)
 
 
 def shortest(work: Callable[[], object]) -> float:
-    """Seconds of the fastest pass."""
+    """Return the seconds of the fastest pass."""
     fastest, total, passes = math.inf, 0.0, 0
     while passes < PASSES or total < PASSES_SECONDS:
         started = time.perf_counter()
@@ -203,12 +203,12 @@ def _each(linears: Sequence[Linear], x: torch.Tensor) -> None:
 
 
 def linears_of(module: nn.Module) -> list[Any]:
-    """All linear layers in it."""
+    """Return all linear layers in the module."""
     return [part for part in module.modules() if isinstance(part, PackedLinear | nn.Linear)]
 
 
 def after_last_attention(runner: GenerateRunner | PackedRunner) -> list[Any]:
-    """The last layer's linears that compute no more than the tokens that get logits."""
+    """Return the linear layers of the last layer that compute only the tokens that get logits."""
     last = runner.last_layer if isinstance(runner, GenerateRunner) else None
     layers = [m for m in runner.model.modules() if isinstance(m, DecoderLayer) and m.self_attn.spec.layer == last]
     return [linear for layer in layers for linear in linears_of(layer) if linear is not layer.self_attn.qkv_proj]

@@ -1,4 +1,4 @@
-"""Shapes of the models that measurements make with random weights. Used by `systems` and the GPU suite."""
+"""The shapes of the models with random weights that are measured. Used by `systems` and the GPU suite."""
 
 from typing import Any
 
@@ -50,5 +50,5 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def model_config(shape: str) -> Qwen3Config:
-    """A model of this shape that never ends a text by itself."""
+    """Return the configuration of a model of this shape that never ends a text by itself."""
     return Qwen3Config(**SHAPES[shape], max_position_embeddings=40960, eos_token_id=None, bos_token_id=None)

@@ -1,8 +1,8 @@
-"""Measures each part's share of the engine's steps, beside the machine's limit. For `engine --profile`.
+"""Measures each part's share of the time of the engine's steps, beside the machine's limit. For `engine --profile`.
 
-Every part is timed around its own calls, without those that it makes of other parts, so the shares add up to 1; layers
-of the compiled kernels time their parts themselves. `unexplained` is the rest of the forward: residual adds, reshapes,
-and transformers' Python.
+The time of a part excludes the calls that it makes to other parts, so the shares add up to 1. Layers of the compiled
+kernels time their parts themselves. `unexplained` is the rest of the forward: residual adds, reshapes and transformers'
+Python code.
 """
 
 import time
@@ -33,7 +33,7 @@ Shares = Mapping[str, float]
 
 
 class Clock:
-    """Seconds by part, each without the parts that it calls."""
+    """Measures the seconds of each part, without the parts that it calls."""
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(PARTS, 0.0)
@@ -41,7 +41,7 @@ class Clock:
         self._since = 0.0
 
     def time(self, part: str, owner: object, name: str) -> None:
-        """Charges calls of the owner's method to the part from now on."""
+        """Count the time of calls to the owner's method as the part's from now on."""
         call = getattr(owner, name)
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
@@ -56,12 +56,12 @@ class Clock:
         setattr(owner, name, timed)
 
     def take(self) -> dict[str, float]:
-        """Seconds by part since the last call."""
+        """Return the seconds of each part since the last call."""
         taken, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
         return taken
 
     def _charge(self) -> None:
-        """Charges the time since the last charge to the innermost open part."""
+        """Add the time since the last call of this method to the innermost open part."""
         now = time.perf_counter()
         if self._open:
             self._seconds[self._open[-1]] += now - self._since
@@ -69,7 +69,7 @@ class Clock:
 
 
 def attach(conveyor: Conveyor) -> Clock:
-    """Puts timers around the engine's parts. They stay: measure nothing else with this engine afterwards."""
+    """Put timers around the engine's parts. They cannot be removed, so nothing else can be measured afterwards."""
     clock, runner, scheduler = Clock(), conveyor.runner, conveyor.core.scheduler
     for part, owner, names in (
         ("host", conveyor.core, ["step"]),
@@ -88,7 +88,7 @@ def attach(conveyor: Conveyor) -> Clock:
 
 
 def _parts_of(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """(part, method) of one module, by its type, or as transformers names it."""
+    """Yield (part, method) for a module, by its type or by transformers' name for it."""
     kind = type(module).__name__.lower()
     if isinstance(module, PackedLinear | nn.Linear):
         yield "linears", "forward"
@@ -103,9 +103,12 @@ def _parts_of(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def measure_shares(conveyor: Conveyor, rounds: Sequence[Prompts], output_tokens: int) -> dict[Phase, list[Shares]]:
-    """Seconds by part: of each round until every request has its first token, and of each step after that."""
+    """Return the seconds of each part, for each round's prefill and for each decode step.
+
+    A round's prefill lasts until every request has its first token.
+    """
     clock = attach(conveyor)
-    _with_layers({})  # what was before is none of theirs
+    _with_layers({})  # drops the kernels' times from before
     found: dict[Phase, list[Shares]] = {"prefill": [], "decode": []}
     for prompts in rounds:
         prefill, tokens = dict.fromkeys(PARTS, 0.0), 0
@@ -121,7 +124,7 @@ def measure_shares(conveyor: Conveyor, rounds: Sequence[Prompts], output_tokens:
 
 
 def measure_run(conveyor: Conveyor, run: Iterator[object]) -> Shares:
-    """Seconds by part of a whole run."""
+    """Return the seconds of each part in a whole run."""
     clock = attach(conveyor)
     _with_layers({})
     for _ in run:
@@ -130,7 +133,7 @@ def measure_run(conveyor: Conveyor, run: Iterator[object]) -> Shares:
 
 
 def _with_layers(parts: Mapping[str, float]) -> Shares:
-    """With what the kernels' own layers spent inside of the forward, which no clock here sees."""
+    """Add the times that the compiled kernels measured, which are part of `unexplained` in the clock's times."""
     inside = {} if native.why_missing() else native.take_layer_seconds()
     moved = {"unexplained": -sum(inside.values())} | inside
     return {part: seconds + moved.get(part, 0.0) for part, seconds in parts.items()}
@@ -139,9 +142,9 @@ def _with_layers(parts: Mapping[str, float]) -> Shares:
 def summarise_shares(
     found: Mapping[Phase, Sequence[Shares]], limits: Mapping[Phase, float | None], workload: Workload
 ) -> dict[str, Any]:
-    """Means over the faster half of each phase: milliseconds, the limit's milliseconds, and each part's share.
+    """Return the milliseconds, the limit's milliseconds and each part's share, as means of each phase's faster half.
 
-    `limits` are seconds of the whole phase.
+    limits: the seconds of the whole phase.
     """
     steps = {"prefill": 1, "decode": max(1, workload.output_tokens - 1)}
     return {
@@ -152,7 +155,7 @@ def summarise_shares(
 
 
 def summarise_run(parts: Shares, limit_seconds: float) -> dict[str, Any]:
-    """As `summarise_shares` tells a phase, of one whole run."""
+    """Return the same figures as `summarise_shares` for one whole run instead of a phase."""
     return {"limit_milliseconds": round(1000 * limit_seconds, 3), **_summarise([parts])}
 
 

@@ -1,7 +1,7 @@
-"""Statistics over slices of runs: which slices count, how fast a system is, how two compare. Pure; used by `turns`.
+"""Statistics of slices of runs: which slices count, how fast a system is, how two compare. Used by `turns`. Pure.
 
-A turn is the same part of the same workload by every system, one right after the other, so that other load on the host
-mostly meets all of them. Prefill and decode are different work and are never compared with each other.
+In a turn, every system runs the same part of the same workload, one right after the other. So other load on the host
+mostly affects all of them. Prefill and decode are different work and are never compared with each other.
 """
 
 import math
@@ -15,14 +15,14 @@ STOLEN_AT_MOST = 0.05
 SETTLED_BELOW = 0.05
 FEWEST = 5  # slices of a phase before their spread says anything
 
-LIMIT = "limit"  # among the systems of a turn: the least time that ours could have taken
+LIMIT = "limit"  # among the systems of a turn; its time is the least that the engine could have taken
 
 Phase = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One system on its way to the next `tokens` tokens of every request."""
+    """The time in which a system made the next `tokens` tokens of every request."""
 
     tokens: int
     seconds: float
@@ -34,13 +34,13 @@ class Slice:
 
     @property
     def pace(self) -> float:
-        """Seconds for one token of every request."""
+        """The seconds for one token of every request."""
         return self.seconds / self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A slice of each system, by its name; of the prompts (with their first tokens) or of the decodes after them."""
+    """A slice of each system, by its name, in one phase: prefill (including the first tokens) or decode."""
 
     phase: Phase
     slices: Mapping[str, Slice]
@@ -48,11 +48,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median, and how far off it may be."""
+    """A median and its uncertainty."""
 
     value: float
     spread: float  # half of the median's interval of about 95 %, over the median
-    count: int  # of the figures; the fewest of any part
+    count: int  # number of measurements; for a sum, the smallest number of a part
 
     @property
     def settled(self) -> bool:
@@ -60,9 +60,9 @@ class Estimate:
 
 
 def pool(rounds: Sequence[Sequence[Turn]]) -> list[Turn]:
-    """All turns. A round too short for a slice is merged, phase by phase, with the next rounds.
+    """Return all turns. A round that is too short for a slice is merged, phase by phase, with the next rounds.
 
-    Merged rounds take every system SLICE_SECONDS at least, if all rounds together do.
+    Merged rounds take each system at least SLICE_SECONDS, if all rounds together do.
     """
     groups: list[list[Turn]] = []
     for turns in rounds:
@@ -76,10 +76,10 @@ def pool(rounds: Sequence[Sequence[Turn]]) -> list[Turn]:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """An estimate from repeated measurements of one figure; None without any.
+    """Return an estimate from repeated measurements of one figure; None without measurements.
 
-    Its interval is that of a box plot's notches, 1.57 interquartile ranges over the square root of the number of
-    measurements to both sides (McGill, Tukey, Larsen 1978): more of them make it smaller.
+    The interval is that of a box plot's notches (McGill, Tukey, Larsen 1978). On both sides it is 1.57 times the
+    interquartile range divided by the square root of the number of measurements, so more measurements make it smaller.
     """
     if not values:
         return None
@@ -89,13 +89,13 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def seconds(turns: Sequence[Turn], system: str, output_tokens: int) -> Estimate | None:
-    """Seconds of a whole run, from the paces of its phases; None if a phase has no slice that counts."""
+    """Return the seconds of a whole run, from the paces of its phases; None if a phase has no slice that counts."""
     paces = {phase: estimate(_paces(turns, phase, system)) for phase in _tokens_of(output_tokens)}
     return _weigh(paces, lambda phase: _tokens_of(output_tokens)[phase])
 
 
 def ratio(turns: Sequence[Turn], ours: str, peer: str, output_tokens: int) -> Estimate | None:
-    """How many times as long the peer takes for a whole run: the phases' ratios, weighted by our own time in each."""
+    """Return the peer's time for a whole run over ours: the phases' ratios, weighted by our time in each phase."""
     phases = {phase: phase_ratio(turns, phase, ours, peer) for phase in _tokens_of(output_tokens)}
     whole = seconds(turns, ours, output_tokens)
     if whole is None:
@@ -104,19 +104,19 @@ def ratio(turns: Sequence[Turn], ours: str, peer: str, output_tokens: int) -> Es
 
 
 def phase_ratio(turns: Sequence[Turn], phase: Phase, ours: str, peer: str) -> Estimate | None:
-    """The peer's seconds over ours, in pairs of slices that both count."""
+    """Return the peer's seconds over ours, from pairs of slices that both count."""
     pairs = [(turn.slices[ours], turn.slices[peer]) for turn in turns if turn.phase == phase]
     return estimate([b.pace / a.pace for a, b in pairs if a.counts and b.counts])
 
 
 def phase_seconds(turns: Sequence[Turn], phase: Phase, system: str, output_tokens: int) -> float | None:
-    """Seconds of this phase in a whole run; None without a slice that counts."""
+    """Return the seconds of this phase in a whole run; None without a slice that counts."""
     pace = estimate(_paces(turns, phase, system))
     return None if pace is None else pace.value * _tokens_of(output_tokens)[phase]
 
 
 def dropped(turns: Sequence[Turn], system: str) -> int:
-    """Slices of the system during which the host took too much."""
+    """Return the number of the system's slices that do not count, because the host took too much time."""
     return sum(not turn.slices[system].counts for turn in turns)
 
 
@@ -126,7 +126,7 @@ def _is_short(turns: Sequence[Turn]) -> bool:
 
 
 def _merged(turns: Sequence[Turn]) -> list[Turn]:
-    """One turn for each phase."""
+    """Merge the turns of each phase to one turn."""
     phases = {turn.phase: [other for other in turns if other.phase == turn.phase] for turn in turns}
     return [
         Turn(phase, {name: _sum([turn.slices[name] for turn in same]) for name in same[0].slices})
@@ -145,12 +145,12 @@ def _paces(turns: Sequence[Turn], phase: Phase, system: str) -> list[float]:
 
 
 def _tokens_of(output_tokens: int) -> dict[Phase, int]:
-    """Of every request, by phase: its first token comes with its prompt."""
+    """Return the number of tokens of each request by phase. The prefill makes the first one."""
     return {"prefill": 1, "decode": output_tokens - 1} if output_tokens > 1 else {"prefill": 1}
 
 
 def _weigh(parts: Mapping[Phase, Estimate | None], weight: Callable[[Phase], float]) -> Estimate | None:
-    """The weighted sum; spreads add up as if all phases were off in the same direction."""
+    """Return the weighted sum. Spreads add up, as if the errors of all phases had the same direction."""
     known = {phase: part for phase, part in parts.items() if part is not None}
     if len(known) < len(parts):
         return None

@@ -23,7 +23,9 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
 def summarise(rounds: Sequence[Sequence[Turn]], workload: Workload) -> dict[str, Any]:
-    """Figures for JSON. `spread` is half of the median's 95 % interval over the median; null where no slice counts.
+    """Return the figures for JSON. They are null if no slice counts.
+
+        `spread` is half of the median's 95 % interval over the median.
 
     `rounds` are each system's passes over the whole workload with every slice, also those that do not count.
     """
@@ -42,7 +44,7 @@ def summarise(rounds: Sequence[Sequence[Turn]], workload: Workload) -> dict[str,
 
 
 def compare_with_limit(turns: Sequence[Turn], limit: Limit, workload: Workload) -> dict[str, Any]:
-    """`limit_fraction` is the limit's time for the whole workload over the engine's own, in pairs of slices."""
+    """Return `limit_fraction`: the limit's time for the whole workload over the engine's, from pairs of slices."""
     found = ratio(turns, OURS, LIMIT, workload.output_tokens)
     return {
         "limit_fraction": _rounded(found.value if found else None),

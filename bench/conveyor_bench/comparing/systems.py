@@ -1,4 +1,4 @@
-"""What `engine` measures: this engine and its peer on models of random weights."""
+"""The systems that the command `engine` measures: this engine and its peer, with models of random weights."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -22,7 +22,7 @@ Prompts = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that arrive together, all of one size, greedy, none stopping early."""
+    """Greedy requests of one size that arrive together and do not stop early."""
 
     requests: int
     input_tokens: int
@@ -33,14 +33,14 @@ Run = Generator[int, None, Prompts]  # yields after each step how many tokens ev
 
 
 class System(Protocol):
-    """Something that continues prompts."""
+    """A system that continues prompts."""
 
     def start(self, prompts: Prompts, output_tokens: int) -> Run:
-        """Begins the run, which works only while its next step is asked for."""
+        """Return a run, which works only while the caller requests its next step."""
 
 
 def generate(system: System, prompts: Prompts, output_tokens: int) -> Prompts:
-    """The whole run at once."""
+    """Run the system to the end and return the tokens."""
     run = system.start(prompts, output_tokens)
     while True:
         try:
@@ -51,13 +51,13 @@ def generate(system: System, prompts: Prompts, output_tokens: int) -> Prompts:
 
 
 class Conveyor:
-    """This engine, through EngineCore: continuous batching, defaults but for the sizes."""
+    """This engine, used through EngineCore, with continuous batching and the defaults except for sizes."""
 
     def __init__(
         self, model: Path, dtype: str, workload: Workload, say: Callable[[str], None], *, overlap: bool = False,
         **settings: Any
     ) -> None:  # fmt: skip
-        """`settings`: fields of EngineConfig that are not the defaults."""
+        """settings: other fields of EngineConfig."""
         config = EngineConfig(
             model=str(model),
             device="cpu",
@@ -80,13 +80,13 @@ class Conveyor:
         return list(tokens.values())
 
     def add(self, prompt: list[int], output_tokens: int) -> str:
-        """A greedy request that does not stop early; returns its id."""
+        """Add a greedy request that does not stop early. Returns its id."""
         self._serial += 1
         self.core.add_request(_request(str(self._serial), prompt, output_tokens))
         return str(self._serial)
 
     def steps(self) -> Iterator[list[RequestOutput]]:
-        """What each step gives, until all requests have ended. Raises RuntimeError if one fails."""
+        """Yield the outputs of each step until all requests have ended. Raises RuntimeError if a request fails."""
         while self.core.has_unfinished():
             outputs = self.core.step(time.monotonic())
             for output in outputs:
@@ -110,7 +110,7 @@ class HfStatic:
         self.model.generation_config.eos_token_id = None
 
     def start(self, prompts: Prompts, output_tokens: int) -> Run:
-        """Every forward gives each request its next token."""
+        """Return a run with one step for each forward, which gives each request its next token."""
         return in_steps(self.model, lambda: self.generate(prompts, output_tokens))
 
     def generate(self, prompts: Prompts, output_tokens: int) -> Prompts:
@@ -126,6 +126,6 @@ class HfStatic:
 
 
 def write_model(folder: Path, shape: str, dtype: torch.dtype) -> None:
-    """A model of this shape with random weights (seed 0), as a directory that transformers loads."""
+    """Write a model of this shape with random weights (seed 0) to a directory that transformers can load."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(model_config(shape), dtype=dtype).save_pretrained(folder)

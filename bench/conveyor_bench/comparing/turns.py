@@ -1,7 +1,8 @@
-"""Runs systems in turns over the same workload, in slices of about a second, until their figures settle. For `engine`.
+"""Runs systems in turns with the same workload until the figures have settled. Used for the command `engine`.
 
-The first system of a turn runs for that long, to the end of a step; the others then bring every request as far. The
-order alternates. A step is never cut, so a prefill that one system does in one forward is one slice, however long.
+In a turn, the first system runs for about a second, until the end of a step. Then the others run until every request
+has as many tokens. The order alternates. A step is never interrupted, so a prefill in one forward is one slice, even if
+it takes longer.
 """
 
 import time
@@ -21,14 +22,14 @@ Beside = Callable[[int], Slice]  # follows each slice of ours, with the tokens t
 
 
 class Progress:
-    """One system's run, and how many tokens every request has at least."""
+    """The run of a system, and how many tokens every request has at least."""
 
     def __init__(self, run: Generator[int, None, Any]) -> None:
         self.tokens = 0
         self._run = run
 
     def slice(self, reached: Callable[[int, float], bool]) -> Slice:
-        """Goes on, a step at least, until it has `reached` (tokens, seconds of this slice)."""
+        """Run at least one step, until `reached(tokens, seconds of this slice)` is true."""
         before, processors = self.tokens, processor_ticks()
         started = now = time.perf_counter()
         while self.tokens == before or not reached(self.tokens, now - started):
@@ -37,7 +38,7 @@ class Progress:
         return Slice(self.tokens - before, now - started, stolen_share(processors, processor_ticks()))
 
     def finish(self) -> Prompts:
-        """The outputs, when all tokens are there."""
+        """Return the outputs. Call when the run has made all tokens."""
         try:
             next(self._run)
         except StopIteration as stop:
@@ -47,27 +48,27 @@ class Progress:
 
 
 def processor_ticks() -> list[int]:
-    """Time of all processors since boot: user, nice, system, idle, iowait, irq, softirq, steal."""
+    """Return the time of all processors since boot: user, nice, system, idle, iowait, irq, softirq, steal."""
     return [int(ticks) for ticks in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
 
 
 def stolen_share(before: Sequence[int], after: Sequence[int]) -> float:
-    """The share of the processors' time between the two that the host gave to other machines (steal)."""
+    """Return the share of the processors' time between two readings that the host gave to other machines (steal)."""
     spent = [b - a for a, b in zip(before, after, strict=True)]
     return spent[7] / max(1, sum(spent))
 
 
 def random_prompts(count: int, lengths: Sequence[int], vocab_size: int, seed: int) -> Prompts:
-    """`count` prompts of random tokens, their lengths cycling through `lengths`."""
+    """Return `count` prompts of random tokens. Their lengths cycle through `lengths`."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(vocab_size, (lengths[i % len(lengths)],), generator=generator).tolist() for i in range(count)]
 
 
 def measure(systems: Mapping[str, System], limit: Beside, workload: Workload, vocab_size: int, rounds: int,
             budget_seconds: float, say: Callable[[str], None]) -> list[list[Turn]]:  # fmt: skip
-    """The turns of each round, until they are `settled`; each round is the whole workload with new prompts.
+    """Return the turns of each round. Each round runs the whole workload with new prompts.
 
-    A further round begins only if it would end within the budget, were it as long as the longest so far.
+    Stops when the figures have settled, or when a round as long as the longest so far would exceed the budget.
     """
     orders = cycle([list(systems), list(systems)[::-1]])
     begun, longest = time.monotonic(), 0.0
@@ -90,7 +91,7 @@ def measure(systems: Mapping[str, System], limit: Beside, workload: Workload, vo
 def one_round(
     systems: Mapping[str, System], limit: Beside, prompts: Prompts, output_tokens: int, orders: Iterator[list[str]]
 ) -> Iterator[Turn]:
-    """All systems run the workload once. Fails if a system gives fewer tokens than asked."""
+    """Run the workload once on all systems. Raises AssertionError if a system generates too few tokens."""
     runs = {name: Progress(system.start(prompts, output_tokens)) for name, system in systems.items()}
     while any(run.tokens < output_tokens for run in runs.values()):
         yield take_turn({name: runs[name] for name in next(orders)}, limit, output_tokens)
@@ -99,7 +100,7 @@ def one_round(
 
 
 def take_turn(runs: Mapping[str, Progress], limit: Beside, output_tokens: int) -> Turn:
-    """Runs the systems in this order: the first for a slice or to the end of its phase, the others as far."""
+    """Run the systems in this order: the first for a slice or to the end of its phase, the others as far."""
     first, goal = next(iter(runs)), output_tokens
     phase: Phase = "decode" if runs[first].tokens else "prefill"
     parts: dict[str, Slice] = {}
@@ -116,7 +117,7 @@ def take_turn(runs: Mapping[str, Progress], limit: Beside, output_tokens: int) -
 
 
 def settled(turns: Sequence[Turn], workload: Workload) -> bool:
-    """Whether the spread of each ratio to a peer, or without peers of our time, is small enough."""
+    """Return whether the spread of each ratio to a peer is small enough. Without peers, that of our time counts."""
     peers = [name for name in turns[0].slices if name not in (OURS, LIMIT)] if turns else []
     ratios = [ratio(turns, OURS, peer, workload.output_tokens) for peer in peers]
     wanted = ratios or [seconds(turns, OURS, workload.output_tokens)]

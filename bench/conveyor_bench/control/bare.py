@@ -1,7 +1,7 @@
-"""How fast the API server applies the same children for a client that only applies. Used by `reconcile`.
+"""Measures how fast the API server applies the same children for a client that does nothing else.
 
-The client is the operator's own, with as many calls at once as the operator has workers. The children carry neither an
-owner nor the operator's labels, so no garbage collector and no operator concerns itself with them.
+Used by `reconcile`. The client is the operator's own, with as many concurrent calls as the operator has workers. The
+children have neither an owner nor the operator's labels, so the garbage collector and the operator ignore them.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _KINDS = {kind.kind: kind for kind in CHILDREN}
 
 
 def measure_bare(api: Api, kubeconfig: Path, specs: Sequence[dict[str, Any]]) -> float:
-    """Children that the API server applied in a second, those of a service for each spec."""
+    """Return how many children the API server applied per second. For each spec, a service's children are applied."""
     namespace = "bare"
     api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
     children = [child for number, spec in enumerate(specs) for child in _build(f"bare-{number}", namespace, spec)]

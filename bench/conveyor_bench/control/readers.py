@@ -1,4 +1,7 @@
-"""What the gateway, the metrics server and kubectl's commands cost with many services. Used by `reconcile`."""
+"""Measures the cost of the gateway, the metrics server and kubectl's commands with many services.
+
+Used by `reconcile`.
+"""
 
 import contextlib
 import subprocess
@@ -33,7 +36,7 @@ _TICKS = 100.0  # of /proc, a second
 
 
 def measure_gateway(kubeconfig: Path, members: Sequence[tuple[Space, str]]) -> dict[str, float]:
-    """Seconds until a gateway routes, its memory, and the processor time of one more endpoint."""
+    """Measure the seconds until a gateway routes, its memory, and its processor time for one more endpoint."""
     began = time.monotonic()
     with GatewayProcess(kubeconfig) as gateway:
         ready, pid = time.monotonic() - began, gateway.process.pid
@@ -51,7 +54,7 @@ def measure_gateway(kubeconfig: Path, members: Sequence[tuple[Space, str]]) -> d
 
 
 def measure_metrics(plane: ControlPlane, members: Sequence[tuple[Space, str]]) -> dict[str, float]:
-    """Two metrics of each service in the time of an HPA, asked through the API server as the HPAs' controller does."""
+    """Measure the metrics server. Two metrics of each service are read in an HPA's period, through the API server."""
     api = Api(plane.kubeconfig)
     with contextlib.suppress(Exception):
         api.create("/api/v1/namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
@@ -81,7 +84,7 @@ def measure_metrics(plane: ControlPlane, members: Sequence[tuple[Space, str]]) -
 
 
 def _ask(api: Api, questions: Sequence[str], seconds: float) -> list[float]:
-    """Spread over the time, or as fast as it goes; how long each took."""
+    """Send the requests evenly over the seconds, or as fast as possible if that is slower. Returns their durations."""
     began, local = time.monotonic(), threading.Lock()
     took: list[float] = []
 
@@ -98,13 +101,13 @@ def _ask(api: Api, questions: Sequence[str], seconds: float) -> list[float]:
 
 
 def processor_seconds(pid: int) -> float:
-    """Of the process, in user and system mode."""
+    """Return the processor time of the process in user and system mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def measure_commands(kubeconfig: Path, members: Sequence[tuple[Space, str]]) -> dict[str, float]:
-    """What people wait for."""
+    """Measure how long users wait for kubectl's commands."""
     space, name = members[-1]
     plugin = (sys.executable, "-m", "conveyor_kubectl")
     commands = {

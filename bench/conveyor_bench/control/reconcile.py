@@ -1,13 +1,17 @@
-"""What the operator costs: many InferenceServices on a real control plane; time, memory, calls.
+"""Measures the operator's time, memory and calls with many InferenceServices on a real control plane.
 
-One real operator process against a real etcd, API server and controller manager, which makes pods that nobody runs.
-First a client that only applies makes the children of a quarter as many services. First life: the services are created
-as fast as the API server takes them, until each has its children and a status, and all pods are made. Second life: an
-operator that starts on them, through a proxy that counts its calls; then a minute of idleness. Third life: the same
-start while services are edited one after the other, and then while others are edited all the time. Half of the services
-are autoscaled, one in ten has no replicas. Then a gateway starts on them, and a metrics server with three gateways is
-asked as the HPAs' controller asks it. Prints a table and one JSON line; ends with status 1 if an idle operator makes a
-call.
+One real operator process runs with a real etcd, API server and controller manager. The latter creates pods, which are
+never run. Half of the services are autoscaled, and one in ten has no replicas. The command measures:
+
+1. a client that only applies the children of a quarter of the services;
+2. an operator while the services are created as fast as the API server accepts them, until each service has its
+   children and a status, and all pods are created;
+3. an operator that starts with these services, through a proxy that counts its calls, and then a minute of idleness;
+4. an operator that starts while services are edited one after the other, and then works while others are edited too;
+5. a gateway that starts with these services, and a metrics server with three gateways, which is read as the HPAs'
+   controller does.
+
+Prints a table and one JSON line. Exits with 1 if an idle operator makes a call.
 """
 
 import argparse
@@ -44,7 +48,7 @@ _EDITS_PER_SECOND = 50
 
 
 class Fleet:
-    """The services, over namespaces of fifty."""
+    """The services, in namespaces of fifty services each."""
 
     def __init__(self, api: Api, count: int) -> None:
         self.spaces = [Space(api, f"team-{number}") for number in range(-(-count // SERVICES_PER_NAMESPACE))]
@@ -58,7 +62,7 @@ class Fleet:
 
     @property
     def replicas(self) -> int:
-        """Pods that there are in the end."""
+        """The number of pods that there will be."""
         return sum(_spec(number).get("replicas", REPLICAS) for number in range(len(self.members)))
 
     @property
@@ -69,7 +73,7 @@ class Fleet:
         return sum(len(space.list("Pod")) for space in self.spaces)
 
     def count_done(self) -> int:
-        """Services whose status speaks of their present spec; the status is written after the children."""
+        """Return how many services have a status for their current spec. It is written after the children."""
         return sum(
             (body.get("status") or {}).get("observedGeneration") == body["metadata"]["generation"]
             for space in self.spaces
@@ -128,13 +132,13 @@ def measure_restart(fleet: Fleet, kubeconfig: Path, folder: Path, idle_seconds: 
 
 
 def tell_calls(calls: Sequence[Call]) -> str:
-    """How many of each verb and resource, the most frequent first."""
+    """Return a text with the number of calls for each verb and resource, the most frequent first."""
     counted = Counter(f"{call.verb} {call.resource}" for call in calls)
     return ", ".join(f"{count} {what}" for what, count in counted.most_common()) or "none"
 
 
 def measure_edits(fleet: Fleet, kubeconfig: Path, seconds: float) -> dict[str, float]:
-    """Seconds from an edit to the child that follows from it."""
+    """Measure the seconds from an edit of a service to the update of its child."""
     half = len(fleet.autoscaled) // 2
     edited, others = fleet.autoscaled[:half], fleet.autoscaled[half:]
     with restarted(kubeconfig) as (pid, pages):
@@ -167,7 +171,7 @@ def time_edit(space: Space, name: str, number: int) -> float:
 
 @contextmanager
 def editing(members: Sequence[tuple[Space, str]], per_second: float) -> Iterator[None]:
-    """Edits of these services all the time, as many as the API server takes up to that rate."""
+    """Edit these services while the body runs, at this rate or as fast as the API server accepts edits."""
     over = threading.Event()
 
     def edit() -> None:
@@ -188,7 +192,7 @@ def editing(members: Sequence[tuple[Space, str]], per_second: float) -> Iterator
 
 @contextmanager
 def restarted(kubeconfig: Path) -> Iterator[tuple[int, str]]:
-    """An operator that starts: its process, and the address of its pages."""
+    """Start an operator. Yields its process id and the address of its pages."""
     port = free_port()
     with running("conveyor_operator", kubeconfig, f"--admin-port={port}") as process:
         yield process.pid, f"http://127.0.0.1:{port}"
@@ -199,7 +203,7 @@ def wait_looked_at(pages: str, count: int) -> None:
 
 
 def wait_settled(pages: str) -> None:
-    """Until nothing has happened for ten seconds."""
+    """Wait until there has been no reconcile for ten seconds."""
     before = -1.0
     while (now := read_metric(pages, "reconciles_total")) != before:
         before = now
@@ -212,7 +216,7 @@ def is_looked_at(pages: str, count: int) -> bool:
 
 
 def read_metric(pages: str, name: str) -> float:
-    """The sum over its labels; 0 while the operator does not answer."""
+    """Return the sum of a metric over its labels; 0 while the operator does not answer."""
     try:
         with urllib.request.urlopen(f"{pages}/metrics", timeout=30) as answer:
             text = answer.read().decode()

@@ -1,11 +1,11 @@
-"""How soon an engine is asked for after the first request for a service at zero: 100 services on a real control plane.
+"""Measures how soon a Deployment gets a replica after the first request for a service that is scaled to zero.
 
-A real operator and two real gateways against a real etcd, API server and controller manager; no pods run. All services
-are put to zero. Then, one after the other, each gets a request at one of the gateways, and the time is taken until a
-watch shows that its Deployment asks for a replica. At last the operator is killed, and a request comes at once: the
-time until another operator, which stands by, has taken the Lease and asked for a replica. Prints a table and one JSON
-line; ends with status 1 if the 99th percentile is above a second, or the last time above the Lease's time plus two
-seconds.
+A real operator and two real gateways run with a real etcd, API server and controller manager. No pods run. There are
+100 services, all scaled to zero. One after the other, each gets a request at one of the gateways, and the command
+measures the time until a watch shows that its Deployment has a replica. At the end the operator is killed and a request
+is sent immediately. The command then measures the time until another operator, which stands by, has acquired the Lease
+and set a replica. Prints a table and one JSON line. Exits with 1 if the 99th percentile is more than a second, or the
+last time is more than the Lease's duration plus two seconds.
 """
 
 import argparse
@@ -42,7 +42,7 @@ AUTOSCALING = {"minReplicas": 0, "maxReplicas": 2}
 
 
 class Replicas:
-    """What every Deployment asks for, as a watch tells it."""
+    """The number of replicas in each Deployment's spec, from a watch."""
 
     def __init__(self) -> None:
         self._asked: dict[str, int] = {}
@@ -60,7 +60,7 @@ class Replicas:
 
 
 async def measure(kubeconfig: Path, gateways: list[GatewayProcess], names: list[str]) -> list[float]:
-    """Seconds from sending a request to the replica, for each service; and every request is given up again."""
+    """Return the seconds from a request to the replica for each service. The request is then cancelled."""
     deployments = Collection("apps", "v1", "deployments", NAMESPACE, shape=dict)
     replicas = Replicas()
     async with connect(str(kubeconfig)) as client, aiohttp.ClientSession() as http:
@@ -69,7 +69,7 @@ async def measure(kubeconfig: Path, gateways: list[GatewayProcess], names: list[
         found = []
         for number, name in enumerate(names):
             await replicas.wait(f"{name}-engine", 0)
-            await asyncio.sleep(0.037 * (number % 14))  # at any moment between two looks of the operator
+            await asyncio.sleep(0.037 * (number % 14))  # so that requests arrive at all times of the operator's period
             gateway = gateways[number % len(gateways)]
             began = time.monotonic()
             asking = asyncio.create_task(http.post(f"{gateway.url}/{NAMESPACE}/{name}/v1/completions", json={}))
@@ -83,7 +83,7 @@ async def measure(kubeconfig: Path, gateways: list[GatewayProcess], names: list[
 
 
 async def measure_failover(kubeconfig: Path, gateway: GatewayProcess, name: str, leader: Popen[bytes]) -> float:
-    """Seconds from a request that comes when the leader has just died, until there is a replica."""
+    """Return the seconds from a request right after the leader's death to the replica."""
     leader.kill()
     (seconds,) = await measure(kubeconfig, [gateway], [name])
     return seconds
@@ -91,7 +91,7 @@ async def measure_failover(kubeconfig: Path, gateway: GatewayProcess, name: str,
 
 @contextmanager
 def elected(kubeconfig: Path, identity: str) -> Iterator[Popen[bytes]]:
-    """An operator; the first one leads."""
+    """Run an operator. The first one becomes the leader."""
     flags = ("--leader-elect=true", f"--identity={identity}", f"--system-namespace={NAMESPACE}", "--metrics-api=false")
     with running("conveyor_operator", kubeconfig, *flags) as process:
         wait_until("a leader", lambda: Space(Api(kubeconfig), NAMESPACE).get("Lease", OPERATOR_LEASE), 60)

@@ -1,1 +1,1 @@
-"""Measures the engine: tokens per second, the host's part of a step, starts, waits."""
+"""Measures the engine: tokens per second, the host's part of a step, the time to start, and waiting times."""

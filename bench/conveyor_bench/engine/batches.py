@@ -38,14 +38,17 @@ _LABELS = {"rerank": 1, "classify": 8}
 
 
 def draw_prompts(count: int, vocabulary: int) -> list[list[int]]:
-    """The same ones each time."""
+    """Return random prompts. They are the same each time."""
     random = Random(0)
     lengths = [min(_LONGEST, max(1, round(random.lognormvariate(0, _SPREAD) * _MEDIAN_TOKENS))) for _ in range(count)]
     return [[random.randrange(vocabulary) for _ in range(length)] for length in lengths]
 
 
 def measure_grouping(count: int, rounds: int, shape: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds of the backlog and the padded share of all tokens, with grouping and without; medians of the rounds."""
+    """Measure the seconds of the backlog and the padding's share of all tokens, with grouping and without.
+
+    Returns medians over the rounds.
+    """
     prompts = draw_prompts(count, SHAPES[shape]["vocab_size"])
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), shape, torch.bfloat16)
@@ -76,7 +79,7 @@ def measure_grouping(count: int, rounds: int, shape: str, say: Callable[[str], N
 
 
 def _run_backlog(core: EngineCore, prompts: list[list[int]]) -> tuple[float, float]:
-    """Seconds, and padding's share of the tokens."""
+    """Run the backlog. Returns its seconds and the padding's share of all tokens."""
     params = SamplingParams(max_tokens=_OUTPUT_TOKENS, ignore_eos=True, temperature=0.0)
     for number, prompt in enumerate(prompts):
         core.add_request(EngineRequest(request_id=str(number), prompt_token_ids=prompt, params=params))
@@ -89,7 +92,7 @@ def _run_backlog(core: EngineCore, prompts: list[list[int]]) -> tuple[float, flo
 
 
 def write_classifier(folder: Path, labels: int) -> None:
-    """A BERT with a head, of random weights (seed 0)."""
+    """Write a BERT classifier with random weights (seed 0)."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=SHAPES["tiny"]["vocab_size"], hidden_size=128, intermediate_size=512, num_hidden_layers=2,
@@ -99,7 +102,7 @@ def write_classifier(folder: Path, labels: int) -> None:
 
 
 def measure_eager(count: int, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """Median milliseconds of one request to an idle engine, by task, with the default window and eager."""
+    """Measure the median milliseconds of a request to an idle engine, by task, with the default window and eager."""
     results: dict[str, dict[str, float]] = {}
     for task in ("embed", *_LABELS):
         with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +130,7 @@ def measure_eager(count: int, say: Callable[[str], None]) -> dict[str, dict[str,
 
 
 def _run_alone(core: EngineCore, payload: bytes) -> float:
-    """Seconds until the result of one request. Sleeps as the engine process does."""
+    """Return the seconds until the result of one request. Sleeps as the engine process does."""
     started = time.monotonic()
     core.add_request(
         EngineRequest(request_id="one", prompt_token_ids=[7] * _TEXT_TOKENS, payload=payload, arrival_time=started)

@@ -62,7 +62,7 @@ small float32 model gives other tokens here than in transformers."""
 
 
 def describe_hardware() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of the hardware on which the figures were measured."""
     names = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
@@ -78,7 +78,7 @@ def describe_hardware() -> dict[str, Any]:
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
-    """The whole benchmark; the object that is printed last."""
+    """Run the whole benchmark. Returns the object that is printed last."""
     workload = choose_sizes(arguments)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
 
 
 def choose_sizes(arguments: argparse.Namespace) -> Workload:
-    """Those of the named workload, but for what is given."""
+    """Return the sizes of the named workload, except for those that are given as options."""
     named = SIZES.get(arguments.workload, SIZES["A"])
     given = {key: getattr(arguments, key) for key in asdict(named)}
     return replace(named, **{key: value for key, value in given.items() if value is not None})
@@ -123,7 +123,7 @@ def choose_sizes(arguments: argparse.Namespace) -> Workload:
 def open_systems(
     model: Path, arguments: argparse.Namespace, workload: Workload, say: Callable[[str], None]
 ) -> tuple[Conveyor, dict[str, System]]:
-    """This engine; and it beside the peer that was asked for."""
+    """Return this engine, and all systems: this engine and the requested peer."""
     conveyor = Conveyor(model, arguments.dtype, workload, say)
     systems: dict[str, System] = {OURS: conveyor}
     if arguments.compare in PEERS:
@@ -140,7 +140,7 @@ def measure_systems(
     workload: Workload,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Systems beside the limit, then shares: the timers that these need stay in the engine."""
+    """Measure the systems and the limit, and then the shares, because their timers cannot be removed."""
     vocab_size, limit = SHAPES[arguments.model_shape]["vocab_size"], Limit(conveyor.runner)
     rounds = measure(systems, limit.slice, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
     result = {**summarise(rounds, workload), **compare_with_limit(pool(rounds), limit, workload)}
@@ -158,7 +158,7 @@ def profile(
     vocab_size: int,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measures shares over two rounds of prompts that are in no cache."""
+    """Measure the shares in two rounds of prompts that are not in the prefix cache."""
     prompts = [random_prompts(workload.requests, (workload.input_tokens,), vocab_size, seed) for seed in (-2, -3)]
     phases = summarise_shares(measure_shares(conveyor, prompts, workload.output_tokens), limits, workload)
     for phase, told in phases.items():
@@ -169,14 +169,14 @@ def profile(
 def warm_up(
     model: Path, systems: Mapping[str, System], workload: Workload, vocab_size: int, say: Callable[[str], None]
 ) -> None:
-    """Runs and checks a few short requests on each, so that no first slice includes work that is done once."""
+    """Run and check a few short requests on each system, so that no slice includes work that is done only once."""
     prompts = random_prompts(min(4, workload.requests), (workload.input_tokens,), vocab_size, seed=-1)
     gaps = check_gaps(model, systems, prompts, workload.output_tokens)
     say("event=tokens_right " + " ".join(f"{name}_gap={gap:.4f}" for name, gap in gaps.items()))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument(
         "--workload",
         choices=[*SIZES, *WHOLE_RUNS, *JOBS, IMAGES, CUSTOM],
@@ -213,7 +213,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def complain(arguments: argparse.Namespace, error: Callable[[str], object]) -> None:
-    """Tells what is wrong; chooses the shape where none is given."""
+    """Report wrong options, and choose the shape if none is given."""
     for name in ("requests", "input_tokens", "output_tokens", "rounds"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             error(f"--{name.replace('_', '-')} must be at least 1")

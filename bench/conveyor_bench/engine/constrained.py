@@ -47,7 +47,7 @@ _SCHEMA = {  # no answer of a measurement is long enough to end it
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Byte-level BPE whose pieces are joined at random (seed 0), most of them letters with or without a space."""
+    """Write a byte-level BPE with random merges (seed 0). Most pieces are letters, with or without a space."""
     random = Random(0)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {piece: number for number, piece in enumerate(alphabet)}
@@ -69,7 +69,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def open_core(folder: Path, rows: int, tokens: int, dtype: str) -> EngineCore:
-    """The engine of the folder's model."""
+    """Return an engine for the model in the folder."""
     config = EngineConfig(
         model=str(folder),
         device="cpu",
@@ -82,7 +82,10 @@ def open_core(folder: Path, rows: int, tokens: int, dtype: str) -> EngineCore:
 
 
 def measure_rate(core: EngineCore, rows: int, tokens: int, grammar: str, serial: int) -> float:
-    """Tokens per second while all rows decode: from their first tokens on, which may compile the grammar."""
+    """Return the tokens per second while all rows decode, after every row has its first token.
+
+    So the compilation of the grammar is not part of the time.
+    """
     random = Random(serial)
     for row in range(rows):
         prompt = [random.randrange(256) for _ in range(_PROMPT_TOKENS)]
@@ -105,7 +108,7 @@ def measure_rate(core: EngineCore, rows: int, tokens: int, grammar: str, serial:
 
 
 def measure(shape: str, dtype: str, rows: int, tokens: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """The rates of all rounds, after one that is not counted, and the median of their ratios."""
+    """Return the rates of all rounds and the median of their ratios. A first round is not counted."""
     grammar, pairs = build_grammar("json", _SCHEMA, "schema"), list[tuple[float, float]]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,8 +1,8 @@
-"""Workload `custom`: what a lone request for a custom model costs at the engine's door, beside a direct call.
+"""Compares a single HTTP request for a custom model with a direct call of the model. For the workload `custom`.
 
-A program of torch.export is served by `serve` in a process of its own, with `batching_eager`; the client keeps one
-connection. Its peer is the same program, loaded by torch, called in this process. Requests and calls take turns in
-slices, and both have one thread. The answers have to agree first.
+`serve` runs a program of torch.export in its own process, with `batching_eager`, and the client keeps one connection.
+The peer is the same program, loaded by torch and called in this process. Requests and calls alternate in slices, and
+both have one thread. First the answers are compared.
 """
 
 import http.client
@@ -30,7 +30,7 @@ _READY_SECONDS: Final = 120.0
 
 
 def write_program(folder: Path, shape: str) -> None:
-    """A program of random weights (seed 0)."""
+    """Write a program with random weights (seed 0)."""
     width, layers = SHAPES[shape]
     torch.manual_seed(0)
     blocks = [block for _ in range(layers) for block in (torch.nn.Linear(width, width), torch.nn.ReLU())]
@@ -40,7 +40,7 @@ def write_program(folder: Path, shape: str) -> None:
 
 
 def measure_custom(shape: str, limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds of a request and of a call. Exits if their numbers differ."""
+    """Measure the seconds of a request and of a call. Exits if their results differ."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         write_program(Path(folder), shape)

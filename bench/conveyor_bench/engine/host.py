@@ -33,7 +33,7 @@ _WARM_STEPS = 20
 
 
 def build_config(model: str, rows: int, steps: int) -> EngineConfig:
-    """Room for all rows at once, from their prompts to the last step."""
+    """Return a configuration with room for all rows at once, from their prompts to the last step."""
     return EngineConfig(
         model=model,
         device="cpu",
@@ -46,7 +46,7 @@ def build_config(model: str, rows: int, steps: int) -> EngineConfig:
 
 
 def measure_parts(rows: int, steps: int) -> dict[str, float]:
-    """Milliseconds of each part of a step: medians over `steps` steps in which all rows decode."""
+    """Return the milliseconds of each part of a step, as medians over `steps` steps in which all rows decode."""
     config = build_config("none", rows, steps)
     executor = IdleExecutor(config)
     core = EngineCore(config, executor)
@@ -62,7 +62,7 @@ def measure_parts(rows: int, steps: int) -> dict[str, float]:
 
 
 def _time_step(core: EngineCore, connection: socket.socket, rows: int) -> tuple[float, ...]:
-    """Seconds of the parts: what `core.step` and the loop's `send` do, one by one."""
+    """Return the seconds of each part of a step. Calls the parts of `core.step` and the loop's `send` one by one."""
     marks = [time.perf_counter()]
     plan = core.scheduler.schedule(marks[0])
     marks.append(time.perf_counter())
@@ -80,7 +80,7 @@ def _time_step(core: EngineCore, connection: socket.socket, rows: int) -> tuple[
 
 @contextmanager
 def _peer() -> Iterator[socket.socket]:
-    """A socket whose other end is read."""
+    """Yield a socket whose other end is read."""
     ours, theirs = socket.socketpair()
 
     def read() -> None:

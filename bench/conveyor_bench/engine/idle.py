@@ -1,7 +1,8 @@
-"""An executor whose forward does nothing, and an engine process around it. Used by `host` and `served`.
+"""An executor whose forward does nothing, and an engine process with this executor. Used by `host` and `served`.
 
 It does the host's part of a step of `execution.runners.generate` (the rows' state, the packed batch, the result), and
-gives every row the same token instead of computing one. `python -m conveyor_bench.engine.idle --fd N` is the process.
+returns the same token for every row instead of computing one. `python -m conveyor_bench.engine.idle --fd N` runs the
+process.
 """
 
 import os
@@ -24,7 +25,7 @@ VOCABULARY = 256
 
 
 class IdleExecutor:
-    """Rows and batches of an executor on the CPU; no model and no KV cache."""
+    """An executor on the CPU with rows and batches, but without a model or KV cache."""
 
     extra_warmup_tokens = 0
     graph_sizes: Sequence[int] = ()
@@ -60,7 +61,7 @@ class IdleExecutor:
 
 
 def load(config: EngineConfig, _: Channel) -> EngineCore:
-    """Builds a core around the executor, in place of loading a model."""
+    """Build a core with this executor instead of loading a model."""
     torch.set_num_threads(1)  # what a GPU would do is small here, and threads would wait for each other
     return EngineCore(config, IdleExecutor(config))
 

@@ -1,4 +1,6 @@
-"""Tokens per second that clients get over HTTP from an engine whose forward does nothing. Called by `host`.
+"""Measures the tokens per second that clients get over HTTP from an engine whose forward does nothing.
+
+Called by `host`.
 
 The GPU suite measures its streams with the parts of this file.
 
@@ -33,7 +35,7 @@ MODEL = "bench"
 
 
 def measure_served(rows: int, tokens: int) -> float:
-    """Streamed tokens per second, over all clients, from the first token of the first to the last of the last."""
+    """Return the streamed tokens per second of all clients together, from the first token to the last one."""
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), VOCABULARY)
         command = [sys.executable, "-m", "conveyor_bench.engine.served", folder, str(rows), str(tokens)]
@@ -57,7 +59,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def wait_ready(server: "subprocess.Popen[str]") -> int:
-    """The port, once the server listens; its engine may still load. Raises RuntimeError if it ends before."""
+    """Return the port when the server listens. Its engine may still load. Raises RuntimeError if the server ends."""
     assert server.stderr is not None
     lines = []
     for line in server.stderr:
@@ -68,7 +70,7 @@ def wait_ready(server: "subprocess.Popen[str]") -> int:
 
 
 async def stream_all(port: int, rows: int, tokens: int, prompt: str) -> list[tuple[float, float, float]]:
-    """When each stream was asked for, and when its first and its last bytes came; after a short round to warm up."""
+    """Return for each stream the times of its request and of its first and last bytes. A short round warms up first."""
     while not await _is_ready(port):  # noqa: ASYNC110  another process has no event
         await asyncio.sleep(0.05)
     await asyncio.gather(*(_stream(port, 2, prompt) for _ in range(rows)))  # warms connections, workers and caches
@@ -84,7 +86,7 @@ async def _is_ready(port: int) -> bool:
 
 
 async def _stream(port: int, tokens: int, prompt: str) -> tuple[float, float, float]:
-    """Raises RuntimeError unless the answer has all its tokens."""
+    """Read one stream. Raises RuntimeError unless the answer has all its tokens."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
     content = json.dumps(body).encode()
     head = (
@@ -106,7 +108,7 @@ async def _stream(port: int, tokens: int, prompt: str) -> tuple[float, float, fl
 
 
 def serve_with(config: EngineConfig, engine_program: str) -> None:
-    """Serves the directory's tokenizer with another engine process than `serve`'s, for a model that generates."""
+    """Serve the directory's tokenizer with a different engine process, for a model that generates text."""
     from uvloop import run
 
     configure_logging()

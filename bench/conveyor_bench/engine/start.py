@@ -1,7 +1,7 @@
-"""`python -m conveyor_bench start`: the time until the engine is ready, and what a few streams get from it then.
+"""`python -m conveyor_bench start`: the time until the engine is ready, and the speed of a few streams after that.
 
-Starts `serve` on a model several times, one after the other, on as many processors as asked, and asks it from the
-others. What a start is made of is told by the times of its log. The last line printed is one JSON object.
+Starts `serve` with a model several times, one after the other, on a given number of processors. Clients run on the
+other processors. The times in the log give the parts of a start. The last line printed is one JSON object.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _PROMPT = "Hello"
 
 
 def measure_start(model: str, processors: set[int], streams: int, tokens: int) -> dict[str, float]:
-    """Seconds of each part of a start and of all, and the tokens per second of all streams together.
+    """Return the seconds of a start and of its parts, and the tokens per second of all streams together.
 
     Raises RuntimeError if the server ends before it is ready.
     """

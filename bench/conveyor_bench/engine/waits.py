@@ -1,8 +1,9 @@
-"""`python -m conveyor_bench waits`: how long one request waits behind somebody else's many of one HTTP request.
+"""`python -m conveyor_bench waits`: how long a request waits behind another client's request with many inputs.
 
-A text to embed behind thousands of inputs, and a prompt behind as many choices, each on a tiny model of random weights:
-the seconds until its vector or first token, the engine requests that ended before it, and the same on the idle engine.
-The last line printed is one JSON object.
+A text is embedded behind a request with thousands of inputs, and a prompt is continued behind one with thousands of
+choices, each with a tiny model of random weights. Measures the seconds until the vector or the first token, and the
+number of engine requests that ended before it; and the same with an idle engine. The last line printed is one JSON
+object.
 """
 
 import argparse
@@ -34,7 +35,7 @@ EMBEDDING_MODES: tuple[BatchingMode, ...] = ("continuous", "dynamic")
 
 
 def write_encoder(folder: Path) -> None:
-    """A BERT of random weights (seed 0)."""
+    """Write a BERT with random weights (seed 0)."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=_VOCABULARY,
@@ -47,7 +48,7 @@ def write_encoder(folder: Path) -> None:
 
 
 def open_core(folder: Path, mode: BatchingMode, num_requests: int) -> EngineCore:
-    """The engine of the folder's model, with room for so many requests to wait."""
+    """Return an engine for the model in the folder, with a queue of this size."""
     config = EngineConfig(
         model=str(folder),
         device="cpu",
@@ -63,7 +64,7 @@ def open_core(folder: Path, mode: BatchingMode, num_requests: int) -> EngineCore
 def ask(
     name: str, num_prompts: int, num_choices: int, params: SamplingParams | None = None, payload: bytes = b""
 ) -> Add:
-    """One HTTP request."""
+    """Return the engine requests of one HTTP request."""
     random = Random(name)
     prompts = [[random.randrange(_VOCABULARY) for _ in range(_PROMPT_TOKENS)] for _ in range(num_prompts)]
     return Add.of(
@@ -78,7 +79,7 @@ def ask(
 
 
 def measure_wait(core: EngineCore, many: Add, one: Add) -> dict[str, float]:
-    """`one` alone; and come when some steps have been made for `many`, of which all are run to their ends."""
+    """Measure `one` alone, and when it arrives after some steps of `many`. All requests run to their ends."""
     alone, _ = _wait_for(core, one)
     _finish(core)
     _send(core, many)
@@ -90,7 +91,7 @@ def measure_wait(core: EngineCore, many: Add, one: Add) -> dict[str, float]:
 
 
 def _send(core: EngineCore, add: Add) -> list[str]:
-    """As the engine process takes it."""
+    """Add the requests as the engine process does."""
     requests = add.requests(time.monotonic())
     for request in requests:
         core.add_request(request)
@@ -98,7 +99,7 @@ def _send(core: EngineCore, add: Add) -> list[str]:
 
 
 def _wait_for(core: EngineCore, add: Add) -> tuple[float, int]:
-    """Seconds until its first output, and how many requests ended before it."""
+    """Return the seconds until the first output of the request, and how many requests ended before it."""
     started = time.monotonic()
     (name,) = _send(core, add)
     num_ended = 0
@@ -121,7 +122,7 @@ def _finish(core: EngineCore) -> None:
 
 
 def measure_waits(inputs: int, choices: int, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """By what was waited behind, and the mode."""
+    """Measure all cases. Returns the results by the kind of the long request and the batching mode."""
     results: dict[str, dict[str, float]] = {}
 
     def measure(what: str, folder: Path, mode: BatchingMode, many: Add, one: Add) -> None:

@@ -1,1 +1,1 @@
-"""Measures what the gateway adds to a request."""
+"""Measures the latency and the cost that the gateway adds to requests."""
