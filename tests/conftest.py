@@ -1,4 +1,4 @@
-"""Fixtures every test may ask for: a real control plane, started once per session or xdist worker, and a namespace."""
+"""Fixtures for all tests: a real control plane, which is started once per session or xdist worker, and a namespace."""
 
 import atexit
 import gc
@@ -40,7 +40,7 @@ TOGETHER = {
 
 
 class _Scheduling(LoadFileScheduling):
-    """Every second worker begins at the end, where the tests are that wait more than they compute."""
+    """Lets every second worker begin at the end, where the tests are that wait more than they compute."""
 
     def _split_scope(self, nodeid: str) -> str:
         shared = (what for start, what in TOGETHER.items() if nodeid.startswith(start))
@@ -54,7 +54,10 @@ class _Scheduling(LoadFileScheduling):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected stays, so that the garbage collector need not look at it: a tenth of the time."""
+    """Freeze imported modules and collected tests, so that the garbage collector skips them.
+
+    This saves a tenth of the time.
+    """
     gc.disable()
     collected = yield
     gc.freeze()
@@ -72,7 +75,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Files that need the control plane come last: idle beside the others it would cost two seconds a minute."""
+    """Put files that need the control plane last, because it costs two seconds per minute when it is idle."""
     needing = {item.path for item in items if "control_plane" in item.fixturenames}
     items.sort(key=lambda item: item.path in needing)
 
@@ -84,7 +87,7 @@ settings.load_profile("any-machine")
 
 @pytest.fixture(autouse=True)
 def log_stays_as_it_was() -> Iterator[None]:
-    """What a test calls may set up the log of the whole process, on a standard error that ends with the test."""
+    """Restore the process's log after a test. A test may configure it with a standard error that ends with the test."""
     handlers, level = logging.root.handlers[:], logging.root.level
     yield
     logging.root.handlers[:] = [handler for handler in logging.root.handlers if handler in handlers]
@@ -94,7 +97,7 @@ def log_stays_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def signals_are_handled_as_before() -> Iterator[None]:
-    """A handler that a test leaves would be that of all tests after it; uvloop leaves its own."""
+    """Restore the signal handlers after a test, for later tests. uvloop, for example, does not remove its own."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -114,7 +117,7 @@ def kubeconfig(control_plane: ControlPlane) -> Path:
 
 @pytest.fixture(scope="session")
 def crd(control_plane: ControlPlane) -> Api:
-    """The control plane with our kinds served, as gateways want it to be ready."""
+    """The control plane with Conveyor's kinds, which gateways need to become ready."""
     api = Api(control_plane.kubeconfig)
     install_definitions(api)
     return api
@@ -122,9 +125,9 @@ def crd(control_plane: ControlPlane) -> Api:
 
 @pytest.fixture
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
-    """Name of a fresh namespace. It stays, as deleting it costs more than most tests do.
+    """The name of a new namespace. It is not deleted, because that takes longer than most tests.
 
-    Its autoscalers do not: the controllers look at each of them every second.
+    Its autoscalers are deleted, because the controllers evaluate each of them every second.
     """
     api, name = Api(control_plane.kubeconfig), f"test-{uuid4().hex[:8]}"
     api.create("/api/v1/namespaces", {"metadata": {"name": name}})

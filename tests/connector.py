@@ -1,4 +1,4 @@
-"""Connections of a test's own proxies to the API server, closed before their event loop ends."""
+"""A connector for tests' proxies to the API server, whose connections can be closed before their event loop ends."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ import aiohttp
 
 
 class ApiServerConnector(aiohttp.TCPConnector):
-    """Knows its sockets: what closes TLS waits for the other side, and outlives aiohttp's own `close`."""
+    """Keeps its sockets, because closing TLS waits for the other side and takes longer than aiohttp's `close`."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
         self._sockets: list[socket.socket] = []
@@ -21,7 +21,7 @@ class ApiServerConnector(aiohttp.TCPConnector):
         return made
 
     async def wait_closed(self) -> None:
-        """To be called after the session is closed, in whose hands the connector was."""
+        """Wait until all connections are closed. Call it after closing the session that owns the connector."""
         async with asyncio.timeout(60):
             while any(made.fileno() != -1 for made in self._sockets):  # noqa: ASYNC110  a socket tells nobody
                 await asyncio.sleep(0.01)

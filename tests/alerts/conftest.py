@@ -1,4 +1,4 @@
-"""The programs whose metrics the alerts are about, running: gateway, operator and metrics server."""
+"""Runs the programs whose metrics the alerts use: gateway, operator and metrics server."""
 
 from tests.contract.conftest import gateway, space, stage
 from tests.metrics.conftest import aggregated, metrics_plane

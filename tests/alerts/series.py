@@ -1,4 +1,4 @@
-"""Series as Prometheus has them: what a program exposes, with the labels of its scrape."""
+"""Builds Prometheus's series from the metrics of a program and the labels of its scrape."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ LENGTH = 360  # samples, one each 30 s
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series; `values` in promtool's notation."""
+    """A series. `values` has promtool's notation."""
 
     name: str
     labels: Mapping[str, str]
@@ -36,7 +36,7 @@ def growing(step: float = 3) -> str:
 
 
 def scrape(page: str, program: str, number: int = 1, *, honor_labels: bool) -> Iterator[Series]:
-    """Every sample of a page of /metrics, constant, relabelled as a PodMonitor's target is."""
+    """Yield each sample of a page of /metrics as a constant series, with the labels of a PodMonitor's target."""
     target = {
         "job": f"{SYSTEM_NAMESPACE}/conveyor",
         "namespace": SYSTEM_NAMESPACE,

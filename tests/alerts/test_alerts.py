@@ -1,4 +1,4 @@
-"""The chart's alerts, which docs/alerts.md shows, tested by promtool on what the programs expose.
+"""Tests the chart's alerts, which docs/alerts.md shows, with promtool and the metrics of the real programs.
 
 Each scene says which alerts fire, when, and for whom.
 """
@@ -33,7 +33,7 @@ MISSED = f"1x19 stale 1x{LENGTH}"
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """/metrics of each program; of the gateway also while a request waits."""
+    """The /metrics pages of each program. The gateway has two: without requests, and while a request waits."""
 
     namespace: str
     gateway: str
@@ -42,7 +42,7 @@ class Pages:
     metrics: str
 
     def scrape(self, gateway: str) -> list[Series]:
-        """As Prometheus does: two gateways, an operator that acts and one that stands by, a metrics server."""
+        """Return the series of two gateways, a leading operator, one that stands by, and a metrics server."""
         monitor = find(render_json(podMonitors={"create": True}), "PodMonitor", "conveyor")
         honors = monitor["spec"]["podMetricsEndpoints"][0].get("honorLabels", False)
         found = [each for number in (1, 2) for each in scrape(gateway, "gateway", number, honor_labels=honors)]
@@ -81,7 +81,7 @@ def ask(url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What Prometheus has for three hours, and which alerts fire when: minute -> their labels."""
+    """The series of three hours, and the alerts that must fire: minute -> their labels."""
 
     name: str
     series: Iterable[Series]
@@ -106,7 +106,7 @@ def tell(labels: Json) -> str:
 
 
 def change(series: Iterable[Series], values: str, **wanted: str) -> list[Series]:
-    """With other values for those of this `name`, or that have these labels."""
+    """Return the series, with other values for those that have this `name` or these labels."""
 
     def is_meant(each: Series) -> bool:
         labels = {"name": each.name, **each.labels}
@@ -118,7 +118,7 @@ def change(series: Iterable[Series], values: str, **wanted: str) -> list[Series]
 
 
 def stop(series: Iterable[Series], **labels: str) -> list[Series]:
-    """Those with these labels end after ten minutes."""
+    """Return the series. Those with these labels end after ten minutes."""
     ended = f"x19 stale _x{LENGTH}"
     return [
         replace(each, values=each.values.removesuffix(f"x{LENGTH}") + ended) if labels.items() <= each.labels.items()
@@ -128,7 +128,7 @@ def stop(series: Iterable[Series], **labels: str) -> list[Series]:
 
 
 def add(series: Iterable[Series], exposed: str, name: str, container: str, **labels: str) -> list[Series]:
-    """With one more series of a counter that a program exposes, which grows."""
+    """Return the series with one more, which is a growing counter that a program exposes."""
     found = list(series)
     assert f"# TYPE {name}" in exposed
     like = next(each for each in found if each.labels["container"] == container)

@@ -1,4 +1,4 @@
-"""A control plane for the chart alone: it takes the name of a cluster-wide API and of the CRD."""
+"""Starts a control plane only for the chart, because the chart registers a cluster-wide API and the CRD."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,16 @@ from e2e.cluster.api import Api, wait_until
 
 @pytest.fixture(scope="session")
 def rendered() -> list[Json]:
-    """The chart with its defaults."""
+    """The objects of the chart with its defaults."""
     return render()
 
 
 @pytest.fixture(scope="module")
 def chart_plane() -> Iterator[AuditedControlPlane]:
-    """Of a file, since the files of this folder run side by side, and idle it costs two seconds a minute."""
+    """A control plane for each file, because these files run in parallel.
+
+    When idle, it costs two seconds per minute.
+    """
     with AuditedControlPlane(hpa_sync_period_seconds=1) as plane:
         namespace = {"metadata": {"name": SYSTEM_NAMESPACE, "labels": build_restricted_labels()}}
         api = Api(plane.kubeconfig)
@@ -34,7 +37,7 @@ def api(chart_plane: AuditedControlPlane) -> Api:
 
 @pytest.fixture
 def release(chart_plane: AuditedControlPlane) -> Iterator[Release]:
-    """Not installed yet; gone afterwards."""
+    """A release that is not installed yet. It is uninstalled after the test."""
     release = Release(chart_plane)
     yield release
     left = helm("list", "--short", "--namespace", SYSTEM_NAMESPACE, kubeconfig=chart_plane.kubeconfig)

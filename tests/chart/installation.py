@@ -1,4 +1,4 @@
-"""The chart as Helm renders and installs it, on a real control plane that writes down every API call.
+"""Renders and installs the chart with Helm, on a real control plane that logs every API call.
 
 Used by the tests of this folder; the fixtures are in `conftest`.
 """
@@ -65,7 +65,7 @@ class AuditedControlPlane(ControlPlane):
         return self.folder / "audit.log"
 
     def read_audit(self, user: str) -> list[Json]:
-        """The finished calls of a user, in order."""
+        """Return the completed calls of a user, in order."""
         whole = self.audit_log.read_text().rpartition("\n")[0]  # behind it is what the API server writes now
         events = [json.loads(line) for line in whole.splitlines()]
         return [event for event in events if event["user"]["username"] == user]
@@ -87,11 +87,11 @@ class CommandFailed(Exception):
 
 
 class HelmFailed(CommandFailed):
-    """Helm did."""
+    """Helm ended with an error."""
 
 
 def helm(*arguments: str | Path, kubeconfig: Path | None = None) -> str:
-    """Runs Helm; without a kubeconfig it has no cluster to talk to."""
+    """Run Helm. Without a kubeconfig it has no cluster."""
     # It ends before collecting its garbage pays: a tenth of its time.
     environment = {"HOME": str(REPOSITORY), "KUBECONFIG": str(kubeconfig or "/nonexistent"), "GOGC": "off"}
     command = [str(part) for part in (binary("helm"), *arguments)]
@@ -102,20 +102,20 @@ def helm(*arguments: str | Path, kubeconfig: Path | None = None) -> str:
 
 
 class Release:
-    """The chart on one cluster."""
+    """A release of the chart in a cluster."""
 
     def __init__(self, plane: AuditedControlPlane) -> None:
         self.plane = plane
         self.api = Api(plane.kubeconfig)
 
     def upgrade(self, *values: str, chart: Path = CHART, more: Sequence[str] = ()) -> str:
-        """What Helm said; `values` as for `--set`, `more` as Helm takes it."""
+        """Upgrade the release and return Helm's output. values: as for `--set`; more: other flags of Helm."""
         options = [*more, *(option for value in values for option in ("--set", value))]
         command = ("upgrade", "--install", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE)
         return helm(*command, *options, kubeconfig=self.plane.kubeconfig)
 
     def shell(self, command: str, folder: Path = REPOSITORY) -> str:
-        """A command as a person would paste it, with kubectl and helm on the PATH; raises with what it printed."""
+        """Run a shell command with kubectl and helm on the PATH. Raises CommandFailed with its output."""
         environment = {"HOME": str(self.plane.folder), "KUBECONFIG": str(self.plane.kubeconfig), "PATH": search_path()}
         shell = ["bash", "-euo", "pipefail", "-c", command]
         done = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
@@ -132,13 +132,13 @@ class Release:
         return next((item for item in found if item["metadata"]["name"] == name), None)
 
     def registered(self) -> list[str | None]:
-        """The uids of both APIServices; None for one that is not there."""
+        """Return the uids of both APIServices; None for one that does not exist."""
         found = [self.api_service(version) for version in METRICS_VERSIONS]
         return [None if item is None else str(item["metadata"]["uid"]) for item in found]
 
 
 def take_over(release: Release, version: str) -> None:
-    """As `kubectl apply` of another adapter's manifest does."""
+    """Take over the APIService, as `kubectl apply` of another adapter's manifest does."""
     name = f"{version}.custom.metrics.k8s.io"
     body: Json = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": name}}
     body["spec"] = {"service": {"name": "prometheus-adapter", "namespace": "monitoring"}}
@@ -146,12 +146,12 @@ def take_over(release: Release, version: str) -> None:
 
 
 def render(*values: str) -> list[Json]:
-    """All objects of the chart, in Helm's order; `values` as for `--set`."""
+    """Return all objects of the chart, in Helm's order. values: as for `--set`."""
     return _render(*(option for value in values for option in ("--set", value)))
 
 
 def render_json(**values: Any) -> list[Json]:
-    """The same without the CRD, for values that are no text, by their first name."""
+    """Return the objects without the CRD. values: by the top-level name, of any type."""
     return _render(
         "--set=crds.create=false", *(f"--set-json={name}={json.dumps(value)}" for name, value in values.items())
     )
@@ -167,7 +167,10 @@ def _template(options: tuple[str, ...]) -> str:
 
 
 def dry_run(api: Api, objects: list[Json]) -> None:
-    """Raises ApiError with what the API server does not take. A Pod would want its ServiceAccount there already."""
+    """Apply all objects but Pods, which need ServiceAccounts, as dry runs.
+
+    Raises ApiError if the API server refuses one.
+    """
     # A binding is only taken where what it grants is there, and a custom resource where its definition is.
     for item in sorted((item for item in objects if item["kind"] != "Pod"), key=lambda item: "Binding" in item["kind"]):
         path = path_of(api, item) + "?fieldManager=test&fieldValidation=Strict"
@@ -179,13 +182,13 @@ def find(objects: list[Json], kind: str, name: str) -> Json:
 
 
 def pods_of(objects: list[Json]) -> dict[str, Json]:
-    """The pod spec of every workload, by name."""
+    """Return the pod spec of each workload, by name."""
     workloads = [item for item in objects if "template" in item.get("spec", {})]
     return {item["metadata"]["name"]: item["spec"]["template"]["spec"] for item in workloads}
 
 
 def path_of(api: Api, item: Json) -> str:
-    """The path at which the API server has an object, by its discovery."""
+    """Return the object's path at the API server, which its discovery gives."""
     version, namespace = item["apiVersion"], item["metadata"].get("namespace")
     prefix = f"/api/{version}" if version == "v1" else f"/apis/{version}"
     resources = api.get(prefix)["resources"]
@@ -207,7 +210,7 @@ def running(
     folder: Path,
     *more: str,
 ) -> Iterator[Callable[[], None]]:
-    """A process of the chart with the flags that the chart gives it, as its ServiceAccount; `more` wins over them.
+    """Run a process of the chart with the chart's flags, as its ServiceAccount. Flags in `more` take precedence.
 
     What it yields fails the test, with the log, if the process has ended.
     """
@@ -233,14 +236,17 @@ def running(
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """The chart where no cluster IP leads anywhere: its metrics server is asked on this machine, at `port`."""
+    """A release in a cluster without working cluster IPs.
+
+    The API server finds the metrics server at `port` of this machine.
+    """
 
     chart: Path
     port: int
 
 
 def make_reachable_chart(folder: Path) -> Reachable:
-    """A copy of the chart whose metrics Service is an ExternalName, as in `e2e.cluster.control_plane`."""
+    """Make a copy of the chart whose metrics Service is an ExternalName, as in `e2e.cluster.control_plane`."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         port: int = holder.getsockname()[1]
@@ -254,7 +260,7 @@ def make_reachable_chart(folder: Path) -> Reachable:
 
 @contextmanager
 def running_metrics(plane: ControlPlane, objects: list[Json], folder: Path, port: int) -> Iterator[None]:
-    """The metrics server with the operator's certificate, and a kubelet by which its pods are available."""
+    """Run the metrics server with the operator's certificate, and a kubelet that marks its pods as available."""
     api, certificates = Api(plane.kubeconfig), folder / "certificates"
     certificates.mkdir()
     wait_until("its certificate", lambda: read_secret(api, METRICS_TLS_SECRET), 90)
@@ -272,7 +278,7 @@ def running_operator(
 
 
 def write_account_kubeconfig(plane: ControlPlane, account: str, path: Path, namespace: str = SYSTEM_NAMESPACE) -> Path:
-    """Credentials as a pod of that ServiceAccount has them."""
+    """Write a kubeconfig with the credentials that a pod of the ServiceAccount has."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     answer = Api(plane.kubeconfig).create(f"{accounts}/{account}/token", {"spec": {}})
     config = yaml.safe_load(plane.kubeconfig.read_text())

@@ -1,4 +1,4 @@
-"""`helm test`: the pod that asks an installation, and what it is told."""
+"""Tests `helm test`: the pod that checks an installation, and its results."""
 
 import re
 import socket
@@ -50,7 +50,7 @@ def test_the_pod_is_restricted_and_its_account_has_no_rights(api: Api, rendered:
 
 
 class Asked:
-    """The check as an account without rights, of a gateway on this machine."""
+    """Runs the check as an account without rights, with a gateway on this machine."""
 
     def __init__(self, release: Release, folder: Path) -> None:
         with socket.socket() as holder:

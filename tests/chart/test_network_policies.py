@@ -1,4 +1,4 @@
-"""Who may reach which port of the chart's pods, as the NetworkPolicies say; no plug-in enforces them here."""
+"""Tests which pods may reach which ports of the chart's pods by its NetworkPolicies. No plug-in enforces them here."""
 
 import pytest
 from tests.chart.installation import Json, find, render
@@ -43,7 +43,7 @@ def test_a_process_lets_in_who_needs_it_and_nobody_else(process: str, prometheus
 
 
 def test_what_a_policy_selects_by_are_labels_of_the_pods_that_are_meant(rendered: list[Json]) -> None:
-    """The gateways as the engines' policies know them, and operator and metrics server as the gateways' policy does."""
+    """Engines' policies select the gateways by labels, and the gateways' policy selects operator and metrics server."""
     gateway = find(rendered, "Deployment", "conveyor-gateway")["spec"]["template"]["metadata"]["labels"]
     assert names.GATEWAY_POD_LABELS.items() <= gateway.items()
     for process, peer in (("operator", OPERATOR_PODS), ("metrics", METRICS_PODS)):

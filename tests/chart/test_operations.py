@@ -1,4 +1,4 @@
-"""The documentation's commands about the chart, the CRD and the services, as the pages have them."""
+"""Runs the documentation's commands for the chart, the CRD and services, exactly as the pages have them."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ def short_names(release: Release) -> list[str]:
 
 
 def explain(release: Release) -> str:
-    """The fields, or the complaint while the API server does not tell them yet."""
+    """Return the fields, or kubectl's error while the API server does not know them yet."""
     try:
         return release.shell("kubectl explain infsvc.spec --recursive")
     except CommandFailed as error:

@@ -1,4 +1,4 @@
-"""The chart as a release packages it, and the bills of materials of the images."""
+"""Tests the packaged chart of a release, and the bills of materials of the images."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def test_the_packaged_values_are_the_chart_s_but_for_these(packaged: Path) -> No
 
 @pytest.mark.parametrize("image", ["control", "engine"])
 def test_a_bill_of_materials_names_what_the_image_installs(image: str) -> None:
-    """By the same extras as its Dockerfile: every package of the list, with its version."""
+    """The bill has the same extras as the Dockerfile, and each package with its version."""
     folder = "operator" if image == "control" else "engine"
     in_image = re.findall(r"--extra (\w+)", (REPOSITORY / folder / "Dockerfile").read_text())
     in_bill = re.search(rf"^EXTRAS_{image} := (.*)$", MAKEFILE, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What people set for the pods of a part reaches these and no others; and every value of the chart acts."""
+"""Tests that values for a part's pods reach only these pods, and that every value of the chart has an effect."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ from e2e.cluster.paths import REPOSITORY
 
 @dataclass(frozen=True)
 class Passed:
-    """A value that a part takes, where it is to be found in what is rendered, and what is there."""
+    """A value of a part, its place in the rendered objects, and the expected content of that place."""
 
     value: Any
     look: Callable[[Json], Any]
     found: Any = None
 
     def is_in(self, deployment: Json) -> bool:
-        """The value, or `found`; of a map or list, among others."""
+        """Return whether `found` is or contains the value. A map or list may have other entries too."""
         wanted = self.value if self.found is None else self.found
         there = self.look(deployment)
         if isinstance(wanted, dict):
@@ -120,7 +120,7 @@ DEFAULTS: Json = yaml.safe_load((CHART / "values.yaml").read_text())
 
 @pytest.fixture(scope="module")
 def rendered() -> list[Json]:
-    """The chart with its defaults, without the CRD."""
+    """The objects of the chart with its defaults, without the CRD."""
     return render_json()
 
 

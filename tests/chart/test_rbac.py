@@ -1,4 +1,4 @@
-"""Least privilege: every process works with the chart's roles, and uses everything that they grant.
+"""Tests for least privilege: every process works with the chart's roles and uses all rights that they grant.
 
 Operator, gateway and metrics server run as their own ServiceAccounts, with the chart's flags, on a control plane that
 writes down each of their calls. Nothing is missing if they do their work and nothing was refused; nothing is too much
@@ -56,13 +56,13 @@ DISCOVERY = {"", "version", "api", "apis", "openapi"}
 
 @pytest.fixture(scope="module")
 def used(chart_plane: AuditedControlPlane, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Json]]:
-    """The calls of each process after it has done all that it does, for the whole cluster."""
+    """The calls of each process after it has done all its work, in a release for the whole cluster."""
     return run_everything(chart_plane, tmp_path_factory.mktemp("everywhere"))
 
 
 @pytest.fixture(scope="module")
 def used_in_one(chart_plane: AuditedControlPlane, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Json]]:
-    """The same, where the chart names the one namespace."""
+    """The calls of each process in a release for one namespace."""
     folder = tmp_path_factory.mktemp("one")
     return run_everything(chart_plane, folder, f"--set=watchNamespaces={{{namespace_of(folder)}}}")
 
@@ -72,7 +72,10 @@ def namespace_of(folder: Path) -> str:
 
 
 def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> dict[str, list[Json]]:
-    """Install the chart, let every process do its work in a namespace of its own, uninstall; the calls of each."""
+    """Install the chart, let each process do all its work in a namespace, and uninstall.
+
+    Returns the calls of each process.
+    """
     api = Api(plane.kubeconfig)
     space = Space(api, namespace_of(folder))
     api.create("/api/v1/namespaces", {"metadata": {"name": space.namespace}})
@@ -104,7 +107,7 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
 
 
 def exercise_operator(space: Space, check: Callable[[], None]) -> None:
-    """Everything that can happen to a service: made, scaled, edited, its children lost, its volume dropped."""
+    """Create, scale and edit a service, delete its children, and remove its volume."""
     wait_until("its certificate", lambda: check() or read_secret(space.api, METRICS_TLS_SECRET), 90)
     name = "qwen"
     cache = {"strategy": "PVC", "size": "1Gi"}
@@ -136,12 +139,12 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
 
 
 def live(objects: list[Json]) -> list[Json]:
-    """Without those that wait for a finalizer: no controller here releases a volume that a pod has used."""
+    """Return the objects that are not being deleted. No controller here removes the finalizer of a volume in use."""
     return [item for item in objects if "deletionTimestamp" not in item["metadata"]]
 
 
 def exercise_registration(release: Release, check: Callable[[], None]) -> None:
-    """Registered while the server answers, and withdrawn when somebody takes one of the two over."""
+    """Let the operator register the APIs while the server answers, and withdraw when another owner takes one over."""
     wait_until("both APIServices", lambda: check() or None not in release.registered(), 60)
     take_over(release, "v1beta1")
     wait_until("the other is withdrawn", lambda: check() or release.api_service("v1beta2") is None, 30)
@@ -156,7 +159,7 @@ def owners(release: Release, version: str) -> list[Json]:
 
 
 def wait_for_watches(plane: AuditedControlPlane, process: str, before: int, count: int) -> None:
-    """Until it watches so many kinds of resources; each is listed before. `before`: calls not to look at."""
+    """Wait until the process watches this many kinds. Each is listed first. before: number of earlier calls to skip."""
 
     def watched() -> set[str]:
         calls = plane.read_audit(account_of(process))[before:]
@@ -170,7 +173,10 @@ def account_of(process: str) -> str:
 
 
 def used_rights(calls: list[Json]) -> set[Right]:
-    """Server-side apply of something new is the verb patch in the log, and create to the authorizer as well."""
+    """Return the used rights.
+
+    Server-side apply of a new object is `patch` in the log but also needs the right to `create`.
+    """
     rights = set()
     for call in calls:
         if reference := call.get("objectRef"):
@@ -183,7 +189,7 @@ def used_rights(calls: list[Json]) -> set[Right]:
 
 
 def granted_rights(rendered: list[Json], process: str) -> set[Right]:
-    """What the chart's own roles grant to a process, by the bindings that name its ServiceAccount."""
+    """Return the rights that the chart's roles grant to a process, by the bindings of its ServiceAccount."""
     rights: set[Right] = set()
     for binding in rendered:
         subjects = {subject["name"] for subject in binding.get("subjects", ())}
@@ -199,7 +205,7 @@ def granted_rights(rendered: list[Json], process: str) -> set[Right]:
 
 
 def is_too_new(call: Json) -> bool:
-    """OwnerReferencesPermissionEnforcement does not know a new CRD for some seconds, and refuses it as an owner."""
+    """Return whether a call failed because OwnerReferencesPermissionEnforcement does not know a new CRD yet."""
     return "cannot find RESTMapping" in call["responseStatus"].get("message", "")
 
 
@@ -228,7 +234,7 @@ def test_what_is_used_comes_from_the_chart_and_from_nowhere_else(
 
 
 def test_the_right_to_register_is_bound_to_two_names(release: Release, tmp_path: Path) -> None:
-    """Also that to create them: server-side apply names what it makes, which a POST does not."""
+    """The right to create them is bound too, because server-side apply has the object's name, unlike a POST."""
     release.upgrade()
     kubeconfig = write_account_kubeconfig(release.plane, "conveyor-operator", tmp_path / "kubeconfig")
 

@@ -1,4 +1,4 @@
-"""Install, upgrade and uninstall, by Helm on a real control plane, with the real operator at work in between."""
+"""Installs, upgrades and uninstalls the chart with Helm on a real control plane, while the real operator works."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ WAYS = {
 def test_the_registration_comes_and_goes_with_the_chart_however_that_is_applied(
     way: str, release: Release, reachable: Reachable, tmp_path: Path
 ) -> None:
-    """The operator is dead when the chart goes: the garbage collector is enough."""
+    """The operator is dead when the chart is uninstalled, so only the garbage collector removes the registration."""
     if not release.api.reachable(CRD):
         release.upgrade()
         release.uninstall()
@@ -99,7 +99,7 @@ def test_the_registration_comes_and_goes_with_the_chart_however_that_is_applied(
 
 @dataclass
 class Uninstalled:
-    """A release that is gone, and an InferenceService that was there before."""
+    """An uninstalled release, and an InferenceService that existed before."""
 
     release: Release
     service: str
@@ -129,7 +129,7 @@ def test_uninstall_leaves_the_definition_and_what_people_made(uninstalled: Unins
 
 
 def test_after_an_uninstall_namespaces_end(uninstalled: Uninstalled) -> None:
-    """An API without a server would keep every namespace of the cluster from its end."""
+    """An APIService without a server would prevent the deletion of every namespace in the cluster."""
     api, name = uninstalled.release.api, f"after-{uuid4().hex[:6]}"
     api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     api.delete(f"/api/v1/namespaces/{name}")
@@ -149,7 +149,7 @@ def test_kubernetes_own_roles_for_people_cover_inference_services(release: Relea
     release.upgrade()
 
     def may(role: str, verb: str, resource: str, group: str = "conveyor.dev") -> bool:
-        """Whether a person bound to a ClusterRole of Kubernetes may do that in namespace default."""
+        """Return whether a user with one of Kubernetes' ClusterRoles may do this in the namespace `default`."""
         user = f"{role}-{uuid4().hex[:6]}"
         binding = {
             "metadata": {"name": user},

@@ -1,4 +1,4 @@
-"""What the chart renders: valid objects, restricted pods, flags and ports that the processes have."""
+"""Tests that the chart renders valid objects, restricted pods, and flags and ports that the processes have."""
 
 import json
 import subprocess
@@ -66,7 +66,7 @@ def test_every_pod_fits_the_restricted_level(api: Api, values: tuple[str, ...]) 
 
 @pytest.mark.parametrize("field", ["runAsNonRoot", "seccompProfile"])
 def test_a_pod_that_does_not_fit_would_be_refused(api: Api, rendered: list[Json], field: str) -> None:
-    """So that the test above means something."""
+    """This shows that the test above can fail."""
     name, spec = next(iter(pods_of(rendered).items()))
     context = {key: value for key, value in spec["securityContext"].items() if key != field}
     with pytest.raises(ApiError, match="violates PodSecurity"):
@@ -74,7 +74,7 @@ def test_a_pod_that_does_not_fit_would_be_refused(api: Api, rendered: list[Json]
 
 
 def create_pod(api: Api, name: str, spec: Json) -> None:
-    """Dry run, in a namespace that enforces the level."""
+    """Create the pod as a dry run in a namespace that enforces the level."""
     pods = f"/api/v1/namespaces/{names.SYSTEM_NAMESPACE}/pods?dryRun=All"
     api.create(pods, {"metadata": {"name": name}, "spec": {**spec, "serviceAccountName": "default"}})
 
@@ -88,7 +88,7 @@ def test_no_control_container_can_write_to_its_image(rendered: list[Json]) -> No
 
 
 def test_kubeconform_finds_every_object_valid(api: Api, rendered: list[Json], tmp_path: Path) -> None:
-    """With the schemas of the API server itself, since no others can be had without a network."""
+    """The schemas are the API server's own, because others would need a network."""
     write_schemas(api, {item["apiVersion"] for item in rendered}, tmp_path)
     assert run_kubeconform(rendered, tmp_path)["summary"]["valid"] == len(rendered)
     broken = json.loads(json.dumps(rendered))
@@ -97,7 +97,7 @@ def test_kubeconform_finds_every_object_valid(api: Api, rendered: list[Json], tm
 
 
 def write_schemas(api: Api, api_versions: set[str], folder: Path) -> None:
-    """One file per kind, `<kind>-<group>-<version>.json`, strict: what is not in it is refused."""
+    """Write a schema file for each kind, `<kind>-<group>-<version>.json`. The schemas allow no other fields."""
     for api_version in api_versions:
         document = api.get(f"/openapi/v3/{'api' if api_version == 'v1' else 'apis'}/{api_version}")
         schemas = document["components"]["schemas"]
@@ -228,7 +228,7 @@ def test_probes_ask_the_paths_that_each_process_serves_on_its_admin_port(rendere
 
 
 def test_no_service_of_the_namespace_sets_a_variable_of_a_pod(rendered: list[Json]) -> None:
-    """Service conveyor-gateway would set CONVEYOR_GATEWAY_PORT to tcp://..., and the gateway would not start."""
+    """The Service conveyor-gateway would set CONVEYOR_GATEWAY_PORT to tcp://..., and the gateway would not start."""
     assert all(spec["enableServiceLinks"] is False for spec in pods_of(rendered).values())
 
 
@@ -257,7 +257,7 @@ def test_turned_off_parts_are_not_rendered() -> None:
 
 
 def test_helm_registers_no_api(rendered: list[Json]) -> None:
-    """The operator does, when something answers: an APIService without a server blocks the whole cluster."""
+    """The operator does when the server answers, because an APIService without a server blocks the whole cluster."""
     assert not [item for item in rendered if item["kind"] == "APIService"]
     assert find(rendered, "ClusterRole", names.METRICS_API_ROLE)
 

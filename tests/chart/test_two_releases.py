@@ -1,4 +1,4 @@
-"""Two releases in one cluster, each for namespaces of its own, as docs/operations.md has them."""
+"""Tests two releases in one cluster, each for its own namespaces, as docs/operations.md describes."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SECOND = "conveyor-b"
 
 
 def read_values() -> str:
-    """What the page says of the second release."""
+    """Return the page's values for the second release."""
     page = (REPOSITORY / "docs/operations.md").read_text()
     shown = re.search(r"^```yaml\n(# The second release.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert shown
@@ -28,7 +28,7 @@ def read_values() -> str:
 
 @pytest.fixture
 def second(release: Release, tmp_path: Path) -> Iterator[list[Json]]:
-    """Both are installed; the objects of the second one."""
+    """Install both releases. Returns the objects of the second one."""
     for namespace in (SECOND, "team-a", "team-b"):
         release.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
     values = tmp_path / "second.yaml"

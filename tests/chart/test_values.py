@@ -1,4 +1,4 @@
-"""What the chart takes: its version, its defaults, and a sentence for every wrong value."""
+"""Tests the chart's version, its default values, and the error for each wrong value."""
 
 import re
 import tomllib
@@ -22,7 +22,7 @@ def test_the_chart_installs_the_version_of_this_repository() -> None:
 
 
 def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
-    """Every value has a type in the schema, and every property of the schema a default and its comment."""
+    """Every value has a type in the schema, and every property of the schema has a default with a comment."""
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     jsonschema.Draft7Validator.check_schema(schema)

@@ -1,4 +1,4 @@
-"""What several of these tests start from."""
+"""Fixtures for several of these tests."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ from e2e.cluster.definitions import install_definitions
 
 @pytest.fixture
 def nowhere(tmp_path: Path) -> Path:
-    """A kubeconfig without a server behind it: a process that starts with it lives, and logs that it waits."""
+    """A kubeconfig whose server does not exist. A process that starts with it keeps running and logs that it waits."""
     entries = {
         "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:9"}}],
         "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
@@ -38,7 +38,7 @@ def space(control_plane: ControlPlane, namespace: str) -> Space:
 
 @pytest.fixture
 def gateway(control_plane: ControlPlane, space: Space) -> Iterator[GatewayProcess]:
-    """Found by the operator as in an installation, whose namespace is here that of the services."""
+    """A gateway that the operator finds as in an installation. The installation's namespace is that of the services."""
     flags = ("--host", "", "--watch-namespaces", space.namespace, "--drain-delay-seconds", "0")
     with GatewayProcess(control_plane.kubeconfig, *flags) as gateway:
         publish_gateway(space.api, space.namespace, "one", gateway.admin_port)
@@ -47,7 +47,7 @@ def gateway(control_plane: ControlPlane, space: Space) -> Iterator[GatewayProces
 
 @pytest.fixture
 def stage(control_plane: ControlPlane, space: Space, gateway: GatewayProcess, tmp_path: Path) -> Iterator[Stage]:
-    """Its operators hear the gateway."""
+    """A stage whose operators read the gateway's reports."""
     with ApiProxy(control_plane.kubeconfig).running() as proxy:
         settings = replace(build_settings(space, proxy, tmp_path), system_namespace=space.namespace)
         stage = Stage(space, proxy, settings)

@@ -1,4 +1,4 @@
-"""Real gateways in front of real engines, and clients of long requests."""
+"""Runs real gateways with real engines, and clients with long requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ LONG = {"prompt": "x", "max_tokens": 8_000, "ignore_eos": True}
 async def serving(
     engine: EngineServer, gateways: list[GatewayProcess], crd: Api, namespace: str, **batching: str
 ) -> AsyncIterator[str]:
-    """A service with that engine, known to both gateways."""
+    """Create a service with this engine, and wait until the gateways know it."""
     cluster = Cluster(crd, namespace)
     await asyncio.to_thread(cluster.apply_service, "tiny", batching={"maxBatchSize": 4, **batching})
     await add_engine(engine, cluster)
@@ -32,7 +32,7 @@ async def serving(
 
 
 async def add_engine(engine: EngineServer, cluster: Cluster) -> None:
-    """To the service `tiny`."""
+    """Add an engine to the service `tiny`."""
     port = int(engine.url.rpartition(":")[2])
     await asyncio.to_thread(cluster.apply_engine, "tiny", own_address(), port)
 

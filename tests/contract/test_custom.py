@@ -1,4 +1,4 @@
-"""docs/custom.md from its first block to an answer: a program, the manifest, an engine and a gateway; and a class."""
+"""Follows docs/custom.md from its first block to an answer of a real engine and gateway, for a program and a class."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ HERE = ("model", "served_model_name", "device", "port")  # what this machine has
 
 
 def configure(**engine: Any) -> dict[str, Any]:
-    """The engine's configuration by the manifest."""
+    """Return the configuration that the operator writes for the manifest's engine."""
     body = yaml.safe_load((kube.MANIFESTS / "custom.yaml").read_text())
     body["spec"]["engine"] |= engine
     text = build_engine_config(build_owner("default", "tiny", "1"), InferenceService.parse(body).spec).text

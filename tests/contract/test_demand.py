@@ -1,4 +1,4 @@
-"""What a gateway says of its demand is what the metrics server reads: both real, over HTTP."""
+"""Tests that the metrics server understands a gateway's report of its demand. Both are real and use HTTP."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def api(control_plane: ControlPlane) -> Api:
 
 @pytest.fixture
 def gateways(api: Api, control_plane: ControlPlane, namespace: str) -> Iterator[list[GatewayProcess]]:
-    """Two, that know the service qwen of this namespace; it has no engine, so its requests wait."""
+    """Two gateways that know the service `qwen` in this namespace. It has no engine, so its requests wait."""
     service = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -111,7 +111,7 @@ async def test_a_gateway_that_has_never_synced_holds_nothing(
 
 
 async def read_counts(source: GatewaySource, service: str) -> tuple[int, int]:
-    """In flight, and waiting."""
+    """Return the numbers of requests in flight and waiting."""
     found = await source.read_demand(service)
     return found.in_flight, found.queue_depth
 
@@ -135,7 +135,7 @@ async def read_state(gateway: GatewayProcess) -> str:
 
 
 async def eventually(expected: object, read: Callable[[], Awaitable[object]]) -> None:
-    """Requests and signals arrive a moment after they were sent."""
+    """Wait for a result, because requests and signals arrive a moment after they were sent."""
     async with asyncio.timeout(120):
         while await read() != expected:  # noqa: ASYNC110  another process has no event to wait for
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""An extra installs what its part imports, and nothing else."""
+"""Tests that each extra installs exactly the packages that its part imports."""
 
 import ast
 import re
@@ -36,7 +36,7 @@ HALVES = {"pydantic-core": "pydantic"}
 
 
 def find_imports(file: Path) -> Iterator[str]:
-    """The top names of a file's imports, also of those inside functions."""
+    """Return the top-level names of all imports in a file, including those inside functions."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -45,7 +45,7 @@ def find_imports(file: Path) -> Iterator[str]:
 
 
 def find_packages(folders: Iterable[str]) -> set[str]:
-    """The packages of a registry that the files of these folders import."""
+    """Return the packages from the registry that the files in these folders import."""
     names = {name for folder in folders for file in (REPOSITORY / folder).rglob("*.py") for name in find_imports(file)}
     packages = packages_distributions()
     ours = {name for name in names if name.startswith("conveyor_")} | OURS

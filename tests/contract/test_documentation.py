@@ -1,4 +1,4 @@
-"""The pages keep up with the parts, and with each other: metrics by which people alert, decisions, links."""
+"""Tests that pages agree with the programs and with each other: metrics for alerts, decisions, and links."""
 
 import asyncio
 import re
@@ -35,7 +35,7 @@ _NAME = re.compile(r"\b(?:conveyor_(?:operator|gateway|metrics|engine)_|vllm:)\w
 
 
 async def expose() -> str:
-    """All four parts' /metrics, one after the other."""
+    """Return the /metrics pages of all four programs, one after the other."""
     gateway = Metrics()
     catalog = Catalog()
     queues = Queues(catalog, asyncio.get_running_loop(), NeverAsked(), on_gone=gateway.drop_service)
@@ -82,7 +82,7 @@ def test_a_link_to_a_page_of_the_project_leads_somewhere() -> None:
 
 
 def find_paths(page: Path) -> Iterator[tuple[str, str]]:
-    """Each line of a page with a path in it. A path may begin in the folder that the heading above it names."""
+    """Yield each line of a page that has a path. A path may be relative to the folder in the heading above it."""
     folder = Path()
     for line in page.read_text().splitlines():
         named = re.findall(r"`([\w.-]+(?:/[\w.-]+)*/|(?:[\w.-]+/)*[\w-]+\.(?:py|md|c|h|yaml|toml))`", line)
@@ -107,7 +107,7 @@ def test_a_walk_enters_each_file_at_most_twice(page: Path) -> None:
 
 
 def find_prose(page: Path) -> Iterator[tuple[int, str]]:
-    """The numbered lines outside of blocks and tables."""
+    """Yield the numbered lines of a page outside blocks and tables."""
     is_block = False
     for number, line in enumerate(page.read_text().splitlines(), 1):
         is_block ^= line.lstrip().startswith("```")

@@ -1,4 +1,4 @@
-"""Every block and every command of the documentation is run by a test, or shown on purpose.
+"""Tests that a test runs each block and command of the documentation, or that a reason is given why none does.
 
 The comment above a block says which test, `<!-- test: PATH::NAME -->`, or why there is none, `<!-- no test: WHY -->`.
 A test runs a block if its file names the page (it reads the block from there) or has the command word for word.
@@ -33,7 +33,7 @@ def runs(test: str, page: str, block: str) -> bool:
 
 
 def test_every_command_in_a_sentence_is_run_by_a_test() -> None:
-    """What is shorter than four words only names a command."""
+    """Text with fewer than four words only names a command."""
     sentences = "\n".join(BLOCK.sub("", text) for text in PAGES.values())
     commands = set(re.findall(r"`((?:kubectl|helm|docker|curl) [^`\n]+)`", sentences))
     sources = [path.read_text() for folder in ("tests", "e2e") for path in (REPOSITORY / folder).rglob("*.py")]
@@ -44,7 +44,7 @@ def test_every_command_in_a_sentence_is_run_by_a_test() -> None:
 
 
 def test_every_target_that_a_page_names_is_there() -> None:
-    """README.md's `make test-all` and `make e2e` are what CI runs."""
+    """CI runs README.md's `make test-all` and `make e2e`."""
     text = "\n".join(PAGES.values())
     named = set(re.findall(r"`make ([a-z0-9-]+)(?: [A-Z]+=\S+)?`", text)) | set(
         re.findall(r"^make ([a-z0-9-]+)", text, re.M)

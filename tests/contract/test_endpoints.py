@@ -1,4 +1,4 @@
-"""The gateway's catalogue of paths, and what an engine answers."""
+"""Compares the gateway's table of paths with the paths that an engine serves."""
 
 import pytest
 

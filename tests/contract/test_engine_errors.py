@@ -1,4 +1,4 @@
-"""What an engine answers when it cannot is what the gateway understands: the engine's words, the gateway's client."""
+"""Tests that the gateway's client understands the engine's error responses."""
 
 import pytest
 from aiohttp import web
@@ -22,7 +22,7 @@ from conveyor_gateway.engines.session import EngineSession
 
 
 async def ask(error: ConveyorEngineError) -> EngineAnswer:
-    """The gateway's view of an engine that fails like this."""
+    """Return how the gateway understands an engine's response with this error."""
     response = failure_response(error)
     handle = answering(web.Response, status=response.status_code, body=bytes(response.body))
     client = EngineSession()

@@ -1,4 +1,4 @@
-"""What the pages say of errors is what the programs answer."""
+"""Tests that the pages about errors agree with the programs."""
 
 import re
 

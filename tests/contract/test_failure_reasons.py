@@ -1,4 +1,4 @@
-"""Each reason that an engine gives for its end is one that the operator knows, and puts into the conditions."""
+"""Tests that the operator knows each reason with which an engine ends, and puts it into the conditions."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""An engine that is killed or hangs while it answers, behind a real gateway: no answer is lost, counted twice or comes
-twice.
-"""
+"""Kills or stops an engine that answers through a real gateway. No answer is lost, counted twice or sent twice."""
 
 import asyncio
 import json
@@ -41,7 +39,10 @@ def engines(tmp_path: Path) -> Iterator[list[EngineServer]]:
 
 
 def judge(body: bytes, is_stream: bool) -> tuple[str, int]:
-    """How an answer of status 200 ended, and its tokens, which are a character each; it ends once."""
+    """Return how an answer with status 200 ended, and its tokens, each of which is a character.
+
+    Checks that it ends once.
+    """
     if not is_stream:
         assert json.loads(body)["usage"]["completion_tokens"] == 400
         return "whole", 400
@@ -54,7 +55,7 @@ def judge(body: bytes, is_stream: bool) -> tuple[str, int]:
 
 
 def counted(gateway: GatewayProcess, namespace: str) -> dict[str, float]:
-    """The gateway's counters of the service."""
+    """Return the gateway's counters of the service."""
     labels = {"namespace": namespace, "inference_service": "tiny"}
     names = ("prompt_tokens", "generation_tokens", "uncounted_requests")
     found = {name: gateway.metric(f"conveyor_gateway_{name}_total", **labels) for name in names}
@@ -65,7 +66,7 @@ def counted(gateway: GatewayProcess, namespace: str) -> dict[str, float]:
 
 
 def end(engine: EngineServer, how: str) -> None:
-    """Kills one of its processes; or stops one until the probe fails, and ends the server as the kubelet does."""
+    """Kill the server or the engine process; or stop the latter until the probe fails, and then end the server."""
     if how != "the engine process hangs":
         os.kill(engine.engine_pid if how == "the engine process is killed" else engine.process.pid, signal.SIGKILL)
         return

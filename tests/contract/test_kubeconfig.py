@@ -1,4 +1,4 @@
-"""The operator, the gateway and the metrics server, which connects as the gateway does, find the same cluster."""
+"""Tests that operator, gateway and metrics server find the same cluster. The last two connect in the same way."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every process writes its log in the same two forms, so that one reader can merge them by time."""
+"""Tests that every process writes its log in the same two formats, so that the logs can be merged by time."""
 
 import ast
 import os
@@ -26,7 +26,7 @@ LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
 def check(line: dict[str, Any], asked: str = "event") -> None:
-    """The keys that every line begins with; the time in UTC, whatever the machine's zone."""
+    """Check the keys with which each line begins. The time is in UTC, whatever the machine's time zone."""
     assert list(line)[:3] == ["time", "level", "event"]
     assert asked in line
     time = datetime.fromisoformat(line["time"])
@@ -66,7 +66,7 @@ def test_the_engine_does_so_too(by_flag: bool, log_format: str, tmp_path: Path) 
 
 
 def find_messages(file: Path) -> Iterator[tuple[int, str | None, int]]:
-    """Line, template and number of values of each logging call; None for what is no literal."""
+    """Yield line, template and number of values of each logging call; None for a value that is not a literal."""
     for node in ast.walk(ast.parse(file.read_text())):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS):
             continue

@@ -1,4 +1,4 @@
-"""Thousands of requests of every class and kind through a real gateway and an engine that computes nothing.
+"""Sends thousands of requests of all classes and kinds through a real gateway to an engine that computes nothing.
 
 Each one ends, in the way of its kind. Afterwards nothing is held, and memory is what it was before.
 """
@@ -35,7 +35,7 @@ ASKED: dict[str, Any] = {"prompt": "hello", "max_tokens": 20, "ignore_eos": True
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of request, and the status that it ends with; 0: its client left."""
+    """A kind of request, and the status with which it ends; 0: its client disconnects."""
 
     name: str
     status: int
@@ -62,7 +62,7 @@ KINDS = (
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """Its blocks are too few for its rows, so that it preempts."""
+    """An engine that preempts, because it has too few blocks for its rows."""
     model = write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
     limits = {"max_num_seqs": 32, "num_kv_blocks": 1_600}
     with EngineServer(tmp_path_factory.mktemp("engine"), model, IDLE, host="0.0.0.0", **limits) as started:
@@ -70,7 +70,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 
 
 async def ask(http: aiohttp.ClientSession, url: str, kind: Kind, number: int) -> int:
-    """The status of the answer, which is whole; 0 if the client left."""
+    """Send a request. Returns the status of the complete answer; 0 if the client disconnected."""
     fields = {name: value for name, value in (ASKED | kind.body).items() if value is not None}
     path = "chat/completions" if "messages" in fields else "completions"
     headers = {CLASS_HEADER: CLASSES[number % len(CLASSES)]["name"]} | kind.headers
@@ -92,7 +92,7 @@ async def ask(http: aiohttp.ClientSession, url: str, kind: Kind, number: int) ->
 
 
 async def send(url: str, numbers: range) -> Counter[tuple[str, int]]:
-    """Sends a request for each number, from so many clients at once."""
+    """Send a request for each number, from this many clients at once."""
     remaining, ended = iter(numbers), Counter[tuple[str, int]]()
 
     async def be_a_client(http: aiohttp.ClientSession) -> None:
@@ -108,7 +108,7 @@ async def send(url: str, numbers: range) -> Counter[tuple[str, int]]:
 
 
 def measure_memory(*pids: int) -> int:
-    """The private memory of these processes and their descendants, in bytes."""
+    """Return the private memory of these processes and their descendants, in bytes."""
     total = 0
     for pid in pids:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

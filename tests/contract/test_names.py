@@ -1,4 +1,4 @@
-"""Operator and gateway together: nobody gets another team's name at the gateway's root, nor its requests."""
+"""Tests with operator and gateway that no team can take another team's name, or its requests, at the gateway's root."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ MODEL = {"uri": "hf://org/model"}
 
 
 class Installation:
-    """Two namespaces, of which the first is that of the gateway and the operator too."""
+    """Two namespaces. Gateway and operator are in the first one."""
 
     def __init__(self, a: Space, b: Space, stage: Stage, gateway: GatewayProcess) -> None:
         self.a = a
@@ -33,7 +33,7 @@ class Installation:
         self.gateway.start()
 
     def find_owner(self, model: str) -> str:
-        """Namespace and name of the service that got a request for `model`, by the gateway's log; `-` for none."""
+        """Return `namespace/name` of the service that got a request for `model`, by the gateway's log; `-` for none."""
         before = len(self.requests())
         self.gateway.knows_model(model)
         wait_until("the line of the request", lambda: len(self.requests()) > before, 30)
@@ -114,7 +114,7 @@ def test_who_waits_for_a_name_does_not_get_it_when_its_holder_replaces_the_servi
 def test_a_gateway_of_the_first_release_with_claims_is_ready_when_it_knows_all_names(
     installation: Installation, name: str
 ) -> None:
-    """An upgrade rolls gateways while the former operator may still be there: they must wait, or names are lost."""
+    """During an upgrade, new gateways may run with the old operator. They must wait, or names are lost."""
     for number in range(20):
         serve(installation.b, f"s{number}", f"{name}-{number}")
     with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol through a real gateway, by Triton's client: at a service's base URL and at the root."""
+"""Tests the Open Inference Protocol with Triton's client and a real gateway, at a service's base URL and the root."""
 
 import asyncio
 import io
@@ -86,7 +86,10 @@ async def test_the_page_shows_a_client_that_works(
 
 
 async def check_long_bodies(gateway: GatewayProcess, service: str) -> None:
-    """At the root the path names the model, so a body may be longer than one that names it itself."""
+    """Check that the gateway passes on a body longer than MAX_ROUTED_BYTES at the root. The engine refuses it.
+
+    The limit is for bodies that name the model. Here the path names it.
+    """
     body = b'{"inputs":[{"name":"numbers","shape":[1,1],"datatype":"FP32","data":[1]}]' + b" " * MAX_ROUTED_BYTES + b"}"
     async with (
         aiohttp.ClientSession() as http,

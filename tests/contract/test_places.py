@@ -1,4 +1,4 @@
-"""Places on engines (ones that compute nothing), granted to gateways in processes of their own: none stays empty."""
+"""Tests places on engines that compute nothing, granted to gateways in other processes. No place stays empty."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineServer]]:
-    """Two that run four requests at once."""
+    """Two engines, each of which runs four requests at once."""
     model = write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
     with ExitStack() as stack:
         started = [
@@ -36,7 +36,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineSer
 
 @pytest.fixture
 def static_engines(tmp_path: Path) -> Iterator[list[EngineServer]]:
-    """Two whose batches of four are full, or wait for ten minutes."""
+    """Two engines with static batches of four requests. A batch that is not full waits for ten minutes."""
     model = write_chat_model(tmp_path / "tiny")
     limits = {"max_num_seqs": 4, "num_kv_blocks": 8192, "batching_mode": "static", "batching_window_seconds": 600}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Every port takes a burst of new connections: the kernel keeps as many as for any other, and all are accepted."""
+"""Tests that every port accepts a burst of new connections, and that all ports have the same backlog in the kernel."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ from conveyor_process.listening import BACKLOG, Acceptor, close_port, listen
 
 @pytest.fixture
 def backlogs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What this process asks the kernel for, each time that it listens."""
+    """The backlogs with which this process calls `listen`."""
     asked: list[int] = []
     listen = socket.socket.listen
 
@@ -95,7 +95,7 @@ async def take_turns() -> None:
 
 
 async def count_connected(*networks: str) -> Counter[str]:
-    """The gateway's connections by peer, after a flood, one other client and some turns of the event loop."""
+    """Return the gateway's connections by peer, after a flood, another client, and some turns of the event loop."""
     find_peer = Clients([ip_network(each) for each in networks]).find_peer
     listener = GatewayListener(refuse, "127.0.0.1", 0, BACKLOG, find_peer=find_peer)
     await listener.open()
@@ -181,7 +181,7 @@ def test_what_has_reached_a_port_that_closes_is_accepted() -> None:
 
 
 class TooFew:
-    """A listening socket of a process that may open no more files, for some looks."""
+    """A listening socket whose `accept` fails a few times, as in a process that may open no more files."""
 
     def __init__(self, listening: socket.socket, looks: int) -> None:
         self._listening, self.looks = listening, looks

@@ -1,4 +1,4 @@
-"""What our protocols use of aiohttp's and uvicorn's insides is there; both are pinned to the release that was read.
+"""Tests that aiohttp and uvicorn have the private names that our protocols use. Both are pinned to exact releases.
 
 A test that fails here says which name a new release lacks: read its changes, then adapt the class and the pin.
 """
@@ -54,13 +54,13 @@ def parse(kind: type) -> ast.Module:
 
 
 def find_attributes(tree: ast.AST, owner: str, context: type[ast.expr_context] = ast.expr_context) -> set[str]:
-    """The names that the code takes of `owner` (`self`, `super()`), or gives to it."""
+    """Return the attributes of `owner` (`self`, `super()`) that the code reads or sets."""
     found = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, context))
     return {node.attr for node in found if ast.unparse(node.value) == owner}
 
 
 def find_used_names(kind: type) -> set[str]:
-    """What the methods of a class use of `self` and of `super()` that the class does not make itself."""
+    """Return the attributes of `self` and `super()` that a class uses but does not define itself."""
     tree = parse(kind)
     begun = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     made = set(vars(kind)).union(*(find_attributes(node, "self", ast.Store) for node in begun))
@@ -68,7 +68,7 @@ def find_used_names(kind: type) -> set[str]:
 
 
 def find_names(kind: type) -> set[str]:
-    """What a class of a library has."""
+    """Return the names that a library's class has."""
     bases = [base for base in kind.__mro__ if base.__module__.startswith(("aiohttp", "uvicorn"))]
     return set(dir(kind)).union(*(find_attributes(parse(base), "self", ast.Store) for base in bases))
 

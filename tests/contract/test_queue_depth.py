@@ -1,4 +1,4 @@
-"""inference_queue_depth, from an engine (one that computes nothing) through gateways to the metrics server's sum."""
+"""Tests inference_queue_depth: an engine that computes nothing, gateways, and the metrics server's sum."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """Runs four requests at once."""
+    """An engine that runs four requests at once."""
     model = write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
     folder = tmp_path_factory.mktemp("engine")
     with EngineServer(folder, model, IDLE, host="0.0.0.0", max_num_seqs=4, num_kv_blocks=8192) as started:
@@ -39,7 +39,7 @@ def gateways(crd: Api, kubeconfig: Path) -> Iterator[list[GatewayProcess]]:
 
 @pytest.fixture(scope="module")
 def short_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """Has places for four requests, and blocks for two of a thousand tokens."""
+    """An engine with places for four requests, but with blocks only for two requests of a thousand tokens."""
     model = write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
     folder = tmp_path_factory.mktemp("engine")
     limits = {"max_num_seqs": 4, "max_model_len": 2048, "num_kv_blocks": 160}
@@ -49,7 +49,7 @@ def short_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineSer
 
 @pytest.fixture(scope="module")
 def steered_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """Has an objective that any limit holds."""
+    """An engine with an objective that is met with any limit."""
     model = write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
     folder = tmp_path_factory.mktemp("engine")
     limits = {"max_num_seqs": 4, "objective_inter_token_latency_seconds": 3600, "batching_mode": "continuous"}
@@ -140,7 +140,7 @@ def make_source(session: aiohttp.ClientSession, gateways: list[GatewayProcess]) 
 
 
 async def ask_again(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str, number: int) -> None:
-    """One client with a prompt of its own, whose blocks nobody shares."""
+    """Send requests as one client, with a prompt whose blocks no other request shares."""
     body = {"prompt": [10 + number] * 1000, "max_tokens": 100, "ignore_eos": True}
     while True:
         async with session.post(f"{gateway.url}/{service}/v1/completions", json=body) as response:
@@ -148,7 +148,7 @@ async def ask_again(session: aiohttp.ClientSession, gateway: GatewayProcess, ser
 
 
 def told_by_the_engine(gateways: list[GatewayProcess], service: str) -> set[int | None]:
-    """How many wait inside it, as each gateway that has requests there heard."""
+    """Return how many requests wait in the engine, as it told each gateway that has requests there."""
     demands = [json.loads(gateway.admin(f"/demand?service={service}")[1]) for gateway in gateways]
     return {engine["waiting"] for demand in demands for engine in demand["services"][service]["engines"].values()}
 

@@ -1,4 +1,4 @@
-"""What the repository promises about itself: its entry points, its checks, its images."""
+"""Tests the repository's own rules about its entry points, its checks and its images."""
 
 import re
 import signal
@@ -22,7 +22,7 @@ DOCKERFILES = {name: image.dockerfile for name, image in IMAGES.items()} | {"vll
 
 
 def recipe(target: str) -> list[str]:
-    """The commands of a target, its prerequisites as `make <prerequisite>` before them."""
+    """Return the commands of a target. Its prerequisites come first, as `make <prerequisite>`."""
     found = re.search(rf"^{target}:([^#\n]*)[^\n]*\n((?:\t.*\n)*)", MAKEFILE, re.MULTILINE)
     assert found
     return [*(f"make {name}" for name in found[1].split()), *found[2].replace("\t", "").splitlines()]
@@ -78,7 +78,7 @@ def test_the_readme_stays_short() -> None:
 
 
 def installed(dockerfile: Path) -> set[str]:
-    """Every package of uv.lock that the extras of a Dockerfile bring, on any platform."""
+    """Return each package in uv.lock that the extras of a Dockerfile install on any platform."""
     lock: dict[str, list[dict[str, Any]]] = {}
     for package in tomllib.loads((REPOSITORY / "uv.lock").read_text())["package"]:
         lock.setdefault(package["name"], []).append(package)
@@ -132,7 +132,7 @@ def leave(*_: object) -> None:
 
 
 def test_no_file_has_the_marks_of_a_conflict() -> None:
-    """Linters read code alone, and pages may have them too."""
+    """Linters read only code, but pages may have such marks too."""
     marks = ["-e", "^" + 7 * "<" + " ", "-e", "^" + 7 * ">" + " "]
     found = subprocess.run(["git", "grep", "-nI", *marks], cwd=REPOSITORY, capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (1, "")

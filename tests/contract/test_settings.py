@@ -1,4 +1,4 @@
-"""Settings of one meaning have one name in all programs, and are refused in one form."""
+"""Tests that settings with the same meaning have the same name and errors of the same form in all programs."""
 
 import subprocess
 import sys

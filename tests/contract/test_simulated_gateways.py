@@ -1,4 +1,7 @@
-"""The simulator's gateways queue, choose and count as the real ones do: the same requests go to the same engines."""
+"""Tests that the simulator's gateways queue, choose and count like real ones.
+
+The same requests go to the same engines.
+"""
 
 import asyncio
 from random import Random
@@ -25,7 +28,7 @@ FAR = 1e9  # a deadline that no test reaches
 
 
 class QuickLoop(asyncio.SelectorEventLoop):
-    """Its time passes when nothing else can happen."""
+    """An event loop whose time advances when nothing else can happen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +45,7 @@ class QuickLoop(asyncio.SelectorEventLoop):
 
 
 class Engines:
-    """Engines without HTTP: their real places, by address."""
+    """Engines without HTTP. They have the real code for places, by address."""
 
     def __init__(self) -> None:
         self.places: dict[str, Places] = {}
@@ -55,7 +58,7 @@ class Engines:
         self.places[address].give_back()
 
     async def send(self, queue: ServiceQueue, ticket: Ticket) -> None:
-        """As `relaying` does it."""
+        """Send a request as `relaying` does."""
         while True:
             engine = await queue.wait_for_engine(ticket)
             places = self.places[engine.address]
@@ -74,7 +77,7 @@ class Engines:
 
 
 class Both:
-    """Gateways, real and simulated, to which the same happens at one moment."""
+    """Real and simulated gateways that get the same events at the same time."""
 
     def __init__(self, seed: int, num_gateways: int) -> None:
         self.random = Random(seed)
@@ -114,7 +117,7 @@ class Both:
             self.engines.end(*found[1:])
 
     async def settle(self) -> None:
-        """All that follows has happened, also what takes a moment."""
+        """Wait until all consequences have happened, including delayed ones."""
         await asyncio.sleep(0.1)
         self.sending = {task for task in self.sending if not task.done() or task.result()}
 
@@ -135,14 +138,17 @@ class Both:
             queue.set_engines([self.addresses[engine] for engine in self.simulated.engines])
 
     def places(self) -> list[tuple[str | None, str | None]]:
-        """Of each request the engine, simulated and real."""
+        """Return the engine of each request, simulated and real."""
         return [
             (request.engine and self.addresses[request.engine], ticket.engine and ticket.engine.address)
             for request, _, ticket in self.tickets
         ]
 
     def demand(self) -> DemandSum:
-        """What the metrics server would make of the real queues, where engines say what waits there and is carried."""
+        """Return the metrics server's result for the real queues.
+
+        Engines report how many requests wait and are carried there.
+        """
         waiting = {address: len(engine.waiting) for engine, address in self.addresses.items()}
         carried = {address: engine.carries if engine.was_short else None for engine, address in self.addresses.items()}
         demands = [

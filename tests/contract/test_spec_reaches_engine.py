@@ -1,4 +1,4 @@
-"""What the API accepts, the operator passes on and the engine takes: no service fails on its own configuration."""
+"""Tests that the engine accepts each configuration that the API accepts and the operator passes on."""
 
 import ast
 import dataclasses
@@ -64,7 +64,7 @@ EDGES: tuple[dict[str, Any], ...] = (
 
 
 def read_as_engine(body: dict[str, Any], folder: Path) -> EngineConfig:
-    """The engine's reading of the file that the operator writes for `body`."""
+    """Return the engine's configuration from the file that the operator writes for `body`."""
     file = folder / names.ENGINE_CONFIG_KEY
     file.write_text(build_engine_config(OWNER, InferenceService.parse(body).spec).text, encoding="utf-8")
     return parse_config({"config": file}, {})
@@ -169,7 +169,7 @@ def test_every_reasoning_parser_arrives(tmp_path: Path) -> None:
 
 
 def test_each_engine_setting_is_the_specs_or_free() -> None:
-    """A new setting of the engine needs a field of the spec, or a place among those that `pod.env` may set."""
+    """A new setting of the engine needs a field in the spec, or an entry in the list of settings for `pod.env`."""
     settings = {field.name for field in dataclasses.fields(EngineConfig)}
     body = build_full_body()
     written = set(yaml.safe_load(build_engine_config(OWNER, InferenceService.parse(body).spec).text))
@@ -188,7 +188,7 @@ def test_the_name_that_people_know_of_a_setting_is_a_field_of_the_spec() -> None
 
 
 def test_what_the_engine_says_of_its_settings_is_said_of_the_spec() -> None:
-    """Every sentence that ends an engine names its settings in backticks, and only those that it has."""
+    """Every message that ends an engine names settings in backticks, and only settings that exist."""
     settings = {field.name for field in dataclasses.fields(EngineConfig)}
     quoted = {
         name
@@ -200,7 +200,7 @@ def test_what_the_engine_says_of_its_settings_is_said_of_the_spec() -> None:
 
 
 def find_sentences(file: Path) -> Iterator[str]:
-    """The texts that a file gives to StartErrors."""
+    """Return the messages of StartErrors in a file."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             called = node.exc.func

@@ -1,4 +1,4 @@
-"""A start part by part: a real operator hears of a real engine's warm-up through a real gateway."""
+"""Tests the parts of a start. A real operator learns a real engine's warm-up time through a real gateway."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def stage(stage: Stage) -> Iterator[Stage]:
 
 
 def ready_in_25_seconds(pod: Json) -> Json:
-    """Of which the fetch takes 4."""
+    """Return the status of a pod that was ready after 25 seconds, of which the fetch took 4."""
 
     def after(seconds: int) -> str:
         moment = datetime.fromisoformat(pod["metadata"]["creationTimestamp"]) + timedelta(seconds=seconds)
@@ -50,7 +50,7 @@ def last_start(space: Space) -> Json:
 
 
 def publish_engine(space: Space, engine: EngineServer) -> str:
-    """As that of the only pod, whose uid it returns: the gateways hear of it now."""
+    """Publish the engine as the only pod's, so that the gateways learn of it now. Returns the pod's uid."""
     (pod,) = space.list("Pod")
     uid = str(pod["metadata"]["uid"])
     endpoint = make_endpoint(own_address()) | {
@@ -62,7 +62,7 @@ def publish_engine(space: Space, engine: EngineServer) -> str:
 
 
 def is_whole(start: Json) -> bool:
-    """The warm-up is told, and no longer counted as load."""
+    """Return whether the warm-up is reported and no longer counted as part of the load."""
     parts = [int(start.get(part, "0s").removesuffix("s")) for part in ("schedule", "image", "model", "load", "warmUp")]
     return "warmUp" in start and sum(parts) == 25
 

@@ -1,4 +1,4 @@
-"""Which stories of e2e/ run together, as pytest collects them: some take away what others need."""
+"""Tests which tests in e2e/ run together, as pytest collects them. Some of them remove what others need."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from e2e.cluster.paths import REPOSITORY
 
 @cache
 def collect(*options: str) -> list[str]:
-    """The names of the tests that `make e2e` runs with these options."""
+    """Return the names of the tests that `make e2e` runs with these options."""
     command = [sys.executable, "-m", "pytest", "-c", "e2e/pytest.ini", "--collect-only", "-q", *options, "e2e"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The manifests of one-step tasks: the engine that the operator configures by each, behind a real gateway."""
+"""Tests the manifests of one-step tasks with the engines that the operator configures for them and a real gateway."""
 
 import asyncio
 import base64
@@ -71,7 +71,7 @@ def test_a_page_shows_the_manifest_of_its_task(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The engine of one task."""
+    """A task, its manifest and its engine."""
 
     name: str
     engine: EngineServer
@@ -152,7 +152,7 @@ async def test_the_page_s_request_for_images_is_answered(
 
 
 def read_scores(answer: Any) -> list[float]:
-    """All numbers of an answer that the model has made, in their order."""
+    """Return all numbers in an answer that come from the model, in order."""
     if isinstance(answer, dict):
         named = [answer[name] for name in ("relevance_score", "score") if name in answer]
         return named + [n for value in answer.values() for n in read_scores(value)]

@@ -1,4 +1,4 @@
-"""Tokens of requests through a real gateway: what its log and counters say, and what the engine has counted."""
+"""Compares the tokens of requests in a real gateway's log and counters with those that the engine has counted."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What `status.effective.derived` tells is what the engine does."""
+"""Tests that the engine uses the values in `status.effective.derived`."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""To zero and back: a real operator hears of real gateways which services sleep and which have to be woken."""
+"""Tests scaling to zero and back. A real operator learns from real gateways which services to stop and to start."""
 
 import asyncio
 import json
@@ -44,7 +44,10 @@ def replicas(space: Space) -> int:
 
 
 async def fall_asleep(space: Space, gateway: GatewayProcess, cluster: Cluster, port: int) -> None:
-    """A service with one engine, until it has none. Its pods have no address: the test says where the engine is."""
+    """Create a service with one engine, and wait until it has none.
+
+    Pods have no addresses, so the test publishes its engine.
+    """
     space.make_service(autoscaling=SLEEPY)
     await asyncio.to_thread(space.wait_condition, "qwen", "WorkloadReady", "True", "ReplicasReady")
     cluster.apply_engine("qwen", own_address(), port)
@@ -152,7 +155,7 @@ async def test_a_start_that_fails_answers_with_the_reason_until_it_is_mended(
 
 
 async def complete_when_queued(gateway: GatewayProcess, space: Space) -> tuple[int, Any]:
-    """The gateway may hear of the mend a moment later than the test."""
+    """Complete a request that may be queued first, because the gateway may learn of the fix after the test."""
     while True:
         status, body = await complete(gateway, space)
         if status != 503:
