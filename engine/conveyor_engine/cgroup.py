@@ -5,8 +5,11 @@ killed. Does not import torch.
 """
 
 import os
+import signal
 from pathlib import Path
 from typing import Final
+
+from conveyor_protocol.failure_reasons import FailureReason
 
 OOM_KILLED: Final = (
     "the engine process used more than the container's memory limit and was killed by the kernel; "
@@ -51,6 +54,15 @@ def count_oom_kills() -> int:
     With cgroup v2, Kubernetes lets the kernel kill the whole container. With v1, the kernel kills the largest process.
     """
     return next((_find_number(_CGROUP / file, "oom_kill") for file in _OOM_COUNTERS if (_CGROUP / file).exists()), 0)
+
+
+def explain_exit(process: str, exit_code: int, oom_kills_before: int) -> tuple[FailureReason, str]:
+    """Why a child process ended, which told nothing itself. `exit_code`: as `subprocess` has it."""
+    if exit_code >= 0:
+        return FailureReason.ENGINE_ERROR, f"{process} exited with code {exit_code}"
+    if exit_code == -signal.SIGKILL and count_oom_kills() > oom_kills_before:
+        return FailureReason.OOM_KILLED, OOM_KILLED
+    return FailureReason.ENGINE_ERROR, f"{process} was ended by {signal.Signals(-exit_code).name}"
 
 
 def _find_number(path: Path, name: str) -> int:

@@ -44,6 +44,7 @@ class About:
     cost_unit: str = "tokens"  # unit of a request's cost, for `max_num_batched_tokens` and for metrics
     reads_text: bool = True  # whether it needs the model's tokenizer
     reads: bool = False  # whether its workers need something else of the model: its module `reading`
+    divides: bool = False  # whether several devices can compute one model (`tensor_parallel_size`)
     runs_also: tuple[str, ...] | None = None  # other tasks whose models it can run if configured; None: any
 
 

@@ -117,7 +117,7 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.EXTERNAL_AUTOSCALER: "With `provider: External` an autoscaler that is not Conveyor's sets the number.",
     Reason.SCALED_TO_ZERO: "The service has 0 replicas; with `minReplicas: 0` the next request starts an engine.",
     Reason.STARTING_FROM_ZERO: "The first engine after zero is starting, nothing has failed, and requests wait for it.",
-    Reason.GPUS_UNUSED: "Conveyor's engine uses one GPU; the others in `resources.limits` are idle.",
+    Reason.GPUS_UNUSED: "Conveyor's engine uses one GPU, unless the model generates text; the others are idle.",
     Reason.ROLLING_OUT: "A rollout is replacing pods with pods of the current spec.",
     Reason.MODEL_DOWNLOADING: "The first engine, or a Job before it, is downloading the model.",
     Reason.MODEL_LOADING: "The first engine is loading the model, or checking it in the volume.",

@@ -89,8 +89,9 @@ SHARED_MEMORY_VOLUME: Final = "shared-memory"
 SCRATCH_VOLUME: Final = "scratch"
 POD_VOLUMES: Final = (CONFIG_VOLUME, MODEL_VOLUME, SHARED_MEMORY_VOLUME, SCRATCH_VOLUME)
 
-# Devices of which an engine uses one: GPUs and MIG slices.
+# Devices: GPUs, of which an engine may use several, and MIG slices, of which it uses one.
 GPU_VENDOR: Final = "nvidia.com/"
+GPU: Final = "nvidia.com/gpu"
 
 # Custom metrics API.
 METRICS_GROUP: Final = "custom.metrics.k8s.io"

@@ -291,6 +291,19 @@ class InferenceServiceSpec(ApiModel):
         return parse_duration_seconds(self.request_timeout)
 
     @property
+    def gpus(self) -> int:
+        """The GPUs, or slices of GPUs, that each engine requests."""
+        limits = self.resources.limits
+        return sum(int(amount) for name, amount in limits.items() if name.startswith(names.GPU_VENDOR))
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """The GPUs that compute one model together. Only whole GPUs can, and only for models that generate text."""
+        if self.task not in (None, "Generate"):
+            return 1
+        return max(1, int(self.resources.limits.get(names.GPU, 1)))
+
+    @property
     def first_replicas(self) -> int:
         """The number of engines of a new service."""
         if self.autoscaling is not None:

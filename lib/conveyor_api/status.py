@@ -145,6 +145,8 @@ class EffectiveStatus(_StatusModel):
     """Classes of the queue with their limits, the lowest level first."""
     from_profile: Annotated[list[Word], Field(max_length=64)] | None = None
     """Fields of the spec that the profile set."""
+    tensor_parallel_size: Count | None = None
+    """GPUs that compute the model of one engine together, if there are several."""
     derived: Annotated[list[DerivedStatus], Field(max_length=8), KeyedBy("name")] | None = None
     """Sizes that follow from `spec.workload`, except sizes that a field sets."""
     cache_access_mode: Word | None = None

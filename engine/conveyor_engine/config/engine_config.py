@@ -232,6 +232,12 @@ class EngineConfig:
         "row is done, as in a padded tensor; none = packed: rows keep their own lengths",
         optional(literal(Padding)),
     )
+    tensor_parallel_size: int = setting(
+        1,
+        "devices, or processes on a CPU, that compute one model together; each has a share of the heads. For models "
+        "that generate text; others use one",
+        whole_number(1, 1024),
+    )
     num_threads: int | None = setting(
         None, "CPU threads that compute; default: the container's CPU limit", optional(whole_number(1, 1024))
     )

@@ -1,6 +1,8 @@
-"""Builds the runner for the model's task on this process's device. Called by `loop.process`."""
+"""Builds the runner for the model's task on this process's device. Called by `loop.process` and `ranks`."""
 
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,6 +11,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError, is_out_of_memory
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.placement import Placement, open_placement
+from conveyor_engine.execution.ranks import Fail, RankedRunner, Ranks
 from conveyor_engine.execution.start import Progress
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -16,14 +19,34 @@ Executor = TypeVar("Executor")  # a `loop.executor.Executor`, of which this room
 Build = Callable[[EngineConfig, Placement, Progress], Executor]  # the `execution` of a task: loads the model
 
 
-def build_runner(config: EngineConfig, progress: Progress = lambda _: None) -> Any:
+def build_runner(config: EngineConfig, progress: Progress = lambda _: None, fail: Fail = lambda *_: os._exit(1)) -> Any:
     """A `loop.executor.Executor` with the model loaded.
 
-    Raises ConfigError or ModelError; what else it raises is a bug or a broken device.
+    `fail` ends the process, with a reason, when another rank of the model has ended. Raises ConfigError or ModelError;
+    what else it raises is a bug or a broken device.
     """
-    build: Build[Any] = registry.load(registry.find_task(config.task, Path(config.model)), "execution")
+    task, world_size = registry.find_task(config.task, Path(config.model)), config.tensor_parallel_size
+    if world_size > 1 and not registry.load_about(task).divides:
+        progress(f"event=devices_unused task={task} devices={world_size - 1}")
+        world_size = 1
+    if world_size == 1:
+        return _load(config, task, partial(open_placement, config), progress)
+    ranks = Ranks(config, fail)
+    place = partial(open_placement, config, 0, world_size, ranks.meeting)
+    return RankedRunner(_load(config, task, place, progress), ranks)
+
+
+def load_rank(config: EngineConfig, rank: int, meeting: str) -> Any:
+    """The runner of another rank than 0, whose `begin` runs rank 0's plans. Raises as `build_runner`."""
+    task = registry.find_task(config.task, Path(config.model))
+    place = partial(open_placement, config, rank, config.tensor_parallel_size, meeting)
+    return _load(config, task, place, lambda _: None)
+
+
+def _load(config: EngineConfig, task: str, place: Callable[[], Placement], progress: Progress) -> Any:
+    build: Build[Any] = registry.load(task, "execution")
     try:
-        return build(config, open_placement(config), progress)
+        return build(config, place(), progress)
     except (MemoryError, OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

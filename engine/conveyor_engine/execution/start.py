@@ -16,6 +16,7 @@ from conveyor_engine.execution import machine
 from conveyor_engine.execution.kv_budget import plan_num_blocks
 from conveyor_engine.execution.largest_step import estimate_step, measure_step
 from conveyor_engine.execution.limits import choose_batch_limits, dtype_name
+from conveyor_engine.execution.models.divide import add_up, divide_model
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.loader import load_config, load_model
@@ -41,13 +42,14 @@ class Start:
 
         `load`: a source of the model other than its weights on disk, for measurements.
         """
-        self.device = placement.device
+        self.device, self._placement = placement.device, placement
         self.model_config = load_config(config.model, kind)
         self.dtype = machine.choose_dtype(config.dtype, self.device, self.model_config)
         self.max_num_seqs, self.max_num_batched_tokens = choose_batch_limits(config, self.device)
         self.config, self._kind, self.progress = config, kind, progress
         self._load_model = load or partial(load_model, kind=kind)
         self._began = 0.0
+        self._partial_sums: list[str] = []  # names of the products whose results the ranks add up
 
     def load(self) -> PreTrainedModel:
         """Loads the model, all of transformers' own modules. Raises ModelError."""
@@ -55,13 +57,31 @@ class Start:
         task = "" if self._kind is CAUSAL_LM else f" task={self._kind.task}"
         path = self.config.model
         self.progress(f"event=model_loading path={path} device={self.device} dtype={dtype_name(self.dtype)}{task}")
-        return self._load_model(path, self.model_config, self.dtype, self.device)
+        if self._placement.world_size == 1:
+            return self._load_model(path, self.model_config, self.dtype, self.device)
+        return self._load_share(path)
+
+    def _load_share(self, path: str) -> PreTrainedModel:
+        """Loads this rank's share. The ranks take turns, so that the host's memory holds one whole model at a time."""
+        placement = self._placement
+        for turn in range(placement.world_size):
+            if turn == placement.rank:
+                whole = self._load_model(path, self.model_config, self.dtype, torch.device("cpu"))
+                self._partial_sums = divide_model(whole, placement.rank, placement.world_size)
+                model = whole.to(self.device)
+            placement.wait_for_others()
+        self.progress(f"event=model_divided ranks={placement.world_size} sums={len(self._partial_sums)}")
+        return model
 
     def fuse(self, model: PreTrainedModel, num_layers: int) -> None:
-        """Replaces modules by our own where they compute the same; for `attention_backend: torch` none."""
+        """Replaces modules by our own where they compute the same; for `attention_backend: torch` none.
+
+        Of a divided model, the results of the ranks are then added up. The compiled layers of a CPU cannot do that.
+        """
         if self.config.attention_backend != "torch":
-            fused = fuse_model(model)
+            fused = fuse_model(model, whole_layers=self.device.type != "cpu" or not self._partial_sums)
             self.progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
+        add_up(model, self._partial_sums)
         self.progress(f"event=model_loaded layers={num_layers} seconds={time.monotonic() - self._began:.1f}")
 
     def find_step_bytes(
@@ -77,8 +97,11 @@ class Start:
         return estimate_step(model, num_tokens, num_logits)
 
     def plan_num_blocks(self, max_model_len: int, block_bytes: int, step_bytes: int) -> int:
-        """Number of KV blocks in the memory that weights and the largest step leave. Raises ConfigError."""
-        return plan_num_blocks(
+        """Number of KV blocks in the memory that weights and the largest step leave, in the rank with the least.
+
+        Raises ConfigError.
+        """
+        num_blocks = plan_num_blocks(
             self.config,
             max_num_seqs=self.max_num_seqs,
             max_model_len=max_model_len,
@@ -86,6 +109,7 @@ class Start:
             free_bytes=max(0, machine.free_memory_bytes(self.device) - step_bytes),
             is_cpu=self.device.type == "cpu",
         )
+        return self._placement.agree_on_least(num_blocks)
 
     def facts(
         self,

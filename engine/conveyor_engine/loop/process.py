@@ -232,7 +232,12 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
     def progress(line: str) -> None:
         channel.send(LoadingLine(line))
 
-    runner: Executor = build_runner(config, progress)
+    def fail(reason: FailureReason, message: str) -> None:
+        with contextlib.suppress(Disconnected):
+            channel.send(Failed(reason, message))
+        os._exit(1)
+
+    runner: Executor = build_runner(config, progress, fail)
     facts = runner.facts
     grammars = Grammars(directory, facts.vocab_size, facts.eos_token_ids)
 

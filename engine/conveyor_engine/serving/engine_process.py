@@ -6,14 +6,13 @@ Used by `engine_client`, which knows what the messages mean. The other end of th
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import cast
 
-from conveyor_engine.cgroup import OOM_KILLED, count_oom_kills
+from conveyor_engine.cgroup import count_oom_kills, explain_exit
 from conveyor_engine.logs import LOG_FORMAT_VARIABLE
 from conveyor_engine.openmp import spin_briefly
 from conveyor_engine.wire.frames import FrameReader, encode_frame
@@ -105,9 +104,4 @@ class EngineProcess:
 
     def explain(self, exit_code: int) -> Death:
         """Return the cause of death of a process that did not send one."""
-        if exit_code >= 0:
-            return Death(FailureReason.ENGINE_ERROR, f"the engine process exited with code {exit_code}")
-        if exit_code == -signal.SIGKILL and count_oom_kills() > self._oom_kills_before:
-            return Death(FailureReason.OOM_KILLED, OOM_KILLED)
-        name = signal.Signals(-exit_code).name
-        return Death(FailureReason.ENGINE_ERROR, f"the engine process was ended by {name}")
+        return Death(*explain_exit("the engine process", exit_code, self._oom_kills_before))

@@ -150,8 +150,9 @@ def judge_workload(situation: Situation) -> Judged:
         return Judged(type, "False", blocker.reason, some + blocker.message)
     if not (situation.rolled_out and deployment.available_replicas >= deployment.asked_replicas):
         return Judged(type, "False", Reason.PODS_STARTING, situation.ready_count)
-    if situation.gpus_asked > 1 and situation.spec.runtime == "Conveyor":
-        unused = f"each engine requests {situation.gpus_asked} GPUs and uses one; request one GPU in resources.limits"
+    spec = situation.spec
+    if spec.gpus > max(1, spec.tensor_parallel_size) and spec.runtime == "Conveyor":
+        unused = f"each engine requests {spec.gpus} GPUs and uses one; request one GPU in resources.limits"
         return Judged(type, "True", Reason.GPUS_UNUSED, f"{situation.ready_count}; {unused}")
     return Judged(type, "True", Reason.REPLICAS_READY, situation.ready_count)
 

@@ -110,6 +110,7 @@ def build_desired(
         queue_classes=[_tell_class(spec.queue, each) for each in spec.queue.ordered_classes] or None,
         from_profile=list(from_profile) or None,
         resources=tell_resources(spec.resources),
+        tensor_parallel_size=spec.tensor_parallel_size if spec.tensor_parallel_size > 1 else None,
     )
     if autoscaler is not None and spec.autoscaling and not spec.autoscaling.uses_keda:
         children.append(autoscaler)

@@ -152,12 +152,6 @@ class Situation:
         return f"{self.deployment.available_replicas} of {self.deployment.asked_replicas} engines are ready"
 
     @property
-    def gpus_asked(self) -> int:
-        """The GPUs that each engine requests. Conveyor's own engine uses one."""
-        limits = self.spec.resources.limits
-        return sum(int(amount) for name, amount in limits.items() if name.startswith(names.GPU_VENDOR))
-
-    @property
     def pods(self) -> list[PodState]:
         return self.observed.newest_pods
 

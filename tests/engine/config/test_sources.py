@@ -50,7 +50,7 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         "workload_input_tokens": Lengths(20, 30), "workload_output_tokens": Lengths(1, 2),
         "prefix_caching": False, "attention_backend": "torch", "enforce_eager": True,
         "request_timeout_seconds": 5.0, "drain_timeout_seconds": 6.0, "host": "::1", "port": 81, "padding": "real",
-        "num_threads": 2, "log_format": "json", "warmup": False,
+        "tensor_parallel_size": 2, "num_threads": 2, "log_format": "json", "warmup": False,
     }  # fmt: skip
     assert list(values) == [field.name for field in dataclasses.fields(EngineConfig)]
     given = {name: value for name, value in values.items() if value is not None}

@@ -171,8 +171,9 @@ def test_a_pod_that_was_replaced_gives_no_reason_while_its_replacement_starts() 
 
 
 def test_gpus_that_nobody_uses_are_told_by_a_service_that_is_ready() -> None:
-    for limits, reason in (({"nvidia.com/gpu": 4}, "GPUsUnused"), ({"nvidia.com/gpu": 1, "cpu": 8}, "Ready")):
-        found = judge(make_deployment(1), READY, endpoints=1, resources={"limits": limits})
+    for task, gpus, reason in (("Embed", 4, "GPUsUnused"), ("Embed", 1, "Ready"), ("Generate", 4, "Ready")):
+        limits = {"nvidia.com/gpu": gpus, "cpu": 8}
+        found = judge(make_deployment(1), READY, endpoints=1, task=task, resources={"limits": limits})
         assert said(found["Ready"]) == ("True", reason)
     vllm = {"runtime": "VLLM", "engine": {"image": "vllm:1"}, "resources": {"limits": {"nvidia.com/gpu": 4}}}
     assert said(judge(make_deployment(1), READY, endpoints=1, **vllm)["Ready"]) == ("True", "Ready")

@@ -16,7 +16,8 @@ from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.recognise import attention_of, is_hooked, layer_of, linear_of, mlp_of, norm_of
 from conveyor_engine.execution.models.trial import Calls, observe_calls
 
-_KINDS: tuple[tuple[str, Callable[[nn.Module, Calls], nn.Module | None]], ...] = (
+Kinds = tuple[tuple[str, Callable[[nn.Module, Calls], nn.Module | None]], ...]
+_KINDS: Kinds = (  # the largest first
     ("layers", layer_of),
     ("attentions", attention_of),
     ("mlps", lambda part, _: mlp_of(part)),
@@ -25,32 +26,33 @@ _KINDS: tuple[tuple[str, Callable[[nn.Module, Calls], nn.Module | None]], ...] =
 )
 
 
-def fuse_model(model: PreTrainedModel) -> dict[str, int]:
+def fuse_model(model: PreTrainedModel, *, whole_layers: bool = True) -> dict[str, int]:
     """Replace all modules that are recognised. Return how many of each kind were replaced, for the log.
 
-    Each original is freed before the next module is replaced, so fusing needs memory for only one more layer. Raises
-    the device's errors, for example if that memory is missing. The model is then partly replaced and must not be used.
+    Without `whole_layers`, only parts of decoder layers are replaced. Each original is freed before the next module is
+    replaced, so fusing needs memory for only one more layer. Raises the device's errors, for example if that memory is
+    missing. The model is then partly replaced and must not be used.
     """
     done: Counter[str] = Counter()
     with torch.inference_mode():
-        _fuse_parts(model, observe_calls(model), done)
+        _fuse_parts(model, observe_calls(model), _KINDS if whole_layers else _KINDS[1:], done)
     return dict(done)
 
 
-def _fuse_parts(parent: nn.Module, calls: Calls, done: Counter[str]) -> None:
+def _fuse_parts(parent: nn.Module, calls: Calls, kinds: Kinds, done: Counter[str]) -> None:
     for name in [name for name, _ in parent.named_children()]:  # a list of the modules would keep the originals alive
         part = parent.get_submodule(name)
-        kind, ours = _replacement(part, calls)
+        kind, ours = _replacement(part, calls, kinds)
         if ours is None:
-            _fuse_parts(part, calls, done)
+            _fuse_parts(part, calls, kinds, done)
         else:
             setattr(parent, name, ours)
             done[kind] += 1
 
 
-def _replacement(part: nn.Module, calls: Calls) -> tuple[str, nn.Module | None]:
+def _replacement(part: nn.Module, calls: Calls, kinds: Kinds) -> tuple[str, nn.Module | None]:
     """Return (kind, our module for the part), or ("", None) if the part is not recognised. Larger kinds come first."""
-    for kind, recognise in _KINDS if not is_hooked(part) else ():
+    for kind, recognise in kinds if not is_hooked(part) else ():
         try:
             ours = recognise(part, calls)
         except checks.TRANSFORMERS_ERRORS as error:  # parts with known names, but with other shapes or arguments

@@ -64,7 +64,7 @@ class GenerateRunner:
         join_layers(self.model)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
-        if not self.backend.is_capturable:
+        if not self.backend.is_capturable or placement.world_size > 1:  # sums over ranks in graphs: not tried yet
             capture = None
         num_spare = int(capture is not None)  # rows and blocks for the padding of graphs
         self.last_layer = find_last_layer(self.model, layers)

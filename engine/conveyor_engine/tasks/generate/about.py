@@ -10,5 +10,6 @@ TASK: Final = About(
     path="/v1/completions",
     recognises=lambda _: True,  # what no other task recognises
     batching_mode="continuous",
+    divides=True,
     runs_also=("embed",),
 )

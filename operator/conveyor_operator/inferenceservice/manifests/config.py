@@ -30,6 +30,7 @@ RESOURCE_FIELDS: Final = {
     "dtype": "engine.dtype",
     "model_class": "engine.modelClass",
     "max_model_len": "engine.maxModelLen",
+    "tensor_parallel_size": "resources.limits",
     "batching_mode": "batching.mode",
     "max_num_seqs": "batching.maxBatchSize",
     "batching_window_seconds": "batching.window",
@@ -100,6 +101,7 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "dtype": spec.engine.dtype.lower(),
         "model_class": spec.engine.model_class,
         "max_model_len": spec.engine.max_model_len,
+        "tensor_parallel_size": spec.tensor_parallel_size if spec.tensor_parallel_size > 1 else None,
         "sampling_defaults": "openai" if spec.engine.sampling_defaults == "OpenAI" else None,  # else the engine's own
         "tool_parser": _TOOL_PARSERS.get(spec.engine.tool_parser),
         "reasoning_parser": _REASONING_PARSERS.get(spec.engine.reasoning_parser),

@@ -1,0 +1,46 @@
+"""What the engine process says to the other ranks of its model, in `frames` on one stream socket for each.
+
+Used by `execution.ranks` on both sides. A rank answers nothing but why it ends: its results are those of rank 0.
+"""
+
+import msgspec
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.wire.step import RowMask, StepPlan
+from conveyor_protocol.failure_reasons import FailureReason
+
+
+class _Message(msgspec.Struct, tag=True, array_like=True):
+    pass
+
+
+class LoadRank(_Message):
+    """The first message: load this rank's part of the model. The ranks meet by the file `meeting`."""
+
+    config: EngineConfig
+    rank: int
+    meeting: str
+
+
+class BeginStep(_Message):
+    """Begin this step."""
+
+    plan: StepPlan
+
+
+class SampleStep(_Message):
+    """Sample the tokens of the step that has begun, among those that the masks allow."""
+
+    masks: list[RowMask]
+
+
+class RankFailed(_Message):
+    """The last message of a rank: why it ends."""
+
+    reason: FailureReason
+    message: str
+
+
+ToRank = LoadRank | BeginStep | SampleStep
+to_rank_decoder: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+from_rank_decoder: msgspec.msgpack.Decoder[RankFailed] = msgspec.msgpack.Decoder(RankFailed)
