@@ -1,4 +1,4 @@
-"""The real kubectl, on the tests' control plane."""
+"""Runs the real kubectl with the tests' control plane."""
 
 import subprocess
 from pathlib import Path

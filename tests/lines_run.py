@@ -1,4 +1,4 @@
-"""Counts lines that run, for tests of what an event costs: a count is the same on every machine, a time is not."""
+"""Counts executed lines, for tests of the cost of an event. Unlike a time, the count is the same on every machine."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def count_lines(work: Callable[[], object], folder: str) -> int:
-    """How many lines of files below `folder`, such as `/conveyor_engine/scheduling/`, `work` runs."""
+    """Return how many lines `work` executes in files below `folder`, such as `/conveyor_engine/scheduling/`."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Reading OpenAPI documents."""
+"""Reads OpenAPI documents."""
 
 from collections.abc import Iterator
 
 
 def find_references(value: object) -> Iterator[str]:
-    """Every `$ref` within."""
+    """Return every `$ref` in a document."""
     if isinstance(value, dict):
         if isinstance(reference := value.get("$ref"), str):
             yield reference

@@ -1,4 +1,4 @@
-"""The manifests of docs/expose.md, applied to a real API server with Contour and Envoy on it: `make expose`.
+"""Applies the manifests of docs/expose.md to a real API server with Contour and Envoy. Run by `make expose`.
 
 Behind them is a real gateway, which Contour finds by the chart's Service. No kubelet is here that would fill the
 Service's EndpointSlice with the gateway's pod: the gateway is a process, and the test writes its slice.
@@ -40,7 +40,7 @@ PAGE = (REPOSITORY / "docs" / "expose.md").read_text()
 
 @dataclass(frozen=True)
 class Exposed:
-    """A door of one kind, and clients that trust its authority."""
+    """A door for one kind of route, and clients that trust its certificate authority."""
 
     kind: str
     door: Door
@@ -48,14 +48,14 @@ class Exposed:
     api: Api
 
     def url(self, stack: Stack) -> str:
-        """The base URL of the stack's service, from outside."""
+        """The base URL of the stack's service for clients outside the cluster."""
         return f"https://{HOST}:{self.door.port}/{stack.key}/v1"
 
     def client(self, tls: ssl.SSLContext | None = None) -> httpx.AsyncClient:
         return httpx.AsyncClient(verify=tls or self.tls, timeout=120)
 
     async def publish(self, stack: Stack, *objects: Json) -> None:
-        """Apply the page's manifests, or others, for the stack's namespace; return when Envoy serves it."""
+        """Apply the page's manifests, or others, for the stack's namespace. Returns when Envoy serves the route."""
         for item in objects or manifests(f"kind: {self.kind}\n"):
             await asyncio.to_thread(self._apply, item, stack.cluster.namespace)
 
@@ -66,13 +66,13 @@ class Exposed:
         self.api.apply(path_of(self.api, body), body)
 
     async def withdraw(self, stack: Stack) -> None:
-        """Delete the route; return when Envoy serves it no more."""
+        """Delete the route. Returns when Envoy no longer serves it."""
         (path,) = {path_of(self.api, item) for item in manifests(f"kind: {self.kind}\n") if item["kind"] == self.kind}
         await asyncio.to_thread(self.api.delete, path)
         await self._wait(stack, {}, is_published=False)
 
     async def wait_published(self, stack: Stack, **headers: str) -> None:
-        """Until Envoy passes requests for this service on."""
+        """Wait until Envoy forwards requests for this service."""
         await self._wait(stack, headers, is_published=True)
 
     async def _wait(self, stack: Stack, headers: dict[str, str], *, is_published: bool) -> None:
@@ -93,7 +93,7 @@ def blocks(language: str) -> list[str]:
 
 
 def manifests(word: str) -> list[Json]:
-    """The objects of the page's first block that has this text."""
+    """Return the objects in the page's first block that contains this text."""
     return list(yaml.safe_load_all(next(block for block in blocks("yaml") if word in block)))
 
 
@@ -104,7 +104,7 @@ def contour_settings() -> Json:
 
 @pytest.fixture(autouse=True)
 def names_lead_to_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As public DNS would."""
+    """Lets the page's host names resolve to the door, as public DNS would."""
     resolve = socket.getaddrinfo
 
     def lookup(host: Any, *arguments: Any, **options: Any) -> Any:
@@ -115,7 +115,7 @@ def names_lead_to_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def authority(crd: Api, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """The page's Secret, made by the page's command from a certificate of an authority of this test."""
+    """Creates the page's Secret with the page's command, from a certificate of this test's authority."""
     install_definitions(crd)
     crd.create("/api/v1/namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
     folder = tmp_path_factory.mktemp("authority")
@@ -148,7 +148,7 @@ def exposed(
     request: pytest.FixtureRequest, crd: Api, control_plane: ControlPlane, authority: Authority,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Exposed]:  # fmt: skip
-    """One door for each kind of route, with Contour's settings of the page."""
+    """A door for each kind of route, with the page's settings for Contour."""
     is_ingress = request.param == "Ingress"
     settings = contour_settings() | ({} if is_ingress else {"gateway": GATEWAY})
     crd.apply("/apis/gateway.networking.k8s.io/v1/gatewayclasses/contour", gateway_class())
@@ -160,7 +160,7 @@ def exposed(
 
 @pytest.fixture
 async def published(exposed: Exposed, stack: Stack) -> Stack:
-    """The stack's service, published by the page's manifests."""
+    """The stack's service, published with the page's manifests."""
     await exposed.publish(stack)
     await exposed.wait_published(stack)
     return stack

@@ -1,4 +1,4 @@
-"""A door to the cluster: Contour and Envoy as two processes, configured by what a test applies to the API server."""
+"""A door to the cluster: Contour and Envoy as two processes, configured by the objects that a test applies."""
 
 import json
 import shutil
@@ -32,12 +32,12 @@ class Door:
 
     @property
     def listener_port(self) -> int:
-        """The port that a Gateway's listener must have so that Envoy listens on `port`."""
+        """Return the port that a Gateway's listener must have so that Envoy listens on `port`."""
         return self.port - _LISTENER_OFFSET
 
     @contextmanager
     def running(self, ingress_class: str, settings: Json) -> Iterator["Door"]:
-        """`settings` are those of Contour's configuration file."""
+        """Run a door. settings: the content of Contour's configuration file."""
         configuration, bootstrap = self._folder / "contour.yaml", self._folder / "envoy.json"
         configuration.write_text(yaml.safe_dump(settings))
         discovery = ("--xds-address=127.0.0.1", f"--xds-port={free_port()}")
@@ -87,6 +87,6 @@ def _is_established(definition: Json) -> bool:
 
 
 def conditions(route: Json) -> str:
-    """What the implementation reports on a route, for assertions and error messages."""
+    """Return the conditions that Contour reports for a route, for assertions and error messages."""
     parents = (route.get("status") or {}).get("parents") or []
     return json.dumps([each["conditions"] for each in parents])

@@ -1,4 +1,4 @@
-"""What clients outside the cluster get through the doors of docs/expose.md."""
+"""Tests what clients outside the cluster get through the doors of docs/expose.md."""
 
 import asyncio
 import ssl
@@ -137,7 +137,7 @@ async def test_a_route_lets_in_the_key_of_its_namespace_only(exposed: Exposed, p
 
 @pytest.mark.parametrize("exposed", ["HTTPRoute"], indirect=True)
 async def test_contour_does_not_split_by_filters_of_backends(exposed: Exposed, published: Stack) -> None:
-    """The route of docs/operations.md, which needs them."""
+    """The route of docs/operations.md needs such filters, so it does not work with Contour."""
     route = read_route()
     route["spec"]["hostnames"] = ["models.example.com"]
     await exposed.publish(published, route)
@@ -150,7 +150,7 @@ async def test_contour_does_not_split_by_filters_of_backends(exposed: Exposed, p
 async def test_contour_s_setting_limits_how_long_an_answer_is_silent(
     stack: Stack, crd: Any, control_plane: ControlPlane, authority: Authority, tmp_path: Path
 ) -> None:
-    """The page's 11 minutes are too long to wait for: the same setting with two seconds."""
+    """Uses the page's setting with two seconds, because its 11 minutes are too long for a test."""
     settings = yaml.safe_load(yaml.safe_dump(contour_settings()).replace("11m", "2s"))
     assert settings != contour_settings()
     slow = SlowEngine()

@@ -1,4 +1,4 @@
-"""One stand for all faults, and their table: printed at the end, and written to build/faults.json."""
+"""Runs one stand for all faults. Their table is printed at the end and written to build/faults.json."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""An operator, a gateway and a metrics server as processes, which reach a real API server through a proxy with faults.
+"""Runs an operator, a gateway and a metrics server as processes. A proxy with faults is before their real API server.
 
 An engine answers a client all the time, through the gateway. `endure` makes a fault happen, changes the cluster
 meanwhile, and tells what it cost until everything was right again.
@@ -44,7 +44,7 @@ Json = dict[str, Any]
 
 
 class OperatorProcess:
-    """`python -m conveyor_operator` on the services of one namespace, with the time of day of `clock`."""
+    """Runs `python -m conveyor_operator` for the services of one namespace, with the time of day of `clock`."""
 
     def __init__(self, kubeconfig: Path, namespace: str, log: Path, *flags: str, **environment: str) -> None:
         command = [sys.executable, "-m", "conveyor_operator", f"--kubeconfig={kubeconfig}", "--host=127.0.0.1"]
@@ -54,7 +54,7 @@ class OperatorProcess:
             self._process = subprocess.Popen(command, stderr=file, env={**os.environ, **environment})
 
     def kill(self) -> None:
-        """Without a last word."""
+        """Kill the process without letting it end properly."""
         self._process.kill()
         self._process.wait()
 
@@ -64,7 +64,7 @@ class OperatorProcess:
 
 
 class Client(threading.Thread):
-    """Sends a short request five times a second to each of `urls` in turn; counts what is not answered with 200."""
+    """Sends five short requests per second, to each of `urls` in turn. Counts those that are not answered with 200."""
 
     def __init__(self, *urls: str) -> None:
         super().__init__(name="client", daemon=True)
@@ -93,7 +93,7 @@ class Client(threading.Thread):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a fault cost, until the cluster was right."""
+    """The costs of a fault, until the cluster was in its desired state again."""
 
     seconds: float  # of the fault
     right_after_seconds: float  # after its end
@@ -102,7 +102,7 @@ class Cost:
 
 
 class Stand:
-    """Everything that runs. Made by `running`."""
+    """All running programs. Made by `running`."""
 
     def __init__(
         self, plane: ControlPlane, proxy: ApiProxy, space: Space, operator: OperatorProcess, folder: Path
@@ -115,22 +115,25 @@ class Stand:
         self._numbers = itertools.count(20)
 
     def start_operator(self, *flags: str, **environment: str) -> OperatorProcess:
-        """One more, beside the first."""
+        """Start another operator in addition to the first one."""
         kubeconfig = self.folder / "kubeconfig"
         return OperatorProcess(kubeconfig, self.space.namespace, self.folder / "operator.log", *flags, **environment)
 
     def replace_operator(self, *flags: str, **environment: str) -> None:
-        """Kills the one that works and starts another."""
+        """Kill the working operator and start another one."""
         self.operator.kill()
         self.operator = self.start_operator(*flags, **environment)
 
     def pid(self, program: str) -> int:
-        """Of etcd, the API server or the controller manager."""
+        """Return the process id of etcd, the API server or the controller manager."""
         (found,) = [each.pid for each in self.plane.processes.recorded() if each.name == program]
         return found
 
     def endure(self, fault: AbstractContextManager[object], seconds: float) -> Cost:
-        """Fails if the cluster does not get right, or if the fault costs a request, a rollout or too many calls."""
+        """Cause a fault.
+
+        Fails if the cluster does not recover, or if the fault costs a request, a rollout or too many calls.
+        """
         undisturbed = {name: self._generation(name) for name in (SERVED, *BYSTANDERS)}
         calls, answered = self._count_calls(), self.client.answered
         most = next(self._numbers)
@@ -157,7 +160,7 @@ class Stand:
 
     @contextmanager
     def told(self, *words: str) -> Iterator[None]:
-        """Some line of the logs of operator and gateway has these words, and they are not flooded."""
+        """Check that a line in the logs of operator and gateway has these words, and that the logs are not flooded."""
         before = [len(log) for log in self._logs()]
         yield
         lines = [line for log, start in zip(self._logs(), before, strict=True) for line in log[start:]]
@@ -167,11 +170,11 @@ class Stand:
         assert not [line for line in lines if "Traceback" in line]
 
     def _logs(self) -> tuple[list[str], list[str]]:
-        """The lines of operator and gateway."""
+        """Return the log lines of operator and gateway."""
         return self.operator.log.read_text().splitlines(), self.gateway.log
 
     def _count_calls(self) -> int:
-        """All but the Lease's, as far as the proxy saw them, and those that it did not answer."""
+        """Return the number of calls that the proxy saw, except the Lease's. Calls that it did not answer count too."""
         return len([call for call in self.proxy.calls if call.resource != "leases"]) + self.proxy.num_cut
 
     def _generation(self, service: str) -> int:
@@ -196,7 +199,7 @@ class Stand:
 
 @contextmanager
 def running(folder: Path, namespace: str = "team") -> Iterator[Stand]:
-    """Five services, of which one is served by an engine."""
+    """Run a stand with five services, one of which has an engine."""
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
         plane = enter(ControlPlane())
@@ -231,7 +234,7 @@ def running(folder: Path, namespace: str = "team") -> Iterator[Stand]:
 
 @contextmanager
 def _measured(plane: ControlPlane, kubeconfig: Path, folder: Path) -> Iterator[Aggregated]:
-    """The metrics server, registered at the API server, which it reaches through the proxy."""
+    """Run the metrics server. It is registered at the API server, and reaches it through the proxy."""
     authority = Authority(folder, "metrics-authority")
     write_serving_certificate(authority, folder)
     through_proxy = cast(ControlPlane, SimpleNamespace(kubeconfig=kubeconfig))
@@ -242,7 +245,7 @@ def _measured(plane: ControlPlane, kubeconfig: Path, folder: Path) -> Iterator[A
 
 
 def build_clock(folder: Path) -> tuple[dict[str, str], Callable[[int], None]]:
-    """The environment of a process whose time of day can be shifted, and what shifts it by some seconds."""
+    """Return an environment for processes whose time of day can be shifted, and a function that shifts it."""
     library, offset = folder / "clock.so", folder / "clock-offset"
     source = Path(__file__).parent / "clock.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)

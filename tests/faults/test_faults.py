@@ -1,4 +1,4 @@
-"""Each fault of the API server and of the programs around it: nothing breaks, and everything is right afterwards.
+"""Tests faults of the API server and of the programs around it. Nothing breaks, and everything recovers.
 
 `make faults` runs them, one after the other, and prints what each cost.
 """
@@ -51,7 +51,7 @@ def severed(stand: Stand) -> Iterator[None]:
 
 @contextmanager
 def expired(stand: Stand) -> Iterator[None]:
-    """No watch can go on from where it was."""
+    """Let no watch continue from its last resource version."""
     with severed(stand):
         time.sleep(1)
     with failing(stand, is_watch, 410, 20):
@@ -60,7 +60,7 @@ def expired(stand: Stand) -> Iterator[None]:
 
 @contextmanager
 def stopped_now_and_then(pid: int) -> Iterator[None]:
-    """Nine tenths of the time."""
+    """Stop the process nine tenths of the time."""
     over = threading.Event()
 
     def stop() -> None:
@@ -127,7 +127,7 @@ def every_second() -> Callable[[Call], bool]:
 
 
 def test_half_open_connections(stand: Stand, record: Record) -> None:
-    """They stay open, and nothing passes any more."""
+    """The connections stay open, but no data passes."""
     with stand.told("event=watch_silent"):
         record("connections are half open", stand.endure(stand.proxy.half_open(), 20))
 
@@ -158,7 +158,7 @@ def test_a_clock_that_is_stepped_by_an_hour(stand: Stand, record: Record, second
 
 
 def test_two_releases_at_once(stand: Stand, record: Record) -> None:
-    """Both act, and their default images differ."""
+    """Both operators act, and their default images differ."""
 
     @contextmanager
     def second() -> Iterator[None]:
@@ -184,7 +184,7 @@ def test_an_operator_that_is_killed_again_and_again(stand: Stand, record: Record
 
 
 def test_without_a_fault_it_costs_little(stand: Stand, record: Record) -> None:
-    """To compare the others with."""
+    """This is the baseline for the other tests."""
     cost = stand.endure(nullcontext(), 10)
     record("none", cost)
     assert cost.calls < 40

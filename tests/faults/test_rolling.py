@@ -1,4 +1,4 @@
-"""An upgrade and a downgrade of operator and gateways, from and to an earlier commit, with 100 services under load.
+"""Upgrades and downgrades operator and gateways, from and to an earlier commit, with 100 services under load.
 
 The earlier commit is $CONVEYOR_FORMER, by default the newest that is a day old. Its programs run from a checkout of
 its own, in this environment. A client sends requests to the gateways that are ready, as a Service would.
@@ -36,14 +36,14 @@ _FOLDERS = ("lib", "operator", "gateway")
 
 @dataclass(frozen=True)
 class Release:
-    """A checkout, whose programs are found before the installed ones."""
+    """A checkout of a commit. Its programs are found before the installed ones."""
 
     checkout: Path
     name: str
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Processes that are started within are of this release."""
+        """Let processes that are started in the body be of this release."""
         path = os.pathsep.join(str(self.checkout / folder) for folder in _FOLDERS)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", path)
@@ -59,7 +59,7 @@ class Release:
 
 @dataclass
 class Rolled:
-    """Operator and gateways, which `roll` replaces."""
+    """The running operator and gateways. `roll` replaces them."""
 
     api: Api
     space: Space
@@ -69,7 +69,7 @@ class Rolled:
     _gateways: list[GatewayProcess] = field(default_factory=list)
 
     def roll(self, release: Release) -> None:
-        """As Helm does: the CRDs, the operator, and the gateways one after the other."""
+        """Replace everything as Helm does: the CRDs, the operator, and the gateways one after the other."""
         release.install_definitions(self.api)
         self.stop_operator()
         with release.active():
@@ -108,11 +108,11 @@ class Rolled:
             gateway.kill()
 
     def templates(self) -> dict[str, Json]:
-        """Each Deployment's pod template; another one would restart its engines."""
+        """Return each Deployment's pod template. A changed template would restart its engines."""
         return {body["metadata"]["name"]: body["spec"]["template"] for body in self.space.list("Deployment")}
 
     def wait_settled(self) -> None:
-        """Until each service has a Deployment and a status of its present spec, and nothing has changed for 5 s."""
+        """Wait until each service has a Deployment and a current status, and nothing has changed for 5 s."""
         wait_until("all services are observed", lambda: len(self._observed()) == len(SERVICES), 180, self._observed)
         before: dict[str, str] = {}
         while before != (now := self._observed()):
@@ -120,7 +120,7 @@ class Rolled:
             time.sleep(5)
 
     def _observed(self) -> dict[str, str]:
-        """The versions of the services whose status is current."""
+        """Return the resource versions of the services whose status is current."""
         metadata = {
             body["metadata"]["name"]: body["metadata"]
             for body in self.space.list("InferenceService")

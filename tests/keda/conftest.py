@@ -1,4 +1,4 @@
-"""A control plane of its own with the real metrics server, and KEDA on it."""
+"""Starts a separate control plane with the real metrics server and KEDA."""
 
 from collections.abc import Iterator
 

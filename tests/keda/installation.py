@@ -1,4 +1,4 @@
-"""KEDA on a control plane: its definitions, its three programs as processes, its API and its webhook registered.
+"""Installs KEDA on a control plane: its definitions, its three programs as processes, its API and its webhook.
 
 Its own manifests do the same with pods and Services. No DNS is here, so what it asks at a name in the cluster goes
 through a proxy of this file to the metrics server under test.
@@ -40,7 +40,7 @@ _WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfiguratio
 
 @contextmanager
 def running_keda(plane: ControlPlane, folder: Path, metrics_port: int) -> Iterator[None]:
-    """`metrics_port` is the plain one of Conveyor's metrics server."""
+    """Run KEDA. metrics_port: the port of Conveyor's metrics server that serves HTTP without TLS."""
     api, ports = Api(plane.kubeconfig), {name: free_port() for name in (*keda.PROGRAMS, "plain")}
     authority = _write_certificates(folder)
     _define(plane, api)
@@ -81,7 +81,7 @@ def _build_flags(plane: ControlPlane, folder: Path, ports: dict[str, int]) -> di
 
 
 def _define(plane: ControlPlane, api: Api) -> None:
-    """Returns when the programs will find all of it: they look once."""
+    """Apply the definitions. Returns when they are served, because KEDA's programs look only once."""
     files = (keda.fetch() / "config" / "crd" / "bases").glob("*.yaml")
     definitions = [yaml.safe_load(file.read_text()) for file in files]
     wanted = {body["metadata"]["name"] for body in definitions}
@@ -112,7 +112,7 @@ def _process(name: str, flags: list[str], environment: dict[str, str], folder: P
 
 
 def _write_certificates(folder: Path) -> Authority:
-    """One for all three, as KEDA's own rotation makes it."""
+    """Write a certificate for all three programs, as KEDA's own rotation does."""
     authority = Authority(folder, "ca")
     named = ["localhost", "127.0.0.1", f"{_SERVICE}.{NAMESPACE}.svc"]
     pair = authority.issue("tls", "keda", names=named)
@@ -138,7 +138,10 @@ def _register(api: Api, port: int, authority: Authority) -> None:
 
 
 def _build_webhook(port: int, authority: Authority) -> Json:
-    """KEDA's own manifest, of which the part for ScaledObjects fails where the webhook does not answer."""
+    """Return KEDA's own manifest with only the webhook for ScaledObjects.
+
+    If it does not answer, objects are refused.
+    """
     manifest = keda.fetch() / "config" / "webhooks" / "validation_webhooks.yaml"
     body = next(each for each in yaml.safe_load_all(manifest.read_text()) if each)
     (webhook,) = (each for each in body["webhooks"] if each["name"] == "vscaledobject.kb.io")
@@ -153,7 +156,7 @@ def _bundle(authority: Authority) -> str:
 
 @contextmanager
 def _proxy_to(port: int) -> Iterator[int]:
-    """A proxy that knows one host: the Service of the metrics server."""
+    """Run a proxy that knows only one host, the Service of the metrics server."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

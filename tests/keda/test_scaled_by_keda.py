@@ -1,4 +1,7 @@
-"""`provider: KEDA` with KEDA itself: its operator makes the HPA, and its trigger asks the real metrics server."""
+"""Tests `provider: KEDA` with KEDA itself.
+
+Its operator creates the HPA, and its trigger reads the real metrics server.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +75,7 @@ def told(space: Space, words: str) -> Json | None:
 def test_the_replicas_stay_while_the_provider_changes(
     space: Space, aggregated: Aggregated, start_gateway: StartGateway
 ) -> None:
-    """KEDA's webhook, which refuses a ScaledObject beside another HPA, is there."""
+    """KEDA's webhook, which refuses a ScaledObject if there is another HPA, is running."""
     gateway = start_gateway({})
     aggregated.set_gateways(gateway)
     say(gateway, space, 90)

@@ -1,4 +1,4 @@
-"""A plain HTTP door to the API server that can lose events, end watches, and be shut."""
+"""A plain HTTP proxy for the API server that can lose events, end watches, and refuse requests."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from e2e.cluster.api import read_kubeconfig
 
 
 class ApiProxy:
-    """Passes everything on until a test says otherwise. Counts the requests of each kind, and those that it refused."""
+    """Forwards all requests until a test changes this. Counts the requests of each kind, and the refused ones."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self._server, self._tls = read_kubeconfig(kubeconfig)
@@ -30,7 +30,10 @@ class ApiProxy:
         self._endings: set[asyncio.Future[bytes | None]] = set()
 
     def end_watches(self, code: int | None = None) -> None:
-        """Breaks every watch off, or ends it as at its time (`ends_in_order`); with a code, after the event for it."""
+        """Break off every watch, or end it as after its normal time (`ends_in_order`).
+
+        With a code, an error event is sent first.
+        """
         status = {"kind": "Status", "code": code, "reason": "Expired", "message": "too old resource version"}
         words = None if code is None else json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
         for ending in self._endings:
@@ -39,7 +42,7 @@ class ApiProxy:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Yields the URL that stands for the API server."""
+        """Run the proxy. Yields its URL."""
         connector = ApiServerConnector(self._tls)
         async with aiohttp.ClientSession(connector=connector) as self._session:
             runner = web.ServerRunner(web.Server(self._pass_on), shutdown_timeout=0.1)

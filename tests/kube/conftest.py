@@ -1,4 +1,4 @@
-"""A namespace in which InferenceServices and EndpointSlices are written by hand."""
+"""Fixtures for a namespace in which tests write InferenceServices and EndpointSlices themselves."""
 
 import pytest
 from tests.gateway.cluster import Cluster

@@ -1,4 +1,4 @@
-"""A sink that keeps the bodies which a watch gives it, and a wait for what it should keep."""
+"""A sink that keeps the bodies that a watch passes to it. Tests can wait for an expected content."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 class Kept:
-    """Of one namespace, by name."""
+    """The bodies of one namespace, by name."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Json] = {}
@@ -35,7 +35,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def end(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancels them; raises what one of them had ended with by itself."""
+    """Cancel the tasks. Raises the error of a task that has ended by itself."""
     for task in tasks:
         task.cancel()
     for task in tasks:

@@ -1,4 +1,4 @@
-"""Which gateways there are, as their EndpointSlices say."""
+"""Tests which gateways there are according to their EndpointSlices."""
 
 from typing import Any
 

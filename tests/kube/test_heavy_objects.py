@@ -1,6 +1,6 @@
-"""Watches survive objects as deep and as wide as a real API server takes them.
+"""Tests that watches survive objects that are as deep and as wide as a real API server accepts.
 
-Of a resource of the tests' own, which may hold anything: that of ours is typed, but objects of any kind may be heavy.
+The objects are of a resource of the tests, which has no schema. Conveyor's has one, but other kinds may have none.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="session")
 def heavies(control_plane: ControlPlane) -> Api:
-    """An API server with a resource that has no shape."""
+    """An API server with a resource whose objects may have any content."""
     api = Api(control_plane.kubeconfig)
     names = {"plural": "heavies", "singular": "heavy", "kind": "Heavy", "listKind": "HeavyList"}
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -41,7 +41,10 @@ def heavies(control_plane: ControlPlane) -> Api:
 
 @pytest.fixture
 def create(heavies: Api, namespace: str) -> Iterator[Callable[[str, str], None]]:
-    """`create(name, spec)`, the spec as text: no JSON encoder writes the deep ones. Deleted after the test."""
+    """A function `create(name, spec)`.
+
+    The spec is text, as JSON encoders cannot write the deep ones. Deletes the objects.
+    """
     path = f"/apis/{GROUP}/v1/namespaces/{namespace}/heavies"
 
     def create(name: str, spec: str) -> None:
@@ -53,7 +56,7 @@ def create(heavies: Api, namespace: str) -> Iterator[Callable[[str, str], None]]
 
 
 class Following:
-    """What a watch of the namespace's objects has told."""
+    """The events that a watch of the namespace's objects has passed on."""
 
     def __init__(self, namespace: str) -> None:
         self.collection = Collection(GROUP, "v1", "heavies", namespace)

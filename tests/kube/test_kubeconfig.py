@@ -1,4 +1,4 @@
-"""Which cluster: the setting, KUBECONFIG, the pod's account, the home folder, in this order."""
+"""Tests how the cluster is found: the setting, KUBECONFIG, the pod's account, the home folder, in this order."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Only what is wanted is decoded, however deep or odd the rest is."""
+"""Tests that only the wanted fields are decoded, and that other fields may be deep or malformed."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A watch follows a real API server, through a door that loses events, ends watches and shuts."""
+"""Tests a watch of a real API server through a proxy that loses events, ends watches and refuses requests."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from conveyor_kube.watch import WatchState, connect, watch_collection
 
 
 class Followed:
-    """What watches of one namespace through `proxy` keep."""
+    """The objects that watches of one namespace through `proxy` keep."""
 
     def __init__(self, proxy: ApiProxy, cluster: Cluster) -> None:
         self.proxy = proxy
@@ -32,7 +32,7 @@ class Followed:
         return self.kept[0].objects.keys() == set(names)
 
     def engines(self) -> dict[str, bool]:
-        """Each slice's endpoint: whether it is ready."""
+        """Return whether each slice's endpoint is ready."""
         return {name: body["endpoints"][0]["conditions"]["ready"] for name, body in self.kept[1].objects.items()}
 
 
@@ -167,7 +167,7 @@ async def test_a_long_list_is_read_page_by_page(followed: Followed, monkeypatch:
 
 
 async def test_an_object_larger_than_any_buffer_arrives(followed: Followed) -> None:
-    """Lines of a watch are read whole, however many pieces they come in."""
+    """A line of a watch may arrive in any number of pieces."""
     body = make_service("large", followed.cluster.namespace)
     body["metadata"]["annotations"] = {"note": "x" * 200_000}
     path = f"{followed.collections[0].path}/large"
@@ -177,7 +177,7 @@ async def test_an_object_larger_than_any_buffer_arrives(followed: Followed) -> N
 
 
 def write_kubeconfig(original: Path, url: str, path: Path) -> Path:
-    """The same for another address of the API server."""
+    """Write the kubeconfig with another address of the API server."""
     config = yaml.safe_load(original.read_text())
     config["clusters"][0]["cluster"] = {"server": url}
     path.write_text(yaml.safe_dump(config))
@@ -185,7 +185,7 @@ def write_kubeconfig(original: Path, url: str, path: Path) -> Path:
 
 
 async def test_any_number_of_watches_is_open_at_once(kubeconfig: Path, cluster: Cluster, tmp_path: Path) -> None:
-    """The client's own limit would be 100 connections: what is listed, but not watched, misses every change."""
+    """The client's default limit is 100 connections. Objects that are listed but not watched would miss all changes."""
     collection = service_collection(cluster.namespace)
     kept = [Kept() for _ in range(102)]
     states = [WatchState(collection.name) for _ in kept]

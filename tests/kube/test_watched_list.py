@@ -1,4 +1,4 @@
-"""A list that stays current, of a real API server. What fails is tried in tests/kube/test_watch.py."""
+"""Tests a list that follows a real API server. tests/kube/test_watch.py has the tests with failures."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 class Seen:
-    """The latest list of names, and a way to wait for one."""
+    """The latest list of names. Tests can wait for an expected list."""
 
     def __init__(self) -> None:
         self.names: list[str] | None = None
@@ -36,7 +36,7 @@ class Seen:
 
 @pytest.fixture
 async def watching() -> AsyncIterator[Callable[..., Any]]:
-    """Starts a watch of the ConfigMaps labelled `watched`; ends it with the test."""
+    """Starts a watch of the ConfigMaps labelled `watched`, and ends it after the test."""
     stack = contextlib.AsyncExitStack()
     tasks = []
 

@@ -1,4 +1,4 @@
-"""A metrics server as a process behind the aggregation layer of a real API server, and gateways for it to ask.
+"""Runs a metrics server as a process behind the aggregation layer of a real API server, and gateways that it reads.
 
 Used by the tests of this folder; the fixtures that start it all are in `conftest`.
 """
@@ -30,7 +30,10 @@ VALUES = "/apis/custom.metrics.k8s.io/{version}/namespaces/{namespace}/inference
 
 
 class DemandServer(ThreadingHTTPServer):
-    """Answers `/demand` as the contract says; `status` and `delay_seconds` make it misbehave."""
+    """A gateway that answers only `/demand`, as the contract requires.
+
+    `status` and `delay_seconds` make it misbehave.
+    """
 
     def __init__(self, host: str, services: dict[str, Json]) -> None:
         super().__init__((host, 0), _DemandHandler)
@@ -57,7 +60,7 @@ class _DemandHandler(BaseHTTPRequestHandler):
 
 @dataclass
 class Aggregated:
-    """The API server, the server under test as a process, and the files that it reads."""
+    """The API server, the process of the metrics server, and the files that it reads."""
 
     plane: ControlPlane
     folder: Path
@@ -71,7 +74,7 @@ class Aggregated:
         self.api = Api(self.plane.kubeconfig)
 
     def value(self, name: str, metric: str = "inference_in_flight", version: str = "v1beta2", **more: str) -> Json:
-        """What the API server passes on; ApiError for what it refuses."""
+        """Return the metric's value through the API server. Raises ApiError if it refuses the request."""
         path = VALUES.format(version=version, namespace=more.get("namespace", "default"), name=name, metric=metric)
         return self.api.get(path + more.get("query", ""))
 
@@ -83,7 +86,7 @@ class Aggregated:
         return 200
 
     def set_gateways(self, *servers: DemandServer, **conditions: bool) -> None:
-        """Makes these the endpoints of the gateways' Service, and waits until the server under test asks them."""
+        """Make these gateways the endpoints of their Service, and wait until the metrics server reads them."""
         addresses = [server.server_address for server in servers]
         for index, slice_name in enumerate(self._slice_names(len(addresses))):
             self.api.apply(f"{SLICES}/{slice_name}", build_slice(slice_name, [addresses[index]], **conditions))
@@ -96,7 +99,7 @@ class Aggregated:
 
 
 def build_slice(name: str, addresses: list[Any], **conditions: bool) -> Json:
-    """One port per slice, as Kubernetes makes it when gateways listen on different ports."""
+    """Build an EndpointSlice with one port. Kubernetes makes one per port when gateways listen on different ports."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -108,7 +111,7 @@ def build_slice(name: str, addresses: list[Any], **conditions: bool) -> Json:
 
 
 def write_serving_certificate(authority: Authority, folder: Path) -> None:
-    """Fills tls.crt and tls.key as the operator fills the Secret."""
+    """Write tls.crt and tls.key as the operator writes the Secret."""
     pair = authority.issue("new", METRICS_SERVICE, names=[f"{METRICS_SERVICE}.{SYSTEM_NAMESPACE}.svc"])
     pair.certificate.rename(folder / "tls.crt")
     pair.key.rename(folder / "tls.key")
@@ -116,7 +119,10 @@ def write_serving_certificate(authority: Authority, folder: Path) -> None:
 
 @contextlib.contextmanager
 def running_server(plane: ControlPlane, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
-    """`python -m conveyor_metrics` with the certificate folder `folder`: (process, HTTPS port, admin port)."""
+    """Run `python -m conveyor_metrics` with certificates from `folder`.
+
+    Yields the process, the HTTPS and the admin port.
+    """
     port, admin_port = free_port(), free_port()
     command = [sys.executable, "-m", "conveyor_metrics", "--host=127.0.0.1"]
     command += [f"--kubeconfig={plane.kubeconfig}", f"--certificate-folder={folder}"]
@@ -131,7 +137,7 @@ def running_server(plane: ControlPlane, folder: Path) -> Iterator[tuple[subproce
 
 
 def register(api: Api, port: int, authority: Authority) -> None:
-    """Both APIServices, at a Service that leads the API server to this machine; returns when they answer."""
+    """Register both APIServices with a Service that points to this machine. Returns when they answer."""
     service = {"metadata": {"name": METRICS_SERVICE}, "spec": {"type": "ExternalName", "externalName": "localhost"}}
     api.create(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/services", service)
     for priority, version in enumerate(reversed(METRICS_VERSIONS), start=1):

@@ -1,4 +1,4 @@
-"""The metrics server behind the aggregation layer of a real API server of its own, and gateways to ask.
+"""Starts the metrics server behind the aggregation layer of a separate real API server, and gateways that it reads.
 
 The control plane is not the session's: while an APIService is down, namespaces of the whole cluster cannot end.
 """
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="session")
 def own_address() -> str:
-    """An address of this machine that is no loopback: the API server refuses those in an EndpointSlice."""
+    """An address of this machine other than the loopback, which the API server refuses in an EndpointSlice."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # UDP: sends nothing, only chooses the route
@@ -40,7 +40,7 @@ def own_address() -> str:
 
 @pytest.fixture
 def start_gateway(own_address: str) -> Iterator[Callable[..., DemandServer]]:
-    """Starts a gateway: `start_gateway({"default/qwen": {...}})`."""
+    """A function that starts a gateway, as in `start_gateway({"default/qwen": {...}})`."""
     started: list[DemandServer] = []
 
     def start(services: dict[str, Json]) -> DemandServer:
@@ -65,7 +65,7 @@ def metrics_plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def aggregated(metrics_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aggregated]:
-    """The server under test, registered as custom.metrics.k8s.io and Available."""
+    """The metrics server, registered as custom.metrics.k8s.io. The API is Available."""
     folder = tmp_path_factory.mktemp("metrics")
     authority = Authority(folder, "metrics-authority")
     write_serving_certificate(authority, folder)

@@ -1,4 +1,4 @@
-"""The API as Kubernetes sees it: through the aggregation layer of a real API server, and at the port itself."""
+"""Tests the API through the aggregation layer of a real API server, and directly at the port."""
 
 import json
 import ssl
@@ -32,7 +32,7 @@ def build_demand(in_flight: int, queue_depth: int = 0) -> Json:
 
 
 def eventually(expected: object, read: Callable[[], object]) -> None:
-    """The server under test learns of gateways by a watch, a moment after they are there."""
+    """Wait for a result, because the metrics server learns of gateways by a watch, a moment after they exist."""
     deadline = time.monotonic() + 120
     while (seen := read()) != expected:
         assert time.monotonic() < deadline, f"{seen!r} is still not {expected!r}"
@@ -190,7 +190,7 @@ def test_values_cannot_be_written(aggregated: Aggregated) -> None:
 
 
 def test_a_user_without_the_right_to_a_metric_is_refused_by_the_api_server(aggregated: Aggregated) -> None:
-    """The API server authorizes before it passes on, so this server need not ask it again."""
+    """The API server authorizes a request before it forwards it, so this server need not check it again."""
     stranger = aggregated.plane.issue_kubeconfig("stranger", "stranger")
     command = [binary("kubectl"), "--kubeconfig", stranger, "get", "--raw"]
     path = "/apis/custom.metrics.k8s.io/v1beta2/namespaces/default/inferenceservices.conveyor.dev/qwen/"
@@ -210,7 +210,7 @@ def test_discovery_of_the_api_server_prefers_v1beta2(aggregated: Aggregated) -> 
 
 
 def test_aggregated_discovery_of_the_api_server_is_complete(aggregated: Aggregated) -> None:
-    """kubectl and controllers read everything at once; an API that cannot be discovered is marked as stale there."""
+    """kubectl and controllers read all APIs at once. An API that cannot be discovered is marked as stale there."""
     command = [binary("kubectl"), "--kubeconfig", aggregated.plane.kubeconfig, "api-resources", "--cached=false"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -259,7 +259,7 @@ def test_a_certificate_of_the_cluster_authority_is_refused(aggregated: Aggregate
 
 
 def test_a_rotated_front_proxy_authority_is_read_from_the_config_map(aggregated: Aggregated, tmp_path: Any) -> None:
-    """As Kubernetes rotates it: first both authorities are published, then the old one is gone again."""
+    """Kubernetes rotates it in two steps: first both authorities are published, and then the old one is removed."""
     path = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
     old = aggregated.api.get(path)["data"]["requestheader-client-ca-file"]
     new = Authority(tmp_path, "new-front-proxy-authority")

@@ -1,4 +1,4 @@
-"""Who may ask: what the ConfigMap says, and what a certificate and the headers must say."""
+"""Tests who may read metrics, by the ConfigMap, the certificate and the headers."""
 
 import json
 from pathlib import Path

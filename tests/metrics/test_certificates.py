@@ -1,4 +1,4 @@
-"""Who gets through the handshake and who gets an answer, while certificates change on both sides."""
+"""Tests which clients pass the handshake and which get an answer, while certificates change on both sides."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from e2e.cluster.certificates import Authority, KeyPair
 
 
 class Server:
-    """The API on a port of its own, with the certificates under test."""
+    """The API on its own port, with the certificates under test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Server:
         await self.listener.serve(self._counted())
 
     async def changed(self) -> None:
-        """Returns when the next change is in use."""
+        """Return when the next change is in use."""
         self._change.clear()
         async with asyncio.timeout(120):
             await self._change.wait()
@@ -57,7 +57,10 @@ class Server:
         return f"https://127.0.0.1:{self.listener.port}/apis"
 
     async def ask(self, pair: KeyPair | None, user: str = "hpa", authority: Authority | None = None) -> int:
-        """The HTTP status for a caller on a new connection; aiohttp.ClientError if the handshake fails."""
+        """Return the HTTP status for a client on a new connection.
+
+        Raises aiohttp.ClientError if the handshake fails.
+        """
         context = build_client_context(authority or self.serving_authority, pair)
         async with (
             aiohttp.ClientSession() as session,

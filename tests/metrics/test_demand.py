@@ -1,4 +1,4 @@
-"""The sum of what gateways say: each request once."""
+"""Tests the sum of the gateways' reports, in which each request counts once."""
 
 from typing import Any
 

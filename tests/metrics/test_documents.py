@@ -1,4 +1,4 @@
-"""The JSON of the API, field by field: clients of Kubernetes read it strictly."""
+"""Tests each field of the API's JSON, because Kubernetes' clients read it strictly."""
 
 from datetime import UTC, datetime, timedelta
 

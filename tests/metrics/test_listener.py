@@ -1,4 +1,4 @@
-"""What reaches the port and is no proper request, and what a bug answers."""
+"""Tests malformed requests at the port, and the response after a bug."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ HEADERS = b"GET /apis HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def parse(received: bytes) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body of an answer after which the connection was closed."""
+    """Return HTTP status and body of an answer after which the connection was closed."""
     head, _, body = received.partition(b"\r\n\r\n")
     return int(head.split(b" ")[1]), json.loads(body)
 
@@ -99,7 +99,7 @@ async def test_a_bug_is_answered_with_a_status_that_does_not_tell_it(caplog: pyt
 
 
 async def turns() -> None:
-    """Of the event loop, more than any task of the listener takes when it need not wait."""
+    """Wait for some turns of the event loop, more than any task of the listener needs if it does not wait."""
     for _ in range(100):
         await asyncio.sleep(0)
 

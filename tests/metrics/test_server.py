@@ -1,4 +1,4 @@
-"""The process: how it starts, what it says about itself, how it ends, and the HorizontalPodAutoscaler it is for."""
+"""Tests the process: its start, its health, its end, and the HorizontalPodAutoscaler that uses it."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def read_health(port: int, path: str) -> tuple[int, str]:
-    """Status and text; (0, "") while nothing listens."""
+    """Return status and text of the page; (0, "") while nothing listens."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
@@ -53,7 +53,7 @@ def test_metrics_of_the_process_are_served_for_prometheus(aggregated: Aggregated
 
 
 def test_a_new_serving_certificate_keeps_the_api_available(aggregated: Aggregated) -> None:
-    """The operator's rotation: a new leaf under an authority that the APIService already trusts."""
+    """The operator's rotation writes a new certificate of an authority that the APIService already trusts."""
     before = (aggregated.folder / "tls.crt").read_bytes()
     write_serving_certificate(aggregated.authority, aggregated.folder)
     assert (aggregated.folder / "tls.crt").read_bytes() != before
@@ -147,7 +147,7 @@ def test_the_hpa_of_a_real_controller_follows_the_value_and_holds_when_it_is_not
 def test_while_a_gateway_cannot_be_read_the_hpa_goes_up_and_never_down(
     aggregated: Aggregated, start_gateway: Callable[[dict[str, Json]], DemandServer]
 ) -> None:
-    """With the metrics that the operator asks for: targets of 30 in flight and 5 that wait."""
+    """The HPA has the operator's metrics, with targets of 30 requests in flight and 5 that wait."""
     api: Api = aggregated.api
     install_definitions(api)
     name = "partly"
@@ -167,7 +167,10 @@ def test_while_a_gateway_cannot_be_read_the_hpa_goes_up_and_never_down(
         return int(api.get(f"{deployments}/{name}")["spec"]["replicas"])
 
     def looked(status: str) -> bool:
-        """The HPA looks each second; what it says of a look is written with it."""
+        """Return whether ScalingActive has this status.
+
+        The HPA evaluates every second and then writes its conditions.
+        """
         conditions = api.get(f"{hpas}/{name}")["status"].get("conditions", [])
         return any((each["type"], each["status"]) == ("ScalingActive", status) for each in conditions)
 

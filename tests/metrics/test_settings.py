@@ -1,4 +1,4 @@
-"""Flags, variables and defaults, and the sentence for each value that cannot be used."""
+"""Tests flags, variables and defaults, and the error for each value that cannot be used."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The sum over the gateways: every one of them, now, or nothing."""
+"""Tests the sum over the gateways. It needs a current report of each gateway; otherwise there is no value."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ def build_demand(in_flight: int, queue_depth: int, name: str = "default/qwen") -
 
 @pytest.fixture
 def asked() -> list[str]:
-    """The services that gateways were asked for."""
+    """The services for which gateways were asked."""
     return []
 
 
@@ -68,7 +68,7 @@ def watch() -> WatchState:
 
 @pytest.fixture
 async def source(request: pytest.FixtureRequest, watch: WatchState) -> AsyncIterator[GatewaySource]:
-    """Its patience outlasts a machine that stands still for a while, except in the tests that wait for its end."""
+    """The source under test. Its timeout is long, for slow machines, except in tests that wait for the timeout."""
     async with aiohttp.ClientSession() as session:
         yield GatewaySource(session, getattr(request, "param", 20), watch)
 

@@ -1,4 +1,4 @@
-"""A control plane of its own whose HorizontalPodAutoscalers read the real metrics server, and gateways for that."""
+"""Starts a separate control plane whose HorizontalPodAutoscalers read the real metrics server, and gateways."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -17,7 +17,7 @@ __all__ = ["aggregated", "metrics_plane", "nowhere", "own_address", "start_gatew
 
 @pytest.fixture
 def space(aggregated: Aggregated) -> Iterator[Space]:
-    """A namespace of its own, with an operator."""
+    """A new namespace with an operator."""
     install_definitions(aggregated.api)
     namespace = f"explained-{uuid4().hex[:8]}"
     aggregated.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})

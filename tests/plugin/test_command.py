@@ -1,4 +1,4 @@
-"""What the program says where there is no answer."""
+"""Tests the program's messages when it cannot answer."""
 
 from pathlib import Path
 

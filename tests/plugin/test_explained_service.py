@@ -1,4 +1,4 @@
-"""`kubectl conveyor explain` beside a real HorizontalPodAutoscaler: operator, metrics server, controllers are real."""
+"""Compares `kubectl conveyor explain` with a real HorizontalPodAutoscaler, operator and metrics server."""
 
 import json
 import os
@@ -22,7 +22,7 @@ NEVER_DOWN = {"scaleDown": {"stabilizationWindowSeconds": 600}}
 
 
 class Explained:
-    """A service `qwen` whose gateway says what a test sets."""
+    """A service `qwen` whose gateway reports what a test sets."""
 
     def __init__(self, space: Space, kubeconfig: Path, gateway: DemandServer) -> None:
         self._space, self._kubeconfig, self._gateway = space, kubeconfig, gateway
@@ -31,20 +31,20 @@ class Explained:
         self._gateway.services = {f"{self._space.namespace}/qwen": {"in_flight": in_flight, "queue_depth": 0}}
 
     def set_limit(self, rows: int, reason: str) -> None:
-        """One engine with one request runs so many together."""
+        """Let the gateway report one engine with one request, which can run this many requests at once."""
         engine = {"dispatched": 1, "waiting": 0, "carried": rows, "limit_reason": reason}
         demand = {"in_flight": 1, "queue_depth": 0, "batch_size": 40, "engines": {"10.0.0.1:8000": engine}}
         self._gateway.services = {f"{self._space.namespace}/qwen": demand}
 
     def explain(self, *flags: str) -> str:
-        """By kubectl, which finds the plugin: `kubectl conveyor explain qwen`, as docs/autoscaling.md has it."""
+        """Run `kubectl conveyor explain qwen`, as docs/autoscaling.md has it. kubectl finds the plugin."""
         command = [str(binary("kubectl")), "conveyor", "explain", "qwen", "-n", self._space.namespace, *flags]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = os.environ | {"KUBECONFIG": str(self._kubeconfig), "PATH": path}
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
     def expect(self, reason: str, desired: int, looked: Callable[[Json], bool]) -> Json:
-        """Foretold and, when the controller has looked, told."""
+        """Check the predicted result, and after the controller's evaluation the explained result."""
         foretold = json.loads(self.explain("-o", "json"))
 
         def settled() -> Json | None:
@@ -60,7 +60,7 @@ class Explained:
 
 
 def has_read(total: int) -> Callable[[Json], bool]:
-    """Whether the controller's last look saw so many requests in flight."""
+    """Return whether the controller's last evaluation saw this many requests in flight."""
 
     def looked(status: Json) -> bool:
         found = (status.get("currentMetrics") or [{}])[0].get("object")
@@ -152,7 +152,7 @@ def test_limits_that_objectives_move_are_told_and_written_into_no_object(
 
 
 def has_hpa_looked(space: Space, replicas: int = 1) -> bool:
-    """At so many replicas."""
+    """Return whether the HPA has evaluated with this number of replicas."""
     status = (space.get("HorizontalPodAutoscaler", "qwen-engine") or {}).get("status") or {}
     return bool(status.get("conditions")) and status["currentReplicas"] == replicas
 

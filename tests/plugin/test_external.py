@@ -1,4 +1,4 @@
-"""`provider: External`: an HPA of one's own scales, Conveyor does not, and the number outlives each change of hands."""
+"""Tests `provider: External`: a user's own HPA scales the service, and the replicas stay when the provider changes."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def read_blocks() -> Iterator[Json]:
-    """The objects of docs/autoscaling.md."""
+    """Return the objects in docs/autoscaling.md."""
     page = (REPOSITORY / "docs" / "autoscaling.md").read_text()
     for block in page.split("```yaml\n")[1:]:
         yield from yaml.safe_load_all(block.split("```")[0])

@@ -1,4 +1,4 @@
-"""`kubectl conveyor migrate` on a real API server, whose CRDs get a second version and then lose the first."""
+"""Tests `kubectl conveyor migrate` on a real API server. The CRDs get a second version and then lose the first one."""
 
 import copy
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def plane() -> Iterator[ControlPlane]:
 
 
 def install(api: Api, *versions: str) -> None:
-    """Both CRDs with these versions, of which the last is stored; until the API server serves them."""
+    """Install both CRDs with these versions, the last of which is stored. Returns when the API server serves them."""
     for name in migrating.CRD_NAMES:
         crd = yaml.safe_load((REPOSITORY / "crds" / f"{name}.yaml").read_text())
         (first,) = crd["spec"]["versions"]

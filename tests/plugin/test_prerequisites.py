@@ -1,4 +1,4 @@
-"""`kubectl conveyor check`, as docs/quickstart.md has it, on a real API server that has nothing, and then something."""
+"""Tests `kubectl conveyor check`, as in docs/quickstart.md, on a real API server without and with the prerequisites."""
 
 import re
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def test_what_a_cluster_has_is_told(plane: ControlPlane, capsys: pytest.CaptureF
 
 
 def provide(api: Api) -> None:
-    """Two nodes, another adapter, KEDA's definition, storage, and this release's CRD."""
+    """Create two nodes, another adapter, KEDA's definition, storage, and this release's CRD."""
     for name, capacity in (("with-gpus", {"nvidia.com/gpu": "8"}), ("without", {"cpu": "4"})):
         api.create("/api/v1/nodes", {"metadata": {"name": name}})
         status = {"status": {"capacity": capacity, "allocatable": capacity}}

@@ -1,4 +1,4 @@
-"""Readers of log lines, as somebody who knows logfmt or JSON would write them."""
+"""Reads log lines as users' own programs for logfmt or JSON would."""
 
 import json
 import re
@@ -8,7 +8,7 @@ _PAIR = re.compile(r'([a-z][a-z0-9_]*)=(?:("(?:[^"\\]|\\.)*")|([^\s"=]+))(?: |$)
 
 
 def read_logfmt(line: str) -> dict[str, Any]:
-    """The pairs of a line, which has nothing else in it. Raises AssertionError."""
+    """Return the pairs of a line. Raises AssertionError if the line has anything else."""
     pairs, end = {}, 0
     while end < len(line):
         match = _PAIR.match(line, end)

@@ -1,4 +1,4 @@
-"""Whose new connections go first, in rounds instead of time: what a scan of all that wait would say."""
+"""Tests the order of new connections, in rounds instead of time, against a scan of all waiting connections."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ FLOOD = 500
 
 @given(st.lists(st.lists(st.sampled_from(PEERS), max_size=12), min_size=1, max_size=30))
 def test_a_connection_waits_behind_those_of_its_own_peer_only(rounds: list[list[str]]) -> None:
-    """As many rounds as its peer had waiting connections when it came, whatever the others did."""
+    """It waits as many rounds as its peer had waiting connections, whatever the other peers do."""
     arrivals, waiting, due = Arrivals[int](10_000), Counter[str](), dict[int, int]()
     number = 0
     for now in range(len(rounds) + sum(map(len, rounds))):

@@ -1,4 +1,4 @@
-"""SIGTERM ends a program that is still importing its libraries, also as the first process of a container."""
+"""Tests that SIGTERM ends a program that still imports its libraries, also as the first process of a container."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A log that nobody takes: a full disk behind it (/dev/full), or a pipe that nobody reads any more."""
+"""Tests a log that cannot be written, because the disk is full (/dev/full) or nobody reads the pipe any more."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ sys.exit(run_program(Program("conveyor_example", "An example.", Settings), work)
 
 @contextmanager
 def opened(kind: str) -> Iterator[int]:
-    """A descriptor to which nothing can be written."""
+    """Open a descriptor to which nothing can be written."""
     if kind == "full":
         descriptor = os.open("/dev/full", os.O_WRONLY)
     else:

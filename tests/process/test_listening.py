@@ -41,7 +41,7 @@ def test_a_peer_is_an_ipv4_address_or_an_ipv6_network(host: str, peer: str) -> N
 
 @contextmanager
 def listening_with_tls(tmp_path: Path) -> Iterator[tuple[Acceptor, ssl.SSLContext]]:
-    """A port, and what its clients trust."""
+    """Open a port with TLS. Yields it and the authority that its clients trust."""
     authority = Authority(tmp_path, "authority")
     pair = authority.issue("server", "server", names=["localhost"])
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -57,7 +57,7 @@ async def wait_closed(clients: list[socket.socket]) -> None:
 
 
 async def test_clients_that_begin_no_tls_hold_few_handshakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would hold buffers of 256 KiB until the time-out, and there may be as many as descriptors."""
+    """Each would hold buffers of 256 KiB until the timeout, and there may be as many clients as descriptors."""
     monkeypatch.setattr(listening, "MAX_HANDSHAKES", 4)
     with listening_with_tls(tmp_path) as (acceptor, trusting):
         silent = [socket.create_connection(("127.0.0.1", acceptor.port)) for _ in range(12)]
@@ -73,7 +73,7 @@ async def test_clients_that_begin_no_tls_hold_few_handshakes(tmp_path: Path, mon
 
 
 async def test_a_handshake_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its buffers would wait for a collection of garbage, which comes by the number of objects, not by their size."""
+    """Otherwise its buffers wait for a garbage collection, which depends on the number of objects, not their size."""
     monkeypatch.setattr(listening, "MAX_HANDSHAKES", 1)
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""One line an event, whatever is in it, in two forms with the same keys."""
+"""Tests that each event is one line, whatever its content, in two formats with the same keys."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ def write(log_format: LogFormat, message: object, *arguments: object, name: str 
 
 
 def read(log_format: LogFormat, message: object, *arguments: object, name: str = "x") -> dict[str, Any]:
-    """What a reader of the line has, without time and level."""
+    """Return the pairs of the line without time and level."""
     line: dict[str, Any] = FORMATTERS[log_format][1](write(log_format, message, *arguments, name=name))
     assert list(line)[:3] == ["time", "level", "event"]
     del line["time"], line["level"]
@@ -93,7 +93,7 @@ def test_the_whole_process_writes_so(capsys: pytest.CaptureFixture[str], log_for
 
 
 def test_at_debug_only_our_own_loggers_say_more(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
-    """Libraries write whole bodies there, those of Secrets among them."""
+    """At debug, libraries log whole bodies, including those of Secrets."""
     set_up_log("DEBUG", log_format)
     for name in ("kubernetes.aio.client.rest", "aiohttp", "kopf", "conveyor_gateway.relaying"):
         logging.getLogger(name).debug("event=detail body=%s", "secret")

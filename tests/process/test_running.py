@@ -1,4 +1,4 @@
-"""How a program begins and ends."""
+"""Tests how a program begins and ends."""
 
 import gc
 import logging
@@ -60,7 +60,7 @@ def test_settings_that_cannot_be_used_are_one_sentence_and_code_2(
 
 
 def test_what_was_there_before_the_work_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a full collection holds every request for as long as it takes to look at all modules."""
+    """Otherwise a full garbage collection delays every request while it visits the objects of all modules."""
     monkeypatch.setattr("sys.argv", ["conveyor_example"])
     before: list[object] = [[]]
     watched: list[bool] = []

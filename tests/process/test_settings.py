@@ -1,4 +1,4 @@
-"""Flags, variables, files and defaults of a program with one setting of each kind."""
+"""Tests flags, variables, files and defaults of a program with one setting of each kind."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Services whose pods are engine processes: operator, gateway, API server and engines are real, kubelets are not."""
+"""Runs services whose pods are engine processes.
+
+Operator, gateway, API server and engines are real, kubelets are not.
+"""
 
 import os
 import sys
@@ -91,5 +94,5 @@ def pods(stage: Stage, model: Path, tmp_path: Path) -> Iterator[EnginePods]:
 
 @pytest.fixture(autouse=True)
 def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kubectl finds it beside the Python that runs this."""
+    """Lets kubectl find the plugin, which is in the same folder as Python."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

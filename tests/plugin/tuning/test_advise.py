@@ -1,4 +1,4 @@
-"""`kubectl conveyor advise` of docs/tuning.md, for a service of a real API server and the page of a real engine."""
+"""Tests `kubectl conveyor advise` of docs/tuning.md, with a service at a real API server and a real engine's page."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a tune refuses before it looks at the cluster."""
+"""Tests what `tune` refuses before it reads from the cluster."""
 
 import argparse
 

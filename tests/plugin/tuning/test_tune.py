@@ -1,4 +1,4 @@
-"""`kubectl conveyor tune` of docs/tuning.md: what it measures, and that it puts everything back."""
+"""Tests `kubectl conveyor tune` of docs/tuning.md: what it measures, and that it restores everything."""
 
 import json
 import re
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Tune:
-    """The command against a namespace and its gateway."""
+    """Runs the command for a namespace and its gateway."""
 
     def __init__(self, space: Space, kubeconfig: Path, gateway: GatewayProcess) -> None:
         self._space = space
@@ -48,12 +48,12 @@ class Tune:
         return ["tune", *self._flags, *way, *flags]
 
     def run(self, *flags: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """By kubectl, which finds the plugin; in a folder, where one is named."""
+        """Run the command with kubectl, which finds the plugin; in `folder`, if it is given."""
         command = [str(binary("kubectl")), "conveyor", *self.arguments(*flags)]
         return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder)
 
     def start(self, *flags: str) -> "subprocess.Popen[str]":
-        """Until requests are sent with the second setting."""
+        """Start the command, and wait until requests are sent with the second setting."""
         command = [sys.executable, "-m", "conveyor_kubectl", *self.arguments(*flags)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._started.append(process)
@@ -64,7 +64,7 @@ class Tune:
         raise AssertionError(f"it ended before: {process.wait()}")
 
     def close(self) -> None:
-        """Kills what a test that failed has left."""
+        """Kill the processes that a failed test has left."""
         for process in self._started:
             with process:
                 process.kill()
@@ -77,7 +77,7 @@ def tune(space: Space, control_plane: ControlPlane, gateway: GatewayProcess) -> 
 
 
 def make_ready(space: Space, **spec: Any) -> Json:
-    """The service as it is before a tune."""
+    """Create the service in its state before `tune`."""
     space.make_service(**{**SPEC, **spec})
     space.wait_condition("qwen", "WorkloadReady", "True", "ReplicasReady")
     space.wait_condition("qwen", "Progressing", "False", "UpToDate")
@@ -85,7 +85,7 @@ def make_ready(space: Space, **spec: Any) -> Json:
 
 
 def owners(body: Json) -> list[tuple[str, str]]:
-    """Who owns which part of the spec."""
+    """Return the owners of the parts of the spec."""
     entries = [entry for entry in body["metadata"]["managedFields"] if "subresource" not in entry]
     return [(entry["manager"], json.dumps(entry["fieldsV1"], sort_keys=True)) for entry in entries]
 
@@ -103,7 +103,7 @@ def sizes(pods: EnginePods) -> list[int]:
 
 
 def publish(space: Space, gateway: GatewayProcess) -> None:
-    """The gateway's Service in the namespace of the services here. The API server's proxy sends to pods alone."""
+    """Publish the gateway's Service in the services' namespace. The API server's proxy sends only to pods."""
     name, address = names.GATEWAY_SERVICE, own_address()
     space.create("Pod", {"metadata": {"name": name}, "spec": {"containers": [{"name": "gateway", "image": "example"}]}})
     space.patch("Pod", name, {"status": {"podIP": address, "podIPs": [{"ip": address}]}}, "status")
@@ -260,7 +260,7 @@ DOCUMENTED = re.findall(r"```sh\n(kubectl conveyor .*)\n```", (REPOSITORY / "doc
 
 
 def test_the_commands_of_the_page_do_what_they_say(space: Space, pods: EnginePods, tune: Tune, tmp_path: Path) -> None:
-    """On little: one more setting, short requests."""
+    """The sizes are small: one more setting, and short requests."""
     rows = [{"timestamp": 200 * number, "input_length": 16, "output_length": 4} for number in range(20)]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     make_ready(space)
