@@ -109,7 +109,7 @@ demo-model: venv ## Train the demo's model into the cache, once
 	@nice $(PY) -m e2e.demo_model
 
 offline-models: demo-model ## Train that model and one for each other task into the cache, once: nothing is downloaded
-	@for model in demo-embed demo-rerank demo-classify demo-image demo-clip custom; do nice $(PY) -m e2e.demo_model $$model || exit 1; done
+	@for model in demo-embed demo-rerank demo-classify demo-image demo-clip demo-audio custom; do nice $(PY) -m e2e.demo_model $$model || exit 1; done
 
 cluster: cluster-tools venv ## Bring up a whole empty local Kubernetes; prints its KUBECONFIG
 	$(PY) -m e2e.cluster up

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -15,6 +14,7 @@ from e2e import kube
 from e2e.demo.tasks import PICTURES, TASKS
 from e2e.demo_model import demo_model_directory
 from e2e.demo_model.shapes import SHAPES
+from e2e.demo_model.tones import WORDS_IN_FILE
 from e2e.gateway import service_url
 from e2e.test_quickstart import commands, shell
 
@@ -23,6 +23,7 @@ PAGES = {
     "classify": "docs/classify.md",
     "image-classify": "docs/images.md",
     "image-embed": "docs/image-embeddings.md",
+    "transcribe": "docs/audio.md",
     "custom": "docs/custom.md",
 }
 
@@ -41,7 +42,7 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
     assert (status["model"]["task"], status["effective"]["mode"]) == (task, "Dynamic")
     url = service_url(name, namespace).removesuffix("/v1")
     bodies = [body for body in (TASKS[name].body, TASKS[name].second) if body is not None]
-    answers = [httpx.post(url + TASKS[name].path, json=body, timeout=60) for body in bodies]
+    answers = [TASKS[name].post(url, body) for body in bodies]
     assert [answer.status_code for answer in answers] == [200] * len(bodies), answers[-1].text
     lines = TASKS[name].tell(*(answer.json() for answer in answers))
     assert lines
@@ -54,11 +55,13 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
         assert [each["label"] for each in answer.json()["data"]] == list(SHAPES)
     if name == "image-embed":
         assert all(f"the {picture} (" in line for picture, line in zip(PICTURES, lines, strict=True))
+    if name == "transcribe":
+        assert answer.json()["text"] == WORDS_IN_FILE
     if name == "custom":
         assert_program_computed(url, demo_model_directory(TASKS[name].model) / "model.pt2")
     if name in PAGES:
         (curl,) = [block for block in commands(PAGES[name]) if block.startswith("curl")]
-        assert "model" in shell(re.sub(r"http://[^ ]*/default/[\w-]+", url, curl))
+        assert ("text" if name == "transcribe" else "model") in shell(re.sub(r"http://[^ ]*/default/[\w-]+", url, curl))
 
 
 def assert_program_computed(url: str, program: Path) -> None:

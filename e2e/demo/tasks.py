@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from rich.console import Console
 
 from conveyor_api import names
 from e2e import kube
+from e2e.cluster.paths import REPOSITORY
 from e2e.demo_model import demo_model_directory
 from e2e.demo_model.shapes import COLOURS, SHAPES, WHITE, draw_shape, paint_shape
 from e2e.gateway import service_url
@@ -45,6 +47,14 @@ class Task:
     tell: Callable[..., list[str]]  # of the answer, and of that to `second`
     model: str  # of `e2e.demo_model`
     second: dict[str, Any] | None = None
+    file: str = ""  # of the repository, that a form sends beside the body's fields; empty: the body is JSON
+
+    def post(self, url: str, body: dict[str, Any]) -> httpx.Response:
+        """The answer of the service at `url`, to one of the bodies."""
+        if not self.file:
+            return httpx.post(url + self.path, json=body, timeout=60)
+        files = {"file": (Path(self.file).name, (REPOSITORY / self.file).read_bytes())}
+        return httpx.post(url + self.path, data=body, files=files, timeout=60)
 
 
 def _encode(image: Image.Image) -> str:
@@ -107,6 +117,16 @@ TASKS: Final = {
         "demo-clip",
         {"input": [f"a {picture}" for picture in PICTURES]},
     ),
+    "transcribe": Task(
+        "/v1/audio/transcriptions",
+        {"response_format": "verbose_json"},
+        lambda answer: [
+            answer["language"],
+            *(f"{one['start']:5.1f} s to {one['end']:4.1f} s {one['text']}" for one in answer["segments"]),
+        ],
+        "demo-audio",
+        file="examples/words.mp3",
+    ),
     "custom": Task(
         "/v2/models/custom/infer",
         {"inputs": [{"name": "input", "shape": [2, 4], "datatype": "FP32", "data": [[1, 2, 3, 4], [0, 0, 0, 0]]}]},
@@ -129,17 +149,17 @@ def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, s
     kube.kubectl("apply", "--server-side", "-n", namespace, "-f", str(file))
     wait_for(service, "Ready", started)
     console.print(kube.kubectl("get", "infsvc", service, "-n", namespace, "-o", "wide").rstrip(), highlight=False)
-    url = service_url(service, namespace).removesuffix("/v1") + task.path
+    url = service_url(service, namespace).removesuffix("/v1")
     console.rule(f"2. POST {task.path}")
     asked = [task.body] if task.second is None else [task.body, task.second]
     for body in asked:
-        console.print(f"> {_shorten(json.dumps(body))}", style="bold", highlight=False)
-    for line in task.tell(*(_post(url, body) for body in asked)):
+        console.print(f"> {_shorten(json.dumps(body))} {task.file}".rstrip(), style="bold", highlight=False)
+    for line in task.tell(*(_post(task, url, body) for body in asked)):
         console.print(line, highlight=False)
     console.rule(f"3. {NUM_CLIENTS} clients, {REQUESTS_EACH} requests each")
     before, began = _count_batches(service, namespace), time.monotonic()
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:
-        answers = list(clients.map(lambda _: _post(url, task.body), range(NUM_CLIENTS * REQUESTS_EACH)))
+        answers = list(clients.map(lambda _: _post(task, url, task.body), range(NUM_CLIENTS * REQUESTS_EACH)))
     seconds, now = time.monotonic() - began, _count_batches(service, namespace)
     inputs, steps = now["inputs"] - before["inputs"], now["steps"] - before["steps"]
     console.print(
@@ -155,8 +175,8 @@ def _shorten(body: str) -> str:
     return re.sub(r'(iVBOR[^"]{20})[^"]*', r"\1...", body)
 
 
-def _post(url: str, body: dict[str, Any]) -> Any:
-    answer = httpx.post(url, json=body, timeout=60)
+def _post(task: Task, url: str, body: dict[str, Any]) -> Any:
+    answer = task.post(url, body)
     answer.raise_for_status()
     return answer.json()
 

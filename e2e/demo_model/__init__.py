@@ -3,9 +3,9 @@
 `demo` is a small Llama, so that the demo's answers read like text about Python with nothing downloaded. Small BERTs are
 `demo-embed`, which finds a page by a question, `demo-rerank`, which orders texts by one, and `demo-classify`, which
 names a text's subject. `demo-image` is a small ResNet, which names the shape in a picture, and `demo-clip` a small
-CLIP, which finds pictures by words. `custom` is a program of torch.export. Used by `e2e.services` and by
-`python -m e2e.demo_model`; knows nothing of Kubernetes. `corpus` writes the text, `train` and the modules like it learn
-it.
+CLIP, which finds pictures by words. `demo-audio` is a small Whisper, which understands tones. `custom` is a program of
+torch.export. Used by `e2e.services` and by `python -m e2e.demo_model`; knows nothing of Kubernetes. `corpus` writes the
+text, `train` and the modules like it learn it.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from e2e.cluster.paths import CACHE
 
 COMPLETE = ".complete"  # written last, holds the model's key: a folder without it is half made, or of an old recipe
 DEMO, EMBEDDING, RERANKER, CLASSIFIER = "demo", "demo-embed", "demo-rerank", "demo-classify"
-IMAGE_CLASSIFIER, IMAGE_EMBEDDING, PROGRAM = "demo-image", "demo-clip", "custom"
+IMAGE_CLASSIFIER, IMAGE_EMBEDDING, SPEECH, PROGRAM = "demo-image", "demo-clip", "demo-audio", "custom"
 # The modules that make each; the last one has `train`.
 SOURCES = {
     DEMO: ("corpus", "train"),
@@ -28,6 +28,7 @@ SOURCES = {
     CLASSIFIER: ("corpus", "bert", "train_classifier"),
     IMAGE_CLASSIFIER: ("bert", "shapes", "train_shapes"),
     IMAGE_EMBEDDING: ("bert", "shapes", "train_clip"),
+    SPEECH: ("bert", "tones", "train_tones"),
     PROGRAM: ("bert", "program"),
 }
 

@@ -65,7 +65,7 @@ class ErrorCode(AnswerCode):
     PROMPT_TOO_COSTLY = (
         "prompt_too_costly",
         400,
-        "the prompt or the images take too much CPU time or memory to read",
+        "the prompt, the images or the audio take too much CPU time or memory to read",
     )
     PATH_NOT_FOUND = "path_not_found", 404, "no such path"
     MODEL_NOT_FOUND = "model_not_found", 404, "this engine serves another model; the message has its name"
@@ -76,7 +76,7 @@ class ErrorCode(AnswerCode):
         "request_too_large",
         413,
         "the body is longer than 1 MiB and 32 bytes per token of the context; of many inputs 4 MiB, of tensors and of "
-        "images 8 MiB",
+        "images 8 MiB, of audio 26 MiB",
     )
     ENCODED_BODY = "encoded_body", 415, "the body is compressed"
     QUEUE_FULL = "queue_full", 429, "the engine has no room for the request; the gateway tries another engine"

@@ -27,7 +27,7 @@ from conveyor_engine.model_files import read_architectures
 GROUP: Final = "conveyor.tasks"
 _OURS: Final = {
     name: f"conveyor_engine.tasks.{name}"
-    for name in ("custom", "imageclassify", "rerank", "classify", "embed", "generate")
+    for name in ("custom", "imageclassify", "transcribe", "rerank", "classify", "embed", "generate")
 }
 
 

@@ -42,6 +42,7 @@ class Route:
     model: str = ""
     version: str = ""
     may_stream: bool = False
+    max_bytes: int = 0  # of a body, where it may be longer than those of other paths
 
     def fill_path(self, service: Service) -> str:
         """Return the path for an engine of the service. A client at the root may use another name for the model."""
@@ -93,7 +94,7 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
         case Kind.DESCRIBE | Kind.ENGINE_PAGE if service is None and not endpoint.has_model:
             raise NotFound(f"each service has its own, at /<namespace>/<name>{path}", Code.PATH_NOT_FOUND)
         case Kind.ENGINE:
-            return Route(endpoint.kind, service, endpoint.path, model, version, endpoint.may_stream)
+            return Route(endpoint.kind, service, endpoint.path, model, version, endpoint.may_stream, endpoint.max_bytes)
         case Kind.ENGINE_PAGE:
             return Route(endpoint.kind, service, endpoint.path, model, version)
         case Kind.STATUS:

@@ -85,7 +85,8 @@ class Settings:
     )
     max_request_bytes: int = setting(
         8 * _MIB,
-        "longest request body. At the root, where the body's model selects the service, the limit is 1 MiB",
+        "longest request body. At the root, where the body's model selects the service, the limit is 1 MiB. Audio "
+        "files may have 26 MiB in any case",
         whole_number(1, 1 << 30),
     )
     max_held_bytes: int = setting(

@@ -10,6 +10,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final
 
+from conveyor_protocol.uploads import AUDIO_BYTES_MAX
+
 
 class Kind(StrEnum):
     """How the gateway handles a request."""
@@ -31,6 +33,7 @@ class Endpoint:
     kind: Kind
     models: str = ""  # what a model does that an engine answers it for; of `ENGINE`
     may_stream: bool = False  # whether a client may ask for the answer as events
+    max_bytes: int = 0  # of a body, where it may be longer than those of other paths
 
     def match(self, path: str) -> dict[str, str] | None:
         """The model and the version that the path names, as it is written; None if it is another path."""
@@ -63,6 +66,10 @@ ENDPOINTS: Final = (
     *(Endpoint("POST", path, Kind.ENGINE, "ranks or embeds") for path in ("/v1/score", "/score")),
     *(Endpoint("POST", path, Kind.ENGINE, "classifies") for path in ("/classify", "/predict")),
     Endpoint("POST", "/v1/images/classify", Kind.ENGINE, "classifies images"),
+    *(
+        Endpoint("POST", path, Kind.ENGINE, "transcribes", may_stream=True, max_bytes=AUDIO_BYTES_MAX)
+        for path in ("/v1/audio/transcriptions", "/v1/audio/translations")
+    ),
     *(Endpoint("POST", f"{model}/infer", Kind.ENGINE, "takes tensors") for model in MODELS_OF_V2),
     *(Endpoint("GET", f"{model}/ready", Kind.ENGINE_PAGE) for model in MODELS_OF_V2),
     *(Endpoint("GET", model, Kind.ENGINE_PAGE) for model in MODELS_OF_V2),

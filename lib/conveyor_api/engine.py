@@ -8,7 +8,7 @@ from pydantic import Field
 from conveyor_api.base import ApiModel, Rule
 
 Runtime = Literal["Conveyor", "VLLM"]
-Task = Literal["Generate", "Embed", "Rerank", "Classify", "ImageClassify", "Custom"]
+Task = Literal["Generate", "Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "Custom"]
 Device = Literal["CUDA", "Auto"]
 Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
 ToolParser = Literal[
@@ -16,8 +16,8 @@ ToolParser = Literal[
 ]
 ReasoningParser = Literal["Auto", "None", "Think", "Mistral", "SeedOSS"]
 
-TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify", "ImageClassify", "Custom")
-TASKS_OF_IMAGES: Final[tuple[Task, ...]] = ("ImageClassify",)  # their inputs have no tokens
+TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "Custom")
+TASKS_OF_FILES: Final[tuple[Task, ...]] = ("ImageClassify", "Transcribe")  # their inputs have no tokens
 DEFAULT_QUEUED_REQUESTS: Final = 256
 # Flags of vLLM that are made from other fields: given twice, the last one would win without a word.
 VLLM_FLAGS: Final = (

@@ -12,7 +12,7 @@ from conveyor_api import names
 from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import Batching, KVCache
-from conveyor_api.engine import DEFAULT_QUEUED_REQUESTS, TASKS_OF_IMAGES, TASKS_OF_ONE_STEP, Engine, Runtime, Task
+from conveyor_api.engine import DEFAULT_QUEUED_REQUESTS, TASKS_OF_FILES, TASKS_OF_ONE_STEP, Engine, Runtime, Task
 from conveyor_api.model import Model
 from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
@@ -156,23 +156,24 @@ class InferenceServiceSpec(ApiModel):
             field="workload",
         ),
         Rule(
-            f"!has(self.task) || !(self.task in {list(TASKS_OF_IMAGES)}) || !has(self.workload)",
-            "workload has lengths of texts, and images have none; remove it",
-            lambda spec: spec.task not in TASKS_OF_IMAGES or spec.workload is None,
+            f"!has(self.task) || !(self.task in {list(TASKS_OF_FILES)}) || !has(self.workload)",
+            "workload has lengths of texts, and images and audio have none; remove it",
+            lambda spec: spec.task not in TASKS_OF_FILES or spec.workload is None,
             field="workload",
         ),
         Rule(
-            f"!has(self.task) || !(self.task in {list(TASKS_OF_IMAGES)}) || !has(self.batching)"
+            f"!has(self.task) || !(self.task in {list(TASKS_OF_FILES)}) || !has(self.batching)"
             " || !has(self.batching.mode) || self.batching.mode != 'Continuous'",
-            "images take one step, which nothing can join while it runs; remove batching.mode, or set mode: Dynamic",
-            lambda spec: spec.task not in TASKS_OF_IMAGES or spec.batching.mode != "Continuous",
+            "images and audio take one step, which nothing can join while it runs; remove batching.mode, or set "
+            "mode: Dynamic",
+            lambda spec: spec.task not in TASKS_OF_FILES or spec.batching.mode != "Continuous",
             field="batching",
         ),
         Rule(
-            f"!has(self.task) || !(self.task in {list(TASKS_OF_IMAGES)}) || !has(self.engine)"
+            f"!has(self.task) || !(self.task in {list(TASKS_OF_FILES)}) || !has(self.engine)"
             " || !has(self.engine.maxModelLen)",
-            "engine.maxModelLen is the context of models of text, and images have no tokens; remove it",
-            lambda spec: spec.task not in TASKS_OF_IMAGES or spec.engine.max_model_len is None,
+            "engine.maxModelLen is the context of models of text, and images and audio have no tokens; remove it",
+            lambda spec: spec.task not in TASKS_OF_FILES or spec.engine.max_model_len is None,
             field="engine",
         ),
         Rule(
@@ -250,8 +251,9 @@ class InferenceServiceSpec(ApiModel):
     """The model to serve, its source, and its cache."""
     task: Task | None = None
     """Task of the model; default: detected from its files (`status.model.task`). Generate continues text, Embed turns
-    texts into vectors, Rerank orders documents by a query, Classify labels texts, ImageClassify labels images, Custom
-    computes tensors by a program or a class of your own. The engine rejects a task that contradicts the files."""
+    texts into vectors, Rerank orders documents by a query, Classify labels texts, ImageClassify labels images,
+    Transcribe writes down speech, Custom computes tensors by a program or a class of your own. The engine rejects a
+    task that contradicts the files."""
     listed: bool = False
     """Whether `GET /v1/models` at the gateway's root lists this service. An unlisted service answers requests too."""
     runtime: Runtime = "Conveyor"

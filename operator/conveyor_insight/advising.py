@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conveyor_api.engine import TASKS_OF_IMAGES, TASKS_OF_ONE_STEP
+from conveyor_api.engine import TASKS_OF_FILES, TASKS_OF_ONE_STEP
 from conveyor_api.resource import InferenceService
 from conveyor_insight.traffic import Traffic
 
@@ -55,7 +55,7 @@ def advise(service: InferenceService, traffic: Traffic) -> Advice:
 
 def _choose_workload(service: InferenceService, traffic: Traffic) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the observed lengths if they should be declared, and sentences that compare observed and declared ones."""
-    has_lengths = service.spec.runtime != "VLLM" and service.task not in TASKS_OF_IMAGES
+    has_lengths = service.spec.runtime != "VLLM" and service.task not in TASKS_OF_FILES
     if not has_lengths or traffic.requests < MIN_REQUESTS:
         return None, []
     observed = {"inputTokens": _measure(traffic, "prompt_tokens")}

@@ -118,7 +118,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     bad(
         "unknown task",
         "spec.task",
-        'supported values: "Generate", "Embed", "Rerank", "Classify", "ImageClassify", "Custom"',
+        'supported values: "Generate", "Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "Custom"',
         task="Translate",
     ),
     bad(
@@ -141,7 +141,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     bad(
         "images that join a step",
         "spec.batching",
-        "images take one step, which nothing can join",
+        "images and audio take one step, which nothing can join",
         task="ImageClassify",
         batching={"mode": "Continuous"},
     ),
@@ -151,6 +151,13 @@ BAD_SERVICES: tuple[Bad, ...] = (
         "engine.maxModelLen is the context of models of text",
         task="ImageClassify",
         engine={"maxModelLen": 512},
+    ),
+    bad(
+        "speech that joins a step",
+        "spec.batching",
+        "images and audio take one step, which nothing can join",
+        task="Transcribe",
+        batching={"mode": "Continuous"},
     ),
     bad("vLLM without its image", "spec.engine", "runtime VLLM needs engine.image", runtime="VLLM"),
     vllm("vLLM with batches", "spec.batching", "vLLM supports only mode Continuous", batching={"mode": "Static"}),

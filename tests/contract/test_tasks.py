@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import numpy as np
+import openai
 import pytest
 import yaml
 from tests.contract.serving import serving
@@ -16,6 +18,8 @@ from tests.engine.classifiers import LABELS, write_served_classifier
 from tests.engine.dual_models import save_dual_model
 from tests.engine.image_models import draw, encode, save_image_model
 from tests.engine.processes import EngineServer, details_of
+from tests.engine.speech_models import draw_sound, save_speech_model
+from tests.engine.speech_models import encode as encode_sound
 from tests.gateway.process import GatewayProcess
 
 from conveyor_api.resource import InferenceService
@@ -31,6 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "classify": {"num_labels": 3, "id2label": dict(enumerate(LABELS))},
     "image-classify": {},
     "image-embed": {},
+    "transcribe": {},
 }
 DOCUMENTS = ["the fox", "naïve café", "the lazy dog"]
 IMAGES = [encode(draw(number)) for number in range(3)]
@@ -49,9 +54,16 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
         "/v1/embeddings": {"modality": "image", "input": [f"data:image/png;base64,{each}" for each in ENCODED]},
         "/embed": {"inputs": DOCUMENTS},
     },
+    "transcribe": {},  # whose bodies are forms
 }
 
-OTHERS = {"rerank": "classify", "classify": "rerank", "image-classify": "rerank", "image-embed": "classify"}
+OTHERS = {
+    "rerank": "classify",
+    "classify": "rerank",
+    "image-classify": "rerank",
+    "image-embed": "classify",
+    "transcribe": "image-classify",
+}
 """A task whose paths an engine refuses. A model that embeds also ranks, by cosines."""
 
 PAGES = {
@@ -59,6 +71,7 @@ PAGES = {
     "classify": "docs/classify.md",
     "image-classify": "docs/images.md",
     "image-embed": "docs/image-embeddings.md",
+    "transcribe": "docs/audio.md",
 }
 
 
@@ -84,6 +97,8 @@ def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         save_image_model("vit", folder / "tiny")
     elif request.param == "image-embed":
         save_dual_model("clip", folder / "tiny")
+    elif request.param == "transcribe":
+        save_speech_model(folder / "tiny")
     else:
         write_served_classifier("bert", folder / "tiny", **MODELS[request.param])
     body = yaml.safe_load((kube.MANIFESTS / f"{request.param}.yaml").read_text())
@@ -133,6 +148,31 @@ async def test_a_form_with_images_is_routed_by_its_path_and_by_its_model(
             async with http.post(gateway.url + url, data=form) as answer:
                 assert answer.status == 200, await answer.text()
                 assert read_scores(await answer.json()) == pytest.approx(read_scores(direct.json()), abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # of the client: OpenAI has no newer translations
+async def test_audio_is_routed_by_its_path_and_by_its_model_and_may_be_long(
+    task: Task, gateway: GatewayProcess, crd: Api, namespace: str
+) -> None:
+    """As OpenAI's client sends it, whole and streamed. 24 MiB are more than other bodies may have."""
+    if task.name != "transcribe":
+        return
+    sound = np.repeat(draw_sound(0, 8.2, 192_000)[:, np.newaxis], 4, axis=1)
+    file = ("x.wav", encode_sound(sound, rate=192_000, subtype="FLOAT"))
+
+    def ask(base: str, model: str) -> list[str]:
+        with openai.OpenAI(base_url=base, api_key="none", max_retries=0) as client:
+            audio = client.audio
+            texts = [audio.transcriptions.create(model=model, file=file, language="de").text]
+            texts.append(audio.translations.create(model=model, file=file).text)
+            *_, done = audio.transcriptions.create(model=model, file=file, language="de", stream=True)
+            return [*texts, done.text]  # type: ignore[union-attr]
+
+    direct = await asyncio.to_thread(ask, f"{task.engine.url}/v1", "tiny")
+    assert direct[0] == direct[2] != direct[1]
+    async with serving(task.engine, [gateway], crd, namespace) as service:
+        assert await asyncio.to_thread(ask, f"{gateway.url}/{service}/v1", "tiny") == direct
+        assert await asyncio.to_thread(ask, f"{gateway.url}/v1", service) == direct
 
 
 async def test_the_page_s_request_for_images_is_answered(

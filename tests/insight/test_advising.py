@@ -35,7 +35,7 @@ def advice(service: InferenceService, traffic: Traffic) -> tuple[Advice, str]:
     return found, " ".join(found.sentences)
 
 
-@pytest.mark.parametrize("task", ["Embed", "Rerank", "Classify", "ImageClassify"])
+@pytest.mark.parametrize("task", ["Embed", "Rerank", "Classify", "ImageClassify", "Transcribe"])
 def test_tasks_of_one_step_get_dynamic(task: str) -> None:
     found, told = advice(make_service(task, batching={"mode": "Static"}), make_traffic())
     assert found.mode == "Dynamic"

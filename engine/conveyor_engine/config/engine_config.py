@@ -86,9 +86,10 @@ class EngineConfig:
     task: str = setting(
         "auto",
         "task of the model; auto = custom for model.pt2 without config.json, otherwise by the class that config.json "
-        "names: imageclassify for ...ForImageClassification, rerank for ...ForSequenceClassification with one label, "
-        "classify with several labels and for ...ForTokenClassification, embed for an encoder (BertModel, "
-        "BertForMaskedLM) or a directory with modules.json, otherwise generate",
+        "names: imageclassify for ...ForImageClassification, transcribe for WhisperForConditionalGeneration, rerank "
+        "for ...ForSequenceClassification with one label, classify with several labels and for "
+        "...ForTokenClassification, embed for an encoder (BertModel, BertForMaskedLM) or a directory with "
+        "modules.json, otherwise generate",
         among("auto", *reversed(find_packages())),
     )
     model_class: str | None = setting(

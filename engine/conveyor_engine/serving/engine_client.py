@@ -30,7 +30,7 @@ from conveyor_engine.wire.messages import (
     StartFailed,
     StepOutputs,
 )
-from conveyor_engine.wire.request import EngineStats, ModelFacts
+from conveyor_engine.wire.request import EngineStats, ModelFacts, RequestOutput
 from conveyor_engine.wire.worker import Part
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -153,18 +153,26 @@ class EngineClient:
             raise Overloaded(f"{others} requests are arriving, waiting or running already; try again later")
         self._held.check_room(num_tokens)
 
-    def open_generation(self, parts: Sequence[Part], timeout_seconds: float, wish: str | None = None) -> Generation:
+    def open_generation(
+        self,
+        parts: Sequence[Part],
+        timeout_seconds: float,
+        wish: str | None = None,
+        follow: Callable[[RequestOutput], Part | None] = lambda _: None,
+    ) -> Generation:
         """Send the engine requests of an HTTP request, which has a place, to the engine.
 
         For a request with many parts, at most `PARTS_BATCHES` batches are at the engine at a time. The next part is
         sent when there is room again. So a long list takes turns with other requests, and never fills the engine's
         queue. After the timeout all requests end with DEADLINE in any case. Raises Unavailable or Overloaded.
+
+        follow: called with the last output of each request. It may return a part, which takes the place of the request.
         """
         num_tokens_of = {name: number for part in parts for name, number in part.num_tokens_of.items()}
         first = _fitting(parts, 0, self._num_at_engine_max)
         self._check_admission(sum(len(part.num_tokens_of) for part in first), sum(num_tokens_of.values()))
         self._held.add(num_tokens_of)
-        generation = Generation(list(num_tokens_of), timeout_seconds, self.abort, self._turns)
+        generation = Generation(list(num_tokens_of), timeout_seconds, self.abort, self._turns, follow)
         for request_id in num_tokens_of:
             self._generations[request_id] = generation
         if wish is not None:
@@ -173,6 +181,17 @@ class EngineClient:
         generation.unsent.extend(parts)
         self._send_parts(generation)
         return generation
+
+    def _follow(self, generation: Generation, output: RequestOutput) -> None:
+        """Add the part that continues the request, before the request releases its place."""
+        part = generation.follow(output)
+        if part is None:
+            return
+        self._held.add(part.num_tokens_of)
+        for request_id in part.num_tokens_of:
+            self._generations[request_id] = generation
+        self.places.join(output.request_id, part.num_tokens_of)
+        generation.add_part(part)
 
     def _send_parts(self, generation: Generation) -> None:
         """Send those parts of the request for which the engine has room."""
@@ -279,6 +298,7 @@ class EngineClient:
                 continue  # aborted here, before the engine knew
             generation.put(output)
             if output.finish_reason is not None:
+                self._follow(generation, output)
                 self._close(output.request_id)
                 self._send_parts(generation)
         limit = step.stats.max_running

@@ -49,9 +49,18 @@ class Generation:
     """The queue. Use it in `async with`; leaving the block aborts requests that still run."""
 
     def __init__(
-        self, request_ids: list[str], timeout_seconds: float, abort: Callable[[list[str]], None], turns: ReadTurns
+        self,
+        request_ids: list[str],
+        timeout_seconds: float,
+        abort: Callable[[list[str]], None],
+        turns: ReadTurns,
+        follow: Callable[[RequestOutput], Part | None] = lambda _: None,
     ) -> None:
-        """After the timeout, open requests end with DEADLINE. abort: called with ids, ends requests in the engine."""
+        """After the timeout, open requests end with DEADLINE. abort: called with ids, ends requests in the engine.
+
+        follow: called with a request's last output, returns the part that continues it, or None.
+        """
+        self.follow = follow
         self.request_ids = request_ids
         self.turns = turns
         self._abort = abort
@@ -89,6 +98,13 @@ class Generation:
             else:
                 self._reader = asyncio.get_running_loop().create_future()
                 await self._reader
+
+    def add_part(self, part: Part) -> None:
+        """Add requests that continue one of the others."""
+        self.request_ids += part.num_tokens_of
+        self._open.update(part.num_tokens_of)
+        self.unsent.append(part)
+        self.on_held(len(part.add))
 
     def take_part(self) -> None:
         """Remove the next part from `unsent`, because it is sent to the engine."""

@@ -82,6 +82,12 @@ class Places:
         self._open.update(dict.fromkeys(party, party))
         self._num_held += 1
 
+    def join(self, request_id: str, others: Iterable[str]) -> None:
+        """Count further engine requests to the HTTP request of an open one, if that has a place."""
+        if (party := self._open.get(request_id)) is not None:
+            party.update(others)
+            self._open.update(dict.fromkeys(others, party))
+
     def release(self, request_id: str) -> None:
         """Note that an engine request has ended. Works also if its HTTP request has no place."""
         party = self._open.pop(request_id, None)

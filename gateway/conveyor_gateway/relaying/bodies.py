@@ -30,12 +30,18 @@ class BodyReader:
         self._max_request_bytes = max_request_bytes
         self._timeout_seconds = timeout_seconds
 
-    async def read(self, request: BaseRequest, reservation: Reservation, is_parsed: bool) -> bytes:
+    async def read(
+        self, request: BaseRequest, reservation: Reservation, is_parsed: bool, path_max_bytes: int = 0
+    ) -> bytes:
         """Return the body unchanged, with its bytes reserved in `reservation`. `is_parsed`: its JSON names the service.
+
+        path_max_bytes: of a path with longer bodies than others.
 
         Raises InvalidRequest or Unavailable if the body is rejected.
         """
-        max_bytes = min(MAX_ROUTED_BYTES, self._max_request_bytes) if is_parsed else self._max_request_bytes
+        max_bytes = max(self._max_request_bytes, path_max_bytes)
+        if is_parsed:
+            max_bytes = min(MAX_ROUTED_BYTES, self._max_request_bytes)
         if (request.content_length or 0) > max_bytes:
             raise self._too_large(max_bytes)
         _send_continue(request)

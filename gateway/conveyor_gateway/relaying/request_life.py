@@ -87,7 +87,7 @@ class RequestLife:
         request, record = self.request, self.record
         has_form = is_form(request.headers.get("Content-Type"))
         is_parsed = self.route.service is None and not self.route.model and not has_form
-        body = await self.parts.bodies.read(request, reservation, is_parsed=is_parsed)
+        body = await self.parts.bodies.read(request, reservation, is_parsed, self.route.max_bytes)
         service, body = self._find_service(body)
         record.service = service.key
         named_class, timeout_seconds = request.headers.get(CLASS_HEADER), _find_timeout_seconds(request, service)

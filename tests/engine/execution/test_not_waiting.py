@@ -13,6 +13,7 @@ from tests.engine.dual_models import KINDS as DUAL_KINDS
 from tests.engine.dual_models import build_dual_model
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
 from tests.engine.image_models import KINDS, SIDE, build_image_model
+from tests.engine.speech_models import build_speech_model
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 from transformers import PreTrainedModel
 
@@ -27,7 +28,9 @@ from conveyor_engine.execution.graphs.decodes import DecodeSteps
 from conveyor_engine.execution.graphs.mixed import MixedSteps
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import sample
+from conveyor_engine.execution.models import speech
 from conveyor_engine.execution.models.sentence_files import PoolingMode
+from conveyor_engine.execution.models.speech import Rules, Transcriber
 from conveyor_engine.execution.pooling import pool
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.runners import dual
@@ -41,6 +44,7 @@ from conveyor_engine.execution.sampling import (
     sampler,
 )
 from conveyor_engine.execution.sampling.sampler import Sampler
+from conveyor_engine.wire.audio import AudioFacts, Window, WindowResult
 from conveyor_engine.wire.request import SamplingParams
 from conveyor_engine.wire.step import AdmittedRow, RowSampling, StepPlan
 
@@ -188,3 +192,29 @@ def test_images_and_texts_are_embedded_without_waiting(kind: str, monkeypatch: p
     vectors = runner._embed_pictures(torch.empty((5, 3, SIDE, SIDE), device=CUDA))
     assert (vectors.shape[0], vectors.device.type, vectors.dtype) == (5, "cuda", torch.float32)
     assert runner._embed_texts([[1, 2, 3], [4]]).shape == (2, vectors.shape[1])
+
+
+def test_tokens_of_speech_are_chosen_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the question whether rows have ended, which comes every few tokens."""
+    monkeypatch.setattr(
+        speech, "to_device", lambda array, device: torch.empty(array.shape, dtype=torch.int64, device=CUDA)
+    )
+    collected: list[int] = []
+    monkeypatch.setattr(speech._Batch, "collect", lambda batch, *_: collected.append(batch._step))
+    model = pretend(build_speech_model)
+    facts = AudioFacts(
+        num_mels=80, window_seconds=6, window_frames=600, frames_per_position=2, languages={"en": 300}, tasks={},
+        start=299, previous=None, end=298, first_timestamp=310, max_tokens=64,
+    )  # fmt: skip
+    with unset_fake_temporarily():
+        transcriber = Transcriber(model, facts, Rules((301,), (298,), 309, 50), torch.device("cpu"))
+    for name in ("_always", "_first", "_languages"):
+        setattr(transcriber, name, torch.empty(getattr(transcriber, name).shape, device=CUDA))
+    transcriber._device = CUDA
+    encoded = model.model.encoder(torch.empty((2, 80, 600), device=CUDA)).last_hidden_state
+    windows = [
+        Window(tokens=[299, 0], features=b"", language_at=1, max_new_tokens=8),
+        Window(tokens=[5, 299, 300], features=b"", max_new_tokens=6),
+    ]
+    results: list[WindowResult] = transcriber.transcribe(encoded, windows)
+    assert (results, collected) == (None, [8])

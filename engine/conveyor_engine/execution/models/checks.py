@@ -43,7 +43,7 @@ def raise_if_of_device(error: Exception) -> None:
 def check_config(config: PretrainedConfig, model_kind: ModelKind) -> None:
     """Reject models that cannot run according to their configuration. Raises ModelError."""
     kind = config.model_type
-    if getattr(config, "is_encoder_decoder", False):
+    if getattr(config, "is_encoder_decoder", False) and not model_kind.encodes_and_decodes:
         raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models and encoders")
     model_class = _model_class(config, model_kind)
     if model_kind.own_attention:

@@ -14,6 +14,8 @@ from transformers import (
     CLIPModel,
     SiglipConfig,
     SiglipModel,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -34,6 +36,7 @@ class ModelKind:
     classes: Mapping[Any, Any]  # model classes by the class of the configuration
     text_only: bool = False  # rejects the text part of a model that also has other parts
     own_attention: bool = True  # whether it runs on our attention; otherwise the model's forward runs unchanged
+    encodes_and_decodes: bool = False  # whether it has an encoder and a decoder
     without_pooler: bool = False  # a classifier's layer over the first token is dropped; checkpoints may lack it
 
 
@@ -67,4 +70,12 @@ DUAL_ENCODER: Final = ModelKind(
     AutoModel,
     {CLIPConfig: CLIPModel, SiglipConfig: SiglipModel},
     own_attention=False,
+)
+SPEECH: Final = ModelKind(
+    "transcribe",
+    "model of speech (of the kind whisper)",
+    WhisperForConditionalGeneration,
+    {WhisperConfig: WhisperForConditionalGeneration},
+    own_attention=False,
+    encodes_and_decodes=True,
 )

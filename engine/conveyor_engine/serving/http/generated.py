@@ -15,6 +15,7 @@ from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Choice, Delta
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
+from conveyor_engine.serving.http.events import SSE_HEADERS
 from conveyor_engine.serving.http.formats import Format, Usage, WholeChoice
 from conveyor_engine.serving.http.usage import UsedTokens, build_last_words
 from conveyor_engine.serving.preparing.prepare import PreparedText
@@ -23,11 +24,6 @@ from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.wire.request import RequestOutput
 
 _log = logging.getLogger(__name__)
-_SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class GeneratedResponse(EngineResponse):
@@ -109,7 +105,7 @@ class GeneratedResponse(EngineResponse):
     async def _send_events(self, deltas: list[Delta], send: Send) -> None:
         events = b""
         if not self._started:
-            await self._start(_SSE_HEADERS, send)
+            await self._start(list(SSE_HEADERS), send)
             events = self._format.write_begin(self._usage())
         events += b"".join(self._format.write_events(delta, self._usage_so_far(delta)) for delta in deltas)
         await send({"type": "http.response.body", "body": events, "more_body": True})

@@ -124,10 +124,13 @@ def _task_path(row: TaskPath) -> Json:
         )
     if row.is_bytes_too:
         content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
+    if row.is_text_too:
+        content["text/plain"] = {"schema": {"type": "string"}}
+    taken = ({} if row.request is None else _content(row.request)) | _form(row.form)
     return {
         "summary": row.summary,
         "parameters": [*build_path_parameters(row.path), *_HEADERS],
-        "requestBody": {"required": True, "content": _content(row.request) | _form(row.form)},
+        "requestBody": {"required": True, "content": taken},
         "responses": {"200": {"description": description, "content": content}, **_refusals(statuses, row.path)},
     }
 
@@ -205,8 +208,8 @@ def _request_schemas(tasks: Sequence[TaskPaths]) -> Json:
 
     The schemas allow further fields, which the server ignores.
     """
-    bodies = [row.request for of_task in tasks for row in of_task.paths]
-    bodies += [row.form for of_task in tasks for row in of_task.paths if row.form is not None]
+    rows = [row for of_task in tasks for row in of_task.paths]
+    bodies = [each for row in rows for each in (row.request, row.form) if each is not None]
     models = [*bodies, *(model for of_task in tasks for model in of_task.objects)]
     models += [InferRequest, InferInput, InferOutput, InferParameters, TensorParameters]
     schemas: Json = models_json_schema([(model, "validation") for model in models], ref_template=_TEMPLATE)[1]["$defs"]

@@ -29,12 +29,13 @@ class TaskPath:
     path: str
     handler: Handler
     summary: str
-    request: type[Object]  # the fields of its body
+    request: type[Object] | None  # the fields of its body in JSON; None: the body is a form
     whole: Any  # its answer: a struct, a list of structs, or a tuple of alternatives
     chunk: type[msgspec.Struct] | None = None  # each event of a stream, if it can stream
     form: type[Object] | None = None  # the fields and files of its body, if that may be a form
     events: tuple[type[msgspec.Struct], ...] = ()  # the same, if events have names: each is the struct's `type`
     is_bytes_too: bool = False  # whether a client may request bytes instead of JSON
+    is_text_too: bool = False  # the same for plain text
 
 
 @dataclass(frozen=True, slots=True)

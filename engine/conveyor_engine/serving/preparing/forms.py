@@ -55,7 +55,7 @@ def parse_form(
     if not parts.files:
         raise InvalidRequest(f"{file_field} is missing", param=file_field)
     try:
-        fields = schema.model_validate_strings(parts.fields, strict=False)
+        fields = schema.model_validate({**parts.fields, **parts.lists}, strict=False)
     except ValidationError as error:
         raise invalid_request(error) from None
     if fields.model is not None:
@@ -69,6 +69,7 @@ class _Parts:
     def __init__(self, file_field: str, files_max: int) -> None:
         self._file_field, self._files_max = file_field, files_max
         self.fields: dict[str, str] = {}
+        self.lists: dict[str, list[str]] = {}  # fields whose names end with [] may come several times
         self.files: list[bytes] = []
         self.is_whole = False
 
@@ -94,7 +95,8 @@ class _Parts:
         if self._name == self._file_field and len(self.files) == self._files_max:
             message = f"the number of {self._name} is more than the {self._files_max} that one request may have"
             raise InvalidRequest(f"{message}; send them in several requests", param=self._name)
-        if self._name != self._file_field and len(self.fields) == _FIELDS_MAX:
+        num_fields = len(self.fields) + sum(map(len, self.lists.values()))
+        if self._name != self._file_field and num_fields == _FIELDS_MAX:
             raise _broken(f"it has more than {_FIELDS_MAX} fields")
 
     def add_data(self, data: bytes, start: int, end: int) -> None:
@@ -106,6 +108,8 @@ class _Parts:
     def end(self) -> None:
         if self._name == self._file_field:
             self.files.append(bytes(self._data))
+        elif self._name.endswith("[]"):
+            self.lists.setdefault(self._name, []).append(self._data.decode(errors="replace"))
         elif self._name in self.fields:
             raise InvalidRequest(f"{self._name[:100]} appears in the form twice", param=self._name)
         else:

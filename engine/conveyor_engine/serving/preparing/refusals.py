@@ -34,7 +34,7 @@ def _field_path(location: Sequence[int | str]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier():
+        elif part.isidentifier() or part.endswith("[]"):
             path += f".{part}" if path else part
     return path
 

@@ -1,0 +1,95 @@
+"""Decodes one audio file into mono samples at the model's rate, within bounds. Runs in worker processes only.
+
+Anybody may have written the bytes. libsndfile decodes them piece by piece, and soxr resamples each piece, so memory
+does not depend on the length of a file. A file is refused by its header if that says that it is too long, and
+otherwise once its samples are too many.
+"""
+
+import io
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+import soxr
+
+from conveyor_engine.audio.containers import check_container
+from conveyor_engine.errors import InvalidRequest
+
+SECONDS_MAX: Final = 1500.0  # of one file: as many as OpenAI's newer models take
+SECONDS_MIN: Final = 0.1
+_RATES: Final = (4_000, 192_000)
+_CHANNELS_MAX: Final = 8
+_PIECE_SECONDS: Final = 10.0
+_FORMATS: Final = {  # the codecs of each: the others of libsndfile are of no use to anybody, and old
+    "WAV": ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"),
+    "WAVEX": ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"),
+    "FLAC": ("PCM_S8", "PCM_16", "PCM_24"),
+    "MP3": ("MPEG_LAYER_I", "MPEG_LAYER_II", "MPEG_LAYER_III"),
+    "OGG": ("VORBIS", "OPUS"),
+}
+Samples = npt.NDArray[np.float32]
+
+
+def decode_audio(data: bytes, rate: int, param: str) -> Iterator[Samples]:
+    """Yield the file's sound: pieces of mono samples, `rate` a second. Raises InvalidRequest."""
+    check_container(data, param)
+    try:
+        yield from _resample(data, rate, param)
+    except (soundfile.SoundFileError, EOFError, OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, InvalidRequest):
+            raise
+        what = " ".join(str(error).split())[:200].removesuffix(".") or type(error).__name__
+        raise _broken(param, what) from None
+
+
+def _resample(data: bytes, rate: int, param: str) -> Iterator[Samples]:
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        _check_header(file, param)
+        of_file = int(file.samplerate)
+        stream = None if of_file == rate else soxr.ResampleStream(of_file, rate, 1, dtype="float32", quality="HQ")
+        num_frames = 0
+        while len(piece := file.read(int(_PIECE_SECONDS * of_file), dtype="float32", always_2d=True)):
+            num_frames += len(piece)
+            _check_length(num_frames / of_file, param)
+            mono = np.ascontiguousarray(piece.mean(axis=1, dtype=np.float32))
+            if not np.isfinite(mono).all():
+                raise _broken(param, "it has samples that are not finite (NaN or infinity)")
+            yield mono if stream is None else stream.resample_chunk(mono)
+        if file.format == "FLAC" and num_frames < file.frames:
+            raise _broken(param, f"it ends after {num_frames} of {file.frames} samples")
+        if num_frames < SECONDS_MIN * of_file:
+            raise InvalidRequest(
+                f"{param} has {num_frames / of_file:g} s of sound; {SECONDS_MIN:g} s is the least", param=param
+            )
+        if stream is not None:
+            yield stream.resample_chunk(np.empty(0, np.float32), last=True)
+
+
+def _check_header(file: soundfile.SoundFile, param: str) -> None:
+    if file.subtype not in _FORMATS.get(file.format, ()):
+        raise InvalidRequest(
+            f"{param} is {file.format} with {file.subtype}; send WAV (PCM), FLAC, MP3 or OGG (Vorbis, Opus)",
+            param=param,
+        )
+    low, high = _RATES
+    if not low <= file.samplerate <= high:
+        raise InvalidRequest(
+            f"{param} has {file.samplerate} samples a second; {low} to {high} is possible", param=param
+        )
+    if not 1 <= file.channels <= _CHANNELS_MAX:
+        raise InvalidRequest(f"{param} has {file.channels} channels; 1 to {_CHANNELS_MAX} is possible", param=param)
+    if file.format != "MP3" and file.frames < 2**62:  # an MP3's header may only estimate
+        _check_length(file.frames / file.samplerate, param)
+
+
+def _check_length(seconds: float, param: str) -> None:
+    if seconds > SECONDS_MAX:
+        raise InvalidRequest(
+            f"{param} has more than {SECONDS_MAX:g} s of sound, the most of one request; send it in parts", param=param
+        )
+
+
+def _broken(param: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} is a broken audio file: {what}", param=param)

@@ -1,0 +1,24 @@
+"""Facts about the task that transcribes speech, for all processes, and how a model's files are recognised."""
+
+from pathlib import Path
+from typing import Final
+
+from conveyor_engine.model_files import read_architectures
+from conveyor_engine.registry import About
+
+
+def _recognises(directory: Path) -> bool:
+    """Return whether config.json names a Whisper model. Raises ModelError."""
+    return "WhisperForConditionalGeneration" in read_architectures(directory)
+
+
+TASK: Final = About(
+    does="transcribes speech",
+    does_not="transcribes no speech",
+    path="/v1/audio/transcriptions",
+    recognises=_recognises,
+    modes=("none", "static", "dynamic"),
+    cost_unit="seconds",
+    reads=True,
+    runs_also=(),
+)

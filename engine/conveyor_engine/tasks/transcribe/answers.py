@@ -1,0 +1,108 @@
+"""The answers to requests for transcripts, with the fields of OpenAI: JSON, plain text, subtitles, events. Pure."""
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from conveyor_engine.tasks.transcribe.transcript import Told, Transcript
+from conveyor_engine.wire.audio import SpeechTask
+from conveyor_engine.wire.languages import NAMES
+
+
+class DurationUsage(msgspec.Struct, tag_field="type", tag="duration"):
+    """What a transcript is counted by."""
+
+    seconds: int
+
+
+class Transcription(msgspec.Struct):
+    """The answer `json`."""
+
+    text: str
+    usage: DurationUsage
+
+
+class TranscriptionSegment(msgspec.Struct):
+    """A segment of `verbose_json`."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseTranscription(msgspec.Struct):
+    """The answer `verbose_json`."""
+
+    task: SpeechTask
+    language: str
+    duration: float
+    text: str
+    segments: list[TranscriptionSegment]
+    usage: DurationUsage
+
+
+class TranscriptTextDelta(msgspec.Struct, tag_field="type", tag="transcript.text.delta"):
+    """An event with the text of the next window."""
+
+    delta: str
+
+
+class TranscriptTextDone(msgspec.Struct, tag_field="type", tag="transcript.text.done"):
+    """The last event, with the whole text."""
+
+    text: str
+    usage: DurationUsage
+
+
+def count_usage(seconds: float) -> DurationUsage:
+    return DurationUsage(math.ceil(seconds))
+
+
+def build_verbose(transcript: Transcript, task: SpeechTask, seconds: float) -> VerboseTranscription:
+    """The whole answer. A language without a name is told by its code."""
+    language = transcript.language or ""
+    segments = [_build_segment(number, told) for number, told in enumerate(transcript.segments)]
+    name = NAMES.get(language, language)
+    return VerboseTranscription(task, name, seconds, transcript.text.strip(), segments, count_usage(seconds))
+
+
+def _build_segment(number: int, told: Told) -> TranscriptionSegment:
+    segment = told.segment
+    return TranscriptionSegment(
+        number, segment.seek, round(segment.start, 3), round(segment.end, 3), told.text, segment.tokens, 0.0,
+        told.avg_logprob, told.compression_ratio, told.no_speech_prob,
+    )  # fmt: skip
+
+
+def write_srt(segments: list[Told]) -> Iterator[bytes]:
+    """Subtitles as SubRip."""
+    for number, told in enumerate(segments, 1):
+        times = f"{_write_time(told.segment.start, ',')} --> {_write_time(told.segment.end, ',')}"
+        yield f"{number}\n{times}\n{_write_line(told)}\n\n".encode()
+
+
+def write_vtt(segments: list[Told]) -> Iterator[bytes]:
+    """Subtitles as WebVTT."""
+    yield b"WEBVTT\n\n"
+    for told in segments:
+        times = f"{_write_time(told.segment.start, '.')} --> {_write_time(told.segment.end, '.')}"
+        yield f"{times}\n{_write_line(told)}\n\n".encode()
+
+
+def _write_line(told: Told) -> str:
+    """An arrow would be read as times."""
+    return " ".join(told.text.split()).replace("-->", "->")
+
+
+def _write_time(seconds: float, point: str) -> str:
+    thousandths = round(seconds * 1000)
+    whole, thousandths = divmod(thousandths, 1000)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{point}{thousandths:03}"

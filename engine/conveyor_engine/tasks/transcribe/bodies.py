@@ -1,0 +1,68 @@
+"""The forms that ask for transcripts, with the fields of OpenAI. Pure."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from conveyor_engine.serving.preparing.schemas import ModelFields
+
+Format = Literal["json", "text", "verbose_json", "srt", "vtt"]
+_FILE: dict[str, Any] = {"type": "string", "format": "binary"}
+
+
+class SpeechOptions(ModelFields):
+    """The fields of both forms."""
+
+    prompt: Annotated[str, Field(max_length=8192)] | None = None
+    """A text that could stand before the sound: its words and its style become likelier. The model reads its end."""
+    response_format: Format | None = "json"
+    """json, text, verbose_json (with segments and times), or subtitles as srt or vtt."""
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = 0
+    """Only 0: the likeliest token comes next."""
+    stream: bool | None = False
+    """True: server-sent events, one for each window of the file. For json and text."""
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if self.temperature:
+            told = "this engine chooses the likeliest token; leave it out, or send 0"
+            raise PydanticCustomError("temperature", f"temperature is not supported: {told}")
+        if self.stream and self.response_format not in ("json", "text", None):
+            raise PydanticCustomError("stream", f"stream is not possible with response_format {self.response_format}")
+        return self
+
+
+class TranscriptionOptions(SpeechOptions):
+    """The fields of a transcription."""
+
+    language: Annotated[str, Field(min_length=1, max_length=40)] | None = None
+    """The language that is spoken, as a code such as `en`, or its English name; default: the model finds it."""
+    timestamp_granularities: Annotated[
+        list[Literal["segment", "word"]] | None, Field(alias="timestamp_granularities[]")
+    ] = None
+    """`segment`, for verbose_json. Words have no times here."""
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
+        if "word" in (self.timestamp_granularities or ()):
+            name = "timestamp_granularities"
+            raise PydanticCustomError(name, f"{name} has 'word', which is not supported; segments have times")
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            name = "timestamp_granularities"
+            raise PydanticCustomError(name, f"{name} is only allowed with response_format verbose_json")
+        return self
+
+
+class TranscriptionForm(TranscriptionOptions):
+    """POST /v1/audio/transcriptions with multipart/form-data."""
+
+    file: Annotated[bytes, WithJsonSchema(_FILE)]
+    """WAV, FLAC, MP3 or OGG (Vorbis, Opus)."""
+
+
+class TranslationForm(SpeechOptions):
+    """POST /v1/audio/translations with multipart/form-data."""
+
+    file: Annotated[bytes, WithJsonSchema(_FILE)]
+    """WAV, FLAC, MP3 or OGG (Vorbis, Opus)."""

@@ -1,0 +1,132 @@
+"""Makes features of forms with an audio file. Runs in worker processes.
+
+The windows of a file depend on each other: the API process makes an engine request of each when the one before it has
+ended (`transcript`).
+"""
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.forms import is_form, parse_form
+from conveyor_engine.serving.preparing.jobs import Kind, ServedModel
+from conveyor_engine.tasks.transcribe.bodies import Format, SpeechOptions, TranscriptionOptions
+from conveyor_engine.text.tokenizer import Truncation
+from conveyor_engine.wire.audio import AudioFacts, SpeechTask
+from conveyor_engine.wire.languages import find_code
+from conveyor_engine.wire.worker import Job, Part
+
+_MEMORY_BYTES: Final = 640 * 2**20  # per job: SECONDS_MAX of 128 bands take 77 MB, a few times while they are made
+_CPU_SECONDS: Final = 10.0  # per job, in addition to those for its bytes: SECONDS_MAX take 2
+
+
+class PreparedSpeech(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An admissible request: the features of the whole file, and how its transcript begins."""
+
+    id: str
+    parts: list[Part] = []
+    arrival_time: float
+    deadline: float
+    level: int
+    ignored_fields: int
+    task: SpeechTask
+    language: str | None  # its code; None: the model finds it
+    tokens: list[int]  # that each window's transcript begins with
+    language_at: int | None  # where the language belongs in these; None: there is none, or it is there
+    features: bytes  # float32 (frames, num_mels), at least as many frames as a window has
+    num_frames: int  # that have sound
+    seconds: float
+    response_format: Format
+    stream: bool
+
+
+def prepare_transcription(model: ServedModel, job: Job) -> PreparedSpeech:
+    """Raises InvalidRequest or UnknownModel."""
+    return _prepare(model, job, TranscriptionOptions, "transcribe")
+
+
+def prepare_translation(model: ServedModel, job: Job) -> PreparedSpeech:
+    """Raises InvalidRequest or UnknownModel."""
+    return _prepare(model, job, SpeechOptions, "translate")
+
+
+def _prepare(model: ServedModel, job: Job, schema: type[SpeechOptions], task: SpeechTask) -> PreparedSpeech:
+    from conveyor_engine.audio.decoding import decode_audio  # imports numpy, which the API process lacks
+
+    if not is_form(job.content_type):
+        raise InvalidRequest("the file comes in a form: send multipart/form-data with a part named file", param="file")
+    fields, (data,) = parse_form(model, schema, job, "file", 1)
+    facts = AudioFacts.read(job.facts)
+    asked = fields.language if isinstance(fields, TranscriptionOptions) else None
+    language = _check_language(asked, facts)
+    if task == "translate" and task not in facts.tasks:
+        raise InvalidRequest("this model does not translate: it knows one language", param="model")
+    tokens = _read_prompt(model, fields.prompt, facts)
+    tokens.append(facts.start)
+    language_at = None
+    if facts.languages:
+        language_at = len(tokens) if language is None else None
+        tokens += [facts.start if language is None else facts.languages[language], facts.tasks[task]]
+    features, num_frames = model.reader.extract(decode_audio(data, model.reader.rate, "file"))
+    return PreparedSpeech(
+        id=f"speech-{uuid.uuid4().hex}",
+        arrival_time=job.arrival_time,
+        deadline=job.deadline,
+        level=job.find_level(fields.priority),
+        ignored_fields=fields.ignored,
+        task=task,
+        language=language,
+        tokens=tokens,
+        language_at=language_at,
+        features=features.tobytes(),
+        num_frames=num_frames,
+        seconds=num_frames / facts.frames_per_second,
+        response_format=fields.response_format or "json",
+        stream=bool(fields.stream),
+    )
+
+
+def _check_language(asked: str | None, facts: AudioFacts) -> str | None:
+    if not facts.languages:
+        if asked is not None and find_code(asked) != "en":
+            raise InvalidRequest(f"language is {asked!r}, and this model knows English only", param="language")
+        return "en"
+    if asked is None:
+        return None
+    if (code := find_code(asked)) not in facts.languages:
+        known = ", ".join(sorted(facts.languages))
+        raise InvalidRequest(f"language is {asked!r}; this model has {known}", param="language")
+    return code
+
+
+def _read_prompt(model: ServedModel, prompt: str | None, facts: AudioFacts) -> list[int]:
+    """The tokens of the text before a transcript: its end, if it is long."""
+    if not (text := (prompt or "").strip()):
+        return []
+    if facts.previous is None:
+        raise InvalidRequest("this model takes no prompt", param="prompt")
+    most = Truncation(facts.max_prompt_tokens - 1, "left")
+    tokens = model.tokenizer.encode(f" {text}", most.max_tokens, add_special_tokens=False, truncation=most)
+    if any(token >= facts.end for token in tokens):
+        raise InvalidRequest("prompt has special tokens of the model; it may have words only", param="prompt")
+    return [facts.previous, *tokens]
+
+
+def _build_kind(prepare: Callable[[ServedModel, Job], PreparedSpeech]) -> Kind:
+    return Kind(
+        prepare,
+        PreparedSpeech,
+        memory_bytes=_MEMORY_BYTES,
+        cpu_seconds=_CPU_SECONDS,
+        reading="decoded",
+        advice="send a shorter file",
+    )
+
+
+TASK: Final[Mapping[str, Kind]] = {
+    "transcription": _build_kind(prepare_transcription),
+    "translation": _build_kind(prepare_translation),
+}

@@ -1,0 +1,9 @@
+"""Loads the feature extractor of the model, which workers share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from conveyor_engine.audio.features import Extractor, load_extractor
+
+TASK: Final[Callable[[Path], Extractor]] = load_extractor

@@ -1,0 +1,45 @@
+"""Divides a window's tokens into segments with times, as transformers' sequential algorithm does. Pure.
+
+A file's next window begins where the last closed segment ended, so that no word is cut by the end of a window.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from conveyor_engine.wire.audio import AudioFacts
+
+
+class Segment(NamedTuple):
+    """A part of a transcript."""
+
+    seek: int  # the frame at which its window begins
+    start: float  # seconds of the file
+    end: float
+    tokens: list[int]  # timestamps included
+
+
+def divide(tokens: Sequence[int], seek: int, num_frames: int, facts: AudioFacts) -> tuple[list[Segment], int]:
+    """Return the segments of the window at frame `seek`, and how many frames later the next window begins.
+
+    num_frames: frames of the window that are in the file.
+    """
+    first = facts.first_timestamp
+    begin, position = seek / facts.frames_per_second, facts.frames_per_position / facts.frames_per_second
+    is_time = [token >= first for token in tokens]
+    ends = [index + 1 for index in range(len(tokens) - 1) if is_time[index] and is_time[index + 1]]
+    if not ends:
+        times = [token - first for token in tokens if token >= first]
+        last = times[-1] if times and times[-1] else num_frames // facts.frames_per_position
+        return [Segment(seek, begin, begin + last * position, list(tokens))], num_frames
+    ends_with_one = is_time[-2:] == [False, True]
+    if ends_with_one:  # no speech follows it
+        ends.append(len(tokens))
+    segments, start = [], 0
+    for end in ends:
+        own = list(tokens[start:end])
+        segments.append(Segment(seek, begin + (own[0] - first) * position, begin + (own[-1] - first) * position, own))
+        start = end
+    if ends_with_one:
+        return segments, num_frames
+    segments[-1].tokens.append(tokens[ends[-1]])  # as transformers has it: here an unfinished segment begins
+    return segments, (tokens[ends[-1] - 1] - first) * facts.frames_per_position

@@ -1,0 +1,204 @@
+"""/v1/audio/transcriptions and /v1/audio/translations on a real server, with OpenAI's client: docs/audio.md."""
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import soxr
+from jsonschema import Draft202012Validator
+from tests.engine.processes import EngineServer, error_of
+from tests.engine.speech_models import RATE, draw_sound, encode, save_speech_model
+from tests.engine.test_transcripts import generate
+
+PATH = "/v1/audio/transcriptions"
+SOUND = np.frombuffer((draw_sound(1, 13.0) * 32767).astype("<i2").tobytes(), "<i2")  # as 16 bits keep it
+WAV = encode(SOUND)
+MANY = [encode(draw_sound(number, 4.0 + number)) for number in range(6)]
+
+
+class Served:
+    """A server of a tiny model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.directory = folder / "tiny"
+        self.model = save_speech_model(self.directory)
+        self.server = EngineServer(folder / "server", self.directory, max_num_seqs=4, batching_mode="dynamic")
+        self.server.wait_ready()
+        self.client = openai.OpenAI(base_url=f"{self.server.url}/v1", api_key="none", max_retries=0)
+
+    def post(self, data: bytes, path: str = PATH, status: int = 200, **fields: Any) -> httpx.Response:
+        answer = self.server.client.post(self.server.url + path, data=fields, files={"file": ("x.wav", data)})
+        assert answer.status_code == status, answer.text
+        return answer
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    made = Served(tmp_path_factory.mktemp("audio"))
+    with made.server:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def document(served: Served) -> Any:
+    return served.server.get("/openapi.json").json()
+
+
+def test_segments_are_those_of_transformers(served: Served) -> None:
+    told = served.client.audio.transcriptions.create(
+        model="tiny", file=("x.wav", WAV), response_format="verbose_json", timestamp_granularities=["segment"]
+    )
+    expected = generate(served.model, served.directory, SOUND.astype(np.float32) / 32768)
+    assert [(each.start, each.end, each.tokens) for each in told.segments or ()] == expected
+    assert (told.duration, told.language) == (13.0, told.language)
+    assert told.language in ("english", "german")
+    assert told.text == "".join(each.text for each in told.segments or ()).strip()
+    assert all(each.avg_logprob < 0 <= each.no_speech_prob <= 1 for each in told.segments or ())
+
+
+def test_another_rate_is_resampled(served: Served) -> None:
+    fine = draw_sound(2, 8.0, 44_100)
+    told = served.post(encode(fine, rate=44_100, subtype="FLOAT"), response_format="verbose_json", language="de").json()
+    sound = soxr.resample(fine, 44_100, RATE, quality="HQ")
+    expected = generate(served.model, served.directory, sound, language="de")
+    assert [each["tokens"] for each in told["segments"]][:2] == [tokens for _, _, tokens in expected][:2]
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # of the client: OpenAI has no newer translations
+def test_translations_have_their_own_task(served: Served) -> None:
+    told = served.client.audio.translations.create(model="tiny", file=("x.wav", WAV), response_format="verbose_json")
+    assert told.task == "translate"  # type: ignore[attr-defined]
+    assert told.text != served.client.audio.transcriptions.create(model="tiny", file=("x.wav", WAV)).text
+
+
+def test_text_and_subtitles_have_the_words_of_the_segments(served: Served) -> None:
+    segments = served.post(WAV, response_format="verbose_json").json()["segments"]
+    text = served.post(WAV, response_format="text")
+    assert text.headers["content-type"] == "text/plain; charset=utf-8"
+    assert text.text == "".join(each["text"] for each in segments).strip() + "\n"
+    srt, vtt = (served.post(WAV, response_format=name).text for name in ("srt", "vtt"))
+    assert vtt.startswith("WEBVTT\n\n00:00:0")
+    times = re.findall(r"(\d\d):(\d\d):(\d\d),(\d{3}) -->", srt)
+    starts = [int(m) * 60 + int(s) + int(t) / 1000 for _, m, s, t in times]
+    assert starts == pytest.approx([each["start"] for each in segments])
+    assert len(re.findall(r"^\d+$", srt, re.MULTILINE)) >= len(segments)
+
+
+def test_a_stream_has_an_event_for_each_window(served: Served) -> None:
+    events = list(served.client.audio.transcriptions.create(model="tiny", file=("x.wav", WAV), stream=True))
+    whole = served.client.audio.transcriptions.create(model="tiny", file=("x.wav", WAV)).text
+    assert [event.type for event in events] == ["transcript.text.delta"] * (len(events) - 1) + ["transcript.text.done"]
+    assert len(events) >= 3
+    assert "".join(event.delta for event in events[:-1]).strip() == events[-1].text == whole  # type: ignore[union-attr]
+
+
+def test_files_of_several_clients_share_batches(served: Served) -> None:
+    alone = [served.post(data).text for data in MANY]
+    before = served.server.metric("conveyor_engine_steps_total")
+    with ThreadPoolExecutor(len(MANY)) as clients:
+        together = list(clients.map(lambda data: served.post(data).text, MANY))
+    assert together == alone
+    steps = served.server.metric("conveyor_engine_steps_total") - before
+    assert steps < before
+    assert served.server.metric("conveyor_engine_batch_cost_sum", unit="seconds") > 0
+    served.server.wait_load(running=0, waiting=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"temperature": "0.5"}, "temperature", "temperature is not supported: this engine chooses the likeliest"),
+        ({"temperature": "hot"}, "temperature", "temperature must be a valid number"),
+        ({"language": "fr"}, "language", "language is 'fr'; this model has de, en"),
+        ({"response_format": "xml"}, "response_format", "response_format must be 'json', 'text'"),
+        ({"stream": "true", "response_format": "srt"}, "stream", "not possible with response_format srt"),
+        ({"prompt": "<|endoftext|>"}, "prompt", "prompt has special tokens of the model"),
+        (
+            {"timestamp_granularities[]": ["word", "segment"], "response_format": "verbose_json"},
+            "timestamp_granularities",
+            "timestamp_granularities has 'word', which is not supported",
+        ),
+        (
+            {"timestamp_granularities[]": "segment"},
+            "timestamp_granularities",
+            "only allowed with response_format verbo",
+        ),
+        ({"timestamp_granularities[]": "hour"}, "timestamp_granularities[][0]", "must be 'segment' or 'word'"),
+    ],
+)
+def test_a_wrong_field_is_refused_with_a_sentence(
+    served: Served, fields: dict[str, Any], param: str, message: str
+) -> None:
+    error = error_of(served.post(WAV, status=400, **fields))
+    assert (error["param"], message in error["message"]) == (param, True), error
+
+
+def test_bodies_that_are_no_form_with_one_file_are_refused(served: Served) -> None:
+    error = error_of(served.server.post(PATH, {"file": "x"}))
+    assert (error["param"], "send multipart/form-data" in error["message"]) == ("file", True)
+    files = [("file", ("a.wav", WAV)), ("file", ("b.wav", WAV))]
+    answer = served.server.client.post(served.server.url + PATH, files=files)
+    assert "the number of file is more than the 1" in error_of(answer)["message"]
+    assert (
+        error_of(served.server.client.post(served.server.url + PATH, files={"x": b"y"}))["message"] == "file is missing"
+    )
+
+
+def test_hostile_files_are_one_sentence_each_and_the_server_goes_on(served: Served) -> None:
+    silence = encode(np.zeros(4_000 * 36_000, np.int8).astype(np.int16), "FLAC", 4_000)
+    assert len(silence) < 2**20
+    for data, message in (
+        (silence, "more than 1500 s of sound"),
+        (b"hello", "no audio file"),
+        (WAV[:100_000], "is a broken audio file"),
+        (bytes(27 * 2**20), "longer than 27262976 bytes"),
+    ):
+        status = 413 if len(data) > 2**24 else 400
+        assert message in error_of(served.post(data, status=status))["message"]
+    assert served.server.process.poll() is None
+    assert served.post(WAV).json()["text"]
+
+
+def test_the_largest_upload_is_answered(served: Served) -> None:
+    samples = np.repeat(draw_sound(3, 8.2, 192_000)[:, np.newaxis], 4, axis=1)
+    data = encode(samples, rate=192_000, subtype="FLOAT")
+    assert 24 * 2**20 < len(data) < 25 * 2**20
+    assert served.post(data).json()["usage"] == {"type": "duration", "seconds": 9}
+
+
+def test_paths_of_other_tasks_are_refused(served: Served) -> None:
+    error = error_of(served.server.post("/v1/embeddings", {"input": "x"}))
+    assert (error["code"], "transcribes speech" in error["message"]) == ("wrong_task", True)
+
+
+def test_answers_are_what_the_document_says(served: Served, document: Any) -> None:
+    for path in (PATH, "/v1/audio/translations"):
+        operation = document["paths"][path]["post"]
+        assert set(operation["requestBody"]["content"]) == {"multipart/form-data"}
+        content = operation["responses"]["200"]["content"]
+        assert set(content) == {"application/json", "text/plain", "text/event-stream"}
+        schema = {**content["application/json"]["schema"], "components": document["components"]}
+        for name in ("json", "verbose_json"):
+            Draft202012Validator(schema).validate(served.post(WAV, path, response_format=name).json())
+        event_schema = {**content["text/event-stream"]["x-event-schema"], "components": document["components"]}
+        for line in served.post(WAV, path, stream="true").text.splitlines():
+            if line.startswith("data: "):
+                Draft202012Validator(event_schema).validate(json.loads(line.removeprefix("data: ")))
+
+
+def test_a_client_that_leaves_ends_its_file(served: Served) -> None:
+    long = encode(draw_sound(4, 120.0))
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        httpx.Client(timeout=httpx.Timeout(30, read=0.3)) as client,
+    ):
+        client.post(served.server.url + PATH, files={"file": ("x.wav", long)})
+    served.server.wait_load(running=0, waiting=0)
+    assert served.post(WAV).json()["text"]
