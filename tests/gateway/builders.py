@@ -1,4 +1,4 @@
-"""Values of the gateway's own types, for tests that need no cluster."""
+"""Builds values of the gateway's types, for tests without a cluster."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def make_known_service(key: str, model: str = "", **changes: Any) -> Service:
 
 
 def make_directory(*services: Service, **claims: str) -> Directory:
-    """`claims` are names with the namespaces that hold them."""
+    """Build a directory. claims: served names with the namespaces that hold them."""
     directory = Directory()
     for number, (name, namespace) in enumerate(claims.items()):
         claim(directory, namespace, name, number)
@@ -42,7 +42,7 @@ def claim(directory: Directory, namespace: str, name: str, created_unix: int = 0
 
 
 class NeverAsked:
-    """Engines that grant no places, and so are not asked for any."""
+    """Engines that grant no places, so they are not asked for any."""
 
     async def ask_for_place(self, address: str, level: int) -> bool:
         raise AssertionError(address)

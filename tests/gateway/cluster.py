@@ -1,4 +1,4 @@
-"""InferenceServices and the EndpointSlices of their engines on a real API server, written by hand."""
+"""Writes InferenceServices and the EndpointSlices of their engines to a real API server."""
 
 import socket
 from typing import Any
@@ -55,7 +55,7 @@ def make_endpoint(address: str, **conditions: bool) -> Json:
 
 
 def publish_gateway(api: Api, system_namespace: str, name: str, port: int, **conditions: bool) -> None:
-    """A gateway's admin port, as Kubernetes lists those behind the gateways' Service."""
+    """Publish a gateway's admin port in an EndpointSlice of the gateways' Service, as Kubernetes does."""
     body = make_slice(name, system_namespace, "", port, make_endpoint(own_address(), **{"serving": True, **conditions}))
     body["metadata"]["labels"] = {"kubernetes.io/service-name": names.GATEWAY_ADMIN_SERVICE}
     body["ports"][0]["name"] = ADMIN_PORT_NAME
@@ -63,7 +63,7 @@ def publish_gateway(api: Api, system_namespace: str, name: str, port: int, **con
 
 
 class Cluster:
-    """One namespace of an API server."""
+    """A namespace of an API server."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self.api = api
@@ -79,7 +79,7 @@ class Cluster:
         self.api.delete(f"{self._services}/{name}")
 
     def apply_engine(self, service: str, address: str, port: int, **conditions: bool) -> None:
-        """One engine, in a slice of its own: test engines share an address and differ in ports."""
+        """Publish an engine in its own slice, because test engines share an address and differ in ports."""
         body = make_slice(f"{service}-{port}", self.namespace, service, port, make_endpoint(address, **conditions))
         self.api.apply(f"{self._slices}/{service}-{port}", body)
 
@@ -90,7 +90,7 @@ class Cluster:
         self.api.delete(f"{self._claims}/{object_name(name)}")
 
     def clear(self) -> None:
-        """What is left would be on every page of a gateway of all namespaces."""
+        """Delete everything. Otherwise it would appear on the pages of each gateway for all namespaces."""
         self.api.delete(self._services)
         self.api.delete(self._slices)
         self.api.delete(self._claims)

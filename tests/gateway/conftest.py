@@ -1,4 +1,4 @@
-"""A gateway process on a real API server, and what a test needs to give it services and engines."""
+"""Fixtures for a gateway process with a real API server, and for its services and engines."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,14 +21,14 @@ def cluster(crd: Api, namespace: str) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def gateway(crd: Api, kubeconfig: Path) -> Iterator[GatewayProcess]:
-    """One for all tests: each has its own namespace. Those that end a gateway start their own."""
+    """One gateway for all tests, each of which has its own namespace. Tests that end a gateway start their own."""
     with GatewayProcess(kubeconfig) as started:
         yield started
 
 
 @pytest.fixture
 async def stack(gateway: GatewayProcess, cluster: Cluster) -> Stack:
-    """The service `qwen` with default settings, known to the gateway, without engines."""
+    """The service `qwen` with default settings and without engines. The gateway knows it."""
     stack = Stack(gateway, cluster)
     await stack.apply_service()
     return stack

@@ -1,4 +1,4 @@
-"""Engines for tests: real HTTP servers whose answers the test writes, byte by byte where it matters, or none at all."""
+"""Engines for tests. They are real HTTP servers whose answers the test chooses, to the byte if necessary."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ EVENT_STREAM = {"Content-Type": "text/event-stream"}
 
 @dataclass(slots=True)
 class Engine:
-    """A server; `requests` are the bodies it got, in order."""
+    """A server. `requests` are the bodies that it got, in order."""
 
     port: int
     requests: list[tuple[web.Request, bytes]] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Engine:
 
 @contextlib.asynccontextmanager
 async def running_engine(handle: Handle) -> AsyncIterator[Engine]:
-    """An aiohttp server on this machine's own address; clients that go away cancel `handle`."""
+    """Run an aiohttp server on this machine's own address. `handle` is cancelled when its client disconnects."""
     engine = Engine(0)
 
     async def record(request: web.BaseRequest) -> web.StreamResponse:
@@ -51,7 +51,7 @@ async def running_engine(handle: Handle) -> AsyncIterator[Engine]:
 
 @contextlib.asynccontextmanager
 async def running_raw_engine(talk: Talk) -> AsyncIterator[int]:
-    """A TCP server that reads one request per connection, then lets `talk` write what it likes; yields its port."""
+    """Run a TCP server that reads one request per connection and then lets `talk` write anything. Yields its port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -74,7 +74,7 @@ async def running_raw_engine(talk: Talk) -> AsyncIterator[int]:
 
 
 def answering(kind: Callable[..., web.StreamResponse], **arguments: Any) -> Handle:
-    """Every request gets a new `kind(**arguments)`."""
+    """Return a handler that answers every request with a new `kind(**arguments)`."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         return kind(**arguments)
@@ -83,7 +83,7 @@ def answering(kind: Callable[..., web.StreamResponse], **arguments: Any) -> Hand
 
 
 def answering_in_two(first: bytes, second: bytes, gate: asyncio.Event) -> Handle:
-    """Answers with JSON of two pieces; the second waits for the gate."""
+    """Return a handler that answers with JSON in two pieces. The second one waits for the gate."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -97,7 +97,7 @@ def answering_in_two(first: bytes, second: bytes, gate: asyncio.Event) -> Handle
 
 
 class SlowEngine:
-    """Answers when it is told to; `cancelled` counts clients that went away first."""
+    """An engine that answers when the test lets it. `cancelled` counts clients that disconnected first."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -127,7 +127,7 @@ async def begin_stream(request: web.Request, *events: bytes) -> web.StreamRespon
 
 @contextlib.contextmanager
 def silent_address() -> Iterator[tuple[str, int]]:
-    """An address that swallows what is sent to it, as that of a lost node: its queue of connections is full."""
+    """Yield an address that answers nothing, like that of a lost node. Its queue of connections is full."""
     with contextlib.ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):

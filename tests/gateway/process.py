@@ -1,4 +1,4 @@
-"""A gateway as users run it: `python -m conveyor_gateway` in a process of its own, with ports that were free."""
+"""Runs a gateway as users do: `python -m conveyor_gateway` in its own process, on free ports."""
 
 import json
 import os
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 class GatewayProcess:
-    """Started by `with`; its log is kept, and shown when it does not start or end as it should."""
+    """A gateway process. `with` starts it. Its log is kept, and shown if it does not start or end correctly."""
 
     def __init__(self, kubeconfig: Path, *arguments: str, max_open_files: int | None = None) -> None:
         self._max_open_files = max_open_files
@@ -42,7 +42,7 @@ class GatewayProcess:
         return self
 
     def start(self, timeout_seconds: float = 30) -> None:
-        """Returns when it is ready."""
+        """Start the process. Returns when it is ready."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
         limit = [] if self._max_open_files is None else ["prlimit", f"--nofile={self._max_open_files}"]
         self.process = subprocess.Popen(
@@ -88,7 +88,7 @@ class GatewayProcess:
         self._log_file.close()
 
     def admin(self, path: str) -> tuple[int, str]:
-        """Status and text of a page of the admin port; 0 while nobody answers."""
+        """Return status and text of a page of the admin port. The status is 0 while nothing answers."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}{path}", timeout=5) as response:
                 return response.status, response.read().decode()
@@ -99,7 +99,7 @@ class GatewayProcess:
             return 0, ""
 
     def knows_model(self, model: str) -> bool:
-        """Whether the root routes `model`; a request for it is over at once."""
+        """Return whether the root routes `model`. The request that tests this ends immediately."""
         body = json.dumps({"model": model}).encode()
         headers = {"X-Request-Timeout-Seconds": "0.01"}
         request = urllib.request.Request(f"{self.url}/v1/completions", body, headers)
@@ -111,7 +111,7 @@ class GatewayProcess:
                 return error.code != 404
 
     def demand(self, service: str) -> Json | None:
-        """What /demand says of `namespace/name`; None if it does not list it."""
+        """Return /demand's entry for `namespace/name`; None if there is none."""
         status, text = self.admin("/demand")
         assert status == 200, text
         content: Json = json.loads(text)
@@ -119,7 +119,7 @@ class GatewayProcess:
         return found
 
     def metric(self, name: str, **labels: str) -> float:
-        """The value of one series of /metrics; 0 if there is none."""
+        """Return the value of a series in /metrics; 0 if there is none."""
         for family in text_string_to_metric_families(self.admin("/metrics")[1]):
             for sample in family.samples:
                 if sample.name == name and sample.labels == labels:

@@ -1,4 +1,4 @@
-"""One service behind a running gateway: what most whole-gateway tests need."""
+"""A service behind a running gateway, for tests of the whole gateway."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from e2e.cluster.definitions import claim_name
 
 
 class Stack:
-    """The service `qwen` of the test's namespace. Waits for the gateway to have seen each change."""
+    """The service `qwen` in the test's namespace. After each change, waits until the gateway has seen it."""
 
     def __init__(self, gateway: GatewayProcess, cluster: Cluster) -> None:
         self.gateway = gateway
@@ -36,7 +36,7 @@ class Stack:
         return self.gateway.demand(f"{self.cluster.namespace}/{name}") is not None
 
     async def claim_name(self, name: str) -> None:
-        """For the test's namespace, a service of which has to serve it."""
+        """Claim the name for the test's namespace, which must have a service that serves it."""
         await asyncio.to_thread(claim_name, self.cluster.api, self.cluster.namespace, name)
         await self.wait(lambda: self.gateway.knows_model(name))
 
@@ -50,7 +50,7 @@ class Stack:
         await self.wait(lambda: self.num_engines() == self._num_engines)
 
     async def set_engine_ready(self, port: int, ready: bool) -> None:
-        """Also for a port where nothing listens."""
+        """Change whether an engine is ready. Nothing needs to listen at its port."""
         self._num_engines += 1 if ready else -1
         await asyncio.to_thread(
             self.cluster.apply_engine, "qwen", own_address(), port, ready=ready, serving=True, terminating=not ready
@@ -61,7 +61,7 @@ class Stack:
         return self.metric("engines")
 
     def metric(self, name: str, **labels: str) -> float:
-        """One of this service's series; `name` without the gateway's prefix."""
+        """Return one of this service's series. name: without the gateway's prefix."""
         labels |= {"namespace": self.cluster.namespace, "inference_service": "qwen"}
         return self.gateway.metric(f"conveyor_gateway_{name}", **labels)
 
@@ -74,7 +74,7 @@ class Stack:
         await self.wait(lambda: counts.items() <= self.demand().items())
 
     async def wait(self, holds: Callable[[], bool]) -> None:
-        """Looks again and again, outside the event loop: the engines of the test run on it."""
+        """Poll until the condition is true. Polls outside the event loop, on which the test's engines run."""
         deadline, wait = time.monotonic() + 120, pauses()
         while not await asyncio.to_thread(holds):
             assert time.monotonic() < deadline, f"still {self.gateway.admin('/demand')}"
@@ -84,7 +84,7 @@ class Stack:
 async def post(
     http: aiohttp.ClientSession, url: str, body: bytes = b"{}", **headers: str
 ) -> tuple[int, dict[str, Any], Mapping[str, str]]:
-    """Status, JSON and headers of one answer."""
+    """Send a request. Returns status, JSON and headers of the answer."""
     async with http.post(
         url, data=body, headers={name.replace("_", "-"): text for name, text in headers.items()}
     ) as got:
@@ -92,6 +92,6 @@ async def post(
 
 
 async def get(http: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
-    """Status and JSON of one answer."""
+    """Read a page. Returns status and JSON of the answer."""
     async with http.get(url) as answer:
         return answer.status, json.loads(await answer.read())

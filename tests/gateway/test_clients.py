@@ -1,4 +1,4 @@
-"""Whose share a request takes: the peer's, or that of the last address which no trusted proxy wrote for itself."""
+"""Tests whose share a request takes: the peer's, or that of the last address that is not a trusted proxy's."""
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -45,7 +45,7 @@ def test_without_trusted_proxies_a_client_is_the_peer() -> None:
 
 
 def test_a_trusted_proxy_opens_connections_for_many_clients() -> None:
-    """A client writes X-Forwarded-For into its requests, which are not read yet when it has its turn."""
+    """When a connection gets its turn, its requests are not read yet, so X-Forwarded-For is not known."""
     assert CLIENTS.find_peer("10.0.0.1") == Peer("10.0.0.1", MAX_A_ROUND)
     assert CLIENTS.find_peer("fd00::1") == Peer("fd00::1", MAX_A_ROUND)
     assert CLIENTS.find_peer("192.0.2.1") == Peer("192.0.2.1", 1)

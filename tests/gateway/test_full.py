@@ -1,4 +1,4 @@
-"""A gateway that holds as many requests as it may still answers the clients of other services."""
+"""Tests that a gateway that holds its maximum number of requests still answers the clients of other services."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ MAX_CONNECTIONS = 32
 
 @pytest.fixture
 async def full(kubeconfig: Path, cluster: Cluster) -> AsyncIterator[tuple[Stack, list[asyncio.StreamReader]]]:
-    """One client's requests wait for `qwen`, which has no engine, on more connections than there may be."""
+    """Fill the gateway with one client's requests for `qwen`, which has no engine, on more connections than allowed."""
     flags = (f"--watch-namespaces={cluster.namespace}", f"--max-connections={MAX_CONNECTIONS}")
     with GatewayProcess(kubeconfig, *flags) as gateway:
         stack = Stack(gateway, cluster)

@@ -1,4 +1,4 @@
-"""What the gateway tells a client is about the API: no command of an administrator, and no namespace of others."""
+"""Tests that messages to clients are only about the API, without administrators' commands or other namespaces."""
 
 import ast
 import asyncio
@@ -24,7 +24,7 @@ _FOR_LOGS = {"settings.py", "catalog.py"}  # flags, and what is logged of object
 
 
 def find_texts(file: Path) -> set[str]:
-    """Every text that a program may say: all string literals but docstrings."""
+    """Return all texts of a program, which are its string literals without the docstrings."""
     tree = ast.parse(file.read_text())
     lone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in lone]
@@ -39,7 +39,7 @@ def test_no_message_speaks_of_what_only_administrators_know() -> None:
 
 @pytest.fixture
 async def own_name(stack: Stack) -> str:
-    """The served name of the service, which is all that a client of the root knows."""
+    """The served name of the service. A client of the root knows only this name."""
     name = f"model-{stack.cluster.namespace.removeprefix('test-')}"
     await stack.apply_service(model={"uri": "hf://org/model", "name": name}, queue={"timeout": "1s", "maxRequests": 1})
     await stack.claim_name(name)
@@ -47,7 +47,7 @@ async def own_name(stack: Stack) -> str:
 
 
 async def ask(gateway: GatewayProcess, http: aiohttp.ClientSession, model: str, **headers: str) -> tuple[str, str]:
-    """The code of the error, and all that the client got."""
+    """Send a request. Returns the code of the error, and all that the client got."""
     url, body = f"{gateway.url}/v1/completions", json.dumps({"model": model, "prompt": "x"})
     async with http.post(url, data=body, headers={key.replace("_", "-"): text for key, text in headers.items()}) as got:
         text = await got.text()

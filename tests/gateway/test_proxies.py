@@ -1,4 +1,4 @@
-"""A gateway behind real proxies, by what those write: whose share a request takes, and what an engine gets of it."""
+"""Tests a gateway behind real proxies: whose share a request takes, and which headers of the proxies an engine gets."""
 
 import asyncio
 from collections.abc import AsyncIterator

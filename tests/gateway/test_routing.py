@@ -1,4 +1,4 @@
-"""Which service a request is for, as tables."""
+"""Tests, with tables, which service a request is for."""
 
 import pytest
 from tests.gateway.builders import claim, make_directory, make_known_service
@@ -196,7 +196,7 @@ def test_of_two_claims_the_older_one_counts_and_then_the_other() -> None:
 
 
 def test_a_namespace_and_name_is_never_another_namespaces_model() -> None:
-    """Not even while that service is away."""
+    """This holds even while that service does not exist."""
     directory = make_directory(
         make_known_service("team-a/y", "team-b/llama"),
         make_known_service("team-b/z", "team-b/other"),

@@ -1,4 +1,4 @@
-"""The process: its start, its end, and settings that cannot be used."""
+"""Tests the process: its start, its end, and settings that cannot be used."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ async def ending(request: pytest.FixtureRequest, kubeconfig: Path, cluster: Clus
 
 
 class Streams:
-    """An engine whose streams end when the test lets them."""
+    """An engine whose streams end when the test allows it."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -127,7 +127,7 @@ async def test_what_has_not_ended_at_the_drain_timeout_is_answered_503(
 
 
 def root_claim() -> Json:
-    """As the API server has it."""
+    """Return the claim as it is at the API server."""
     claim = build_served_name(SYSTEM_NAMESPACE, root_name(SYSTEM_NAMESPACE))
     return {**claim, "metadata": {**claim["metadata"], "uid": "1", "creationTimestamp": "2026-11-25T00:00:00Z"}}
 
@@ -309,7 +309,7 @@ async def test_a_body_that_does_not_arrive_in_time_or_turns_to_nonsense_is_answe
 
 
 def refusal(url: str) -> str:
-    """What a request that finds the queue full is told."""
+    """Return the error of a request that finds the queue full."""
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(url, b"{}", timeout=30)
     with caught.value as error:

@@ -1,4 +1,4 @@
-"""Flags before environment before defaults; what cannot be used is refused by name."""
+"""Tests that flags take precedence over the environment and defaults, and that errors name the wrong setting."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A real HTTP proxy in front of the real API server: records every call, and injects faults.
+"""A real HTTP proxy in front of the real API server. It records every call and injects faults.
 
 Runs in a thread of its own. The operator under test gets a kubeconfig that names the proxy; the proxy calls the API
 server with the control plane's admin certificate. What it records is what went over the wire, Kopf's watches
@@ -37,7 +37,7 @@ _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DE
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call as RBAC sees it."""
+    """A call in the terms of RBAC."""
 
     verb: str
     group: str
@@ -56,7 +56,7 @@ class Call:
 
 @dataclass(slots=True)
 class Fault:
-    """Answer instead of the API server, for calls that `matches`, `times` times.
+    """A fault: the proxy answers `times` calls that `matches` instead of the API server.
 
     That a watch's version is gone is told as its API does, in the stream.
     """
@@ -93,13 +93,13 @@ class ApiProxy:
         self.port = 0
 
     def sever(self) -> None:
-        """Cut every connection now, and accept none until `severed` is reset: what a killed client looks like."""
+        """Cut every connection now, and accept none until `severed` is reset, as for a killed client."""
         self.severed = True
         self._loop.call_soon_threadsafe(lambda: [transport.abort() for transport in list(self._open)])
 
     @contextmanager
     def half_open(self) -> Iterator[None]:
-        """Within, every connection stays open and nothing passes. Those that were open then are lost for ever."""
+        """While the body runs, connections stay open but no data passes. Connections that were open do not recover."""
         self._frozen = True
         self._loop.call_soon_threadsafe(lambda: self._lost.update(self._known))
         try:
@@ -136,7 +136,7 @@ class ApiProxy:
         return [call for call in self.calls if call.is_write]
 
     def wait_quiet(self, seconds: float = 0.5, timeout: float = 120) -> None:
-        """Until no call but watches was made for that long."""
+        """Wait until there has been no call except watches for this long."""
         deadline = time.monotonic() + timeout
         seen, since = -1, time.monotonic()
         while time.monotonic() < deadline:
@@ -251,7 +251,7 @@ class ApiProxy:
 
 
 def parse_call(request: web.Request) -> Call:
-    """What RBAC would make of this request; discovery and such have no resource."""
+    """Return the request in the terms of RBAC. Requests such as discovery have no resource."""
     match = _PATH.fullmatch(request.path)
     if match is None:
         return Call(_VERBS[request.method], "", request.path)

@@ -1,4 +1,4 @@
-"""Builders for the pure tests: specs, observed states and pods with only what a test is about."""
+"""Builds specs, observed states and pods for pure tests. They have only what a test needs."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ SETTINGS = Settings(engine_image="example/engine:1", prometheus_namespaces=("mon
 
 
 def make_services(**asked: Any) -> InferenceServices:
-    """What the loop asks; `asked` in place of what tells nothing new."""
+    """Build the object that the loop calls. `asked` replaces functions that report nothing new."""
     nothing: dict[str, Any] = {
         "metrics": Metrics(),
         "metrics_api": MetricsApi,
@@ -50,12 +50,12 @@ def make_resource(generation: int = 1, status: Object | None = None, **spec: Any
 
 
 def desire(observed: Observed = Observed(), **spec: Any) -> Desired:  # noqa: B008  it is frozen
-    """What a spec asks for, where this is there already."""
+    """Return the desired children of a spec, given what exists already."""
     return build_desired(make_resource(**spec), SETTINGS, observed, PodStarts(), NOW)
 
 
 def build(**spec: Any) -> dict[tuple[str, str], Object]:
-    """All children of a spec, by (kind, name)."""
+    """Return all children of a spec, by (kind, name)."""
     return {(child["kind"], child["metadata"]["name"]): child for child in desire(**spec).children}
 
 
@@ -65,7 +65,7 @@ def build_one(kind: str, **spec: Any) -> Object:
 
 
 def make_deployment(asked: int = 1, **changes: Any) -> DeploymentState:
-    """All the pods that are asked for are there, updated, ready."""
+    """Make a Deployment whose pods all exist, are updated and ready."""
     state = DeploymentState(
         generation=1,
         observed_generation=1,

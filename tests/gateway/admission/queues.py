@@ -1,4 +1,4 @@
-"""A queue with engines, for the tests of this folder."""
+"""Builds a queue with engines, for the tests in this folder."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -18,7 +18,7 @@ def make_queue(*engines: str, **limits: Any) -> ServiceQueue:
 
 
 async def start(waiting: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """A task that has run up to its first wait."""
+    """Start a task, and let it run until it waits."""
     task = asyncio.create_task(waiting)
     await asyncio.sleep(0)
     return task

@@ -1,4 +1,4 @@
-"""Places that engines grant: who is asked, who gets them, and what is given back."""
+"""Tests the places that engines grant: which engines are asked, which requests get the places, which are returned."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ FAR = 1e9  # a deadline that no test reaches
 
 
 class Engines:
-    """Answer when the test says so. `asked` and `given_back` are addresses, in order."""
+    """Engines that answer when the test lets them. `asked` and `given_back` are addresses, in order."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -38,7 +38,7 @@ async def settle() -> None:
 
 
 async def refuse(queue: ServiceQueue, ticket: Ticket) -> None:
-    """The engine says that all its places are taken."""
+    """Let the engine answer that all its places are taken."""
     queue.note_no_place(ticket)
     queue.requeue(ticket)
     await settle()

@@ -1,4 +1,4 @@
-"""Which engine takes the next request."""
+"""Tests which engine gets the next request."""
 
 from conveyor_gateway.admission.engine_pool import LEFT_OUT_SECONDS, MAX_LEFT_OUT_SECONDS, PROBE_SECONDS, EnginePool
 

@@ -1,4 +1,4 @@
-"""What a full queue says in Retry-After, held against how long requests that got in do wait. In virtual time."""
+"""Compares a full queue's Retry-After with how long admitted requests really wait. In virtual time."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ PLACES = 8
 
 
 def told(run: VirtualTime, request_class: QueueClass) -> int:
-    """The Retry-After of a request that is refused now."""
+    """Return the Retry-After of a request that is refused now."""
     while True:
         try:
             run.queue.admit(FAR, request_class)
@@ -24,7 +24,7 @@ def told(run: VirtualTime, request_class: QueueClass) -> int:
 
 
 def overload(run: VirtualTime, request_seconds: float, seconds: int) -> Iterator[float]:
-    """Requests that take so long each. Stops at each whole second; whoever reads admits others."""
+    """Run requests of this duration. Yields at each whole second, when the caller may admit others."""
     ends: dict[Ticket, float] = {}
     for step in range(seconds * 20):
         run.now = 1000 + step / 20

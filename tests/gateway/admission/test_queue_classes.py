@@ -1,4 +1,4 @@
-"""Classes of a queue: who goes next, for how long nobody is overtaken, limits, delays and shares."""
+"""Tests the classes of a queue: the order, the bound on overtaking, limits, delays and shares."""
 
 import asyncio
 from collections import defaultdict
@@ -25,7 +25,7 @@ def of(*classes: QueueClass) -> QueueClasses:
 
 
 class VirtualTime:
-    """A queue whose time the test moves. Everything that it does happens at once."""
+    """A queue whose time the test advances. All that it does happens immediately."""
 
     def __init__(self, *classes: QueueClass, **limits: Any) -> None:
         self.loop = asyncio.new_event_loop()
@@ -79,7 +79,7 @@ ARRIVALS = st.tuples(
 
 @given(st.lists(st.one_of(ARRIVALS, st.none()), min_size=5, max_size=60))
 def test_nobody_is_overtaken_for_longer_than_the_bound(events: list[tuple[float, QueueClass, float] | None]) -> None:
-    """None: a request ends, and the next one gets its place."""
+    """None: a request ends and the next one gets its place."""
     with VirtualTime(CHAT, QueueClass("next", 1), TOOLS) as run:
         for event in events:
             if event is not None:
@@ -96,7 +96,7 @@ def test_nobody_is_overtaken_for_longer_than_the_bound(events: list[tuple[float,
 
 
 def test_in_ten_times_overload_the_best_class_waits_two_steps_at_most_and_the_worst_one_as_long_as_the_bound() -> None:
-    """Eight places, requests of one second. Eighty come in each: four of the best class, the rest of a worse one."""
+    """There are eight places, and requests take a second. Eighty arrive per second: four are of the best class."""
     places, levels, seconds = 8, 3, 400
     worse = QueueClass("worse", levels)
     waits: dict[str, list[float]] = defaultdict(list)

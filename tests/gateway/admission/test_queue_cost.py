@@ -1,4 +1,4 @@
-"""An event costs by the requests that it wakes, not by those that wait. Counted in lines that run, not in time."""
+"""Tests that an event's cost depends on the requests that it wakes, not on those that wait. Counts executed lines."""
 
 import asyncio
 import random
@@ -22,7 +22,10 @@ CLASSES = [QueueClass(name, level) for name, level in (("a", 0), ("b", 1), ("c",
 
 
 def make_queue(num_waiting: int, num_engines: int) -> tuple[ServiceQueue, list[Ticket]]:
-    """Every request that waits has been refused by engines that had no room for it. They have places for others."""
+    """Make a queue in which all waiting requests were refused by engines without room.
+
+    The engines have places for others.
+    """
     queue = ServiceQueue(make_limits(num_waiting + 100, place_limit=10_000), asyncio.get_running_loop(), NeverAsked())
     queue.set_engines(f"10.0.0.{number}:8000" for number in range(num_engines))
     tickets = []

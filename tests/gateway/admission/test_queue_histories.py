@@ -1,4 +1,4 @@
-"""Any sequence of arrivals, answers, refusals and engines keeps the queue's counts and order."""
+"""Tests that the queue's counts and order are right after any sequence of arrivals, answers, refusals and engines."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from conveyor_gateway.errors import QueueFull
 
 
 class AnySequenceOfEvents(RuleBasedStateMachine):
-    """Arrivals, ends, disconnects, refusals, engines that come and go: the counts are those of the requests."""
+    """Runs arrivals, ends, disconnects, refusals and changes of engines, and compares the counts with the requests."""
 
     @initialize()
     def begin(self) -> None:
@@ -56,7 +56,7 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
     @precondition(lambda self: self.tickets)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        """A finish when it is at an engine, a disconnect when it waits; sometimes for the second time."""
+        """End a request: finish it at its engine, or disconnect it while it waits. Some requests are ended twice."""
         self.queue.finish(data.draw(st.sampled_from(self.tickets)))
 
     @precondition(lambda self: self.of_state(TicketState.DISPATCHED))
@@ -96,7 +96,7 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_beside_a_free_place(self) -> None:
-        """But those that an engine refused do without a budget of retries."""
+        """Requests that an engine refused may wait if there is no budget for retries."""
         if hasattr(self, "queue"):
             has_retries = self.queue._dispatcher.retries.has_one(self.now)
             for ticket in self.queue._waiting:

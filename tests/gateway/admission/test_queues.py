@@ -1,4 +1,4 @@
-"""The queues of all services follow what their InferenceServices allow."""
+"""Tests that the queues of all services follow the limits in their InferenceServices."""
 
 import asyncio
 

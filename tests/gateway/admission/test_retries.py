@@ -1,4 +1,4 @@
-"""The budget of retries: what fills it, what empties it, and when it has one again."""
+"""Tests the budget for retries: what fills it, what empties it, and when a retry is possible again."""
 
 from conveyor_gateway.admission.retries import (
     MAX_RETRIES_AT_ONCE,

@@ -1,4 +1,4 @@
-"""Requests that an engine had no room for: who comes back where, and how often engines are asked again."""
+"""Tests requests that an engine had no room for: their place in the queue, and how often engines are asked again."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The queue of one service: order, bound, waiting, and counts that always add up."""
+"""Tests the queue of one service: its order, its limit, waiting, and counts that are always consistent."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The index of waiting requests finds what a search through a sorted list finds."""
+"""Compares the index of waiting requests with a search through a sorted list."""
 
 from typing import cast
 
@@ -10,7 +10,7 @@ from conveyor_gateway.admission.waiting import Waiting, sort_key
 
 
 class Numbered:
-    """What the index reads of a ticket."""
+    """The attributes of a ticket that the index reads."""
 
     admitted_at = offset_seconds = 0.0
 

@@ -1,4 +1,4 @@
-"""Which bytes have room, and which request is evicted."""
+"""Tests which bytes get room and which request is evicted."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def never() -> None:
 
 
 class Waiting:
-    """A request that is here and waits for its answer."""
+    """A request that has arrived and waits for its answer."""
 
     def __init__(self, capacity: Capacity, service: str, client: str, size_bytes: int = 1, level: int = 0) -> None:
         self.is_evicted = False

@@ -1,4 +1,4 @@
-"""Who holds most: what a scan of all holders would say, after any history."""
+"""Tests who holds most bytes, against a scan of all holders, after any history."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Request:
 
 @given(st.lists(st.tuples(KEYS, KEYS, st.integers(1, 5)), min_size=1, max_size=60), st.data())
 def test_the_victim_is_of_the_largest_holder(added: list[tuple[str, str, int]], data: st.DataObject) -> None:
-    """By service or by client, whichever holds more, and then by the other within it."""
+    """The victim is of the service or client that holds more; within it, of the largest client or service."""
     shares, held = Shares[Request](1 << 40, 1 << 40, 1 << 40), dict[Request, int]()
     for service, client, amount in added:
         request = Request(service, client)

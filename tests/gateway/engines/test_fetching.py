@@ -1,4 +1,4 @@
-"""The small pages of engines, with pages that are too large, too late or malformed."""
+"""Tests the reading of engines' small pages, including pages that are too large, too late or malformed."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Bytes to an engine and back, through a whole gateway."""
+"""Tests the bytes to an engine and back, through a whole gateway."""
 
 import asyncio
 import gzip
@@ -38,7 +38,7 @@ def chunked(*pieces: bytes) -> list[bytes]:
 async def ask_raw(
     stack: Stack, http: aiohttp.ClientSession, head: bytes, writes: Sequence[bytes]
 ) -> tuple[int, CIMultiDictProxy[str], bytes]:
-    """The client's view of an engine that writes `head`, then each of `writes` as a packet of its own."""
+    """Return what a client gets from an engine that writes `head`, and then each of `writes` as a separate packet."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for piece in (head, *writes):

@@ -1,4 +1,4 @@
-"""The pages of the admin port."""
+"""Tests the pages of the admin port."""
 
 import aiohttp
 import pytest

@@ -1,4 +1,4 @@
-"""Which pages' scripts may read answers: headers of every answer, streams and errors too, and preflight requests."""
+"""Tests which pages' scripts may read answers: headers of all answers, streams and errors, and preflight requests."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ ALLOW = "Access-Control-Allow-Origin"
 
 @contextlib.asynccontextmanager
 async def listening(*origins: str) -> AsyncIterator[str]:
-    """The URL of a port that streams an answer."""
+    """Open a port that streams an answer. Yields its URL."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

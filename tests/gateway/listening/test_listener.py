@@ -1,4 +1,4 @@
-"""What reaches the port and is no proper request."""
+"""Tests malformed requests at the port."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ LONG_HEADERS = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 7_000) for number in r
 
 
 async def talk(gateway: GatewayProcess, sent: bytes) -> tuple[int, bytes, dict[str, str]]:
-    """Status, head and error of the answer to raw bytes; the connection is closed after it."""
+    """Return status, head and error of the answer to raw bytes. Checks that the connection is closed after it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     try:
         writer.write(sent)
@@ -30,7 +30,7 @@ async def talk(gateway: GatewayProcess, sent: bytes) -> tuple[int, bytes, dict[s
 
 
 def is_safe(head: bytes) -> bool:
-    """Whether a browser neither guesses what an answer is nor runs any of it."""
+    """Return whether a browser neither guesses the type of an answer nor executes any of it."""
     return b"\r\nX-Content-Type-Options: nosniff" in head and b"\r\nContent-Security-Policy: default-src 'none'" in head
 
 
@@ -69,7 +69,7 @@ async def test_what_is_malformed_is_answered_in_openais_form_and_the_connection_
 async def test_requests_behind_each_other_are_answered_in_order_however_they_are_cut(
     gateway: GatewayProcess, piece_bytes: int
 ) -> None:
-    """A body is no part of a head, and each head has its own limit."""
+    """Bodies do not count towards the limit of a head, and each head has its own limit."""
     get = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Pad: " + b"a" * 7_000 + b"\r\n\r\n"
     post = b"POST /a/b/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b" " * 100_000
     sent = get + post + get * 5 + post + get.replace(b"Host: x", b"Host: x\r\nConnection: close")
@@ -86,7 +86,7 @@ async def test_requests_behind_each_other_are_answered_in_order_however_they_are
 
 @contextlib.asynccontextmanager
 async def listening() -> AsyncIterator[Listener]:
-    """A port of this process that answers every request at once."""
+    """Open a port in this process that answers every request immediately."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(text="ok")

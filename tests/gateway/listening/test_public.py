@@ -1,4 +1,4 @@
-"""What the public port answers to requests that lead nowhere, and where absolute targets lead."""
+"""Tests the public port's answers to requests without a route, and the routes of absolute targets."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""/readyz says when the public port answers nobody."""
+"""Tests that /readyz fails when the public port does not answer."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from conveyor_gateway.watching.readiness import Readiness
 
 
 class Checked:
-    """What the checks of a port have said."""
+    """The results of the checks of a port."""
 
     def __init__(self) -> None:
         self.readiness = Readiness([])

@@ -1,4 +1,4 @@
-"""What a gateway says of the services that may go to zero."""
+"""Tests a gateway's report about the services that may scale to zero."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ FAR = 1e9
 
 
 class Clock(asyncio.SelectorEventLoop):
-    """A loop whose time the test sets."""
+    """An event loop whose time the test sets."""
 
     now = 1000.0
 
@@ -71,7 +71,7 @@ def test_a_service_at_zero_is_waited_for_by_its_first_request(catalog: Catalog, 
 
 
 def test_one_that_starts_already_need_not_be_woken(queues: Queues) -> None:
-    """However long it takes, and whether or not it ever succeeds."""
+    """This holds however long the start takes, and even if it never succeeds."""
     for name in ("qwen", "always", "fixed"):
         queues[f"default/{name}"].admit(FAR)
     assert read_activity(queues).waiting == set()
@@ -95,7 +95,7 @@ def test_a_service_is_idle_after_its_timeout_since_its_last_request_has_ended(
 
 
 def test_the_time_of_a_start_is_not_idle_time(catalog: Catalog, queues: Queues, clock: Clock) -> None:
-    """A client that gave up meanwhile comes again, and finds the engine that was started for it."""
+    """A client that gave up meanwhile can retry, and the engine that was started for it is still there."""
     queues[QWEN].finish(queues[QWEN].admit(FAR))
     clock.now += 300
     assert read_activity(queues).idle == set(), "it has no engine that could go"
@@ -108,7 +108,7 @@ def test_the_time_of_a_start_is_not_idle_time(catalog: Catalog, queues: Queues, 
 
 
 def test_a_namespace_with_very_many_delays_its_own(catalog: Catalog, queues: Queues) -> None:
-    """The operator reads a page of some megabytes at most, and would hear of nobody."""
+    """Otherwise the page exceeds the operator's limit of some megabytes, and the operator learns of no service."""
     for number in range(MAX_NAMES + 50):
         put_service(catalog, f"s{number}", 0, "a-crowd")
         queues[f"a-crowd/s{number}"].admit(FAR)

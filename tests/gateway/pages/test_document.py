@@ -1,4 +1,4 @@
-"""The document at a service's /openapi.json says of answers what the gateway answers."""
+"""Tests that the document at a service's /openapi.json describes the gateway's answers."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def find_codes(response: Json) -> set[str]:
 
 
 def check(document: Json, path: str, status: int, body: Json, method: str = "get") -> None:
-    """That this answer is one of the document's, by its schema and, if it is the gateway's refusal, by its code."""
+    """Check that the document has this answer: its schema and, for the gateway's own error, its code."""
     response = find_responses(document, path, method)[str(status)]
     schema = response["content"]["application/json"]["schema"]
     Draft202012Validator(schema | {"components": document["components"]}).validate(body)
@@ -131,7 +131,7 @@ def test_a_document_takes_a_few_times_its_bytes_whatever_is_in_it(item: str, whe
 
 
 def test_what_the_gateway_does_not_know_of_a_document_is_stepped_over() -> None:
-    """However many names it has, only those that are known here are made anything of."""
+    """Only names that the gateway knows are used, however many the document has."""
     many = {str(number): {"post": 0} for number in range(20_000)}
     operation = {
         "responses": many | {"200": {"description": "ok"}, "400": {"content": many}},

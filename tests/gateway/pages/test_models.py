@@ -1,4 +1,4 @@
-"""The list of models, and each of them."""
+"""Tests the list of models and the page of each model."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ async def test_one_model_is_found_by_each_of_its_names(
 async def test_the_root_answers_alike_for_a_model_that_is_not_listed_and_for_one_that_is_not_there(
     gateway: GatewayProcess, stack: Stack, http: aiohttp.ClientSession
 ) -> None:
-    """Unlisted and held; served, and held by nobody; another's `namespace/name`; absent."""
+    """The cases: held but not listed; served but held by nobody; another service's `namespace/name`; absent."""
     own_name, unclaimed = (f"{word}-of-{stack.cluster.namespace}" for word in ("model", "other"))
     await stack.apply_service(model={"uri": "hf://org/model", "name": own_name})
     await stack.claim_name(own_name)

@@ -1,4 +1,4 @@
-"""What a gateway says of the start of an engine."""
+"""Tests a gateway's report about the start of an engine."""
 
 from typing import Any
 

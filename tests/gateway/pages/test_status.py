@@ -1,4 +1,4 @@
-"""Who says that requests are answered: the gateway at its root, an engine for its service."""
+"""Tests who reports that requests are answered: the gateway at its root, and an engine for its service."""
 
 import asyncio
 

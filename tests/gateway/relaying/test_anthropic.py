@@ -1,4 +1,4 @@
-"""/v1/messages through a whole gateway, by Anthropic's client: routed like chat, errors in the form that it reads."""
+"""Tests /v1/messages with Anthropic's client through a whole gateway: routes like chat's, and errors in its format."""
 
 import asyncio
 import json
@@ -84,7 +84,7 @@ async def test_an_engine_that_dies_in_a_stream_ends_it_with_an_event_that_the_cl
 
 
 class TestAtZero:
-    """A stream that waits for a service at zero."""
+    """Tests of a stream that waits for a service at zero."""
 
     @pytest.fixture
     def gateway(self, cluster: Cluster, kubeconfig: Path) -> Iterator[GatewayProcess]:

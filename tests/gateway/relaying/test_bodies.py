@@ -1,4 +1,4 @@
-"""Bodies that only the root has to read. How long and how slow they may be is tested in test_gateway."""
+"""Tests bodies that the gateway reads because they arrive at the root. test_gateway tests their limits."""
 
 import json
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Classes of requests through a whole gateway: the header, the order, what engines and metrics get."""
+"""Tests classes of requests through a whole gateway: the header, the order, and what engines and metrics get."""
 
 import asyncio
 import json

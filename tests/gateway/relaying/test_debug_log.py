@@ -1,4 +1,4 @@
-"""What `--log-level=debug` adds: where a request was routed to, and each engine that it was sent to."""
+"""Tests the lines that `--log-level=debug` adds: a request's route, and each engine to which it was sent."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Engines that refuse, end, hang or answer malformed HTTP, seen through a whole gateway."""
+"""Tests engines that refuse, end, hang or answer with malformed HTTP, through a whole gateway."""
 
 import asyncio
 import json
@@ -294,7 +294,7 @@ async def test_a_few_interim_answers_are_none(stack: Stack, http: aiohttp.Client
 
 
 async def test_chunks_of_one_byte_are_passed_on_many_at_a_time(stack: Stack, http: aiohttp.ClientSession) -> None:
-    """Each is parsed alone, but costs its client and other services no turn of the event loop."""
+    """Each chunk is parsed alone, but many chunks share a turn of the event loop."""
     num_bytes = 200_000
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

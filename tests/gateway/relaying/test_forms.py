@@ -1,4 +1,4 @@
-"""Forms that the root has to route: the field `model` is found in their head, and replaced where it stands."""
+"""Tests forms at the root. The gateway finds the field `model` at their beginning and replaces it in place."""
 
 import random
 

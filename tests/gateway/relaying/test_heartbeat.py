@@ -1,4 +1,7 @@
-"""A stream that waits for a service at zero: comments keep its connection, and what follows is part of the stream."""
+"""Tests a stream that waits for a service at zero.
+
+Comments keep its connection, and the answer follows in the stream.
+"""
 
 import asyncio
 import json
@@ -36,7 +39,7 @@ async def stack(gateway: GatewayProcess, cluster: Cluster) -> Stack:
 
 @pytest.fixture
 async def stream(stack: Stack, http: aiohttp.ClientSession) -> AsyncIterator[aiohttp.ClientResponse]:
-    """A request that waits, and whose answer has begun all the same."""
+    """A waiting request whose response has begun."""
     async with http.post(f"{stack.url}/chat/completions", data=STREAM) as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         assert answer.headers["X-Request-Id"]
@@ -46,7 +49,7 @@ async def stream(stack: Stack, http: aiohttp.ClientSession) -> AsyncIterator[aio
 
 
 async def read(stream: aiohttp.ClientResponse) -> list[bytes]:
-    """The events that follow, without the comments."""
+    """Return the events that follow, without the comments."""
     events = (await stream.read()).split(b"\n\n")[:-1]
     return [event for event in events if not event.startswith(b":")]
 
@@ -84,7 +87,7 @@ async def test_a_refusal_of_the_engine_is_an_event(stack: Stack) -> None:
 async def test_an_engine_that_answers_with_neither_is_told_as_an_error(
     stack: Stack, stream: aiohttp.ClientResponse, text: str
 ) -> None:
-    """Or the stream would end as if all were well."""
+    """Otherwise the stream would end as if there were no error."""
     async with running_engine(answering(web.Response, text=text, status=400)) as engine:
         await stack.add_engine(engine.port)
         (event,) = await read(stream)

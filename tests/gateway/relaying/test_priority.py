@@ -1,4 +1,4 @@
-"""Which class a request gets, and where it stands in it."""
+"""Tests which class a request gets, and its position in the class."""
 
 import json
 from typing import Any
@@ -42,7 +42,7 @@ def test_priority_means_the_class_of_the_nearest_level_at_or_above_it(priority: 
     "body", [{}, {"priority": None}, {"priority": "0"}, {"priority": 1.5}, {"messages": "priority"}]
 )
 def test_a_request_without_a_usable_priority_gets_the_default_class(body: dict[str, Any]) -> None:
-    """The engine refuses what is no number."""
+    """The engine refuses a priority that is not a number."""
     assert name_of(choose(make_service(), **body)) == "batch"
     assert name_of(choose(make_service(defaultClass="tools"), **body)) == "tools"
 

@@ -1,4 +1,4 @@
-"""The life of a request through a whole gateway: queue, engine, retry, deadline, disconnect."""
+"""Tests the life of a request through a whole gateway: queue, engine, retry, deadline and disconnect."""
 
 import asyncio
 import json
@@ -234,7 +234,7 @@ async def test_a_body_above_the_limit_is_answered_413(
     stack: Stack, http: aiohttp.ClientSession, is_announced: bool, path: str, max_mib: int
 ) -> None:
     async def pieces() -> AsyncIterator[bytes]:
-        """Only what the gateway reads: a socket that is still sending would outlive this test's event loop."""
+        """Yield only as much as the gateway reads. A socket that still sends would outlive this test's event loop."""
         for _ in range(0 if is_announced else max_mib):
             yield b" " * (1 << 20)
         yield b" "
@@ -378,5 +378,5 @@ async def test_two_hundred_streams_at_once_arrive_whole(stack: Stack, http: aioh
 
 
 def test_the_engines_of_these_tests_are_not_on_a_loopback_address() -> None:
-    """The API server would refuse their EndpointSlices, and the tests would wait in vain."""
+    """Otherwise the API server would refuse their EndpointSlices, and the tests would time out."""
     assert not own_address().startswith("127.")

@@ -1,4 +1,7 @@
-"""What requests have used: reports of engines, which no client sees, in the log and in the counters."""
+"""Tests the tokens that engines report for requests.
+
+They are in the log and the counters, and clients do not see them.
+"""
 
 import asyncio
 import json
@@ -21,7 +24,7 @@ STREAM_HEAD = (
 
 
 async def find_line(stack: Stack, request_id: str) -> dict[str, str]:
-    """The values of the request's one line, once it is there."""
+    """Return the values of the request's single log line. Waits for the line."""
 
     def lines() -> list[str]:
         return [each for each in stack.gateway.log if f" event=request id={request_id} " in each]

@@ -1,4 +1,4 @@
-"""What the gateway makes of InferenceServices and EndpointSlices."""
+"""Tests the gateway's catalog of InferenceServices and EndpointSlices."""
 
 import dataclasses
 from dataclasses import asdict
@@ -20,7 +20,7 @@ CREATED = "2026-11-21T00:00:00Z"
 
 
 class Changes:
-    """A catalog and the keys of which it notified."""
+    """A catalog, and the keys that it reported as changed."""
 
     def __init__(self) -> None:
         self.services: list[str] = []
@@ -30,12 +30,12 @@ class Changes:
 
 
 def replace(table: ServiceTable | SliceTable, bodies: list[dict[str, Any]], namespace: str) -> None:
-    """As `watch` does with a list."""
+    """Replace all objects, as `watch` does after a list."""
     table.keep_only({table.put(body) for body in bodies}, namespace)
 
 
 def test_nothing_that_is_read_of_a_service_is_left_out_where_it_is_decoded() -> None:
-    """Both name the members: one that is renamed in the resource and not in its shape would read as not given."""
+    """Resource and shape both name the members. If only the resource renames a member, it would always seem absent."""
     full, bare = build_full_body(), build_body()
     full["metadata"] |= {"namespace": "default", "creationTimestamp": CREATED}
     full["spec"]["autoscaling"] |= {"minReplicas": 0, "idleTimeout": "7m"}

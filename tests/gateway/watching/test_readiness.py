@@ -1,4 +1,4 @@
-"""What /readyz says."""
+"""Tests /readyz."""
 
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_kube.watch import WatchState

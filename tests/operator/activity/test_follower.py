@@ -1,4 +1,4 @@
-"""What all gateways say together of the services that may go to zero, and gateways that say something else."""
+"""Tests the sum of all gateways' reports about services that may scale to zero, and invalid reports."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def test_a_gateway_that_says_nothing_may_have_requests() -> None:
 
 
 def test_requests_at_one_gateway_outweigh_the_idleness_at_others() -> None:
-    """Each has its own view of the engines for a moment."""
+    """For a moment, each gateway may have its own view of the engines."""
     assert sum_activity([page(idle="a/b", waiting="a/b"), page(idle="a/b")]) == {"a/b": Activity.WAITING}
 
 
@@ -64,7 +64,7 @@ NAMES = {"services": 1, "waiting": ["default/qwen"], "idle": []}
 async def test_a_page_that_is_none_is_left_out_and_ends_nothing(
     control_plane: ControlPlane, space: Space, answer: Callable[..., web.StreamResponse]
 ) -> None:
-    """An address may have gone to another pod, and an older gateway has no such page."""
+    """The address may belong to another pod by now, and an older gateway has no such page."""
     marked: list[str] = []
     metrics = Metrics()
     async with (
@@ -94,7 +94,7 @@ async def test_a_list_of_gateways_that_may_be_old_lets_no_engine_go(
     longest_silence_seconds: float,
     told: Activity,
 ) -> None:
-    """There may be one more, which holds requests."""
+    """There may be another gateway, which holds requests."""
     monkeypatch.setattr(follower_module, "MAX_SILENCE_SECONDS", longest_silence_seconds)
     page = {"services": 2, "waiting": ["default/other"], "idle": ["default/qwen"]}
     async with (

@@ -1,4 +1,4 @@
-"""How the operator asks gateways for the warm-up of an engine, and gateways that say something else."""
+"""Tests how the operator asks gateways for an engine's warm-up, and invalid answers."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Asking:
-    """`gateways` may be changed on the way; `events` has what was told, and each service that was marked."""
+    """Asks for warm-ups. Tests may change `gateways`. `events` has the results, and each service that was marked."""
 
     def __init__(self) -> None:
         self.gateways: list[Gateway] = []
@@ -30,7 +30,7 @@ class Asking:
         self.warm_ups = WarmUps(lambda: self.gateways, self.events.append)
 
     async def ask(self, *pods: str, events: int) -> list[float | str | None]:
-        """All that happens, until there are so many events."""
+        """Run until there are this many events, and return them."""
         for pod in pods:
             self.warm_ups.ask(QWEN, pod, self.events.append)
         async with asyncio.timeout(30):
@@ -107,7 +107,7 @@ async def test_what_one_gateway_does_not_say_another_one_may(asking: Asking, mon
 async def test_a_page_that_is_none_tells_nothing_and_ends_nothing(
     asking: Asking, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> None:
-    """An address may have gone to another pod, and an older gateway has no such page."""
+    """The address may belong to another pod by now, and an older gateway has no such page."""
     async with running_engine(answer) as gateway:
         asking.gateways = [at(gateway)]
         assert await asking.ask("uid-1", events=1) == [None]
