@@ -1,4 +1,4 @@
-"""Fixtures: the operator's real process against a real API server, through a recording proxy.
+"""Fixtures that run the operator with a real API server, through a proxy that records the calls.
 
 No pods run there, but the controllers for Deployments, HPAs and garbage collection do; `kubelet.py` plays the
 kubelet. One set of CRDs for the whole session; every test has its own namespace and operators that serve only it.

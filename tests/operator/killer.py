@@ -1,4 +1,4 @@
-"""Operators that are each killed at one of their writes, until the last one has nothing left to do."""
+"""Runs operators each of which is killed at one of its writes, until the last one has nothing left to do."""
 
 import threading
 
@@ -7,7 +7,7 @@ from tests.operator.stage import Stage, wait_until
 
 
 class Killer:
-    """Kills the operator at its nth write from now: before the API server hears of it, or right after."""
+    """Kills the operator at its nth write from now, before the write reaches the API server or right after."""
 
     def __init__(self, stage: Stage, nth: int, after: bool) -> None:
         self._stage = stage
@@ -28,7 +28,7 @@ class Killer:
 
 
 def live_write_by_write(stage: Stage, *, after: bool) -> int:
-    """One life after the other, each killed at its first write that is new; returns how many it took.
+    """Run one operator after the other, each of which is killed at its first new write. Returns their number.
 
     A new operator applies every child once, so its nth life gets to its nth write.
     """

@@ -1,4 +1,4 @@
-"""Plays scheduler and kubelet on a control plane without nodes: writes pods' statuses as the real ones would.
+"""Plays scheduler and kubelet on a control plane without nodes. It writes pods' statuses as the real ones would.
 
 `Kubelet` gives every pod of a namespace the status that `decide` chooses for it, until told to stop; the functions
 build statuses as seen on a real cluster.
@@ -83,7 +83,7 @@ def ready(pod: Json, found: str = "") -> Json:
 
 
 def running(pod: Json, *, ready: bool, found: str = "") -> Json:
-    """The model is fetched, with this termination message, and the engine runs."""
+    """Build a status: the model is fetched, with this termination message, and the engine runs."""
     return {
         "phase": "Running",
         "conditions": [
@@ -97,7 +97,7 @@ def running(pod: Json, *, ready: bool, found: str = "") -> Json:
 
 
 def fetch_failed(pod: Json, reason: str, message: str) -> Json:
-    """The fetch container ended with a termination message, and is about to be tried again."""
+    """Build a status: the fetch ended with a termination message and will be retried."""
     told = json.dumps({"reason": reason, "message": message})
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
     return {
@@ -108,7 +108,7 @@ def fetch_failed(pod: Json, reason: str, message: str) -> Json:
 
 
 def prewarmed(pod: Json) -> Json:
-    """The Job's fetch has brought the model."""
+    """Build a status: the Job has fetched the model."""
     return {"phase": "Succeeded", "containerStatuses": [_container("fetch", terminated(0, "Completed"))]}
 
 
@@ -121,23 +121,26 @@ def prewarming(pod: Json) -> Json:
 
 
 def prewarm_failed(pod: Json, reason: str, message: str) -> Json:
-    """The Job's fetch ended with a termination message, and is about to be tried again."""
+    """Build a status: the Job's fetch ended with a termination message and will be retried."""
     failed = fetch_failed(pod, reason, message)
     return {"phase": "Running", "containerStatuses": failed["initContainerStatuses"]}
 
 
 def oom_killed(pod: Json, message: str = "") -> Json:
-    """With a message where the kernel killed but one process, as with cgroup v1."""
+    """Build a status: the engine was killed for memory.
+
+    A message: the kernel killed only one process, as with cgroup v1.
+    """
     return _engine_ended(pod, terminated(1 if message else 137, "OOMKilled", message))
 
 
 def engine_failed(pod: Json, reason: str, message: str) -> Json:
-    """The engine ended with a termination message, and is about to be tried again."""
+    """Build a status: the engine ended with a termination message and will be restarted."""
     return _engine_ended(pod, terminated(2, "Error", json.dumps({"reason": reason, "message": message})))
 
 
 def crashed(pod: Json, code: int, last_lines: str) -> Json:
-    """The engine ended without a message of its own, so the kubelet took the last lines of its log."""
+    """Build a status: the engine ended without a message, so the kubelet used the last lines of its log."""
     return _engine_ended(pod, terminated(code, "Error", last_lines))
 
 
@@ -147,7 +150,7 @@ def _engine_ended(pod: Json, ended: Json) -> Json:
 
 
 def cannot_start(pod: Json, container: str, message: str) -> Json:
-    """A container that the kubelet cannot make, for want of an object that it names."""
+    """Build a status: the kubelet cannot create a container, because an object that it names is missing."""
     waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": message}}
     if container == "engine":
         return running(pod, ready=False) | {"containerStatuses": [_container("engine", waiting)]}

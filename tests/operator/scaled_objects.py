@@ -1,4 +1,4 @@
-"""KEDA's own definition of ScaledObjects on an API server, and what KEDA does with one, played by a test."""
+"""Installs KEDA's own definition of ScaledObjects, and plays KEDA's part for tests."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def install(api: Api) -> None:
 
 
 def remove(api: Api) -> None:
-    """With every ScaledObject."""
+    """Remove the definition and every ScaledObject."""
     if not api.reachable(_COLLECTION):
         return
     for found in api.get(_COLLECTION)["items"]:
@@ -32,7 +32,7 @@ def remove(api: Api) -> None:
 
 
 def unfinish(space: Space, name: str = "qwen-engine") -> None:
-    """As KEDA does at the end of a ScaledObject."""
+    """Remove the finalizer, as KEDA does when a ScaledObject is deleted."""
     try:
         space.patch("ScaledObject", name, {"metadata": {"finalizers": None}})
     except ApiError as error:
@@ -50,7 +50,7 @@ def judge(space: Space, name: str = "qwen-engine", **conditions: tuple[str, str,
 
 
 def take_up(space: Space, name: str = "qwen-engine") -> None:
-    """The finalizer, the label and the HPA, as KEDA 2.21 makes them (controllers/keda/hpa.go)."""
+    """Make the finalizer, the label and the HPA, as KEDA 2.21 does (controllers/keda/hpa.go)."""
     label = {"scaledobject.keda.sh/name": name}
     found = space.patch("ScaledObject", name, {"metadata": {"finalizers": [FINALIZER], "labels": label}})
     metadata, spec = found["metadata"], found["spec"]

@@ -1,4 +1,4 @@
-"""What a test of the operator acts with: a namespace of a real API server, and operators to start, stop and kill.
+"""Tools for tests of the operator: a namespace of a real API server, and operators to start, stop and kill.
 
 The operator is the real process in a thread with an event loop of its own. Fixtures: `conftest.py`.
 """
@@ -53,7 +53,7 @@ CHILD_KINDS = (
 
 
 class Space:
-    """One namespace, as the tests see it: objects by kind and name, dictionaries in and out."""
+    """A namespace. Tests read and write its objects by kind and name, as dictionaries."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self.api = api
@@ -97,7 +97,7 @@ class Space:
         return self.create("InferenceService", make_service(name, **spec))
 
     def edit(self, name: str, **spec: Any) -> Json:
-        """Merge these members into the spec; None removes one."""
+        """Merge these members into the spec. None removes a member."""
         return self.patch("InferenceService", name, {"spec": spec})
 
     def condition(self, name: str, type: str) -> Json:
@@ -116,12 +116,12 @@ class Space:
         return {(kind, o["metadata"]["name"]) for kind in CHILD_KINDS for o in self.list(kind, selector)}
 
     def config_maps(self) -> set[str]:
-        """The names of those of the service `qwen`."""
+        """Return the names of the ConfigMaps of the service `qwen`."""
         selector = f"{names.INFERENCE_SERVICE_LABEL}=qwen"
         return {o["metadata"]["name"] for o in self.list("ConfigMap", selector)}
 
     def wait_children(self, name: str, timeout: float = 120) -> set[tuple[str, str]]:
-        """Until Deployment and PodDisruptionBudget, which is applied after it, are there."""
+        """Wait until the Deployment exists, and the PodDisruptionBudget, which is applied after it."""
         last = f"{name}-engine"
         wait_until(
             f"children of {name}",
@@ -132,7 +132,7 @@ class Space:
         return self.children(name)
 
     def wait_observed(self, name: str) -> Json:
-        """Until the status speaks of the present spec."""
+        """Wait until the status is for the current spec."""
 
         def found() -> Json | None:
             body = self.need("InferenceService", name)
@@ -143,7 +143,7 @@ class Space:
 
 
 class RunningOperator:
-    """One life of the operator in a thread; `stop` is SIGTERM."""
+    """An operator that runs in a thread. `stop` has the effect of SIGTERM."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -154,7 +154,7 @@ class RunningOperator:
         self._thread.start()
 
     def stop(self) -> None:
-        """As a signal would, and wait; raises what the operator ended with."""
+        """Stop the operator as a signal would, and wait. Raises the error with which the operator ended."""
         self._tell(self._stop.set)
         self.wait_end(30)
         if self.error is not None:
@@ -186,7 +186,7 @@ class RunningOperator:
 
 
 def build_settings(space: Space, proxy: ApiProxy, folder: Path) -> Settings:
-    """Of an operator of this namespace alone, which reaches the API server through the proxy."""
+    """Return settings of an operator for only this namespace, which reaches the API server through the proxy."""
     return Settings(
         engine_image="example/engine:1",
         watch_namespaces=(space.namespace,),
@@ -198,7 +198,7 @@ def build_settings(space: Space, proxy: ApiProxy, folder: Path) -> Settings:
 
 
 class Stage:
-    """What a test of the operator has: its namespace, the proxy, and operators that it may start, stop and kill."""
+    """A test's namespace, its proxy, and operators that it may start, stop and kill."""
 
     def __init__(self, space: Space, proxy: ApiProxy, settings: Settings) -> None:
         self.space = space
@@ -219,7 +219,7 @@ class Stage:
         life.stop()
 
     def kill(self, life: RunningOperator) -> None:
-        """It reaches nobody from this moment on; what it does in its last breath does not count."""
+        """Cut the operator off from the API server and end it. What it does after that has no effect."""
         self.proxy.sever()
         with contextlib.suppress(Exception):
             life.stop()
@@ -230,7 +230,7 @@ class Stage:
 
 
 def install_definition(api: Api, file: Path) -> None:
-    """Of any kind; until the API server serves it."""
+    """Install a CRD, and wait until the API server serves it."""
     body = yaml.safe_load(file.read_text())
     api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}", body)
     spec = body["spec"]
@@ -239,7 +239,7 @@ def install_definition(api: Api, file: Path) -> None:
 
 
 def make_service(name: str = "qwen", **spec: Any) -> Json:
-    """A valid InferenceService with these members of the spec."""
+    """Build a valid InferenceService with these members of the spec."""
     body: Json = {"model": {"uri": "pvc://models/demo"}, "engine": {"device": "Auto", "maxModelLen": 512}}
     return {
         "apiVersion": names.API_VERSION,

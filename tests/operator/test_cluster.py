@@ -1,4 +1,4 @@
-"""Failures of the API as errors of ours."""
+"""Tests that failures of the API become the operator's errors."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -59,7 +59,7 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 @asynccontextmanager
 async def connected(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[Cluster]:
-    """To a server that answers every call with that."""
+    """Connect to a server that answers every call with this response."""
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(app)

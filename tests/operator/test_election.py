@@ -1,4 +1,4 @@
-"""Two operators of one release, as processes: one acts, the other takes over, and one that lost the Lease is gone."""
+"""Tests two operators of a release as processes: one acts, the other takes over; one that loses the Lease exits."""
 
 import contextlib
 import signal
@@ -22,7 +22,7 @@ def candidate(stage: Stage, identity: str) -> Iterator[Process]:
 
 @contextlib.contextmanager
 def two(stage: Stage) -> Iterator[tuple[Process, Process]]:
-    """The leader, and one that stands by; neither has anything to do yet."""
+    """The leader and an operator that stands by. Neither has anything to do yet."""
     with candidate(stage, "first") as leader:
         wait_until("it acts", lambda: leader.get("/readyz") == (200, "ready\n"), 60, lambda: leader.log)
         with candidate(stage, "second") as other:

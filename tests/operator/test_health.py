@@ -1,4 +1,4 @@
-"""The probes' answers."""
+"""Tests the answers to probes."""
 
 import pytest
 from aiohttp import ClientSession

@@ -1,4 +1,4 @@
-"""An operator with nothing to do makes no calls but its watches, and a busy one only what is needed."""
+"""Tests that an operator with nothing to do makes no calls except watches, and a busy one only necessary calls."""
 
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Stage, wait_until

@@ -1,4 +1,4 @@
-"""The process as Kubernetes meets it: flags, signals, probes, metrics, and a CRD that is not there yet."""
+"""Tests the operator's process: flags, signals, probes, metrics, and a CRD that does not exist yet."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ _PORT = re.compile(r"serving admin_port=(\d+)")
 
 
 class Process:
-    """`python -m conveyor_operator` as a child of the test; its log is kept."""
+    """Runs `python -m conveyor_operator` as a child process and keeps its log."""
 
     def __init__(self, stage: Stage, *flags: str) -> None:
         command = [sys.executable, "-m", "conveyor_operator", "--host=127.0.0.1", "--admin-port=0"]

@@ -1,4 +1,4 @@
-"""An operator that is killed anywhere, and the next one, reach the same state as one that runs through."""
+"""Tests that an operator that is killed anywhere, and the next one, reach the same state as one that is not killed."""
 
 import copy
 
@@ -23,7 +23,7 @@ _SERVER_WRITTEN = (
 
 
 def spec_of(body: Json) -> Json:
-    """What we are answerable for in a child: all but what the server wrote."""
+    """Return what the operator is responsible for in a child: everything except what the API server writes."""
     body = copy.deepcopy(body)
     for key in _SERVER_WRITTEN:
         body["metadata"].pop(key, None)
@@ -46,7 +46,7 @@ def conditions(stage: Stage) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.slow
 def test_every_write_may_be_the_last_one_of_its_operator(stage: Stage) -> None:
-    """Created by operators that each live for one write, then edited in the same way."""
+    """A service is created by operators that each live for one write, and is then edited in the same way."""
     with Kubelet(stage.space, ready):
         stage.space.make_service(replicas=2)
         lives = live_write_by_write(stage, after=False)
@@ -81,7 +81,7 @@ def test_a_second_operator_after_a_quiet_first_changes_nothing(stage: Stage) -> 
 
 
 def calls_in(space: Space, calls: list[Call]) -> list[Call]:
-    """Those about services; neither watches nor lists, of which there is one for all."""
+    """Return the calls about services, without watches and lists, which are for all services."""
     return [call for call in calls if call.verb not in ("watch", "list") and call.namespace == space.namespace]
 
 
@@ -131,7 +131,7 @@ def budget(stage: Stage) -> int:
 
 
 def all_versions(stage: Stage) -> dict[str, str]:
-    """Of everything but the HPA, whose status its controller writes, and our Events."""
+    """Return the versions of all objects but the HPA, whose status its controller writes, and the operator's Events."""
     kinds = [kind for kind in (*CHILD_KINDS, "InferenceService") if kind != "HorizontalPodAutoscaler"]
     found = [o for kind in kinds for o in stage.space.list(kind)]
     found += [o for o in stage.space.list("Event") if o.get("reportingController") == "conveyor.dev/operator"]
@@ -165,7 +165,7 @@ def test_an_upgrade_with_another_default_image_restarts_no_pod(stage: Stage) -> 
 
 @pytest.mark.slow
 def test_an_operator_whose_status_was_not_taken_stays_with_the_new_image(stage: Stage) -> None:
-    """What the status says is then the image before that: it must not come back, nor must any pod be rolled again."""
+    """The status then has the former image. It must not come back, and no pod may be replaced again."""
 
     def deployed() -> tuple[int, str]:
         deployment = stage.space.need("Deployment", "qwen-engine")
@@ -190,7 +190,7 @@ def test_an_operator_whose_status_was_not_taken_stays_with_the_new_image(stage: 
 
 
 def test_faults_of_the_api_server_are_outlived(stage: Stage) -> None:
-    """Every third write fails, each time in another way; 0 is a connection that breaks."""
+    """Every third write fails, each time in another way. 0 is a broken connection."""
     count = 0
 
     def every_third(call: Call) -> bool:
@@ -207,7 +207,7 @@ def test_faults_of_the_api_server_are_outlived(stage: Stage) -> None:
 
 
 def is_reconciles(call: Call) -> bool:
-    """Claims of names are made beside it."""
+    """Return whether a call is by a reconcile. Claims of names are made outside reconciles."""
     return call.is_write and call.resource != "servednames"
 
 

@@ -1,4 +1,4 @@
-"""Flags and environment variables."""
+"""Tests flags and environment variables."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""25 mistakes that people make, and what Conveyor tells them: the data of a page and of the tests that make it true.
+"""25 mistakes of users, and Conveyor's messages for them. A page and its tests are made from this data.
 
 `docs/troubleshooting.md` has `build_table()`; `test_mistakes.py` compares the two, and makes each mistake on a real API
 server, where `kubelet.py` gives the pods the states that real ones have then. `e2e/test_mistakes.py` makes them on a
@@ -23,7 +23,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What the API server refuses at once."""
+    """A mistake that the API server refuses immediately."""
 
     done: str
     says: str
@@ -32,7 +32,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the status tells: the columns READY and REASON of `kubectl get`, and a sentence of `kubectl describe`.
+    """A mistake that the status reports: READY and REASON in `kubectl get`, and a sentence in `kubectl describe`.
 
     `after` is the time from `kubectl apply` on, as `e2e/test_mistakes.py` saw it once on the local cluster.
     """
@@ -70,7 +70,7 @@ def ask_too_much(space: Space) -> Json:
 
 
 def budget_error(num_kv_blocks: int, max_model_len: int) -> tuple[str, str]:
-    """(reason, message) as the engine says them."""
+    """Return (reason, message) as the engine reports them."""
     try:
         plan_num_blocks(
             EngineConfig(model="/m", num_kv_blocks=num_kv_blocks),
@@ -90,7 +90,7 @@ def fetch_said(reason: str, message: str) -> Decide:
 
 
 def first_ready(message: str) -> Decide:
-    """The first pod that is played finds a place, the others none."""
+    """Return a function that lets the first pod find a node, and no other pod."""
     placed: list[str] = []
 
     def play(pod: Json) -> Json:
@@ -213,7 +213,7 @@ TOLD = (
 
 
 def build_table() -> str:
-    """As Markdown."""
+    """Return the table in Markdown."""
     rows = ["| done | told after | `kubectl get infsvc` | `kubectl describe infsvc` |", "| --- | --- | --- | --- |"]
     rows += [f"| {m.done} | at once | refused | {_cell(m.says)} |" for m in REFUSED]
     rows += [f"| {m.done} | {m.after} | `{m.ready}`, `{m.reason}` | {_cell(m.says)} |" for m in TOLD]

@@ -1,4 +1,4 @@
-"""The autoscaler that is built from a spec: Conveyor's HPA, or KEDA's ScaledObject of it."""
+"""Tests the autoscaler that is built from a spec: Conveyor's HPA, or KEDA's ScaledObject."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""From an InferenceService to its children on a real API server: made and changed."""
+"""Tests how the children of an InferenceService are created and changed on a real API server."""
 
 import pytest
 import yaml

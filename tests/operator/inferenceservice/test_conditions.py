@@ -1,4 +1,4 @@
-"""Each condition in each situation; every reason is one of those that the API documents."""
+"""Tests each condition in each situation. The API documents all reasons."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ Obstacles = tuple[Obstacle, ...]
 
 
 def judge(deployment: DeploymentState | None, *pods: PodState, **told: Any) -> dict[str, Judged]:
-    """`told` as `make_situation` has it."""
+    """Return the conditions of a situation. told: as for `make_situation`."""
     situation = make_situation(deployment, *pods, **told)
     return {judged.type: judged for judged in judge_all(situation)}
 
@@ -104,7 +104,7 @@ def test_a_service_that_scales_up_stays_ready() -> None:
 
 @pytest.mark.parametrize("available", [0, 1])
 def test_after_a_start_or_a_failure_a_service_is_called_ready_when_all_wanted_engines_are(available: int) -> None:
-    """The endpoints may be known before the Deployment counts their pods."""
+    """The endpoints may be known before the Deployment counts their pods as ready."""
     deployment = make_deployment(2, ready_replicas=available, available_replicas=available)
     found = judge(deployment, READY, replace(LOADING, name="other"), endpoints=1)
     assert said(found["Ready"]) == ("True", "PodsStarting")
@@ -194,7 +194,7 @@ def test_a_service_stays_ready_in_a_rollout_as_long_as_an_engine_answers() -> No
 
 
 def test_scaling_is_no_rollout_also_before_the_controller_has_seen_it() -> None:
-    """As in a demo that told "RollingOut: 3 of 1 pods run the current spec"."""
+    """In a demo, the message was "RollingOut: 3 of 1 pods run the current spec"."""
     for asked, there in ((1, 3), (3, 1)):
         for seen in (1, 2):
             deployment = make_deployment(asked, generation=2, observed_generation=seen, replicas=there,
@@ -237,7 +237,7 @@ def test_the_cause_in_a_pod_is_the_reason_of_the_service(status: dict, type: str
 
 
 def test_pods_of_a_former_spec_give_this_one_no_reason() -> None:
-    """Also where both have one configuration: a pod may be wrong in its image, its memory or its volumes."""
+    """This holds even if both have the same configuration, because a pod's image, memory or volumes may be wrong."""
     broken = make_pod("old", ended("boom"), template_label=FORMER.pods_label)
     found = judge(make_deployment(1, updated_replicas=0), broken)
     assert said(found["WorkloadReady"]) == ("False", "PodsStarting")

@@ -1,4 +1,4 @@
-"""What the conditions say of a service that has no replicas, and of one that starts from zero."""
+"""Tests the conditions of a service without replicas, and of one that starts from zero."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ def test_a_service_at_zero_is_ready_since_the_next_request_is_answered() -> None
 
 
 def test_it_is_so_from_the_moment_of_the_decision() -> None:
-    """The last pod still drains."""
+    """The service is at zero while its last pod still drains."""
     draining = make_deployment(0, replicas=1, updated_replicas=1, ready_replicas=1, available_replicas=1)
     judged = judge(draining, replace(READY, leaving=True), endpoints=1, **SLEEPY)
     assert said(judged["Ready"]) == ("True", "ScaledToZero")

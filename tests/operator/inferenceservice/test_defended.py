@@ -1,4 +1,4 @@
-"""Children that somebody deletes or edits become what they were, and what others add to them stays."""
+"""Tests that deleted or edited children are restored, and that fields that others add to them stay."""
 
 import pytest
 from tests.operator.stage import CHILD_KINDS, Json, Stage, wait_until

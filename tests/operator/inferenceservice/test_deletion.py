@@ -1,4 +1,4 @@
-"""A service that is deleted, made again under its name, or leaves orphans."""
+"""Tests services that are deleted, created again with the same name, or leave orphans."""
 
 import pytest
 from tests.operator.stage import CHILD_KINDS, Stage, wait_until

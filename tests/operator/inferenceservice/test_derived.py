@@ -1,4 +1,4 @@
-"""Sizes that follow from the workload, as the status has them."""
+"""Tests the sizes in the status that are derived from the workload."""
 
 from typing import Any
 

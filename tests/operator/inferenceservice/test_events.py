@@ -1,4 +1,4 @@
-"""Events tell what happened, once."""
+"""Tests that Events report what happened, once."""
 
 from typing import Any
 

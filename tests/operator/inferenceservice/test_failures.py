@@ -1,4 +1,4 @@
-"""Why a pod does not run, in one reason and one sentence."""
+"""Tests the reason and the sentence that explain why a pod does not run."""
 
 import json
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def test_an_ending_without_a_reason_is_a_crash_with_its_last_words(message: str)
 
 
 def test_a_fetch_that_ends_without_a_reason_is_no_failed_download() -> None:
-    """What the fetch knows of a download it says itself."""
+    """The fetch itself reports a failed download as the reason."""
     assert find(ended("Segmentation fault", code=139, name="fetch")).reason == "CrashLoop"
 
 
@@ -101,7 +101,7 @@ def test_an_image_that_is_no_engine_s_is_told_with_the_field(
 
 
 def test_a_killed_child_is_a_killed_container_whatever_the_engine_says() -> None:
-    """With cgroup v1 the kernel kills one process, and the first one has time for its own guess."""
+    """With cgroup v1 the kernel kills one process, and the container's first process can still write its own guess."""
     words = told("EngineError", "the engine process was ended by SIGKILL")
     assert find(ended(words, code=1, reason="OOMKilled")).reason == "OOMKilled"
     assert find(ended(told("OOMKilled", "the engine process used more"), code=1)).reason == "OOMKilled"

@@ -1,4 +1,4 @@
-"""Replicas change hands between operator and HPA on a real API server, and no pod is dropped on the way."""
+"""Tests that no pod is lost when the replicas are handed over between operator and HPA on a real API server."""
 
 import http.client
 import json
@@ -18,7 +18,7 @@ AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
 
 @contextmanager
 def watching_replicas(stage: Stage) -> Iterator[list[int]]:
-    """Every value that the Deployment's replicas take, from watches without a gap: nothing in between is missed."""
+    """Collect every value of the Deployment's replicas, from watches without a gap."""
     seen: list[int] = []
     stop = threading.Event()
     deployment = stage.space.need("Deployment", "qwen-engine")
@@ -113,7 +113,7 @@ def uid_of_deployment(stage: Stage) -> str:
 
 @pytest.mark.slow
 def test_operators_that_die_in_between_drop_no_pod_either(stage: Stage) -> None:
-    """Each lives for one write, there and back; a cache goes on the way back."""
+    """Each operator lives for one write, in both directions. On the way back a cache is removed too."""
     cache = {"uri": "hf://example/model", "cache": {"strategy": "PVC", "size": "10Gi"}}
     with Kubelet(stage.space, ready):
         with stage.operator():

@@ -1,4 +1,4 @@
-"""The HTTPRoute of docs/operations.md, held against the Gateway API's own definition of it."""
+"""Checks the HTTPRoute of docs/operations.md with the Gateway API's own definition."""
 
 from typing import Any
 

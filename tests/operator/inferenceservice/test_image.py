@@ -1,4 +1,4 @@
-"""An upgrade of Conveyor restarts no GPU; a spec that rolls the pods anyway takes the new image along."""
+"""Tests that an upgrade of Conveyor restarts no engine. If a spec replaces the pods anyway, they get the new image."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ def live(**spec: Any) -> DeploymentState:
 
 
 def choose(deployment: DeploymentState | None, **spec: Any) -> str | None:
-    """By an operator with a new default."""
+    """Return the image that an operator with a new default chooses."""
     settings = replace(SETTINGS, engine_image=NEW)
     return build_desired(
         make_resource(**spec), settings, Observed(deployment=deployment), PodStarts(), NOW

@@ -1,4 +1,4 @@
-"""A model in an image is a volume of the pod: the real API server takes it, and what refuses it is told."""
+"""Tests that a model in an image is a volume that the real API server accepts, and that refusals are reported."""
 
 from dataclasses import replace
 
@@ -70,7 +70,7 @@ def test_a_cluster_without_image_volumes_is_told(said: str) -> None:
 
 
 def tell(waiting: str, message: str) -> str:
-    """What is told of a pod with the model in an image, whose first container waits."""
+    """Return the report about a pod with the model in an image, whose first container waits."""
     template = build_one("Deployment", model=MODEL)["spec"]["template"]
     pod = observe_pod({"metadata": {"name": "a", "creationTimestamp": ""}, "spec": template["spec"]})
     container = ContainerState("fetch", "example/engine:1", waiting_reason=waiting, waiting_message=message)
@@ -90,7 +90,7 @@ def test_an_image_that_cannot_be_pulled_is_the_one_that_is_named() -> None:
 
 
 def test_a_node_whose_runtime_mounts_no_images_is_told() -> None:
-    """In the words of containerd 1.6."""
+    """The message is that of containerd 1.6."""
     said = (
         'failed to generate container "3e71" spec: failed to generate spec: failed to mkdir "": '
         "mkdir : no such file or directory"

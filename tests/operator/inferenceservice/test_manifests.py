@@ -1,4 +1,4 @@
-"""What is built from a spec: targeted checks, and properties over many specs."""
+"""Tests the manifests that are built from a spec, with single checks and with properties of many specs."""
 
 import json
 from dataclasses import replace
@@ -272,7 +272,7 @@ def test_the_users_environment_comes_with_ours() -> None:
 
 
 def test_what_says_where_vllms_image_has_its_programs_is_kept_from_the_fetch() -> None:
-    """Its Python is that of another image."""
+    """The fetch uses another image, with another Python."""
     of_the_image = ["PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD"]
     of_both = ["HF_TOKEN", "HTTPS_PROXY", "AWS_ENDPOINT_URL", "SSL_CERT_FILE"]
     env = [{"name": name, "value": "/vllm"} for name in (*of_the_image, *of_both)]

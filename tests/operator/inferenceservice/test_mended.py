@@ -81,7 +81,7 @@ def test_the_refusal_of_a_former_replica_set_is_not_told(stage: Stage) -> None:
 
 
 def test_a_deadline_that_a_former_template_exceeded_is_not_told(stage: Stage) -> None:
-    """The deadline takes two hours; its condition is written as the Deployment's controller would."""
+    """The deadline would take two hours, so the test writes its condition as the Deployment's controller would."""
     exceeded = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}
     with stage.operator(), Kubelet(stage.space, lambda pod: None):
         stage.space.make_service()

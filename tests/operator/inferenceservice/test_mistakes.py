@@ -1,4 +1,4 @@
-"""What the page of mistakes says is what happens, on a real API server with the real kubectl."""
+"""Tests the page of mistakes on a real API server with the real kubectl."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_what_concerns_a_whole_namespace_is_told_too(mistake: Told, stage: Stage
 
 
 def name_for(mistake: Told) -> str:
-    """Each a name of its own; the refused child's is in its sentence."""
+    """Return the name of a mistake's service. The refused child's name is part of its message."""
     return "refused-child" if mistake.reason == "ChildRefused" else f"mistake-{TOLD.index(mistake)}"
 
 

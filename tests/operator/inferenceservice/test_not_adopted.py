@@ -1,4 +1,4 @@
-"""Objects of somebody else under the names of children."""
+"""Tests that objects of other owners with the names of children are not adopted."""
 
 from tests.operator.stage import Stage, wait_until
 

@@ -1,4 +1,4 @@
-"""What is remembered of an object, and what counts as a change of it."""
+"""Tests what is kept of an object, and what counts as a change."""
 
 import copy
 from typing import Any

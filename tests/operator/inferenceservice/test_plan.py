@@ -1,4 +1,4 @@
-"""Which steps are next: applies, holds, deletes, and in which order."""
+"""Tests the next steps and their order: applies, holds and deletes."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,7 @@ OURS, HPAS = frozenset({"conveyor"}), frozenset({"kube-controller-manager"})
 
 
 def remember(before: dict[str, Any] | None = None, **changes: Any) -> ServiceMemory:
-    """What is left when everything that this spec asks for was applied."""
+    """Return the memory of a service after all desired children of the spec `before` have been applied."""
     bodies = [_with_replicas(body, before) for body in desire(**before).children] if before is not None else []
     applied = {id_of(body): Applied(hash_of(body), "as-applied") for body in bodies}
     return ServiceMemory(OWNER.uid, applied=applied, **changes)
@@ -48,7 +48,7 @@ def next_steps(
 
 
 def live_through(observed: Observed, memory: ServiceMemory, **spec: Any) -> list[list[Step]]:
-    """All rounds, each executed by an API server that takes everything."""
+    """Return all rounds of steps, each executed by an API server that accepts everything."""
     rounds = []
     while steps := next_steps(observed, memory, **spec):
         rounds.append(steps)
@@ -195,7 +195,7 @@ def test_the_number_of_replicas_is_held_before_the_apply_that_lets_go_of_it() ->
 
 
 def test_a_number_that_was_not_held_when_the_deployment_was_made_is_held_in_the_next_reconcile() -> None:
-    """The operator, or that one call, has failed in between."""
+    """The operator or this call has failed in between."""
     spec: dict[str, Any] = {"autoscaling": AUTOSCALING | {"minReplicas": 2}}
     assert next_steps(all_there(spec, 1, frozenset()), remember(spec), **spec) == [Hold(DEPLOYMENT, 2)]
 

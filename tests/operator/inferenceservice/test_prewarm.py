@@ -1,4 +1,4 @@
-"""A Job fetches the model into the cache before pods that need it are made; real API server, real Job controller."""
+"""Tests that a Job fetches the model into the cache before pods need it, on a real API server and Job controller."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Profiles: what they fill, what they may not, and how a service without its profile is told."""
+"""Tests profiles: which fields they set, which they must not, and the report if a service's profile is missing."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Children that the API server refuses."""
+"""Tests children that the API server refuses."""
 
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Stage, wait_until

@@ -1,6 +1,6 @@
-"""What is rendered for the pods stays what it is: an operator that renders it differently restarts every engine.
+"""Tests that the rendered pods do not change, because an operator that renders them differently restarts every engine.
 
-A change that is worth that is said in CHANGELOG.md;
+CHANGELOG.md must mention such a change.
 `python -m tests.operator.inferenceservice.test_rendered_pods` writes `rendered/` anew.
 """
 
@@ -28,7 +28,7 @@ SPECS: dict[str, dict[str, Any]] = {
 
 
 def render(spec: dict[str, Any]) -> str:
-    """The pod template, and the file that it mounts."""
+    """Return the pod template, and the file that it mounts."""
     template = build_one("Deployment", **spec)["spec"]["template"]
     engine_yaml: str = build_one("ConfigMap", **spec)["data"]["engine.yaml"]
     return f"{yaml.safe_dump(template)}---\n{engine_yaml}"

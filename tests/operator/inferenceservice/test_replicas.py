@@ -1,4 +1,4 @@
-"""Who sets the replicas, and how the field changes hands."""
+"""Tests who sets the replicas, and how the field is handed over."""
 
 from typing import Any
 

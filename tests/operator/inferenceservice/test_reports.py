@@ -1,4 +1,4 @@
-"""What a user reads: conditions and status on a real API server, with pods in every kind of failure."""
+"""Tests conditions and status on a real API server, with pods in every kind of failure."""
 
 import pytest
 from tests.operator import kubelet
@@ -134,7 +134,7 @@ def test_a_rollout_is_told_from_beginning_to_end_by_a_service_that_stays_ready(s
 
 
 def test_a_resource_that_this_operator_cannot_read_is_told_and_its_pods_stay(stage: Stage) -> None:
-    """Another CRD than ours lets through what our models refuse, here an unknown mode."""
+    """A different CRD accepts values that the operator cannot read, here an unknown mode."""
     crd_path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.conveyor.dev"
     with stage.operator(), Kubelet(stage.space, kubelet.ready):
         stage.space.make_service()
@@ -165,7 +165,7 @@ def set_mode(stage: Stage, mode: str) -> bool:
 
 @pytest.mark.parametrize("status", [409, 500])
 def test_a_child_that_the_api_server_fails_to_take_is_told_until_it_is_taken(stage: Stage, status: int) -> None:
-    """As when an admission webhook is broken: no refusal, but no end either."""
+    """This happens when an admission webhook is broken. The call is not refused, but never succeeds."""
     fault = stage.proxy.fail(lambda call: call.is_write and call.resource == "deployments", status, times=10**6)
     with stage.operator(), Kubelet(stage.space, kubelet.ready):
         stage.space.make_service()

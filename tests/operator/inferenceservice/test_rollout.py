@@ -1,4 +1,4 @@
-"""By one more where there is room, by one less where there is none."""
+"""Tests that a rollout first adds a pod if there is room for it, and otherwise first removes one."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -23,7 +23,7 @@ def plan(observed: Observed = Observed(), access_mode: str | None = None, **spec
 
 
 def rolling(waited_seconds: float | None = None, **changes: Any) -> Observed:
-    """One old pod, and a new one that has found no node for so long."""
+    """Return an old pod, and a new one that has found no node for this long."""
     state = {"replicas": 2, "updated_replicas": 1, "max_surge": 1, **changes}
     since = (NOW - timedelta(seconds=waited_seconds)).isoformat() if waited_seconds is not None else ""
     new = make_pod("new", unschedulable="no GPU" if since else "", unschedulable_at=since)
@@ -93,7 +93,7 @@ def test_a_rollout_that_goes_without_keeps_to_it_until_it_is_over() -> None:
 
 
 def replicas(stage: Stage) -> tuple[int, int]:
-    """Pods, and those of the present spec."""
+    """Return the numbers of all pods and of pods with the current spec."""
     status = stage.space.need("Deployment", "qwen-engine").get("status") or {}
     return status.get("replicas", 0), status.get("updatedReplicas", 0)
 

@@ -1,4 +1,4 @@
-"""`provider: KEDA`: a ScaledObject by KEDA's own definition, where the cluster has one, in the place of the HPA."""
+"""Tests `provider: KEDA`: a ScaledObject replaces the HPA if the cluster has KEDA's definition of it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,14 +25,14 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def installed(api: Api) -> Iterator[Api]:
-    """The API server with ScaledObjects; nobody looks after them."""
+    """The API server with ScaledObjects, which no controller handles."""
     scaled_objects.install(api)
     yield api
     scaled_objects.remove(api)
 
 
 def test_the_documented_provider_makes_a_scaled_object(stage: Stage, installed: Api) -> None:
-    """Strictly by KEDA's own definition: the operator applies all so."""
+    """It is applied with strict validation by KEDA's own definition, as the operator applies all objects."""
     page = (REPOSITORY / "docs" / "autoscaling.md").read_text()
     (block,) = (part.split("```")[0] for part in page.split("```yaml\n") if part.startswith("spec:\n"))
     with stage.operator():
@@ -82,7 +82,7 @@ def test_what_keda_says_is_judged(stage: Stage, installed: Api) -> None:
 
 
 def test_without_a_metrics_server_what_to_do_is_told_in_the_place_of_kedas_error(stage: Stage, installed: Api) -> None:
-    """First by the HPA, which has no metric, then by KEDA."""
+    """First the HPA reports that it has no metric, and then KEDA does."""
     space = stage.space
     with stage.operator(metrics_api=False):
         space.make_service(autoscaling=KEDA)
@@ -115,7 +115,7 @@ def test_a_scaled_object_that_somebody_edits_or_deletes_is_restored(stage: Stage
 
 @pytest.mark.slow
 def test_there_is_never_an_autoscaler_of_both_and_the_replicas_stay(stage: Stage, installed: Api) -> None:
-    """Though KEDA never ends its ScaledObject: its operator is not there."""
+    """KEDA's operator does not run, so it never finishes the deletion of the ScaledObject."""
     space = stage.space
     with stage.operator():
         space.make_service(autoscaling={"maxReplicas": 5})
@@ -143,7 +143,7 @@ def test_there_is_never_an_autoscaler_of_both_and_the_replicas_stay(stage: Stage
 
 
 def test_one_of_somebody_else_keeps_what_keda_has_made_of_it(stage: Stage, installed: Api) -> None:
-    """Made after ours, labels and all, to scale otherwise."""
+    """The other one is made after ours and like it, including the labels, but scales differently."""
     space = stage.space
     with stage.operator():
         space.make_service(autoscaling=KEDA)
@@ -162,7 +162,7 @@ def test_one_of_somebody_else_keeps_what_keda_has_made_of_it(stage: Stage, insta
 
 
 def owner(space: Space) -> list[str]:
-    """The kinds that the HPAs belong to."""
+    """Return the kinds of the HPAs' owners."""
     return [hpa["metadata"]["ownerReferences"][0]["kind"] for hpa in space.list(HPA)]
 
 

@@ -1,4 +1,4 @@
-"""The HPA's arithmetic, redone to be read, and the condition ScalingReady."""
+"""Tests the operator's repetition of the HPA's arithmetic, and the condition ScalingReady."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ WORKING = {"AbleToScale": ("True", "ReadyForNewScale", ""), "ScalingActive": ("T
 
 
 def make_autoscaler(**changes: Any) -> AutoscalerState:
-    """Two replicas, 70 requests in flight, 6 waiting: 3 are wanted."""
+    """Make an autoscaler with two replicas, 70 requests in flight and 6 waiting. It wants 3 replicas."""
     state = AutoscalerState(
         min_replicas=1,
         max_replicas=4,
@@ -72,7 +72,7 @@ def test_a_wish_that_the_hpa_holds_says_why() -> None:
 
 
 def test_pods_that_go_one_step_at_a_time_are_no_tolerance() -> None:
-    """As seen on a cluster: 4 -> 3 on the way to 1, told as "within the tolerance of 10 %, so nothing moves"."""
+    """On a cluster, 4 -> 3 on the way to 1 was reported as "within the tolerance of 10 %, so nothing moves"."""
     limited = WORKING | {"ScalingLimited": ("True", "ScaleDownLimit", "the desired replica count is decreasing faster")}
     low = {names.IN_FLIGHT_METRIC: "1"}
     reason, told = explain(make_autoscaler(currents=low, current_replicas=4, desired_replicas=3, conditions=limited))
@@ -133,7 +133,7 @@ def test_a_new_reading_is_no_news_and_a_new_decision_is() -> None:
 
 
 def test_a_kind_that_the_hpa_does_not_know_yet_is_no_failure() -> None:
-    """The first look after an installation."""
+    """This is so at the HPA's first evaluation after an installation."""
     words = 'unable to get metric inference_in_flight: no matches for kind "InferenceService" in version "conveyor.dev"'
     conditions = WORKING | {"ScalingActive": ("False", "FailedGetObjectMetric", words)}
     assert judge(make_autoscaler(conditions=conditions))[:2] == ("Unknown", "WaitingForAutoscaler")
@@ -246,7 +246,7 @@ def test_a_service_that_was_woken_says_so_until_the_hpa_looks_again() -> None:
 
 
 def test_replicas_that_came_without_a_request_are_not_put_down_to_one() -> None:
-    """By a raised minimum, or by a person."""
+    """They came from a raised minimum, or from a user."""
     woken = make_observed(deployment=make_deployment(2), autoscaler=make_autoscaler(conditions=RESTING))
     for spec in (SLEEPY, AUTOSCALED):
         status = build_scaling_status(spec, woken)
@@ -291,7 +291,7 @@ KEDA_READY = {"Ready": ("True", "ScaledObjectReady", "")}
 def test_keda_is_judged_before_its_hpa(
     served: bool | None, said: Any, autoscaler: AutoscalerState | None, judged: tuple[str, str, str]
 ) -> None:
-    """Whoever has custom.metrics.k8s.io: KEDA does not read it."""
+    """It does not matter who serves custom.metrics.k8s.io, because KEDA does not read it."""
     observed, api = make_observed(autoscaler=autoscaler, scaled_object=said), MetricsApi(owner="other/adapter")
     status, reason, message = judge_scaling(BY_KEDA, observed, api, served)
     assert (status, str(reason)) == judged[:2]

@@ -1,4 +1,4 @@
-"""The page on a second service, with pods that are played: each command but those that reach into a pod.
+"""Runs the page about a second service with simulated pods: all commands except those that connect to a pod.
 
 `e2e/test_second_service.py` runs all of it, with pods that run.
 """
@@ -22,7 +22,7 @@ NAMESPACE = "team-a"
 
 
 def play(pod: Json) -> Json:
-    """Engines run, and a Job is soon done."""
+    """Let engines run, and Jobs end soon."""
     if INFERENCE_SERVICE_LABEL in pod["metadata"].get("labels", {}):
         return kubelet.ready(pod)
     return {"phase": "Succeeded"}

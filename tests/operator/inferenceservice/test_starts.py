@@ -1,4 +1,4 @@
-"""The period of scaling up follows what the service's own pods took to start, and changes rarely."""
+"""Tests that the period of scaling up follows the start times of the service's own pods, and changes rarely."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -18,7 +18,7 @@ CREATED = "2026-11-22T08:00:00Z"
 
 
 def pod(name: str, seconds: int | None) -> PodState:
-    """One that took so long, or is not ready."""
+    """Make a pod that took this long to start, or is not ready."""
     if seconds is None:
         return PodState(name, f"uid-{name}", created_at=CREATED)
     return PodState(name, f"uid-{name}", ready=True, created_at=CREATED, ready_at=after(CREATED, seconds))
@@ -144,7 +144,7 @@ def test_the_period_stays_until_it_is_too_short_or_half_as_long_again_as_need_be
 
 
 def start_in(seconds: int) -> kubelet.Decide:
-    """Every pod becomes ready so long after it was created."""
+    """Let every pod become ready this long after its creation."""
 
     def decide(pod: Json) -> Json:
         status = kubelet.ready(pod)

@@ -1,4 +1,4 @@
-"""The status as a whole: times, what counts as news, the last failure, and a spec that cannot be read."""
+"""Tests the whole status: times, which changes are written, the last failure, and a spec that cannot be read."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""The Events that a user reads on a real API server: one for each thing that happened, in their order."""
+"""Tests the Events on a real API server: one for each thing that happened, in order."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
 
 
 def events(stage: Stage) -> list[tuple[str, str]]:
-    """(type, reason) of the Events that we wrote, in their order."""
+    """Return (type, reason) of the operator's Events, in order."""
     return [(event["type"], event["reason"]) for event in our_events(stage)]
 
 
@@ -46,7 +46,10 @@ def last_failure_time(stage: Stage) -> str:
 
 
 def test_scaling_by_the_autoscaler_is_one_event_a_decision_and_a_reading_is_no_write(stage: Stage) -> None:
-    """The HPA is played: its controller finds no metrics here, and is kept away by a status of ours."""
+    """The test plays the HPA's controller.
+
+    The real one finds no metrics here, and the test's status keeps it from acting.
+    """
     with stage.operator(), Kubelet(stage.space, kubelet.ready):
         stage.space.make_service(autoscaling=AUTOSCALING)
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")

@@ -1,4 +1,4 @@
-"""Whose warm-up is asked for when a pod has become Ready, and what is counted of its start."""
+"""Tests for which pods the warm-up is requested when they become Ready, and what is counted of their starts."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ READY_POD = replace(
 
 
 class Reconciles:
-    """Those of one service, without a cluster. `asked` are the questions to the gateways."""
+    """Reconciles of one service, without a cluster. `asked` are the requests to the gateways."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, Tell]] = []

@@ -1,4 +1,4 @@
-"""What is kept of resources, and its bounds."""
+"""Tests what is kept of resources, and its limits."""
 
 import random
 from typing import Any
@@ -42,7 +42,7 @@ def test_a_watch_that_lags_behind_does_not_bring_back_an_older_version() -> None
 
 
 def test_versions_of_a_list_count_though_they_are_lower() -> None:
-    """As after a restore of etcd."""
+    """This happens after a restore of etcd."""
     kept = Bodies()
     kept.put(KEY, build(version="100", x=1))
     kept.put(KEY, build(version="7", x=2), listed=True)

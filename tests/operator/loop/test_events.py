@@ -1,4 +1,4 @@
-"""An Event as the API server takes it and kubectl sorts it."""
+"""Tests that the API server accepts Events and kubectl sorts them."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,7 @@
-"""What is marked when events come in another order than things happened: Kopf's is that of one uid."""
+"""Tests what is queued when events arrive in another order than they happened.
+
+Kopf keeps the order only for one uid.
+"""
 
 import asyncio
 from typing import Any
@@ -18,7 +21,7 @@ def make_event(type: str, uid: str) -> dict[str, Any]:
 
 
 async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
-    """Of the resources that were there when a reconcile came to its end."""
+    """Return the uids of the resources that existed when their reconciles ended."""
     store, done, told = Store(), [], asyncio.Event()
 
     async def reconcile(key: Key) -> Outcome:

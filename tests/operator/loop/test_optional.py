@@ -1,4 +1,4 @@
-"""A kind that the cluster may lack: whether it is there is told once it is known, and again when that changes."""
+"""Tests kinds that the cluster may lack. Their presence is reported once it is known, and when it changes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from conveyor_operator.metrics import Metrics
 
 
 class Discovery:
-    """As `cluster.Cluster`: these answers, one after the other, and the last one for ever."""
+    """Answers like `cluster.Cluster`, with these answers one after the other, and then always with the last one."""
 
     client = None
 

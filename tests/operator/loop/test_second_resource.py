@@ -1,4 +1,4 @@
-"""A second kind of resource is a room and one registration: it lives beside the first on a real API server."""
+"""Tests a second kind of resource beside the first one on a real API server. It needs a package and a registration."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -34,7 +34,7 @@ def says(stage: Stage, name: str = "qwen") -> str:
 
 
 def test_two_resources_of_one_name_get_their_own_children_and_statuses(stage: Stage) -> None:
-    """Both have ConfigMaps."""
+    """Both resources have ConfigMaps."""
     with stage.operator():
         uid = make_widget(stage, text="hello")["metadata"]["uid"]
         stage.space.make_service("qwen")
@@ -68,7 +68,7 @@ def test_its_children_are_defended_and_follow_its_spec(stage: Stage) -> None:
 
 @pytest.mark.parametrize("label", [LABEL, names.MANAGED_BY_LABEL])
 def test_a_lost_label_comes_back_to_a_child_of_a_kind_that_both_have(stage: Stage, label: str) -> None:
-    """The API server can select what either has only by the label that all have."""
+    """The API server can select the children of both only by the label that all of them have."""
     with stage.operator():
         make_widget(stage, text="hello")
         wait_until("its ConfigMap", lambda: text(stage) == "hello")

@@ -1,4 +1,4 @@
-"""Kopf's connection when the API server refuses its credentials."""
+"""Tests Kopf's connection when the API server refuses its credentials."""
 
 import logging
 
@@ -11,7 +11,7 @@ from conveyor_operator.kinds import POD
 def test_credentials_that_are_refused_for_a_moment_do_not_end_the_operator(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An API server without its database refuses good tokens."""
+    """An API server without its database refuses valid tokens."""
     with stage.operator(), caplog.at_level(logging.WARNING, "conveyor_operator.loop.session"):
         stage.space.make_service()
         stage.space.wait_children("qwen")

@@ -1,4 +1,4 @@
-"""Slots go to the namespaces in turn."""
+"""Tests that the namespaces take turns in getting slots."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ async def acquire(slots: Slots, namespace: str, urgent: bool = True) -> None:
 
 
 async def take_all(slots: Slots, namespaces: list[str]) -> list[str]:
-    """The order in which those who ask in this order get a slot, one after the other."""
+    """Return the order in which these get a slot, one after the other, if they ask in this order."""
     order: list[str] = []
 
     async def work(namespace: str) -> None:

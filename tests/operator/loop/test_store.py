@@ -1,4 +1,4 @@
-"""What is known, by the resource that it belongs to."""
+"""Tests the store of observed objects, by the resource to which they belong."""
 
 from conveyor_operator.kinds import DEPLOYMENT, POD, Key, Kind
 from conveyor_operator.loop.store import Store

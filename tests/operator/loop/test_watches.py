@@ -1,4 +1,4 @@
-"""What watches bring: deletions that were not reported, and objects that tenants wrote to do damage."""
+"""Tests watches with deletions that were not reported, and with hostile objects of tenants."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ NAMED = {"name": "a", "namespace": "b", "uid": "1"}
 
 @contextmanager
 def watches_expired(stage: Stage, *kinds: Kind) -> Iterator[None]:
-    """What happens to these kinds within is told by no watch: none can be resumed, so Kopf lists anew."""
+    """Let no watch report changes of these kinds in the body. No watch can be resumed, so Kopf lists again."""
     stage.proxy.sever()
     yield
     for kind in kinds:
@@ -42,7 +42,7 @@ def watches_expired(stage: Stage, *kinds: Kind) -> Iterator[None]:
 
 
 def test_a_child_that_was_deleted_while_watches_expired_comes_back(stage: Stage) -> None:
-    """The only one of its kind: of an empty list Kopf tells nothing."""
+    """It is the only child of its kind, and Kopf does not report an empty list."""
     with stage.operator():
         stage.space.make_service(autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
@@ -53,7 +53,7 @@ def test_a_child_that_was_deleted_while_watches_expired_comes_back(stage: Stage)
 
 
 def test_a_child_comes_back_whose_watch_alone_expired(stage: Stage) -> None:
-    """No other kind's list hints at it."""
+    """No list of another kind leads to a reconcile."""
     with stage.operator():
         stage.space.make_service(autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
@@ -87,7 +87,10 @@ def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage:
     asked = 0
 
     def second_watch(call: Call) -> bool:
-        """The first is told that its version is gone, so the second begins with everything."""
+        """Match the second watch.
+
+        The first one gets an error that its version is gone, so the second one begins with all objects.
+        """
         nonlocal asked
         asked += (call.verb, call.resource) == ("watch", AUTOSCALER.plural)
         return asked == 2 and call.verb == "watch"
@@ -104,7 +107,7 @@ def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage:
 
 
 async def test_a_beginning_that_kopf_gave_up_is_not_resumed() -> None:
-    """It cancels one that is silent for long, and would go on after the last object that it saw."""
+    """Kopf cancels a watch that is silent for long, and would continue after the last object that it saw."""
     services = make_services()
     watches = Watches([services], Store(), Metrics(), lambda key, urgent=True: None)
     bookmark = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n'
@@ -154,7 +157,7 @@ async def test_a_child_of_a_beginning_marks_its_service_and_is_not_told_to_kopf(
 
 
 def test_an_operator_lists_nothing_that_tenants_write(stage: Stage) -> None:
-    """Each watch begins with all objects, one by one, so that no answer holds all of them at once."""
+    """Each watch begins with all objects, one by one, so that no response contains all of them at once."""
     with stage.operator():
         stage.space.make_service()
         stage.space.wait_children("qwen")
@@ -171,7 +174,7 @@ def test_an_operator_lists_nothing_that_tenants_write(stage: Stage) -> None:
 
 
 def deep_object(api_version: str, kind: str, rest: str = "") -> str:
-    """An object as any editor may write it: the API server compares no claimed managedFields with a schema."""
+    """Build an object that any user may write, because the API server does not check managedFields with a schema."""
     fields = '{"f:a":' * 3000 + "{}" + "}" * 3000
     entry = f'{{"manager":"m","operation":"Update","apiVersion":"{api_version}","fieldsType":"FieldsV1","fieldsV1":'
     metadata = (
@@ -188,7 +191,7 @@ DEEP = {
 
 
 def create_deep(stage: Stage, kubeconfig: Path, tmp_path: Path) -> None:
-    """By kubectl: Python's own reader is what gives up."""
+    """Create the object with kubectl, because Python's JSON library cannot handle it."""
     for kind, text in DEEP.items():
         manifest = tmp_path / f"{kind}.json"
         manifest.write_text(text)

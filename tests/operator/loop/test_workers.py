@@ -1,4 +1,4 @@
-"""One worker a key, a limit on all, backoff, and cancellation."""
+"""Tests that each key has one worker, the limit on workers, backoff and cancellation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,13 +34,16 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def settle() -> None:
-    """Lets everything run that waits for no time: turns of the loop, of which a busy machine makes as many."""
+    """Let all tasks run that do not wait for time.
+
+    Counts turns of the event loop, which do not depend on the machine's load.
+    """
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 async def until_done(metrics: Metrics, times: int = 1) -> None:
-    """Until so many reconciles were done, and those that they lead to without a delay have had their chance."""
+    """Wait until this many reconciles are done, and until reconciles that follow without a delay could begin."""
     await until(lambda: count(metrics, "done") >= times)
     await settle()
 

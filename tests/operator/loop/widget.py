@@ -1,4 +1,4 @@
-"""A second resource, as small as one can be: a Widget wants its text in a ConfigMap, at a time.
+"""The smallest possible second resource: a Widget wants its text in a ConfigMap from a given time on.
 
 A room in one file: what `loop.resource` asks for, and nothing else. Registered by `test_second_resource.py`.
 """
@@ -46,7 +46,7 @@ CRD: Object = {
 
 
 def plan(desired: list[Object], case: "WidgetCase", now: datetime) -> list[Step]:
-    """Pure, as every plan: nothing before the time, then what is missing."""
+    """Return the missing children; none before the time. Pure, as every plan."""
     if case.at is not None and now < case.at:
         return [RequeueAt(case.at)]
     return list(find_applies(case.owner, desired, case.children, case.memory))

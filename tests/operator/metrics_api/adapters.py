@@ -1,4 +1,4 @@
-"""Aggregated APIs on 127.0.0.1 for the tests of `metrics_api`: a stand-in for Conveyor's own, and another owner's.
+"""Aggregated APIs on 127.0.0.1 for tests of `metrics_api`: a fake of Conveyor's own, and that of another owner.
 
 The API server reaches them through a Service of type ExternalName (see `e2e.cluster.control_plane`).
 """
@@ -25,7 +25,10 @@ OTHER = "other-adapter"
 
 
 class MetricsServer:
-    """Where Conveyor's metrics server would be: empty versions of the group, with whatever pair it was given last."""
+    """A fake of Conveyor's metrics server.
+
+    It serves empty versions of the group, with the certificate that it got last.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -70,7 +73,7 @@ class _EmptyVersions(BaseHTTPRequestHandler):
 
 
 class OtherAdapter:
-    """Another owner of v1beta1, with a Deployment of its own that an HPA scales by it."""
+    """Another owner of v1beta1, with its own Deployment, which an HPA scales with its metrics."""
 
     def __init__(self, space: Space, port: int, authority: Authority) -> None:
         self.space = space
@@ -92,14 +95,14 @@ class OtherAdapter:
         space.create("HorizontalPodAutoscaler", build_hpa("theirs"))
 
     def register(self) -> None:
-        """As `kubectl apply` of its manifest does, whoever had the APIService before."""
+        """Register the adapter as `kubectl apply` of its manifest does, whoever owned the APIService before."""
         self.space.api.apply(f"{API_SERVICES_PATH}/{API_SERVICES[1]}", self._api_service)
 
     def unregister(self) -> None:
         self.space.api.delete(f"{API_SERVICES_PATH}/{API_SERVICES[1]}")
 
     def wait_scaled(self) -> None:
-        """Until its HPA has read its metric, from now on."""
+        """Wait until its HPA has read its metric from now on."""
         self.space.patch("Deployment", "theirs", {"spec": {"replicas": 1}})
 
         def scaled() -> bool:
@@ -143,7 +146,7 @@ def build_deployment(name: str, replicas: int = 1) -> Json:
 
 
 def registered(space: Space) -> list[Any]:
-    """Whose Service each APIService of the group names: Conveyor's own are `conveyor-metrics`."""
+    """Return the Service that each APIService of the group names. Conveyor's are `conveyor-metrics`."""
     found = {
         item["metadata"]["name"]: item["spec"].get("service") for item in space.api.get(API_SERVICES_PATH)["items"]
     }

@@ -1,4 +1,4 @@
-"""Fixtures: the chart's objects on the session's control plane, a metrics server, and another owner."""
+"""Fixtures for the chart's objects on the session's control plane, a metrics server, and another owner."""
 
 import contextlib
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def server(tmp_path: Path) -> Iterator[MetricsServer]:
 
 @pytest.fixture
 def role(space: Space) -> Iterator[str]:
-    """The chart's ClusterRole; without it, what it owns goes as well."""
+    """The chart's ClusterRole. If it is deleted, the objects that it owns are deleted too."""
     space.api.create(ROLE_PATH.rpartition("/")[0], {"metadata": {"name": METRICS_API_ROLE}})
     yield ROLE_PATH
     if space.api.reachable(ROLE_PATH):
@@ -40,7 +40,7 @@ def role(space: Space) -> Iterator[str]:
 
 @pytest.fixture
 def installed(space: Space, server: MetricsServer, role: str) -> Iterator[Space]:
-    """What the chart makes, with a metrics server whose pod is available."""
+    """The chart's objects, with a metrics server whose pod is available."""
     with installation(space, server):
         yield space
 

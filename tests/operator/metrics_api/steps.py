@@ -1,4 +1,4 @@
-"""What the tests of this folder do and look at: the chart's objects, a keeper at work, and the two APIServices."""
+"""Common steps of these tests: the chart's objects, a running keeper, and the two APIServices."""
 
 import asyncio
 import base64
@@ -36,7 +36,10 @@ THEIRS = [None, "other-adapter"]
 
 
 class Clock:
-    """The real one, set ahead or back by the test. What is issued far ahead the API server would not accept."""
+    """The real clock, which the test sets ahead or back.
+
+    The API server does not accept certificates from the far future.
+    """
 
     def __init__(self, ahead: timedelta = timedelta()) -> None:
         self.ahead = ahead
@@ -95,7 +98,7 @@ def is_available(space: Space) -> bool:
 
 
 def look_again(space: Space) -> None:
-    """The keeper does not see that the clock was set; it does see a change of the Secret."""
+    """Change the Secret, which the keeper notices. It does not notice that the clock was set."""
     space.patch("Secret", SECRET, {"metadata": {"annotations": {"changed": str(datetime.now(UTC))}}})
 
 
@@ -104,7 +107,7 @@ async def until(what: str, probe: Callable[[], Any], seconds: float = 30, show: 
 
 
 async def until_registered(space: Space, server: MetricsServer) -> Serving:
-    """The pair is made, served, and trusted by the API server."""
+    """Wait until the certificate is made, served, and trusted by the API server."""
     serving: Serving = await until("a pair", lambda: serving_of(space))
     server.serve(serving)
     await until("registered and trusted", lambda: is_available(space), 60, lambda: registered(space))
@@ -112,7 +115,7 @@ async def until_registered(space: Space, server: MetricsServer) -> Serving:
 
 
 async def until_asked_again(space: Space, server: MetricsServer) -> None:
-    """The API server has asked for both versions once more, and got an answer over a connection that it trusts."""
+    """Wait until the API server has read both versions again, over a connection that it trusts."""
     for name in API_SERVICES:
         before = server.answered
         patch = {"metadata": {"annotations": {"looked": str(datetime.now(UTC))}}}
@@ -121,7 +124,7 @@ async def until_asked_again(space: Space, server: MetricsServer) -> None:
 
 
 async def until_namespace_ends(space: Space) -> None:
-    """A new namespace can be deleted, as it can not while an APIService has no server."""
+    """Wait until a new namespace can be deleted, which is impossible while an APIService has no server."""
     name = f"short-lived-{uuid4().hex[:6]}"
     space.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     space.api.delete(f"/api/v1/namespaces/{name}")

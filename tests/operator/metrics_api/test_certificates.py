@@ -1,4 +1,4 @@
-"""Making and judging the metrics server's certificate; the clock is a number here."""
+"""Tests how the metrics server's certificate is made and checked. The clock is a number here."""
 
 import base64
 import ssl

@@ -1,4 +1,4 @@
-"""One object of a real API server by its name: now, after every change, and when it is not there."""
+"""Tests how one object of a real API server is followed: now, after every change, and when it does not exist."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from conveyor_operator.metrics_api.following import follow
 
 @asynccontextmanager
 async def following(stage: Stage, name: str) -> AsyncIterator[list[Json | None]]:
-    """All that was told."""
+    """Follow the object. Yields the list of all reported states."""
     told: list[Json | None] = []
     key = Key(CONFIG_MAP, stage.space.namespace, name)
     async with Cluster(await load_configuration(stage.settings.kubeconfig), Metrics()) as cluster:
@@ -60,7 +60,7 @@ async def test_what_happens_while_the_connection_is_broken_is_told_afterwards(st
 
 
 async def test_an_object_that_is_nested_too_deeply_for_a_reader_is_told_all_the_same(stage: Stage) -> None:
-    """The API server compares no claimed managedFields with a schema."""
+    """This is possible because the API server does not check managedFields with a schema."""
     fields = '{"f:a":' * 3000 + "{}" + "}" * 3000
     entry = '{"manager":"m","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":' + fields + "}"
     metadata = f'{{"name":"one","managedFields":[{entry}]}}'

@@ -1,4 +1,4 @@
-"""The certificate on a real API server: filled in, rotated by a clock of ours without a loss of trust, repaired."""
+"""Tests the certificate on a real API server: filled in, rotated without a loss of trust, and repaired."""
 
 import asyncio
 import base64
@@ -141,7 +141,7 @@ async def test_an_answer_that_is_older_than_what_the_watch_has_told_is_not_belie
 
 
 def is_judged(space: Space, api_service: Json) -> bool:
-    """The API server has written what it thinks of it."""
+    """Return whether the API server has written its condition for the APIService."""
     return bool(
         space.api.get(f"{API_SERVICES_PATH}/{api_service['metadata']['name']}").get("status", {}).get("conditions")
     )

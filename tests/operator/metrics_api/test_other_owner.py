@@ -1,4 +1,4 @@
-"""Another owner of the group on a real API server: before Conveyor, after it, between two calls, and gone again."""
+"""Tests another owner of the group on a real API server, which comes before or after Conveyor, or between two calls."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -78,7 +78,7 @@ def taken_over(space: Space) -> Json:
 async def test_one_that_comes_between_the_look_and_the_write_keeps_the_group(
     stage: Stage, installed: Space, server: MetricsServer, other: OtherAdapter
 ) -> None:
-    """The watch has told of no APIService when the operator decides to register."""
+    """The watch has not reported an APIService when the operator decides to register."""
     pair = issue((f"{METRICS_SERVICE}.{installed.namespace}.svc",), datetime.now(UTC))
     server.serve(pair)
     other.register()

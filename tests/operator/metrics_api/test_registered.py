@@ -1,4 +1,4 @@
-"""Conveyor's metrics API on a real API server: registered when it answers, withdrawn when not, gone with the chart."""
+"""Tests Conveyor's metrics API on a real API server: registered while it answers, and deleted with the chart."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -93,7 +93,7 @@ async def test_what_the_api_server_cannot_use_is_withdrawn_and_comes_back_with_i
         assert registered(installed) == OURS, "it may be back in a moment"
 
         def is_withdrawn() -> bool:
-            """The operator's patience begins when its own watch shows the fault, which may be after the first look."""
+            """Return whether it is withdrawn. The operator's delay begins when its own watch shows the fault."""
             clock.ahead += PATIENCE
             look_again(installed)
             return registered(installed) == NOBODY
@@ -107,7 +107,7 @@ async def test_what_the_api_server_cannot_use_is_withdrawn_and_comes_back_with_i
 
 
 async def until_seen_unavailable(space: Space) -> None:
-    """By the API server, which looks again when the object changes."""
+    """Wait until the API server sees that it is unavailable. It checks again when the object changes."""
 
     def unavailable() -> bool:
         for name in API_SERVICES:
@@ -122,7 +122,7 @@ async def until_seen_unavailable(space: Space) -> None:
 async def test_an_uninstall_leaves_none(
     stage: Stage, installed: Space, server: MetricsServer, role: str, alive: bool
 ) -> None:
-    """However the chart goes: its ClusterRole goes with it, and the garbage collector takes what that owns."""
+    """The chart's ClusterRole is always deleted with it, and the garbage collector then deletes the APIServices."""
     async with keeping(stage, Clock()):
         await until_registered(installed, server)
         if alive:

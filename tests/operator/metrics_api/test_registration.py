@@ -1,4 +1,4 @@
-"""When the metrics server is registered, kept and withdrawn; the clock is a number here."""
+"""Tests when the metrics server is registered, kept and withdrawn. The clock is a number here."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

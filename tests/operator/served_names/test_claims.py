@@ -1,4 +1,4 @@
-"""Served names on a real API server: who gets one, who keeps it, and how it becomes free again."""
+"""Tests served names on a real API server: who gets a name, who keeps it, and how it becomes free again."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ MODEL = {"uri": "hf://org/model"}
 
 
 class Teams:
-    """Two namespaces of one installation, and its operator."""
+    """Two namespaces of an installation, and its operator."""
 
     def __init__(self, a: Space, b: Space, stage: Stage) -> None:
         self.a = a
@@ -40,7 +40,7 @@ def teams(space: Space, api: Api, proxy: ApiProxy, tmp_path: Path) -> Iterator[T
 
 @pytest.fixture
 def name() -> str:
-    """A name that no other test has claimed."""
+    """A served name that no other test has claimed."""
     return f"Org/Llama-{uuid4().hex[:8]}"
 
 
@@ -49,7 +49,7 @@ def serve(space: Space, service: str, name: str) -> Json:
 
 
 def holders(*spaces: Space) -> dict[str, str]:
-    """Namespaces by served name; the name of a service that says none is that of its metadata."""
+    """Return the namespaces by served name. The served name of a service without one is the name in its metadata."""
     return {claim["spec"]["name"]: space.namespace for space in spaces for claim in space.list("ServedName")}
 
 
@@ -152,7 +152,7 @@ def is_replaced(space: Space, uid: str) -> bool:
 
 
 def test_a_name_is_handed_over_by_a_second_claim_and_the_end_of_the_first(teams: Teams, name: str) -> None:
-    """As an administrator does, who takes it from a service that goes on serving it."""
+    """An administrator takes the name from a service that continues to serve it."""
     teams.start()
     serve(teams.b, "squat", name)
     wait_told(teams.b, "squat", "True", "NameClaimed")
@@ -201,7 +201,7 @@ def test_a_namespace_has_a_hundred_names_and_gets_another_when_one_is_released(t
 def test_the_first_operator_with_claims_gives_each_name_to_the_oldest_service(
     teams: Teams, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Services that were there before: the young one's namespace is the first by name."""
+    """The services exist before the operator. The newer one's namespace comes first by name."""
     old = serve(teams.b, "old", name)
     wait_until("another second", lambda: is_past(teams.b, old), 10)
     serve(teams.a, "young", name)
@@ -212,7 +212,7 @@ def test_the_first_operator_with_claims_gives_each_name_to_the_oldest_service(
 
 
 def is_past(space: Space, made: Json) -> bool:
-    """Whether the second in which that object was made is over: times of creation are whole seconds."""
+    """Return whether the second of the object's creation is over. Times of creation are whole seconds."""
     created = made["metadata"]["creationTimestamp"]
     probe = make_service("probe")
     dated = space.api.create(space.path("InferenceService") + "?dryRun=All", probe)["metadata"]["creationTimestamp"]
@@ -280,7 +280,7 @@ is_claim: Callable[..., bool] = lambda call: (call.verb, call.resource) == ("cre
 def test_a_namespace_in_which_claims_fail_is_told_so_and_holds_up_no_other(
     teams: Teams, name: str, status: int
 ) -> None:
-    """As with a quota, or with an admission webhook that is down and is about this namespace alone."""
+    """This happens with a quota, or if an admission webhook for this namespace is down."""
     teams.stage.proxy.fail(lambda call: is_claim(call) and call.namespace == teams.a.namespace, status, times=1000)
     teams.start()
     serve(teams.a, "fails", name)
