@@ -1,4 +1,4 @@
-"""Requests, facts and a pretended model for the tests of the torch-free half of the engine."""
+"""Builds requests, facts and a fake model, for tests of the parts of the engine that do not use torch."""
 
 import math
 import zlib
@@ -24,7 +24,7 @@ EOS = 2
 
 
 def make_request(request_id: str = "a", prompt: int | Sequence[int] = 4, **params: Any) -> EngineRequest:
-    """A request of `prompt` tokens (a list, or how many different ones); party, arrival_time and the like by name."""
+    """Make a request. prompt: tokens, or their number; others: fields such as party and arrival_time."""
     names = ("party", "arrival_time", "prompt_hashes", "cache_salt", "level", "deadline")
     own = {name: params.pop(name) for name in names if name in params}
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
@@ -65,7 +65,7 @@ def make_scheduler(
     constrain: Callable[[EngineRequest], Constraint | None] | None = None,
     **changes: Any,
 ) -> Scheduler:
-    """A scheduler; `changes` are fields of the configuration or of the facts. Static is packed if nothing is said."""
+    """Make a scheduler. changes: fields of the configuration or of the facts. By default, Static batches are packed."""
     own = {name: changes.pop(name) for name in list(changes) if name in ModelFacts.__struct_fields__}
     padding = padding or ("none" if mode == "static" else None)
     config = EngineConfig(model="none", batching_mode=mode, padding=padding, **changes)  # type: ignore[arg-type]
@@ -73,12 +73,12 @@ def make_scheduler(
 
 
 def next_token(token_ids: list[int]) -> int:
-    """What the pretended model says after these tokens: it depends on all of them, and is never EOS."""
+    """Return the fake model's next token. It depends on all of these tokens and is never EOS."""
     return 10 + zlib.crc32(repr(token_ids).encode()) % (VOCAB_SIZE - 10)
 
 
 class SumModThree:
-    """A constraint: the next token and the sum of those given before are the same modulo three."""
+    """A constraint: the next token and the sum of the answer's earlier tokens are equal modulo three."""
 
     num_tokens = VOCAB_SIZE
 
@@ -103,7 +103,7 @@ def is_allowed(mask: bytes, token_id: int) -> bool:
 
 
 def next_allowed(token_ids: list[int], mask: bytes | None) -> int:
-    """`next_token`, or the first one behind it that the mask allows."""
+    """Return `next_token`, or the first token after it that the mask allows."""
     token_id = next_token(token_ids)
     while mask is not None and not is_allowed(mask, token_id):
         token_id = 10 + (token_id - 9) % (VOCAB_SIZE - 10)
@@ -111,9 +111,9 @@ def next_allowed(token_ids: list[int], mask: bytes | None) -> int:
 
 
 class PretendedModel:
-    """An executor that keeps for every KV slot whose key it holds: to attend over another than one's own is a bug.
+    """An executor that keeps for each KV slot whose key it has. Attention to another request's key is an error.
 
-    It knows of requests what its plans say. A step with a row whose seed is in `poison`, or of more tokens than
+    It knows requests only from its plans. A step with a row whose seed is in `poison`, or with more tokens than
     `memory_tokens`, raises, with half of its keys written.
     """
 
@@ -147,12 +147,12 @@ class PretendedModel:
         return lambda: result
 
     def _score(self, row: int, length: int, num_logits: int) -> list[TokenLogprobs]:
-        """The prompt's tokens that come after some of the last `num_logits` of the row's `length` tokens."""
+        """Return the prompt tokens that follow one of the last `num_logits` of the row's `length` tokens."""
         places = range(length - num_logits + 1, min(length + 1, self._num_prompt_tokens[row]))
         return [TokenLogprobs.of(self._token_ids[row][place], -float(place), [], []) for place in places]
 
     def _compute(self, plan: StepPlan) -> list[tuple[int, int, int]]:
-        """The rows with logits, how many tokens each has then, and behind how many of them it has logits."""
+        """Return the rows with logits: each with its number of tokens, and after how many of them it has logits."""
         self._apply(plan)
         work = list(zip(plan.rows, plan.num_computed_tokens, plan.num_tokens, strict=True))
         if self.poison.intersection(self._seeds[row] for row in plan.rows) or sum(plan.num_tokens) > self.memory_tokens:
@@ -202,7 +202,7 @@ class PretendedModel:
 
 
 class Wired:
-    """An executor in another process, as far as it can tell: every plan and every result travels as msgpack."""
+    """Runs an executor as if it were in another process: every plan and every result is encoded as msgpack."""
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor
@@ -222,7 +222,7 @@ class Wired:
 
 
 class AtOnce(Pool):
-    """Runs what it is given before it returns: a device that is faster than whoever waits for it."""
+    """An executor that runs each step before it returns, like a device that is faster than its caller."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -234,7 +234,7 @@ class AtOnce(Pool):
 
 
 class FailsLate:
-    """An executor that raises when a result is read, and not before: as a GPU does."""
+    """An executor that raises only when a result is read, as a GPU does."""
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor
@@ -263,12 +263,12 @@ def names_of(requests: Iterable[RequestState]) -> list[str]:
 
 
 def result_of(plan: StepPlan, token_id: int = 7) -> StepResult:
-    """Everybody who samples gets `token_id`."""
+    """Return a result in which each row that samples gets `token_id`."""
     return StepResult(plan.number, [[token_id]] * sum(plan.num_logits))
 
 
 def run_step(scheduler: Scheduler, now: float = 0.0, token_id: int = 7) -> dict[str, Any]:
-    """One step in which everybody samples `token_id`; the outputs by request id."""
+    """Run one step in which each row that samples gets `token_id`. Returns the outputs by request id."""
     plan = scheduler.schedule(now)
     if plan is not None:
         scheduler.update(result_of(plan, token_id))
@@ -276,14 +276,14 @@ def run_step(scheduler: Scheduler, now: float = 0.0, token_id: int = 7) -> dict[
 
 
 def work_of(scheduler: Scheduler, plan: StepPlan | None) -> dict[str, int]:
-    """How many tokens of which request the plan computes, in its order."""
+    """Return how many tokens of each request the plan computes, in its order."""
     assert plan is not None
     names = {request.row: request.request_id for request in scheduler.running}
     return {names[row]: num_tokens for row, num_tokens in zip(plan.rows, plan.num_tokens, strict=True)}
 
 
 def run_all(scheduler: Scheduler, now: float = 0.0) -> list[dict[str, Any]]:
-    """Steps until nobody is left."""
+    """Run steps until no request is left."""
     steps = []
     while scheduler.has_unfinished():
         steps.append(run_step(scheduler, now))

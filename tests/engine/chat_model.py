@@ -1,4 +1,4 @@
-"""A model directory small enough to make in every test session: random Llama weights, a tokenizer, a template."""
+"""Makes a tiny model directory: random Llama weights, a tokenizer and a chat template."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ TEXTS = [
 
 
 def write_tokenizer(directory: Path) -> None:
-    """tokenizer.json and its companions; every byte is a token of its own. No torch."""
+    """Write tokenizer.json and its companions. Each byte is a token. Does not use torch."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -38,7 +38,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def write_chat_model(directory: Path) -> Path:
-    """The whole model; returns the directory."""
+    """Write the whole model. Returns the directory."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,4 +1,4 @@
-"""Tiny random models with a classifier's head, as their authors save them, and what transformers says of one input."""
+"""Makes tiny random classifiers as their authors save them, and computes transformers' logits of single inputs."""
 
 import json
 from pathlib import Path
@@ -30,19 +30,19 @@ LABELS = ("sad", "so so", "glad")
 def save_classifier(
     kind: str, directory: Path, num_labels: int = 3, *, per_token: bool = False, **changes: Any
 ) -> PreTrainedModel:
-    """Weights and config.json alone; returns the model in float32."""
+    """Save only weights and config.json. Returns the model in float32."""
     auto_class = AutoModelForTokenClassification if per_token else AutoModelForSequenceClassification
     return save_encoder(kind, directory, auto_class, **({"num_labels": num_labels} | changes))
 
 
 def split_types(model: PreTrainedModel, prompt: list[int]) -> list[int]:
-    """The first half is of one text, the rest of another, where the model tells them apart."""
+    """Return token types: the first half is one text and the rest another, if the model distinguishes them."""
     half = len(prompt) // 2
     return [0] * half + [int(getattr(model.config, "type_vocab_size", 1) > 1)] * (len(prompt) - half)
 
 
 def classify(model: PreTrainedModel, prompt: list[int], token_types: list[int] | None = None) -> torch.Tensor:
-    """float32 (labels,), or (tokens, labels)."""
+    """Return transformers' logits: float32 (labels,), or (tokens, labels)."""
     types = {"token_type_ids": torch.tensor([token_types])} if token_types and any(token_types) else {}
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=torch.tensor([prompt]), **types).logits[0]
@@ -61,7 +61,7 @@ def logits_of(output: RequestOutput) -> torch.Tensor:
 
 
 def write_served_classifier(kind: str, directory: Path, num_labels: int = 1, **changes: Any) -> PreTrainedModel:
-    """A whole directory to serve: the model, and a tokenizer that puts special tokens around a text and between two."""
+    """Write a complete directory: the model, and a tokenizer with special tokens around a text and between texts."""
     from tests.engine.chat_model import END, USER, VOCABULARY, write_tokenizer
     from tokenizers import Tokenizer, processors
 

@@ -1,4 +1,4 @@
-"""Fixtures of the engine's tests. One thread: the cores are shared, and OpenMP's regions cost more than they give."""
+"""Fixtures of the engine's tests. Torch has one thread, because cores are shared and OpenMP does not pay here."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], Reference]":
-    """A tiny model of a kind: its directory, prompts, and what `generate` answers to them. Made once per session."""
+    """A tiny model of a kind: its directory, prompts, and the answers of `generate`. Made once per session."""
     from tests.engine.references import Reference
 
     made: dict[str, Reference] = {}
@@ -39,7 +39,10 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[EngineServer]":
-    """A ready engine server for all tests that leave it as it was: two places in the batch, two in the queue."""
+    """A ready engine server for all tests that do not change it.
+
+    It has two places in the batch and two in the queue.
+    """
     from tests.engine.processes import EngineServer
 
     folder = tmp_path_factory.mktemp("server")

@@ -1,4 +1,4 @@
-"""Tiny random models that embed images and texts, and what transformers says of each input alone."""
+"""Makes tiny random models that embed images and texts, and computes transformers' vectors of single inputs."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ _PAD: Final = 5  # of the tokenizer; config.json names another, as that of SigLI
 
 
 def build_dual_model(kind: str, begin: int = 1, end: int = 0) -> PreTrainedModel:
-    """The model with random weights. begin, end: the tokens around a text."""
+    """Build the model with random weights. begin, end: the tokens around a text."""
     torch.manual_seed(0)
     text = {"vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT_TOKENS, "pad_token_id": 1}
     text |= {"bos_token_id": begin, "eos_token_id": end} | ({"projection_size": 32} if kind == "siglip" else {})
@@ -43,7 +43,7 @@ def build_dual_model(kind: str, begin: int = 1, end: int = 0) -> PreTrainedModel
 
 
 def save_dual_model(kind: str, directory: Path) -> PreTrainedModel:
-    """All files that a server needs; returns the model in float32."""
+    """Save all files that a server needs. Returns the model in float32."""
     transformers_logging.disable_progress_bar()
     directory.mkdir(parents=True, exist_ok=True)
     write_tokenizer(directory)
@@ -62,7 +62,7 @@ def save_dual_model(kind: str, directory: Path) -> PreTrainedModel:
 
 
 def embed_image(model: Any, directory: Path, image: Image.Image) -> torch.Tensor:
-    """float32 (size,), of length 1."""
+    """Return transformers' vector of the image: float32 (size,), of length 1."""
     processor = AutoImageProcessor.from_pretrained(directory, backend="pil")
     pixels = processor(images=image, return_tensors="pt")["pixel_values"]
     with torch.inference_mode():
@@ -70,7 +70,7 @@ def embed_image(model: Any, directory: Path, image: Image.Image) -> torch.Tensor
 
 
 def embed_text(model: Any, tokens: list[int]) -> torch.Tensor:
-    """float32 (size,), of length 1. SigLIP is given a text with its padding, as it was trained."""
+    """Return transformers' vector: float32 (size,), of length 1. SigLIP gets padded texts, as in its training."""
     padding = [_PAD] * (CONTEXT_TOKENS - len(tokens)) if model.config.model_type == "siglip" else []
     with torch.inference_mode():
         vector = model.get_text_features(input_ids=torch.tensor([tokens + padding])).pooler_output[0]

@@ -1,4 +1,4 @@
-"""Engines on tiny models that embed, the prompts that they are asked, and transformers' vectors of these."""
+"""Makes engines with tiny models that embed, and prompts with transformers' vectors."""
 
 from pathlib import Path
 from random import Random
@@ -33,7 +33,7 @@ class Encoder:
 
 
 def make_core(directory: Path, *, overlap: bool = False, **changes: Any) -> EngineCore:
-    """Float32, four rows, a budget that the longest prompt exceeds."""
+    """Make an engine in float32 with four rows. The longest prompt exceeds the budget of a step."""
     values: dict[str, Any] = {
         "model": str(directory),
         "device": "cpu",
@@ -77,5 +77,5 @@ def vector_of(output: RequestOutput) -> torch.Tensor:
 
 
 def distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
-    """The largest of any component."""
+    """Return the largest difference of any component."""
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))

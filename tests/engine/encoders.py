@@ -1,4 +1,4 @@
-"""Tiny random models that embed, as their authors save them, and what transformers says of prompts one by one.
+"""Makes tiny random models that embed as their authors save them, and computes transformers' vectors of single prompts.
 
 The vectors are pooled here by hand, as sentence-transformers does it, from an unpadded batch of one.
 """
@@ -44,7 +44,7 @@ KINDS = tuple(FILES)
 
 
 def save_encoder(kind: str, directory: Path, auto_class: Any = AutoModel, **changes: Any) -> PreTrainedModel:
-    """Weights and config.json alone; returns the model in float32, perhaps with a head."""
+    """Save only weights and config.json. Returns the model in float32, which may have a head."""
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **(_COMMON | _OWN.get(kind, {}) | changes))
@@ -54,7 +54,7 @@ def save_encoder(kind: str, directory: Path, auto_class: Any = AutoModel, **chan
 
 
 def write_sentence_files(directory: Path, mode: str, *, normalizes: bool, max_seq_length: int | None = None) -> None:
-    """As sentence-transformers saves them."""
+    """Write sentence-transformers' files as it saves them."""
     steps = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if normalizes else [])]
     modules = [
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -72,7 +72,7 @@ def write_sentence_files(directory: Path, mode: str, *, normalizes: bool, max_se
 def embed(
     model: PreTrainedModel, prompt: list[int], mode: str, *, normalizes: bool, dimensions: int | None = None
 ) -> torch.Tensor:
-    """float32 (dimensions,)."""
+    """Return transformers' vector: float32 (dimensions,)."""
     with torch.inference_mode():
         hidden = model(input_ids=torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
     pools = {"pooling_mode_mean_tokens": hidden.mean(0), "pooling_mode_lasttoken": hidden[-1]}
@@ -81,7 +81,7 @@ def embed(
 
 
 def write_served_encoder(kind: str, directory: Path, **changes: Any) -> PreTrainedModel:
-    """A whole directory to serve: the model, its files, and a tokenizer that puts special tokens around a text."""
+    """Write a complete directory: the model, its files, and a tokenizer with special tokens around a text."""
     from tests.engine.chat_model import END, USER, VOCABULARY, write_tokenizer
     from tokenizers import Tokenizer, processors
 

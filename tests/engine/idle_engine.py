@@ -1,4 +1,4 @@
-"""`serve` around an engine that computes nothing: for tests of what API process, loop and scheduler do with requests.
+"""Runs `serve` with an engine that computes nothing, for tests of the API process, the loop and the scheduler.
 
 Those and the socket between them are the real ones. The executor gives rows that are greedy A's and the others B's, in
 a millisecond a step, and with `--task embed` zeros. It imports no torch: such a server is ready in a quarter of the
@@ -29,7 +29,7 @@ VECTOR_SIZE = 48
 
 
 class IdleExecutor:
-    """Keeps of each row whether it is greedy."""
+    """An executor that only keeps whether each row is greedy."""
 
     extra_warmup_tokens = 0
     graph_sizes = ()

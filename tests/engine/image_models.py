@@ -1,4 +1,4 @@
-"""Tiny random models that classify images, and pictures in the formats that clients send."""
+"""Makes tiny random models that classify images, and pictures in the formats that clients send."""
 
 import io
 from pathlib import Path
@@ -47,7 +47,7 @@ KINDS: Final = tuple(_MODELS)
 
 
 def build_image_model(kind: str, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
-    """The model with random weights, ready to run."""
+    """Build the model with random weights, ready to run."""
     torch.manual_seed(0)
     labels = {"num_labels": num_labels} if num_labels != len(LABELS) else {"id2label": dict(enumerate(LABELS))}
     config = AutoConfig.for_model(kind, **(_MODELS[kind] | {"initializer_range": 0.3} | labels | changes))
@@ -56,7 +56,7 @@ def build_image_model(kind: str, num_labels: int = 3, **changes: Any) -> PreTrai
 
 
 def save_image_model(kind: str, directory: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
-    """Weights, config.json and preprocessor_config.json; returns the model in float32."""
+    """Save weights, config.json and preprocessor_config.json. Returns the model in float32."""
     transformers_logging.disable_progress_bar()
     model = build_image_model(kind, num_labels, **changes)
     for module in model.modules():  # statistics as training leaves them: a batch must not change them
@@ -69,7 +69,10 @@ def save_image_model(kind: str, directory: Path, num_labels: int = 3, **changes:
 
 
 def save_processor(kind: str, directory: Path, **changes: Any) -> None:
-    """Of ConvNeXt and ResNet the one that scales the shorter side and crops; of others one that scales both."""
+    """Save the image processor.
+
+    For ConvNeXt and ResNet it scales the shorter side and crops; for others it scales both.
+    """
     if kind in ("convnext", "resnet"):
         processor: Any = ConvNextImageProcessorPil(**({"size": {"shortest_edge": SIDE}, "crop_pct": 0.875} | changes))
     else:
@@ -78,13 +81,13 @@ def save_processor(kind: str, directory: Path, **changes: Any) -> None:
 
 
 def open_pipeline(directory: Path, model: PreTrainedModel) -> ImageClassificationPipeline:
-    """Transformers' own, with the processor that needs no torchvision."""
+    """Open transformers' pipeline, with the processor that does not need torchvision."""
     processor = AutoImageProcessor.from_pretrained(directory, backend="pil")
     return ImageClassificationPipeline(model=model, image_processor=processor, device="cpu")
 
 
 def draw(number: int, size: tuple[int, int] = (60, 40), mode: str = "RGB") -> Image.Image:
-    """A random picture with large and small structures; the same for the same number."""
+    """Draw a random picture with large and small structures. The same number gives the same picture."""
     random = np.random.default_rng(number)
     coarse = Image.fromarray(random.integers(0, 256, (5, 4, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
     noise = random.integers(-30, 31, (size[1], size[0], 3))
@@ -92,7 +95,7 @@ def draw(number: int, size: tuple[int, int] = (60, 40), mode: str = "RGB") -> Im
 
 
 def encode(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    """The bytes of a file."""
+    """Return the picture as the bytes of a file."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()

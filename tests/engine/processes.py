@@ -1,4 +1,4 @@
-"""`python -m conveyor_engine ...` as a real process, for the tests of what a process does."""
+"""Runs `python -m conveyor_engine ...` as a real process, for tests of processes."""
 
 import contextlib
 import json
@@ -20,7 +20,10 @@ REAL, IDLE = "conveyor_engine", "tests.engine.idle_engine"
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This one, with the engine importable and one thread; SIGABRT makes a process log its threads' stacks."""
+    """Return this environment, with the engine importable and one thread.
+
+    On SIGABRT a process logs its threads' stacks.
+    """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("CONVEYOR_ENGINE_", "HF_"))}
     return {**clean, "PYTHONPATH": str(ENGINE_FOLDER), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **changes}
 
@@ -31,7 +34,7 @@ class EngineServer:
     def __init__(
         self, folder: Path, model: Path, program: str = REAL, packages: Path | None = None, **fields: object
     ) -> None:
-        """`packages`: a folder of further installed packages."""
+        """packages: a folder with further installed packages."""
         flags = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 1024, "host": "127.0.0.1", "port": 0, **fields}
         arguments = [text for name, value in flags.items() for text in (f"--{name.replace('_', '-')}", str(value))]
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ class EngineServer:
         wait_until(lambda: wanted.items() <= self.load().items(), f"load {wanted}", self)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The one sample of this name with these labels, and no others but the model's name."""
+        """Return the sample of this name with exactly these labels and the model's name."""
         families = text_string_to_metric_families(self.get("/metrics").text)
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         (value,) = [s.value for s in samples if s.labels == {"model_name": s.labels["model_name"], **labels}]
@@ -118,7 +121,7 @@ def children(pid: int) -> list[int]:
 
 
 def wait_until(check: Any, what: str, server: EngineServer | None = None) -> Any:
-    """The first true value of `check()`."""
+    """Wait for a true value of `check()` and return it."""
     end = time.monotonic() + READY_SECONDS_MAX
     while time.monotonic() < end:
         if value := check():
@@ -130,11 +133,11 @@ def wait_until(check: Any, what: str, server: EngineServer | None = None) -> Any
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """`message`, `code` and `param` of an error."""
+    """Return `message`, `code` and `param` of an error."""
     return details_of(answer.json())
 
 
 def details_of(body: dict[str, Any]) -> dict[str, Any]:
-    """The same from the body, which has OpenAI's form, or a form whose `error` is a sentence."""
+    """Return these details from a body in OpenAI's format, or in a format whose `error` is a sentence."""
     error = body["error"]
     return error if isinstance(error, dict) else body | {"message": error}

@@ -1,4 +1,4 @@
-"""A tiny model on disk with transformers' answers to some prompts, and the engine run on the same prompts."""
+"""Provides a tiny model on disk with transformers' answers to some prompts, and runs the engine with these prompts."""
 
 import copy
 from functools import cached_property
@@ -20,7 +20,7 @@ SHARED_PREFIX = 35
 
 
 class Reference:
-    """One model, six prompts of 3 to 50 tokens of which two begin alike, and the greedy answers in fp32."""
+    """A model, six prompts of 3 to 50 tokens, two of which share a prefix, and the greedy answers in fp32."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.directory = directory
@@ -33,7 +33,7 @@ class Reference:
 
     @cached_property
     def first_log_probs(self) -> dict[torch.dtype, list[torch.Tensor]]:
-        """Of the token after each prompt, [vocabulary] in float32: as the model computes them in either type."""
+        """The log probabilities of the token after each prompt, by the dtype of the model: [vocabulary] in float32."""
         models = {torch.float32: self.model, torch.bfloat16: copy.deepcopy(self.model).bfloat16()}
         with torch.inference_mode():
             return {
@@ -49,7 +49,7 @@ class Reference:
         return EngineCore(config, GenerateRunner(config, open_placement(config), capture=capture), overlap=overlap)
 
     def make_config(self, **changes: Any) -> EngineConfig:
-        """An engine on this model: fp32, four rows, a budget that cuts every longer prompt into chunks."""
+        """Make an engine's configuration for this model: fp32, four rows, and a budget that splits longer prompts."""
         values: dict[str, Any] = {
             "model": str(self.directory),
             "device": "cpu",
@@ -71,7 +71,7 @@ def add(core: EngineCore, request_id: str, prompt: list[int], **params: Any) -> 
 
 
 def run(core: EngineCore) -> dict[str, list[RequestOutput]]:
-    """Steps until nobody is left; all outputs by request id, in order."""
+    """Run steps until no request is left. Returns all outputs by request id, in order."""
     outputs: dict[str, list[RequestOutput]] = {}
     while core.has_unfinished():
         for output in core.step(0.0):
@@ -84,7 +84,7 @@ def tokens_of(outputs: list[RequestOutput]) -> list[int]:
 
 
 def answers(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
-    """The engine's greedy answers to all prompts, asked at once."""
+    """Return the engine's greedy answers to all prompts, which are sent at once."""
     for number, prompt in enumerate(prompts):
         add(core, str(number), prompt)
     outputs = run(core)

@@ -1,4 +1,4 @@
-"""What the tests of `s3://` share: moto's S3 and STS as a server on a port, and what it was asked."""
+"""Runs moto's S3 and STS as a server on a port, which records its requests, for tests of `s3://`."""
 
 import re
 import threading
@@ -22,7 +22,7 @@ PART_BYTES = 5 << 20  # the smallest that S3 takes
 
 
 class Server:
-    """A WSGI application around moto's: notes requests, and spoils one answer."""
+    """A WSGI application around moto's. It records requests and can change one response."""
 
     def __init__(self) -> None:
         self._moto = DomainDispatcherApplication(create_backend_app)
@@ -44,7 +44,7 @@ class Server:
         return [answer]
 
     def _without_length(self, start_response: Any) -> Any:
-        """An answer that is changed has another length than moto says."""
+        """Remove the length from a response that is changed, because moto's is wrong for it."""
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
@@ -62,7 +62,7 @@ class Server:
         )
 
     def upload(self, folder: Path, prefix: str) -> None:
-        """As people's tools do: what is larger than a part in parts."""
+        """Upload a file as users' tools do, in parts if it is larger than one part."""
         s3 = self.client()
         for path in (path for path in folder.rglob("*") if path.is_file()):
             key = f"{prefix}/{path.relative_to(folder)}"
@@ -106,14 +106,14 @@ def running_server() -> Iterator[Server]:
 
 @dataclass
 class User:
-    """Of an account whose server looks at who asks."""
+    """A user of an account on a server that checks access."""
 
     key: str = ""
     secret: str = field(default="", repr=False)
 
 
 def make_user(server: Server, *actions: str) -> User:
-    """May do `actions` with everything. Called before `checking_access`."""
+    """Make a user that may do `actions` with all objects. Call it before `check_access`."""
     iam = server.client("iam")
     iam.create_user(UserName="team")
     if actions:
@@ -127,7 +127,7 @@ def make_user(server: Server, *actions: str) -> User:
 
 
 def check_access(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on signatures and policies count."""
+    """Let the server check signatures and policies from now on."""
     monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
 
 

@@ -16,7 +16,7 @@ from e2e.hub.server import Hub
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The hub's folder, with the repository `org/tiny` in it."""
+    """The hub's folder, which has the repository `org/tiny`."""
     folder = tmp_path / "hub"
     write_repository(folder / "org" / "tiny")
     return folder
@@ -30,7 +30,7 @@ def hub(root: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def fetch_from(monkeypatch: pytest.MonkeyPatch) -> Fetch:
-    """`fetch` in this process, from this hub, with this token."""
+    """A function that runs `fetch` in this process, from this hub and with this token."""
 
     def run(hub_url: str, uri: str, target: Path, token: str = "") -> None:
         monkeypatch.setenv("HF_ENDPOINT", hub_url)
@@ -47,7 +47,7 @@ def target(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _protocols_read_once() -> Iterator[None]:
-    """botocore's description of S3: a session reads it for half a second, and here are eighty sessions."""
+    """Loads botocore's description of S3 only once, because that takes half a second and there are eighty sessions."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
         yield
@@ -55,7 +55,7 @@ def _protocols_read_once() -> Iterator[None]:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, root: Path) -> Iterator[Server]:
-    """Has what `root` has under `URI`; its keys are in the environment."""
+    """A server with the content of `root` under `URI`. Its keys are in the environment."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     with running_server() as started:

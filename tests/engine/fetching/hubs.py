@@ -1,4 +1,4 @@
-"""What the tests of `fetch` share: a repository, a hub that speaks the real protocol, and fetches as processes."""
+"""Tools for tests of `fetch`: a repository, a hub with the real protocol, and fetches as processes."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ Fetch = Callable[..., None]
 
 
 def write_repository(folder: Path, weights_bytes: int = 300_000) -> None:
-    """Files as of a model; their content does not matter here."""
+    """Write files like a model's. Their content does not matter here."""
     folder.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (folder / name).write_text(json.dumps({"name": name}))
@@ -37,7 +37,7 @@ def write_repository(folder: Path, weights_bytes: int = 300_000) -> None:
 
 @contextmanager
 def running_hub(root: Path, token: str | None = None, **faults: Any) -> Iterator[Hub]:
-    """Served from a thread; `requests` on it are its log."""
+    """Run a hub in a thread. Its `requests` are a log."""
     hub = Hub(("127.0.0.1", 0), root, token, Faults(**faults))
     thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -50,27 +50,27 @@ def running_hub(root: Path, token: str | None = None, **faults: Any) -> Iterator
 
 
 def start_fetch(hub_url: str, uri: str, target: Path) -> subprocess.Popen[str]:
-    """`python -m conveyor_engine fetch`, its termination message beside the models."""
+    """Start `python -m conveyor_engine fetch`. Its termination message is beside the models."""
     command = [sys.executable, "-m", "conveyor_engine", "fetch", "--uri", uri, "--target", str(target)]
     variables = {"HF_ENDPOINT": hub_url, "TERMINATION_LOG": str(target.parent.parent / "termination")}
     return subprocess.Popen(command, env=environment(**variables), stderr=subprocess.PIPE, text=True)
 
 
 def partial_of(target: Path) -> Path:
-    """The folder that becomes `target`, made."""
+    """Make and return the folder that becomes `target`."""
     partial = target.with_name(f".{target.name}.partial")
     partial.mkdir(parents=True)
     return partial
 
 
 def unfinished_path(root: Path, target: Path) -> Path:
-    """Where the weights of `org/tiny` come, its folder made."""
+    """Return the path of the unfinished weights of `org/tiny`. Makes its folder."""
     digest = hashlib.sha256((root / "org/tiny" / WEIGHTS).read_bytes()).hexdigest()
     return partial_of(target) / f"{WEIGHTS}.{digest[:16]}.unfinished"
 
 
 def bytes_of_model(root: Path) -> int:
-    """What `fetch` takes of `org/tiny`."""
+    """Return the number of bytes that `fetch` downloads from `org/tiny`."""
     files = [path for path in (root / "org/tiny").iterdir() if path.suffix in (".json", ".safetensors")]
     return sum(path.stat().st_size for path in files)
 
@@ -82,7 +82,7 @@ class _Usage(NamedTuple):
 
 
 def limit_volume(monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> None:
-    """`folder` seems to be a volume of this many bytes."""
+    """Let `folder` seem to be a volume of this many bytes."""
 
     def disk_usage(_: Path) -> _Usage:
         used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -93,7 +93,7 @@ def limit_volume(monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> No
 
 @contextmanager
 def files_no_larger_than(size: int) -> Iterator[None]:
-    """The kernel lets this process write no byte behind the first `size` of a file."""
+    """Let the kernel limit files that this process writes to `size` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""A hub or a bucket that sends too slowly, too much, or names that lead elsewhere."""
+"""Tests hubs and buckets that send too slowly, too much, or names outside the folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ OUTSIDE = [
 
 
 class Clock:
-    """Virtual time, which passes while a source is asked for a chunk."""
+    """Virtual time, which advances while a source is asked for a chunk."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""`fetch` of `s3://`, from a server that speaks S3's protocol, with signatures, parts and ETags."""
+"""Tests `fetch` of `s3://` with a server that implements S3's protocol, with signatures, parts and ETags."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from conveyor_engine.fetching.fetch import MARKER, fetch
 
 
 def grow(server: Server, root: Path, size: int) -> bytes:
-    """Weights of `size` bytes, uploaded in parts."""
+    """Upload weights of `size` bytes in parts."""
     content = os.urandom(size)
     (root / "org/tiny" / WEIGHTS).write_bytes(content)
     server.upload(root / "org/tiny", "teams/a/tiny")

@@ -1,4 +1,4 @@
-"""`fetch` against a hub that speaks the real protocol."""
+"""Tests `fetch` with a hub that implements the real protocol."""
 
 import json
 import re
@@ -86,7 +86,7 @@ def test_what_an_older_engine_did_not_want_is_added_to_its_model(
 
 
 def _make_older(target: Path) -> None:
-    """As an engine left it that fetched no files of pooling, and did not say what it wanted."""
+    """Make the directory like an older engine's, which fetched no pooling files and did not record what it wanted."""
     marker = json.loads((target / MARKER).read_text())
     del marker["wanted"]
     for name in POOLING_FILES:

@@ -1,4 +1,4 @@
-"""A fetch that was killed, failed or began twice: what is there is used, and nothing else stays."""
+"""Tests a fetch that was killed, failed or began twice. Existing files are used, and other files are removed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A volume that becomes full while a model is fetched, and a termination message that cannot be written.
+"""Tests a volume that becomes full during a fetch, and a termination message that cannot be written.
 
 /dev/full is a disk on which no byte has room.
 """

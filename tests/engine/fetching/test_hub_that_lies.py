@@ -1,4 +1,4 @@
-"""`fetch` against a hub that sends other bytes than it announced, or announces impossible ones."""
+"""Tests `fetch` with a hub that sends other bytes than it announces, or announces impossible sizes."""
 
 from dataclasses import replace
 from pathlib import Path

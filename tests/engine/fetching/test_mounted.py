@@ -1,4 +1,4 @@
-"""Links in a volume that somebody else may have filled."""
+"""Tests links in a mounted volume, whose content may be hostile."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """`pvc://models/team/tiny` or `oci://registry/image//team/tiny`, as it is mounted."""
+    """The mounted folder of `pvc://models/team/tiny` or `oci://registry/image//team/tiny`."""
     folder = tmp_path / "volume" / "team" / "tiny"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -73,7 +73,7 @@ def test_weights_whose_header_takes_too_much_are_refused(model: Path, monkeypatc
 
 
 def test_links_within_the_volume_are_followed(model: Path) -> None:
-    """As in huggingface_hub's cache."""
+    """huggingface_hub's cache has such links."""
     blobs = model.parents[1] / "blobs"
     blobs.mkdir()
     (model / "config.json").rename(blobs / "abc")

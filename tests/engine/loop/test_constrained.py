@@ -1,4 +1,4 @@
-"""Constrained requests: the tokens of transformers under the same constraint, however the steps run."""
+"""Tests that constrained requests get transformers' tokens under the same constraint, however the steps run."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ GetReference = Callable[[str], Reference]
 
 
 class SmallSumModThree(SumModThree):
-    """The same over the tiny model's vocabulary."""
+    """The constraint for the tiny model's vocabulary."""
 
     num_tokens = VOCAB_SIZE
 
@@ -25,7 +25,7 @@ def constrain_odd_names(request: EngineRequest) -> SumModThree | None:
 
 
 def generate_constrained(ref: Reference, prompt: list[int]) -> list[int]:
-    """Transformers' greedy answer under `SumModThree`."""
+    """Return transformers' greedy answer under `SumModThree`."""
 
     def allow(_: int, token_ids: torch.Tensor) -> list[int]:
         given = int(token_ids[len(prompt) :].sum())

@@ -1,4 +1,4 @@
-"""The engine core as its process drives it: its facts, what it refuses, what one step does."""
+"""Tests the engine core as its process uses it: its facts, its refusals, and single steps."""
 
 import math
 import shutil

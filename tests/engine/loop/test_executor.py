@@ -1,4 +1,4 @@
-"""The seam behind which steps run: a recorded trace stands where a device did."""
+"""Tests the interface of executors: a recorded trace can replace a device."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ GetReference = Callable[[str], Reference]
 
 
 class Recorder:
-    """Passes everything on, and writes down what passes."""
+    """Forwards all calls to an executor and records them."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -36,7 +36,7 @@ class Recorder:
 
 
 class Replay:
-    """Answers each plan as it was answered when the trace was recorded. No model, no device."""
+    """Answers each plan with the recorded result, without model or device."""
 
     extra_warmup_tokens = 0
 

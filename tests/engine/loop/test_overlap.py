@@ -1,4 +1,4 @@
-"""Steps that run ahead: the same tokens as in turn, and what happens to a step that is begun and not over."""
+"""Tests overlapping steps: they give the same tokens as steps in turn, and unfinished steps are handled."""
 
 import gc
 import threading
@@ -45,7 +45,7 @@ def test_steps_that_run_ahead_give_the_same_answers(
 
 
 class Waits:
-    """An executor that ends no step before `may_end` is set."""
+    """An executor that ends steps only when `may_end` is set."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -83,7 +83,7 @@ def test_the_next_step_is_planned_while_the_executor_computes(
 
 
 class ReadLate:
-    """An executor whose results cannot be read until the step after them is begun, but for the last."""
+    """An executor whose results, except the last one, can be read only after the next step has begun."""
 
     def __init__(self, executor: Executor, num_steps: int) -> None:
         self._executor = executor
@@ -122,7 +122,7 @@ def test_the_engine_process_gives_every_answer_when_steps_run_ahead(reference: G
     ]
 
     class Channel:
-        """The requests come one by one; the other side leaves when all are answered."""
+        """A channel on which requests arrive one by one. The other side disconnects when all are answered."""
 
         def __init__(self) -> None:
             self.told: dict[str, list[int]] = {request.request_id: [] for request in requests}
@@ -149,7 +149,7 @@ def test_steps_run_ahead_where_the_device_works_beside_the_host(
     monkeypatch: pytest.MonkeyPatch, device: str, runs_ahead: bool
 ) -> None:
     class Counts:
-        """The most steps that were begun and not read."""
+        """Counts the maximum number of steps that were begun and not read."""
 
         facts, extra_warmup_tokens = make_facts(device=device), 0
         num_open = most = 0
@@ -259,7 +259,7 @@ def test_what_a_failed_step_held_is_free_when_its_requests_are_tried_again(
     monkeypatch.setattr(step_runner._log, "disabled", True)  # pytest keeps what is logged, tracebacks included
 
     class Activations:
-        """What only a garbage collection could free if it were in a cycle."""
+        """Objects that only a garbage collection could free if they were in a cycle."""
 
     class TooLarge(PretendedModel):
         facts, extra_warmup_tokens = make_facts(), 0

@@ -1,4 +1,4 @@
-"""A step is plain data: sent to another process and back as msgpack, it gives the same tokens."""
+"""Tests that steps are plain data. Sent to another process and back as msgpack, they give the same tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,10 @@ MODES: list[dict[str, Any]] = [
 
 
 def ask_for_everything(core: EngineCore, prompts: list[list[int]]) -> None:
-    """Greedy and seeded, cut and uncut, with log probabilities, held to min_tokens; two prompts begin alike."""
+    """Return requests of many kinds: greedy, seeded, split, with log probabilities and min_tokens.
+
+    Two share a prefix.
+    """
     params: list[dict[str, Any]] = [
         {},
         {"temperature": 1.0, "seed": 5, "logprobs": 2},
@@ -78,7 +81,7 @@ def test_steps_that_fail_and_travel_give_those_who_go_on_the_same_answers(
 
 
 def run_out_of_memory(core: EngineCore, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
-    """From `largest` tokens on, and whatever the size with the token 198."""
+    """Let steps of `largest` or more tokens, and all steps with the token 198, run out of memory."""
     runner = core.executor
     forward = runner._forward  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""The loop of the engine's process, with a pretended core, at one end of a socket pair."""
+"""Tests the loop of the engine's process, with a fake core, at one end of a socket pair."""
 
 import re
 import socket
@@ -26,7 +26,7 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 
 class Core:
-    """One step ends everything that was added, when it may."""
+    """A fake core. A step ends all requests that were added, when the test allows it."""
 
     def __init__(self) -> None:
         self.stepping = threading.Event()
@@ -62,7 +62,7 @@ class Core:
 
 
 class Arrived:
-    """A channel whose messages have all arrived when a step ends."""
+    """A channel all of whose messages have arrived when a step ends."""
 
     def __init__(self, *batches: list[ToEngine]) -> None:
         self._batches = iter(batches)
@@ -78,7 +78,7 @@ class Arrived:
 
 
 def run_loop(core: Core, channel: Any) -> None:
-    """Until the other end is closed, or what the loop raises."""
+    """Run the loop until the other end is closed. Raises the loop's error."""
     EngineLoop(cast(EngineCore, core), channel, cast(Pulse, nullcontext())).run()
 
 
@@ -91,7 +91,7 @@ def test_all_that_has_arrived_is_taken_before_the_next_step() -> None:
 
 
 def test_messages_are_read_while_a_step_runs() -> None:
-    """So that an abort behind many long prompts waits for no more than the step. Sockets hold less than these."""
+    """So an abort behind many long prompts waits only for the step. The prompts are larger than the socket's buffer."""
     core, (ours, theirs) = Core(), socket.socketpair()
     core.may_end.clear()
     long_prompts = b"".join(encode_frame(Add.of([make_request(f"{n}", 60_000)])) for n in range(20))
@@ -113,7 +113,7 @@ def test_messages_are_read_while_a_step_runs() -> None:
 
 
 def test_a_request_arrives_when_the_engine_has_it_not_when_its_first_byte_came() -> None:
-    """So that a batch waits its window for company that can run, not for bodies and tokenizers."""
+    """So a batch's window is time for other requests that can run, not for reading and tokenizing bodies."""
     core, (ours, theirs) = Core(), socket.socketpair()
     began = time.monotonic()
     with ours, theirs:
@@ -150,7 +150,7 @@ process.main(load)
 
 
 def test_what_was_loaded_is_not_looked_at_again() -> None:
-    """Else a full collection holds a step for as long as it takes to look at torch and the model."""
+    """Otherwise a full garbage collection delays a step while it visits the objects of torch and the model."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(encode_frame(LoadModel(EngineConfig(model="none", num_kv_blocks=1024))))

@@ -1,4 +1,4 @@
-"""A step that raises: which requests go on, which end, and when the engine ends."""
+"""Tests steps that raise: which requests continue, which end, and when the engine ends."""
 
 import pytest
 from tests.engine.builders import PretendedModel, make_request, make_scheduler, next_token
@@ -11,7 +11,7 @@ from conveyor_engine.wire.step import StepPlan
 
 
 def run_all(scheduler: Scheduler, model: PretendedModel) -> dict[str, RequestOutput]:
-    """The last outputs by request id; every answer is checked against the model's."""
+    """Run all requests and compare their answers with the model's. Returns the last outputs by request id."""
     last: dict[str, RequestOutput] = {}
     told: dict[str, list[int]] = {}
     prompts = {name: list(state.token_ids) for name, state in scheduler.requests.items()}
@@ -86,7 +86,7 @@ def test_a_finished_row_keeps_its_answer_when_a_later_step_of_its_batch_fails() 
 
 
 class Broken(PretendedModel):
-    """A device that no step succeeds on any more."""
+    """A device on which all steps fail."""
 
     def begin(self, plan: StepPlan) -> Sample:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -1,4 +1,4 @@
-"""An engine that is told the lengths of its requests sizes itself by them."""
+"""Tests that an engine that knows the lengths of its requests chooses its sizes by them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,7 +46,7 @@ def test_a_cache_that_holds_less_than_a_batch_is_known_from_the_start(reference:
 
 
 class Seen:
-    """An executor that notes how many tokens each row computes in steps that begin prompts."""
+    """An executor that records how many tokens each row computes in steps that begin prompts."""
 
     def __init__(self, runner: GenerateRunner) -> None:
         self._begin, self.prompts = runner.begin, list[list[int]]()

@@ -1,4 +1,4 @@
-"""The limits that hold the objectives, of those that there are."""
+"""Tests which of the possible limits hold the objectives."""
 
 from itertools import pairwise
 
@@ -65,14 +65,14 @@ def test_no_limits_hold_what_a_step_alone_exceeds() -> None:
 
 
 def test_first_tokens_come_sooner_in_shorter_steps() -> None:
-    """A first token takes the step that runs and one for each piece of its prompt."""
+    """A first token waits for the running step and for one step for each piece of its prompt."""
     chosen = choose(make_traffic(prompt=200), time_to_first_token=0.4)
     assert chosen is not None
     assert chosen == Limits(64, 256), "2 steps of 170 ms; 512 prompt tokens are two steps of 298"
 
 
 def test_a_time_to_the_first_token_takes_no_rows() -> None:
-    """Not even one that no limits hold: requests would only wait for rows."""
+    """This holds even if no limits hold the objective, because requests would only wait longer for rows."""
     assert choose(make_traffic(), time_to_first_token=0.012) == Limits(64, 1024)
 
 

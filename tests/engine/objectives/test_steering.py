@@ -1,4 +1,4 @@
-"""How the limits move: by what steps cost and requests felt, and never beyond what is there."""
+"""Tests how the limits move: by the steps' costs and the requests' latencies, within what is possible."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -19,7 +19,7 @@ Seconds = Callable[[int, int], float]  # of a step of so many rows and tokens
 
 
 class Engine:
-    """A core in virtual time, whose steps take what a function says. It is its own executor."""
+    """A core in virtual time, whose steps take as long as a function returns. It is its own executor."""
 
     extra_warmup_tokens = 0
 
@@ -77,13 +77,13 @@ class Engine:
             self.limits.append(limits)
 
     def run(self, num_steps: int, waiting: int = 8, **lengths: int) -> None:
-        """Steps, while so many requests wait."""
+        """Run steps while this many requests wait."""
         for _ in range(num_steps):
             self.add(max(0, waiting - len(self.core.scheduler.waiting)), **lengths)
             self.step()
 
     def measure(self, num_steps: int, **lengths: int) -> Iterator[float]:
-        """The seconds of each step."""
+        """Return the seconds of each step."""
         for _ in range(num_steps):
             self.run(1, **lengths)
             yield self.step_seconds
@@ -116,7 +116,7 @@ def test_a_move_at_most_halves_or_doubles_and_is_said() -> None:
 
 @pytest.mark.slow
 def test_with_graphs_the_limits_are_their_sizes() -> None:
-    """A step of 17 rows costs what one of 32 does."""
+    """A step of 17 rows costs as much as one of 32 rows."""
     sizes = (1, 2, 4, 8, 16, 32, 48, 64)
     padded = lambda rows: next(size for size in sizes if size >= rows)  # noqa: E731
     engine = Engine(
@@ -139,7 +139,7 @@ def test_an_objective_that_no_limits_hold_leaves_the_declared_ones_and_says_so()
 
 
 def test_limits_that_nearly_hold_an_objective_stay() -> None:
-    """The declared ones would miss it by more: a step of theirs takes 0.56 s."""
+    """The configured limits would miss it by more, because their steps take 0.56 s."""
     engine = Engine(linear, objective_inter_token_latency_seconds=0.015)
     engine.run(1000)
     assert engine.core.stats().limit_reason == LimitReason.MISSED
@@ -178,7 +178,7 @@ def test_a_lower_limit_ends_nothing_that_runs_and_drops_nothing_that_waits() -> 
 
 
 def test_one_cohort_lowers_the_limit_once() -> None:
-    """Rows admitted at the old limit feel that one: until they have ended, nothing more is concluded from them."""
+    """Rows admitted at the old limit still have its latency, so until they have ended the limit stays."""
     engine = Engine(lambda rows, _: 0.02 * rows, objective_inter_token_latency_seconds=0.5)
     engine.add(64, output=400)
     for _ in range(300):
@@ -197,7 +197,7 @@ def test_the_limit_rises_when_requests_become_lighter() -> None:
 
 
 def test_batches_of_one_step_hold_the_latency() -> None:
-    """Each request waits for the batch that runs, and for its own."""
+    """Each request waits for the running batch and for its own."""
     engine = Engine(linear, mode="dynamic", objective_latency_seconds=0.2, batching_window_seconds=0.01)
     engine.run(400, waiting=40, prompt=16)
     assert 2 * max(engine.measure(100, waiting=40, prompt=16)) <= 1.1 * 0.2
@@ -206,7 +206,7 @@ def test_batches_of_one_step_hold_the_latency() -> None:
 
 @pytest.mark.slow
 def test_shorter_steps_bring_first_tokens_sooner() -> None:
-    """A request each 40 ms, and a long one among thirty: the others do not wait for much of it in one step."""
+    """A request arrives every 40 ms, and one in thirty is long. Others wait only for a part of it in each step."""
     engine = Engine(lambda rows, tokens: 0.01 + 0.0005 * tokens, objective_time_to_first_token_seconds=0.21)
     for number in range(3000):
         while engine.now < 0.04 * number and engine.core.has_unfinished():

@@ -1,4 +1,4 @@
-"""What steps cost, fitted to the steps that were observed."""
+"""Tests the model of steps' costs, which is fitted to observed steps."""
 
 from random import Random
 
@@ -35,7 +35,7 @@ def test_a_single_slow_step_and_a_frequent_shape_decide_nothing() -> None:
 
 
 def test_a_term_that_would_be_negative_is_left_out() -> None:
-    """More rows in a cheaper step: nothing is gained by more rows, so rows cost nothing."""
+    """A step with more rows was cheaper, so the cost of a row is 0."""
     cost = StepCost()
     for rows, seconds in ((1, 0.03), (2, 0.029), (64, 0.02)):
         cost.observe(rows, 0, seconds)
@@ -52,7 +52,7 @@ def test_nothing_is_known_before_a_step() -> None:
 
 
 def test_what_steps_cost_may_change() -> None:
-    """Shapes that are not seen any more are forgotten, and each fit goes an eighth of the way."""
+    """Shapes that no longer occur are forgotten, and each fit moves the model by an eighth of the difference."""
     cost, slower = StepCost(), Coefficients(0.04, 0.002, 0.0002)
     observe(cost, 500)
     cost.fit()

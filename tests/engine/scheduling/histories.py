@@ -1,4 +1,4 @@
-"""Random histories of a scheduler: what those of both tasks do, and running them until they have met every hardship."""
+"""Runs random histories of a scheduler until every hardship has occurred. Common parts of both tasks' histories."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -14,7 +14,10 @@ from conveyor_engine.wire.request import FinishReason
 
 
 class SchedulerHistory(RuleBasedStateMachine):
-    """Subclasses begin, ask, and `step`; requests are told apart by their ids in `asked` and `ended`."""
+    """The base class of histories.
+
+    Subclasses begin, add requests and `step`. `asked` and `ended` have requests' ids.
+    """
 
     mode = "continuous"
     happened: Counter[str]  # over all histories of the mode
@@ -34,7 +37,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         raise NotImplementedError
 
     def finish(self, most_steps: int) -> None:
-        """Steps until no request is left."""
+        """Run steps until no request is left."""
         if self.drains:
             self.scheduler.drain()
         for _ in range(most_steps):
@@ -52,7 +55,7 @@ class SchedulerHistory(RuleBasedStateMachine):
 
 
 def run_histories(machine: type[RuleBasedStateMachine], happened: Counter[str], hardships: set[str]) -> None:
-    """80 random histories, and again until every hardship was met in one of them."""
+    """Run 80 random histories, and again until every hardship has occurred in one of them."""
     for _ in range(5):
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             machine,

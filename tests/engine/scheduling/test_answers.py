@@ -1,4 +1,4 @@
-"""What a request is told: its tokens, how it ends, and what answers are expected to take."""
+"""Tests a request's outputs: its tokens, its end, and the expected time of answers."""
 
 from tests.engine.builders import EOS, make_request, make_scheduler, run_all, run_step
 

@@ -1,4 +1,4 @@
-"""Blocks: handed out, shared, found again, forgotten."""
+"""Tests how blocks are allocated, shared, found again and forgotten."""
 
 import pytest
 

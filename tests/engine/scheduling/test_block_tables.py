@@ -1,4 +1,4 @@
-"""Prefixes that requests share: found, kept apart, forgotten."""
+"""Tests prefixes that requests share: how they are found, kept apart and forgotten."""
 
 from array import array
 
@@ -83,7 +83,7 @@ def test_prefixes_are_shared_within_one_cache_salt(first: str | None, second: st
 
 
 def test_no_salt_has_the_hash_of_a_block_as_its_root() -> None:
-    """Else whoever knows a block could ask for what came after it, and answer others with what did not."""
+    """Otherwise a client that knows a block could use it as a salt, and read or forge the blocks after it."""
     block = make_state(list(range(4))).hashes_of_full_blocks(4, 4)[0]
     salt = array("I", range(4)).tobytes().decode()
     assert RequestState(make_request("a", 4, cache_salt=salt), ()).cache_root != block

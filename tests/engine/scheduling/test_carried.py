@@ -1,4 +1,7 @@
-"""How many requests the KV cache carries: known once it was short, as of lately, and forgotten when it has room."""
+"""Tests how many requests the KV cache carries.
+
+It is known after a shortage, and forgotten when there is room again.
+"""
 
 from tests.engine.builders import make_request, make_scheduler, run_all
 

@@ -1,4 +1,4 @@
-"""Batches that nobody joins: admitted whole, and in `static` padded and answered together."""
+"""Tests batches that no request joins. They are admitted whole, and in `static` padded and answered together."""
 
 from pathlib import Path
 from typing import Any

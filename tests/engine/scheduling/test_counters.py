@@ -1,4 +1,4 @@
-"""What the scheduler counts."""
+"""Tests the scheduler's counters."""
 
 from tests.engine.builders import make_request, make_scheduler, run_all
 
@@ -17,7 +17,7 @@ def test_counters_agree_with_what_was_asked_and_answered() -> None:
 
 
 def test_paged_blocks_waste_less_than_four_percent_at_contexts_of_hundreds_of_tokens() -> None:
-    """The bar of PagedAttention (Kwon et al., SOSP'23), where a reserved cache wastes 60 to 80 percent."""
+    """This is the bar of PagedAttention (Kwon et al., SOSP'23). A reserved cache wastes 60 to 80 percent there."""
 
     def waste(mode: str) -> float:
         scheduler = make_scheduler(

@@ -1,4 +1,4 @@
-"""What can no longer meet its deadline is dropped before it costs a step, and nothing else is. In virtual time."""
+"""Tests that requests that can no longer meet their deadlines, and no others, are dropped before they cost a step."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def make(mode: str = "continuous", **changes: Any) -> Scheduler:
 
 
 def run_steps(scheduler: Scheduler, number: int, seconds: float) -> float:
-    """Steps of one long request, each of which takes so long. Returns the time after them."""
+    """Run steps of one long request, each of which takes this long. Returns the time after them."""
     scheduler.add_request(make_request("busy", 1, max_tokens=number, ignore_eos=True))
     now = 100.0
     for _ in range(number):
@@ -66,7 +66,7 @@ def test_an_answer_that_needs_more_steps_than_its_time_allows_is_not_begun() -> 
 
 
 def test_few_steps_say_nothing_of_how_long_an_answer_takes() -> None:
-    """The first ones may be slow: nobody is dropped for them."""
+    """The first steps may be slow, so no request is dropped because of them."""
     scheduler = make()
     now = run_steps(scheduler, 10, 0.5)
     scheduler.add_request(
@@ -112,7 +112,7 @@ def test_a_request_that_waits_for_its_window_is_told_as_soon_as_it_is_late(mode:
 
 
 def test_a_request_that_has_begun_is_not_dropped_here() -> None:
-    """Its tokens are on their way to the client; the API process ends it in time."""
+    """Its tokens are being sent to the client, and the API process ends it at its deadline."""
     scheduler = make()
     scheduler.add_request(make_request("a", 4, max_tokens=5, ignore_eos=True, arrival_time=0.0, deadline=1.0))
     run_step(scheduler, now=0.5)

@@ -1,4 +1,4 @@
-"""Random histories of a scheduler whose task is to embed, against a pretended encoder that sees plans only.
+"""Tests random histories of a scheduler for the task that embeds, with a fake encoder that sees only plans.
 
 The encoder's vector depends on every token of the prompt, so a prompt that is cut, mixed up or computed for somebody
 else shows up in somebody's answer.
@@ -35,7 +35,7 @@ def vector_of(token_ids: list[int]) -> bytes:
 
 
 class PretendedEncoder:
-    """An executor without any state between steps: whatever a plan computes, it has to bring."""
+    """An executor without state between steps, so a plan must contain everything that it computes."""
 
     def __init__(self) -> None:
         self.breaks = False  # the next vector is not finite

@@ -1,4 +1,4 @@
-"""Batches by length and by cost: what they never do to a request, and what they save. All in virtual time."""
+"""Tests batches by length and by cost, in virtual time: their bounds on a request's wait, and what they save."""
 
 import math
 from collections import Counter
@@ -26,7 +26,7 @@ WINDOW = 1.0
 
 @dataclass
 class Batch:
-    """What started at `at`, and what was left behind, in the order of the queue."""
+    """A batch that started at `at`, and the requests that were left in the queue, in its order."""
 
     at: float
     reason: str
@@ -40,7 +40,7 @@ def cost_of(limits: BatchLimits, requests: list[RequestState]) -> int:
 
 
 def simulate(policy: Dynamic, arrivals: list[RequestState], step_seconds: float) -> Iterator[Batch]:
-    """Each batch of a device that takes `step_seconds` for one, whatever it is. Asks as the scheduler does."""
+    """Yield each batch of a device that takes `step_seconds` for any batch. Calls the policy as the scheduler does."""
     queue, coming, free_at = WaitingQueue(policy.bucket), sorted(arrivals, key=lambda r: r.arrival_time), 0.0
     while coming or len(queue):
         due = max(free_at, policy.due_at(queue)) if len(queue) else math.inf
@@ -77,7 +77,7 @@ def states(arrivals: list[tuple[float, int]]) -> list[RequestState]:
 def test_no_request_waits_longer_than_its_window_because_of_grouping(
     arrivals: list[tuple[float, int]], limits: BatchLimits, groups: bool, eager: bool, step_seconds: float
 ) -> None:
-    """A request whose window is over is left behind by full batches only, and no device is idle while it waits."""
+    """After its window, a request is left only by full batches, and the device is never idle while it waits."""
     policy, waiting = Dynamic(limits, WINDOW, groups=groups, eager=eager), states(arrivals)
     seen, free_at = Counter[str](), 0.0
     for batch in simulate(policy, waiting, step_seconds):
@@ -105,7 +105,7 @@ def test_no_request_waits_longer_than_its_window_because_of_grouping(
 def test_under_a_backlog_at_most_the_full_batches_of_older_requests_go_before_one(
     arrivals: list[tuple[float, int]], rows: int, step_seconds: float
 ) -> None:
-    """So grouping delays a request by one batch for each other length at most, beside what waits before it anyway."""
+    """So grouping delays a request by at most one batch for each other length, besides the requests before it."""
     policy, waiting = Dynamic(make_limits(rows), WINDOW), states(arrivals)
     batches = list(simulate(policy, waiting, step_seconds))
     for number, batch in enumerate(batches):
@@ -145,7 +145,7 @@ def test_a_batch_is_full_by_rows_or_by_cost_and_a_lone_request_always_fits(
 
 
 def run_backlog(grouping: str, **changes: object) -> tuple[float, int, Counter[str]]:
-    """(seconds, dummy tokens, answers) of 256 prompts of mixed lengths, where a token costs a millisecond."""
+    """Run 256 prompts of mixed lengths; a token costs a millisecond. Returns (seconds, dummy tokens, answers)."""
     scheduler = make_scheduler(
         "static", padding="real", length_grouping=grouping, max_num_seqs=8, max_num_queued_requests=300,
         num_kv_blocks=2048, max_model_len=256, max_num_batched_tokens=2048, **changes,

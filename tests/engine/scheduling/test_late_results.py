@@ -1,4 +1,4 @@
-"""Results that come a step late: what is planned before them, and what of them is not wanted any more."""
+"""Tests results that arrive a step late: what is planned before them, and which of them are no longer wanted."""
 
 import pytest
 from tests.engine.builders import EOS, make_request, make_scheduler, names_of, result_of, run_all, work_of
@@ -127,7 +127,7 @@ def test_who_shares_a_prefix_with_one_that_left_before_it_was_written_starts_ane
 
 
 def draft(scheduler: Scheduler, plan: StepPlan, num_drafts: int) -> None:
-    """As if the only request's next tokens had been guessed, and were computed with the known one."""
+    """Change the plan as if the only request's next tokens had been guessed and were computed with the known one."""
     step = scheduler._batch._steps[plan.number]
     work = step.work[0]
     step.work[0] = work._replace(num_tokens=1 + num_drafts, num_logits=1 + num_drafts)

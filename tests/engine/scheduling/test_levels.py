@@ -1,4 +1,4 @@
-"""What levels promise while ten times as much comes as the engine can do, in virtual time: a step takes a second."""
+"""Tests the guarantees of levels under ten times the engine's capacity, in virtual time. A step takes a second."""
 
 from itertools import count, islice
 from statistics import quantiles
@@ -15,7 +15,7 @@ MODES = ["none", "static", "dynamic", "continuous"]
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_best_level_waits_two_full_steps_at_most_under_ten_times_the_load(mode: str) -> None:
-    """Each request is a step long. One in forty is of level 0, which alone is a quarter of what the engine can do."""
+    """Each request takes one step. One in forty has level 0, and these alone are a quarter of the engine's capacity."""
     rows = 1 if mode == "none" else ROWS
     window = 1.0 if mode in ("static", "dynamic") else None
     scheduler = make_scheduler(
@@ -35,7 +35,7 @@ def test_the_best_level_waits_two_full_steps_at_most_under_ten_times_the_load(mo
 
 
 def test_a_level_that_starves_has_its_turn_when_the_bound_says_so() -> None:
-    """Level 0 alone is twice what the engine can do; a request of level 2 waits for two levels of ageing."""
+    """Level 0 alone is twice the engine's capacity. A request of level 2 waits for two levels of ageing."""
     scheduler = make_scheduler(max_num_seqs=1, max_num_queued_requests=10_000)
     scheduler.add_request(make_request("worse", 1, max_tokens=1, level=2, arrival_time=0.0))
     for second in range(1, 1000):

@@ -1,4 +1,4 @@
-"""What a batch pays for its padding in `static` as it is: steps, attention and cache of a padded tensor."""
+"""Tests the real cost of padding in `static`: steps, attention and cache are those of a padded tensor."""
 
 from tests.engine.builders import make_request, make_scheduler, result_of, run_step, work_of
 

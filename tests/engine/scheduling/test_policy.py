@@ -1,4 +1,4 @@
-"""When each mode lets a batch start, and whom it takes."""
+"""Tests when each mode starts a batch, and which requests are in it."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from conveyor_engine.scheduling.waiting_queue import WaitingQueue
 
 
 def states(*prompts: int, arrivals: Sequence[float] = (), **params: Any) -> list[RequestState]:
-    """One of each HTTP request, named by their places."""
+    """Make states of requests, one for each HTTP request, named by their positions."""
     times = arrivals or [0.0] * len(prompts)
     return [
         make_state(length, request_id=str(place), arrival_time=time, **params)
@@ -43,7 +43,7 @@ def queue_of(policy: Policy, waiting: list[RequestState]) -> WaitingQueue:
 def named(
     policy: Policy, waiting: list[RequestState], now: float, *, draining: bool = False
 ) -> tuple[list[int], str | None]:
-    """Indices of the candidates in `waiting`, and the reason."""
+    """Return the indices of the chosen requests in `waiting`, and the reason."""
     requests, reason = policy.candidates(queue_of(policy, waiting), now, draining)
     return [waiting.index(request) for request in requests], reason
 

@@ -1,4 +1,4 @@
-"""What a step contains, and who must go for it."""
+"""Tests what a step contains, and which requests are preempted for it."""
 
 from tests.engine.builders import make_request, make_scheduler, names_of, run_all, run_step, work_of
 

@@ -1,4 +1,4 @@
-"""Who is let in and when, who is refused, who leaves, and when there is something to do."""
+"""Tests which requests are admitted and when, which are refused or aborted, and when there is work to do."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""Random histories of the scheduler, against a pretended model whose every token depends on the whole prefix.
+"""Tests random histories of the scheduler with a fake model, each of whose tokens depends on the whole prefix.
 
 The pretended model remembers what each KV slot holds, and knows of requests what the plans say, which travel as
 msgpack. So a block that is handed to two owners, shared before it is written, or forgotten too early shows up as a

@@ -1,4 +1,4 @@
-"""What high levels may hold of the batch, and that nobody behind them waits for it."""
+"""Tests the shares of the batch that high levels may have, and that requests behind them do not wait for it."""
 
 import pytest
 from tests.engine.builders import make_request, make_scheduler, make_state, names_of, run_all, run_step
@@ -35,7 +35,7 @@ def test_a_level_and_all_higher_ones_hold_their_share_of_the_rows_together(mode:
 
 
 def test_a_request_that_has_risen_and_does_not_fit_is_passed_over() -> None:
-    """Otherwise the best level would wait for the share of the worst."""
+    """Otherwise the best level would wait for the share of the worst level."""
     scheduler = make_scheduler(max_num_seqs=4, class_shares=((5, 25),))
     for number in range(3):
         scheduler.add_request(make_request(f"old {number}", max_tokens=9, level=5))

@@ -1,4 +1,4 @@
-"""The waiting queue is in the order of its key, as a search through a list finds it; and what the order promises."""
+"""Compares the waiting queue's order with a search through a list, and tests the guarantees of the order."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ TIMEOUTS = dict(zip(PARTIES, (math.inf, 600.0, 2.0, math.inf, 5.0, math.inf), st
 
 
 class Listed:
-    """The same queue as a list that is searched from end to end."""
+    """The same queue as a list that is searched completely."""
 
     def __init__(self, bucket_of: Callable[[RequestState], int]) -> None:
         self._bucket_of = bucket_of
@@ -86,7 +86,7 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("num_buckets", [1, 2])
 def test_any_history_is_that_of_a_list_that_is_searched(num_buckets: int) -> None:
-    """Requests of the second bucket wait in one order with the others; a turn in one bucket is one in all."""
+    """All buckets share one order, and a party's turn in one bucket counts in all buckets."""
 
     def bucket_of(request: RequestState) -> int:
         return request.num_prompt_tokens % num_buckets
@@ -141,7 +141,7 @@ ARRIVALS = st.lists(
 
 @given(ARRIVALS)
 def test_a_request_yields_for_a_bounded_time(arrivals: list[tuple[float, int, float, bool]]) -> None:
-    """The bound on starvation: who came later than so many seconds after a request never goes before it."""
+    """This is the bound on starvation. A request that arrives this many seconds after another never goes before it."""
     queue, waiting, now = WaitingQueue(lambda request: 0), list[RequestState](), 0.0
 
     def admit() -> None:
@@ -190,7 +190,7 @@ FEW, MANY = 100, 3_200  # logarithms of these differ by a factor of 1.75
 
 
 def cost_events(queue: WaitingQueue, requests: list[RequestState]) -> list[int]:
-    """Of each kind of event, with all these requests in the queue."""
+    """Return the cost of each kind of event with all these requests in the queue."""
     first, middle, new = requests[0], requests[len(requests) // 2], make_state(request_id="new")
     for request in requests:
         queue.add(request)

@@ -1,4 +1,4 @@
-"""In which order requests wait: parties take turns, and the queue's length costs nobody a step."""
+"""Tests the order of waiting requests: parties take turns, and the costs do not depend on the queue's length."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ MODES = ["none", "static", "dynamic", "continuous"]
 
 
 def queue_of(*names: str) -> tuple[WaitingQueue, dict[str, RequestState]]:
-    """Requests named by their party and their number in it."""
+    """Make a queue of requests that are named by their party and their number in it."""
     queue = WaitingQueue(lambda request: 0)
     requests = {name: make_state(request_id=name, party=name[0]) for name in names}
     for request in requests.values():

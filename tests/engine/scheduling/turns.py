@@ -1,4 +1,4 @@
-"""Whose turn it was: what the random histories expect of the waiting queue."""
+"""Checks whose turn it was: the order that random histories expect of the waiting queue."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS
 
 
 class Turns:
-    """Who may be admitted next: round robin is that the party goes first that has not had a turn for longest.
+    """Decides who may be admitted next. By round robin, the party whose last turn was longest ago goes first.
 
     It yields to better levels as long as it must, and to those with less time until their deadline.
     A party whose first request comes is behind all others. Where batches are `by_length`, parties take turns for those
@@ -18,7 +18,7 @@ class Turns:
     """
 
     def __init__(self, *, by_length: bool, share_levels: Iterable[int] = ()) -> None:
-        """Levels from one of `share_levels` on may be passed over by those that have fewer limits."""
+        """share_levels: requests of one of these levels or a worse one may be passed over by requests with fewer limits."""
         self._by_length = by_length
         self._share_levels = list(share_levels)
         self._events = count()
@@ -36,7 +36,7 @@ class Turns:
         self._waiting[request.request_id] = request
 
     def check(self, scheduler: Scheduler) -> None:
-        """After each plan: those admitted now, in their order, each when it was its turn."""
+        """Check after each plan that each request that is admitted now had its turn. They are in order."""
         for request in [r for r in self._waiting.values() if r.request_id not in scheduler.requests]:
             del self._waiting[request.request_id]
         before = dict(self._last)
@@ -46,7 +46,7 @@ class Turns:
                 self._check(request, last_of[self._length(request)])
 
     def _check(self, admitted: RequestState, last: dict[str, tuple[float, int]]) -> None:
-        """`last`: turns before this plan, and those at this length in it."""
+        """last: the turns before this plan, and those at this length in it."""
         earlier = list(takewhile(lambda other: other is not admitted, self._waiting.values()))
         del self._waiting[admitted.request_id]
         self.admitted.append(admitted.request_id)

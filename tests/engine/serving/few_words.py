@@ -1,4 +1,4 @@
-"""An engine process that says few words, and imports no torch: the program of an `EngineClient` under test.
+"""A fake engine process without torch, which sends few messages. Tests of `EngineClient` run it.
 
 On a CPU it is ready and answers each request with an empty step; on any other device it cannot start.
 """

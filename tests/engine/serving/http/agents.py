@@ -1,4 +1,4 @@
-"""A model that agents can use: its template shows tools, calls and thinking, in Hermes's marks."""
+"""Serves a model for agents. Its template shows tools, calls and thinking, in Hermes's marks."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ class AgentServer(EngineServer):
 
 
 def start_agent(folder: Path) -> AgentServer:
-    """To be used in `with`; it is not ready yet."""
+    """Start the server, for use in `with`. It is not ready yet."""
     model = write_chat_model(folder / "tiny")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ("<think>", "</think>")])

@@ -1,4 +1,4 @@
-"""The server of the APIs beside chat: a model with tools and thinking."""
+"""Fixture of a server for the APIs other than chat. Its model has tools and thinking."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Paths that an engine of one task refuses."""
+"""Lists paths that an engine of one task refuses."""
 
 from conveyor_api.endpoints import ENDPOINTS
 

@@ -1,4 +1,4 @@
-"""/v1/chat/completions on a real server."""
+"""Tests /v1/chat/completions on a real server."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_logprobs_have_bytes_and_alternatives(client: OpenAI, stream: bool) -> N
 
 
 def test_an_answer_without_a_limit_may_fill_the_context(server: EngineServer) -> None:
-    """Refused only because time runs out: nothing else bounds it."""
+    """The request ends only at its deadline, because nothing else limits it."""
     body = {"messages": MESSAGES, "ignore_eos": True}
     response = server.post("/v1/chat/completions", body, **{"X-Request-Timeout-Seconds": "0.3"})
     assert response.status_code == 504
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_named_as_the_client_named_it(
 
 
 def test_what_the_stream_helper_ends_with_may_be_sent_back(client: OpenAI) -> None:
-    """It has `parsed: null` and more that is null."""
+    """The helper's message has `parsed: null` and other null fields."""
     soon: Any = {"stop_token_ids": list(range(128))}
     with client.chat.completions.stream(model="tiny", messages=MESSAGES, seed=1, extra_body=soon) as stream:
         message = stream.get_final_completion().choices[0].message

@@ -1,4 +1,4 @@
-"""One choice of an answer, without an engine."""
+"""Tests one choice of an answer, without an engine."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogpr
 
 @pytest.mark.parametrize("tokens_at_a_time", [1, 3, 100])
 def test_tokens_are_counted_up_to_the_one_that_completes_a_stop_string(chat_model: Path, tokens_at_a_time: int) -> None:
-    """Several tokens may come at once, with what the model went on to say after the stop string."""
+    """Several tokens may arrive at once, including those that the model generated after the stop string."""
     tokenizer = Tokenizer(chat_model)
     ids = [tokenizer.encode(character, 100)[0] for character in "one END two three"]
     request = PreparedChoice(
@@ -32,7 +32,7 @@ def test_tokens_are_counted_up_to_the_one_that_completes_a_stop_string(chat_mode
 
 
 def test_an_answer_that_the_engine_ended_at_a_stop_string_is_cut_there(chat_model: Path) -> None:
-    """Unlike an end-of-sequence token, the last one is text: a part of the stop string, and perhaps of the answer."""
+    """Unlike an end-of-sequence token, the last token is text: a part of the stop string, and perhaps of the answer."""
     tokenizer = Tokenizer(chat_model)
     ids = [tokenizer.encode(character, 100)[0] for character in "one END"]
     request = PreparedChoice(

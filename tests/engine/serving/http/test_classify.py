@@ -1,4 +1,4 @@
-"""/classify and /predict on a real server, with the labels and scores of transformers' pipeline."""
+"""Tests /classify and /predict on a real server against the labels and scores of transformers' pipeline."""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Served:
         self.server = EngineServer(folder / "server", folder / "tiny", task="classify", max_num_seqs=4)
 
     def expect(self, text: Any, **how: Any) -> list[dict[str, Any]]:
-        """All labels, best first."""
+        """Return all labels with their scores, best first."""
         told: list[dict[str, Any]] = self.pipeline(text, top_k=None, **how)
         return told
 

@@ -1,4 +1,4 @@
-"""/v1/completions on a real server, through the openai client where it can say it."""
+"""Tests /v1/completions on a real server, with OpenAI's client if it supports the request."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ def client(server: EngineServer) -> Any:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """The data of each server-sent event; the last one must be [DONE]."""
+    """Return the data of each server-sent event. Checks that the last one is [DONE]."""
     data = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     assert data[-1] == "[DONE]"
     return [json.loads(line) for line in data[:-1]]
@@ -47,7 +47,7 @@ def test_a_stream_says_the_same_as_the_whole(server: EngineServer) -> None:
 
 
 def test_each_chunk_has_its_choice_s_usage_so_far_when_asked(server: EngineServer) -> None:
-    """As vLLM counts: each choice with its own prompt, and the whole answer at the end."""
+    """It is counted as in vLLM: for each choice with its prompt, and for the whole answer at the end."""
     body = {"prompt": [[5, 6, 7], [8]], "n": 2, "max_tokens": 20, "temperature": 1, "seed": 5, "ignore_eos": True}
     options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     *chunks, last = events(server.post("/v1/completions", body | options))
@@ -67,7 +67,7 @@ def test_without_being_asked_a_stream_has_no_usage(server: EngineServer) -> None
 
 
 def test_streamed_text_is_whole_characters(server: EngineServer) -> None:
-    """Random bytes come out of a random model; each event by itself must be JSON of valid UTF-8, without surrogates."""
+    """A random model generates random bytes, but each event must be JSON in valid UTF-8, without surrogates."""
     body = {"prompt": "日本", "max_tokens": 200, "temperature": 1.5, "seed": 3, "stream": True, "ignore_eos": True}
     response = server.post("/v1/completions", body)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -92,7 +92,7 @@ def test_what_is_left_out_is_the_whole_distribution_at_temperature_1(server: Eng
 
 
 def text_of(server: EngineServer, **fields: Any) -> str:
-    """Forty tokens of the same prompt and seed."""
+    """Return the text of forty tokens of the same prompt and seed."""
     body = {"prompt": "the fox", "max_tokens": 40, "seed": 1, "ignore_eos": True, **fields}
     return str(server.post("/v1/completions", body).json()["choices"][0]["text"])
 
@@ -149,7 +149,7 @@ def test_a_stop_token_ends_the_answer_and_min_tokens_keeps_it_away(server: Engin
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_token_has_log_probabilities_the_end_token_too(server: EngineServer, path: str, stream: bool) -> None:
-    """As vLLM tells them. A chunk without a token has null, not an empty list."""
+    """The format is vLLM's. A chunk without a token has null, not an empty list."""
     chat = path.startswith("chat")
     body = {"seed": 3, "max_tokens": 900, "stop_token_ids": list(range(128)), "stream": stream}
     body |= (

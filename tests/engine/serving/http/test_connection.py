@@ -1,4 +1,4 @@
-"""One client's connection, on a server without an engine."""
+"""Tests a client's connection, on a server without an engine."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def answer_much(scope: Any, receive: Any, send: Any) -> None:
-    """When the body is there."""
+    """Answer with much data after the body has arrived."""
     while (await receive()).get("more_body"):
         pass
     headers = [(b"content-length", b"%d" % MUCH_BYTES)]
@@ -69,7 +69,7 @@ async def test_a_connection_that_brings_no_whole_head_in_time_ends(answered: boo
 
 
 async def read_to_the_end(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the server closes; that is a reset where it had not read everything."""
+    """Return the data until the server closes the connection. It is reset if the server has not read everything."""
     received = bytearray()
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(1 << 16):

@@ -1,4 +1,4 @@
-"""Content is told by the parser later than its tokens come, and between text that is not content."""
+"""Tests tokens of content that the parser reports after its tokens arrive, and between other text."""
 
 import pytest
 
@@ -10,7 +10,10 @@ THOUGHT, TEXT, CALL = "<think>it is so</think>", "so it is.", "<tool_call>f</too
 
 
 def read_all(size: int, late: int) -> str:
-    """The characters whose tokens were told, where tokens have `size` characters and parts come `late` pieces later."""
+    """Return the characters whose tokens were reported.
+
+    Tokens have `size` characters; parts arrive `late` pieces later.
+    """
     text = THOUGHT + TEXT + CALL
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     begin, told = len(THOUGHT), ContentTokens()

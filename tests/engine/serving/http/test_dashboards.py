@@ -1,4 +1,4 @@
-"""The series that vLLM's published Grafana dashboards query are there, with the labels that they select by.
+"""Tests that the series in vLLM's published Grafana dashboards exist, with the labels that the queries select by.
 
 The queries are those of vLLM's repository, examples/observability: prometheus_grafana/grafana.json and
 dashboards/grafana/{performance,query}_statistics.json; each once, without quantile and range.
@@ -66,7 +66,7 @@ OTHERS = {
 
 
 def read_labels(server: EngineServer) -> dict[str, set[str]]:
-    """The labels of each series that has a sample, after a request."""
+    """Return the labels of each series that has a sample after a request."""
     assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 3}).status_code == 200
     families = text_string_to_metric_families(server.get("/metrics").text)
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}

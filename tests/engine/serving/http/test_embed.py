@@ -1,4 +1,4 @@
-"""/embed in the shape of text-embeddings-inference, and instructions that begin a text, on a real server."""
+"""Tests /embed in text-embeddings-inference's format, and instructions before texts, on a real server."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ TEXTS = ["the fox", "a long day"]
 
 
 class Served:
-    """A model whose instructions are in its files; `expect` is what transformers computes."""
+    """A served model with instructions in its files. `expect` returns transformers' vectors."""
 
     def __init__(self, folder: Path) -> None:
         directory = folder / "tiny"

@@ -1,4 +1,4 @@
-"""/v1/embeddings on real servers, through the openai client where it can say it."""
+"""Tests /v1/embeddings on real servers, with OpenAI's client if it supports the request."""
 
 import base64
 import json
@@ -35,7 +35,7 @@ WAITING: dict[str, Any] = {
 
 
 class Served:
-    """A server of a tiny model that embeds, and what transformers says."""
+    """A server with a tiny model that embeds, and transformers' vectors."""
 
     def __init__(self, kind: str, folder: Path, **fields: object) -> None:
         self.kind, self.directory = kind, folder / "tiny"
@@ -54,7 +54,7 @@ class Served:
 
 @pytest.fixture(scope="module", params=["bert", "qwen3"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Dynamic batches of four, with a short window."""
+    """A server with dynamic batches of four and a short window."""
     folder = tmp_path_factory.mktemp(request.param)
     one = Served(request.param, folder, batching_mode="dynamic", max_num_seqs=4, batching_window_seconds=0.05)
     with one.server as server:
@@ -122,7 +122,7 @@ DTYPES = {
 @pytest.mark.parametrize("endianness", ["native", "little", "big"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bytes_have_the_type_and_order_that_is_asked_for(served: Served, dtype: str, endianness: str) -> None:
-    """As vLLM's binary2tensor reads them."""
+    """The format is what vLLM's binary2tensor reads."""
     body = {"input": ["the fox", "x"], "embed_dtype": dtype, "endianness": endianness}
     floats = served.server.post("/v1/embeddings", body).json()["data"]
     expected = [torch.tensor(one["embedding"]).to(DTYPES[dtype]).float() for one in floats]
@@ -187,7 +187,7 @@ def test_a_text_is_read_without_special_tokens_if_that_is_asked_for(served: Serv
 
 
 def test_the_tokens_around_a_text_are_told_as_special(served: Served) -> None:
-    """As text-embeddings-inference tells them."""
+    """The format is text-embeddings-inference's."""
     (tokens,) = served.server.post("/tokenize", {"inputs": "the fox"}).json()
     assert [token["id"] for token in tokens] == served.token_ids("the fox")
     end = {"id": served.token_ids("")[-1], "text": "<|end|>", "special": True, "start": None, "stop": None}
@@ -218,7 +218,7 @@ def test_a_vector_has_its_own_length_if_that_is_asked_for(served: Served) -> Non
 
 
 def test_pairs_are_scored_by_the_cosines_of_their_vectors(served: Served) -> None:
-    """As vLLM scores them, and sentence-transformers' similarity."""
+    """vLLM and sentence-transformers' similarity give the same scores."""
     documents = TEXTS[1:4]
     query, *others = (served.expect(served.token_ids(text)) for text in ["the fox", *documents])
     cosines = [float(torch.nn.functional.cosine_similarity(query, other, dim=0)) for other in others]
@@ -281,7 +281,7 @@ def test_inputs_of_one_request_share_a_batch(served: Served) -> None:
 
 
 def test_a_list_longer_than_the_engine_s_queue_is_answered_in_order_while_others_are_served(served: Served) -> None:
-    """Two lists of 300, on an engine of four rows and 256 places, and single texts beside them."""
+    """Two lists of 300 texts and single texts are sent to an engine with four rows and a queue of 256."""
     words = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog"]
     lists = [[f"{words[n % 8]} {words[n // 8 % 8]} {words[n // 64 + shift]}" for n in range(300)] for shift in (0, 3)]
     with ThreadPoolExecutor(3) as clients:

@@ -1,4 +1,4 @@
-"""Server-sent events, byte by byte."""
+"""Tests the bytes of server-sent events."""
 
 import json
 

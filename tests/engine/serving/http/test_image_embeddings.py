@@ -1,4 +1,4 @@
-"""Images and texts to /v1/embeddings on a real server, with the vectors of transformers."""
+"""Tests images and texts at /v1/embeddings on a real server against transformers' vectors."""
 
 import base64
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ TEXTS = ["the fox", "naïve café", "the lazy dog"]
 
 
 class Served:
-    """A server of a tiny model, and transformers' vectors."""
+    """A server with a tiny model, and transformers' vectors."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.directory = folder / "tiny"

@@ -70,7 +70,7 @@ async def test_time_ends() -> None:
 
 
 async def test_whose_time_is_over_may_be_asked_to_give_way() -> None:
-    """It has held most for longest, but its task needs some turns to leave."""
+    """It has held the most memory for the longest time, but its task needs some turns to end."""
     memory = Memory(2 * MIB)
 
     async def overdue() -> None:

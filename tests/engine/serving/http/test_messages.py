@@ -1,4 +1,4 @@
-"""/v1/messages on a real server with a random model, by Anthropic's own client; what it says is what chat says."""
+"""Tests /v1/messages on a real server with a random model and Anthropic's client. The answers are those of chat."""
 
 import json
 import time
@@ -50,7 +50,7 @@ def ask(client: Anthropic, **fields: Any) -> Any:
 
 
 def ask_streamed(client: Anthropic, **fields: Any) -> tuple[Message, list[str]]:
-    """The message that the client puts together, and the kinds of its events."""
+    """Return the message that the client builds from the stream, and the kinds of the events."""
     with client.messages.stream(**fields_of(**fields)) as stream:
         kinds = [event.type for event in stream]
         return stream.get_final_message(), kinds
@@ -185,7 +185,7 @@ def test_a_call_that_is_demanded_is_valid_streamed_or_not(client: Anthropic, cho
 
 
 def test_text_and_calls_keep_their_order(client: Anthropic) -> None:
-    """A grammar stands in for a model that knows how to call."""
+    """A grammar replaces a model that can call tools."""
     body = {"guided_regex": CALL.replace("{", "[{]").replace("}", "[}]")}
     message = ask(client, tools=TOOLS, max_tokens=400, **body)
     streamed, _ = ask_streamed(client, tools=TOOLS, max_tokens=400, **body)

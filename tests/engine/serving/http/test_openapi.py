@@ -1,4 +1,4 @@
-"""The document at /openapi.json says of requests what the workers say, and of answers what a real engine answers."""
+"""Tests that the document at /openapi.json agrees with the workers about requests and with a real engine's answers."""
 
 import json
 from collections.abc import Iterator
@@ -132,7 +132,7 @@ def accepts(model: type[BaseModel], body: object) -> bool:
 
 
 def make_bodies(model: type[BaseModel], base: dict[str, Any], place: Place | None) -> Iterator[dict[str, Any]]:
-    """Every field with every kind of value, and what depends on another field."""
+    """Yield bodies with each field and each kind of value, and with fields that depend on each other."""
     for name in (*model.model_fields, *(ROWS[place] if place else ()), "more"):
         for value in VALUES:
             yield base | {name: value}
@@ -158,7 +158,7 @@ def test_a_body_fits_the_document_exactly_if_a_worker_takes_it(
 
 
 def is_beyond_json_schema(body: dict[str, Any]) -> bool:
-    """Two limits of one thing, which must agree: told in words."""
+    """Return whether a body may break a rule that JSON Schema cannot express: the answer's two limits must agree."""
     return "max_tokens" in body and "max_completion_tokens" in body
 
 

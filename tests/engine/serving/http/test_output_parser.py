@@ -1,4 +1,4 @@
-"""A parser that divides an answer into fields: the same fields for any chunks, streamed or not.
+"""Tests a parser that divides an answer into fields. The fields do not depend on the chunks or on streaming.
 
 The parser is the tests' own. Those of the engine are tested in `tests/engine/text/parsing`.
 """
@@ -34,7 +34,7 @@ MAX_TOKENS = 200
 
 
 class Think:
-    """Text between OPEN and CLOSE is reasoning, all other is content."""
+    """A parser: text between OPEN and CLOSE is reasoning, and other text is content."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -62,7 +62,7 @@ class Think:
 
 
 def split(text: str) -> dict[str, str]:
-    """What the fields of the whole text are."""
+    """Return the fields of the whole text."""
     fields = {"content": "", "reasoning": ""}
     rest, thinks = text, False
     while rest:
@@ -100,12 +100,12 @@ def test_plain_text_is_content_at_once(texts: list[str], cuts: list[int]) -> Non
 
 @pytest.fixture
 def thinking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it takes to serve the parser: the format's choice of it."""
+    """Lets the server use the parser, by replacing the choice of a format."""
     monkeypatch.setattr(ChatFormat, "build_parser", lambda _: Think())
 
 
 def outputs_of(tokens: list[int], cuts: list[int], *, has_logprobs: bool, has_end: bool) -> Iterator[RequestOutput]:
-    """As the engine would send them. A log probability is minus the place of its token."""
+    """Yield outputs as the engine sends them. A token's log probability is minus its position."""
     pieces, places = chunks(tokens, cuts), count()
     if has_end:
         pieces[-1] = [*pieces[-1], 0]
@@ -121,7 +121,7 @@ def outputs_of(tokens: list[int], cuts: list[int], *, has_logprobs: bool, has_en
 async def serve(
     tokenizer: Tokenizer, outputs: Iterator[RequestOutput], *, stream: bool, stop: tuple[str, ...], logprobs: bool
 ) -> bytes:
-    """The body of the answer that GeneratedResponse makes of them."""
+    """Return the body of the response that GeneratedResponse makes from the outputs."""
     request = PreparedChoice(
         request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=MAX_TOKENS, min_tokens=0
     )
@@ -154,7 +154,7 @@ async def serve(
 
 
 def read(body: bytes, *, stream: bool) -> tuple[dict[str, str], list[Any], str]:
-    """Fields, tokens with log probabilities, and the finish reason."""
+    """Return the fields, the tokens with log probabilities, and the finish reason."""
     if stream:
         events = [json.loads(line.removeprefix("data: ")) for line in body.decode().split("\n\n")[:-2]]
     else:
@@ -174,7 +174,7 @@ def read(body: bytes, *, stream: bool) -> tuple[dict[str, str], list[Any], str]:
 def test_fields_stop_strings_and_log_probabilities_agree_for_any_outputs(
     chat_model: Path, stream: bool, has_logprobs: bool
 ) -> None:
-    """A stop string ends the text before the parser sees it, wherever in the answer it is."""
+    """A stop string is removed before the parser sees the text, wherever it is in the answer."""
     tokenizer = Tokenizer(chat_model)
 
     @given(TEXTS, CUTS, st.sampled_from(((), ("END",))), st.booleans())
@@ -197,7 +197,7 @@ def test_fields_stop_strings_and_log_probabilities_agree_for_any_outputs(
 
 @pytest.mark.usefixtures("thinking")
 def test_a_stream_sends_each_part_as_soon_as_it_is_certain(chat_model: Path) -> None:
-    """An output of nothing but a mark's beginning gives no event."""
+    """An output that is only the beginning of a mark causes no event."""
     tokenizer = Tokenizer(chat_model)
     texts = ["a", "<th", "ink>", "b", "</", "x"]
     ids = [tokenizer.encode(text, MAX_TOKENS) for text in texts]

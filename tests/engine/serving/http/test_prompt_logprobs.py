@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's tokens, and prompts that are shown: the same numbers as transformers'."""
+"""Tests log probabilities of prompts' tokens, and echoed prompts, against transformers' numbers."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ PROMPT = [5, 77, 80, 200, 300, 12, 12, 13, 150, 151, 99, 64, 250, 31, 7, 40, 41,
 
 @pytest.fixture(scope="module")
 def expected(chat_model: Path) -> list[list[float]]:
-    """Of each place of the prompt but the first: the log probabilities of all tokens."""
+    """Return the log probabilities of all tokens for each position of the prompt except the first one."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -25,7 +25,7 @@ def expected(chat_model: Path) -> list[list[float]]:
 
 
 def check(found: list[Any], expected: list[list[float]], num_top: int) -> None:
-    """vLLM's shape."""
+    """Check log probabilities in vLLM's format."""
     assert found[0] is None
     for token_id, told, values in zip(PROMPT[1:], found[1:], expected, strict=True):
         best = sorted(range(len(values)), key=values.__getitem__, reverse=True)
@@ -71,7 +71,7 @@ def test_a_chat_has_them_once(server: EngineServer) -> None:
 def test_a_prompt_that_is_shown_comes_before_the_answer(
     server: EngineServer, expected: list[list[float]], stream: bool
 ) -> None:
-    """As lm-eval reads it: one list, of which the first entry is null."""
+    """lm-eval reads this format: one list whose first entry is null."""
     body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     plain = read(server.post("/v1/completions", body | {"stream": stream}), stream=stream)
     shown = read(server.post("/v1/completions", body | {"echo": True, "stream": stream}), stream=stream)
@@ -91,7 +91,7 @@ def test_a_prompt_that_is_shown_comes_before_the_answer(
 
 
 def read(response: httpx.Response, *, stream: bool) -> Any:
-    """The one choice, its parts joined."""
+    """Return the only choice, with its parts joined."""
     if not stream:
         return response.json()["choices"][0]
     parts = [json.loads(line[6:])["choices"][0] for line in response.text.split("\n\n") if line.startswith("data: {")]

@@ -1,4 +1,7 @@
-"""Thinking before the answer, on a real server with a random model, to which the end of its thinking is made likely."""
+"""Tests thinking before the answer, on a real server with a random model.
+
+The mark that ends thinking is made likely.
+"""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +33,7 @@ class Thinker(EngineServer):
     begin = end = 0
 
     def ask(self, **fields: Any) -> Any:
-        """Its thinking has thirty tokens or so: the model is random."""
+        """Send a request. The thinking has about thirty tokens, because the model is random."""
         bias = {"logit_bias": {str(self.end): 4}}
         body = {"messages": MESSAGES, "max_tokens": 900, "temperature": 1, **bias, **fields}
         response = self.post("/v1/chat/completions", body)
@@ -111,7 +114,7 @@ def test_a_budget_of_a_model_that_does_not_think_is_refused(server: EngineServer
 
 
 def test_a_model_may_think_or_not_before_a_grammar(thinker: Thinker) -> None:
-    """The prompt says nothing: only the answer's first token may begin to think."""
+    """The prompt does not decide it, so only the answer's first token may begin the thinking."""
     seen = set()
     for begin, end in ((100, 100), (-100, 0)):
         for seed in range(6):

@@ -1,4 +1,4 @@
-"""/v1/rerank, /v2/rerank, /rerank, /v1/score and /score on a real server, with scores as transformers has them."""
+"""Tests /v1/rerank, /v2/rerank, /rerank, /v1/score and /score on a real server against transformers' scores."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 class Served:
-    """A server of a tiny cross-encoder, and what transformers says."""
+    """A server with a tiny cross-encoder, and transformers' scores."""
 
     def __init__(self, kind: str, folder: Path, **fields: object) -> None:
         self.model = write_served_classifier(kind, folder / "tiny")
@@ -52,7 +52,7 @@ class Served:
 
 @pytest.fixture(scope="module", params=["bert", pytest.param("qwen3", marks=pytest.mark.slow)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Dynamic batches of four, with a short window."""
+    """A server with dynamic batches of four and a short window."""
     folder = tmp_path_factory.mktemp(request.param)
     one = Served(request.param, folder, batching_mode="dynamic", max_num_seqs=4, batching_window_seconds=0.05)
     with one.server as server:

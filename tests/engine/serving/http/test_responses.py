@@ -1,4 +1,4 @@
-"""/v1/responses on a real server with a random model, by OpenAI's own client; what it says is what chat says."""
+"""Tests /v1/responses on a real server with a random model and OpenAI's client. The answers are those of chat."""
 
 import json
 import time
@@ -65,7 +65,7 @@ def ask(client: OpenAI, **fields: Any) -> Any:
 
 
 def ask_streamed(client: OpenAI, **fields: Any) -> tuple[Response, list[Any]]:
-    """The response that the client puts together, and the events as they came."""
+    """Return the response that the client builds from the stream, and the events."""
     events = list(ask(client, stream=True, **fields))
     with client.responses.stream(**fields_of(**fields)) as stream:
         return stream.until_done().get_final_response(), events
@@ -164,7 +164,7 @@ def test_the_events_are_openais_in_their_order(agent: AgentServer) -> None:
 
 
 def untimed(response: Any) -> Any:
-    """Without what differs from one answer to the next."""
+    """Return the response without fields that differ between answers."""
     told = response.to_dict()
     told.pop("parsed", None)
     items = [{name: value for name, value in item.items() if name not in ("id", "call_id", "parsed_arguments")}
@@ -210,7 +210,7 @@ def test_calls_are_valid_and_their_results_come_back(client: OpenAI) -> None:
 
 
 def test_text_and_calls_keep_their_order(client: OpenAI) -> None:
-    """A grammar stands in for a model that knows how to call."""
+    """A grammar replaces a model that can call tools."""
     response = ask(client, tools=TOOLS, guided_regex=CALL, max_output_tokens=400)
     text, call, after = response.output
     assert (text.content[0].text, call.name, call.arguments, after.content[0].text) == ("Look:", "now", "{}", "done")
@@ -271,7 +271,7 @@ def test_text_has_the_log_probabilities_of_chat(agent: AgentServer, client: Open
 
 
 def test_thinking_and_calls_have_no_log_probabilities(agent: AgentServer, client: OpenAI) -> None:
-    """Those of a text behind thinking are the tokens of that text alone."""
+    """The log probabilities of a text after thinking are only for the tokens of that text."""
     never = {"logit_bias": {str(agent.end): -100}, "ignore_eos": True, "seed": 3}
     thinks = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 7}
     for response in (

@@ -1,4 +1,4 @@
-"""How tokens are chosen and what is told of them, on a real server: what a client sends, and what comes back."""
+"""Tests, on a real server, how tokens are chosen and which details about them the response has."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ LIMITED: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "temperature": 
 
 
 def ask(server: EngineServer, path: str = "completions", **fields: Any) -> Any:
-    """The answer's choice, beside which `prompt_token_ids` of a chat."""
+    """Return the answer's choice. For a chat it also has the response's `prompt_token_ids`."""
     question = {"prompt": PROMPT} if path == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
     response = server.post(f"/v1/{path}", {**question, **LIMITED, **fields})
     assert response.status_code == 200, response.text
@@ -49,7 +49,7 @@ def test_biases_allowed_tokens_and_bad_words_limit_what_is_chosen(server: Engine
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 def test_penalties_keep_a_greedy_answer_from_repeating_itself(server: EngineServer, path: str) -> None:
-    """Also while steps are computed with others that have no penalty, or one of another kind."""
+    """This holds too if steps also have requests without a penalty or with a different one."""
     loop = {"temperature": 0, "allowed_token_ids": list(range(60, 70)), "max_tokens": 10}
     assert len(set(ids_of(server, path, **loop, logit_bias={"61": 20}))) == 1
     for penalty in ({"presence_penalty": 2}, {"frequency_penalty": 2}):

@@ -1,4 +1,4 @@
-"""Probes, metrics, models and what surrounds every answer, on a real server."""
+"""Tests probes, metrics, models and the headers of all answers on a real server."""
 
 import re
 import socket
@@ -13,7 +13,7 @@ from conveyor_engine import __version__
 
 
 def samples(server: EngineServer) -> dict[str, float]:
-    """Each sample without labels of its own but the model's name."""
+    """Return each sample that has only the label of the model's name."""
     families = text_string_to_metric_families(server.get("/metrics").text)
     return {s.name: s.value for f in families for s in f.samples if set(s.labels) == {"model_name"}}
 

@@ -1,4 +1,4 @@
-"""Answers that follow a form, on a real server with a random model: only the grammar makes them right."""
+"""Tests answers that must follow a form, on a real server with a random model. Only the grammar makes them valid."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What /tokenize and /detokenize say is what transformers' tokenizer says."""
+"""Tests /tokenize and /detokenize against transformers' tokenizer."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def test_a_conversation_has_the_tokens_of_its_prompt(server: EngineServer) -> No
 
 
 def test_texts_have_the_tokens_of_text_embeddings_inference(server: EngineServer, theirs: Any) -> None:
-    """Each with the bytes of the text that it stands for; test_embeddings.py has special ones."""
+    """Each token has the positions of its bytes in the text. test_embeddings.py tests special tokens."""
     texts = ["Hello<|end|> world", "naïve 🙂 café"]
     answer = post(server, "/tokenize", inputs=texts)
     for text, tokens in zip(texts, answer, strict=True):

@@ -1,4 +1,7 @@
-"""Calls of tools, on a real server with a random model: only the grammar makes it call, and only the parser tells."""
+"""Tests tool calls on a real server with a random model.
+
+Only the grammar makes it call; only the parser finds the calls.
+"""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +40,7 @@ TOOLS_TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """A model whose template says how it calls."""
+    """A server with a model whose template shows its format of calls."""
     folder = tmp_path_factory.mktemp("hermes")
     model = write_chat_model(folder / "tiny")
     (model / "chat_template.jinja").write_text(TOOLS_TEMPLATE)
@@ -47,7 +50,7 @@ def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 
 @pytest.fixture(params=["server", "hermes"])
 def either(request: pytest.FixtureRequest) -> EngineServer:
-    """A model without a known format, and one of Hermes's."""
+    """Servers with a model without a known format, and with one that uses Hermes's."""
     server: EngineServer = request.getfixturevalue(request.param)
     return server
 
@@ -60,7 +63,7 @@ def ask(server: EngineServer, **fields: Any) -> ChatCompletion:
 
 
 def check_calls(answer: ChatCompletion) -> int:
-    """Each call is valid; returns how many."""
+    """Check that each call is valid. Returns their number."""
     choice = answer.choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
@@ -153,7 +156,7 @@ def test_a_model_that_is_free_to_call_answers_with_text_too(hermes: EngineServer
 
 
 def test_what_a_free_model_writes_as_a_call_is_one(hermes: EngineServer) -> None:
-    """A grammar stands in for a model that knows how to call; it is no tool's."""
+    """A grammar, which is not that of a tool, replaces a model that can call tools."""
     text = 'Look: <tool_call>\\n{"name": "now", "arguments": {}}\\n</tool_call>\\n'
     for number in (1, 2):
         answer = ask(hermes, guided_regex=f"(?:{text.replace('{', '[{]').replace('}', '[}]')}){{{number}}}")

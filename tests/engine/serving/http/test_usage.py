@@ -1,4 +1,4 @@
-"""What a gateway learns of the tokens that a request has used, on a real server."""
+"""Tests what a gateway learns about the tokens that a request has used, on a real server."""
 
 import json
 from typing import Any
