@@ -18,7 +18,7 @@ class Turns:
     """
 
     def __init__(self, *, by_length: bool, share_levels: Iterable[int] = ()) -> None:
-        """share_levels: requests of one of these levels or a worse one may be passed over by requests with fewer limits."""
+        """share_levels: requests of such a level, or a worse one, may be passed over by requests with fewer limits."""
         self._by_length = by_length
         self._share_levels = list(share_levels)
         self._events = count()
