@@ -1,4 +1,4 @@
-"""What the gateway costs: added latency at a fixed rate, 500 streams at once, and the most short requests per second.
+"""Measures the gateway: added latency at a fixed rate, 500 streams at once, and maximum of short requests per second.
 
 One real gateway process, pinned to one core, follows a real API server (the control plane of the tests). An engine
 that answers at once, and the load, share another core. Every measurement is made twice in the same run, alternating:
@@ -34,7 +34,7 @@ PROMPT = json.dumps({"model": "qwen", "prompt": "x" * 400, "max_tokens": 16}).en
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much of what is measured."""
+    """The sizes of the measurements."""
 
     requests_per_second: int
     seconds: float
@@ -48,7 +48,7 @@ class Load:
 
 
 async def ask(session: aiohttp.ClientSession, url: str) -> float:
-    """Seconds until the whole answer was there; raises if it is not the right one."""
+    """Return the seconds until the whole answer has arrived. Raises if it is not the right one."""
     began = time.perf_counter()
     async with session.post(url, data=PROMPT) as answer:
         body = await answer.read()
@@ -58,7 +58,7 @@ async def ask(session: aiohttp.ClientSession, url: str) -> float:
 
 
 async def measure_latency(session: aiohttp.ClientSession, urls: dict[str, str], load: Load) -> dict[str, list[float]]:
-    """Open loop: each way gets `requests_per_second`, in turn, whatever the answers do."""
+    """Measure in an open loop: each way gets `requests_per_second`, alternating, independent of the answers."""
     loop = asyncio.get_running_loop()
     tasks: dict[str, list[asyncio.Task[float]]] = {name: [] for name in urls}
     begin = loop.time()
@@ -71,7 +71,7 @@ async def measure_latency(session: aiohttp.ClientSession, urls: dict[str, str], 
 
 
 async def measure_streams(session: aiohttp.ClientSession, url: str, load: Load) -> dict[str, float]:
-    """All streams at once; one is lost unless every byte of it arrives."""
+    """Measure all streams at once. A stream is lost unless all its bytes arrive."""
     expected = b"".join(event(number) for number in range(load.events))
     body = json.dumps({"events": load.events, "rate": load.events_per_second}).encode()
     first_seconds: list[float] = []
@@ -97,7 +97,7 @@ async def measure_streams(session: aiohttp.ClientSession, url: str, load: Load) 
 
 
 async def measure_throughput(session: aiohttp.ClientSession, url: str, load: Load) -> float:
-    """Closed loop: short requests per second with `concurrency` of them at a time."""
+    """Measure in a closed loop: short requests per second, with `concurrency` requests at a time."""
     end = time.perf_counter() + load.seconds / 4
     done = 0
 
@@ -153,14 +153,14 @@ async def measure(urls: dict[str, str], load: Load, cpu_seconds: Callable[[], Aw
 
 
 def pin(pid: int, core: int) -> None:
-    """All threads of `pid` on one core; with a single core there is nothing to choose."""
+    """Pin all threads of `pid` to one core. Does nothing if there is only one core."""
     cores = sorted(os.sched_getaffinity(0))
     for thread in os.listdir(f"/proc/{pid}/task"):
         os.sched_setaffinity(int(thread), {cores[core % len(cores)]})
 
 
 def prepare(control_plane: ControlPlane, address: str, port: int) -> None:
-    """The service `default/qwen` with one engine."""
+    """Create the service `default/qwen` with one engine."""
     api = Api(control_plane.kubeconfig)
     install_definitions(api)
     cluster = Cluster(api, "default")

@@ -1,4 +1,4 @@
-"""An engine that answers at once: the process beside the load, `python -m conveyor_bench.gateway.engine ADDRESS`."""
+"""A fake engine that answers immediately, in its own process: `python -m conveyor_bench.gateway.engine ADDRESS`."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ def event(number: int) -> bytes:
 
 
 async def run_engine(address: str) -> None:
-    """Answers POST at once; to a body with `events` and `rate` it streams so many events, as many per second.
+    """Answer POST immediately. For a body with `events` and `rate`, stream this many events at this rate per second.
 
     Prints its port; ends with its stdin.
     """

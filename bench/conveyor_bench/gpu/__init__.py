@@ -1,1 +1,1 @@
-"""What is to be measured on a GPU, in stages of a few minutes."""
+"""Measures everything that needs a GPU, in stages of a few minutes."""

@@ -1,4 +1,4 @@
-"""What a stage's figures were measured on: device, driver, versions, commit. Called by `stage`."""
+"""Describes what a stage's figures were measured on: device, driver, versions and commit. Called by `stage`."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ _NVIDIA_SMI = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheade
 
 
 def describe(commit: str | None) -> dict[str, str]:
-    """commit: what is told in place of git's answer, where the copy of the repository has none."""
+    """Return the description. commit: used instead of git's answer, if the copy of the repository has no git folder."""
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "commit": commit or _said_by(["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]),
@@ -36,7 +36,7 @@ def _describe_device() -> str:
 
 
 def _said_by(command: list[str]) -> str:
-    """The first line of what the command prints; "unknown" if it fails."""
+    """Return the first line that the command prints; "unknown" if it fails."""
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

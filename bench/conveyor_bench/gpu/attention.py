@@ -1,4 +1,4 @@
-"""Paged attention over random caches: what the stage `kernels` times, and torch's own attention on the same numbers."""
+"""Paged attention over random caches, for the stage `kernels`, and torch's own attention on the same numbers."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,9 @@ _COPIES_MAX = 64
 
 
 class Attention:
-    """Rows of one context, each of which computes its last `num_queries` tokens: one for a decode, all for a prompt.
+    """Rows with the same context length.
+
+    Each computes its last `num_queries` tokens: one for a decode, all for a prompt.
 
     There are several copies of the caches, as layers, so that no row finds its keys in the GPU's cache. The blocks of a
     row are scattered for our kernel; torch reads the same memory as if they were not.
@@ -33,7 +35,7 @@ class Attention:
         context: int,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """kv_dtype: of the caches; default: the stage's."""
+        """kv_dtype: the type of the caches; default: the stage's type."""
         self._device, dtype = torch.device(sizes.device), getattr(torch, sizes.dtype)
         self._num_rows, self._num_queries, self._context = num_rows, num_queries, context
         self._shape = LayerShape(sizes.kv_heads * group, sizes.kv_heads, sizes.head_dim, sizes.head_dim)
@@ -75,7 +77,7 @@ class Attention:
         )
 
     def ours(self) -> list[Work]:
-        """A call of our kernel for each copy."""
+        """Return a call of our kernel for each copy."""
         scaling = self._shape.head_dim**-0.5
         return [self._ours(AttentionSpec(layer, scaling, None, None)) for layer in range(self._copies)]
 
@@ -83,7 +85,7 @@ class Attention:
         return lambda: self._backend.attend(spec, self._query, self._metadata)
 
     def sdpa(self) -> list[Work]:
-        """A call of torch's scaled_dot_product_attention for each copy, in the form that suits it best."""
+        """Return a call of torch's scaled_dot_product_attention for each copy, in its fastest form."""
         return [self._sdpa(*(c.numbers for c in self._backend.caches(layer))) for layer in range(self._copies)]
 
     def _sdpa(self, keys: torch.Tensor, values: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -97,7 +99,7 @@ class Attention:
 
 
 def _fill(cache: SlotCache) -> None:
-    """Random numbers; of 8 bits any but NaN, with scales around 1."""
+    """Fill the caches with random numbers. In 8 bits they are any values except NaN, with scales around 1."""
     if cache.scales is None:
         cache.numbers.normal_()
         return

@@ -18,14 +18,14 @@ _BLOCKS = 5  # of replays; their median counts
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What this device does at most, as measured in the same process."""
+    """The maximum speeds of this device, measured in the same process."""
 
     bytes_per_second: float  # read and written
     flops: float  # of a square product in the stage's number type
 
 
 def seconds_of(calls: Sequence[Work], device: torch.device, at_least: float, *, capture: bool = True) -> float:
-    """Seconds of one call, on average over `calls`; a median over blocks of passes that take `at_least` together.
+    """Return the mean seconds of one of `calls`: a median over blocks of passes that take `at_least` together.
 
     capture: False for work that waits for the device, or that a graph cannot hold; then launches count.
     """
@@ -48,7 +48,10 @@ def _in_turn(calls: Sequence[Work]) -> Work:
 
 
 def _captured(calls: Sequence[Work]) -> Work:
-    """The calls as one graph. They run before on another stream, as capturing needs: that compiles kernels too."""
+    """Capture the calls as one graph.
+
+    They first run on another stream, which capturing needs and which compiles kernels.
+    """
     run, graph = _in_turn(calls), torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -77,7 +80,7 @@ def _elapsed(run: Work, passes: int, device: torch.device) -> float:
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype, copied_bytes: int, width: int) -> Ceilings:
-    """The fastest way over so many bytes, and a product of random matrices (width, width): zeros multiply faster.
+    """Measure the fastest pass over this many bytes, and a product of matrices (width, width). Zeros would be faster.
 
     A graph's copies are the driver's, which may be slower than a kernel; attention and products read, and write little.
     """

@@ -1,4 +1,4 @@
-"""The stage `tests`: pytest over the tests marked `gpu`. What fails is told as it does.
+"""The stage `tests` runs pytest with the tests marked `gpu`. Each failure is reported immediately.
 
 The repository's own configuration names plugins of pytest that are not everywhere, so pytest gets one that names none.
 """
@@ -30,7 +30,7 @@ _WORKERS_MAX = 8
 
 
 class _Collector:
-    """A plugin of pytest that tells what fails as it does, and counts the rest."""
+    """A plugin of pytest that reports each failure immediately and counts the other tests."""
 
     def __init__(self, results: Results) -> None:
         self.counts: Counter[str] = Counter()
@@ -53,7 +53,7 @@ class _Collector:
 
 
 def run(results: Results, sizes: Sizes) -> None:
-    """The stage. Raises RuntimeError if a test fails or none runs."""
+    """Run the stage. Raises RuntimeError if a test fails or none runs."""
     if sizes.device == "cpu":
         os.environ[REHEARSES] = "1"
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -74,7 +74,7 @@ def _arguments(names: str | None) -> Sequence[str]:
 
 
 def _workers() -> Sequence[str]:
-    """Several at once where pytest-xdist is: most of the time goes into compiling kernels."""
+    """Return flags for several workers if pytest-xdist is installed. Most of the time is spent on compiling kernels."""
     if importlib.util.find_spec("xdist") is None or importlib.util.find_spec("execnet") is None:
         return []
     number = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))

@@ -1,4 +1,4 @@
-"""The stage `kernels`: each kernel's time, and its share of what the device can do.
+"""The stage `kernels` measures each kernel's time, and its share of the device's maximum speed.
 
 Attention is bound by reading keys and values in decodes, and by its products in prompts; everything else by memory. A
 figure that cannot be had (memory, a kernel that fails) is a row that says why. Off a GPU, Triton's interpreter runs
@@ -63,7 +63,7 @@ class KernelStage:
             self._results.row(table, **what, error=f"{type(error).__name__}: {str(error)[:300]}")
 
     def _sdpa(self, attention: Attention, ours: float) -> dict[str, object]:
-        """torch's beside `ours`, in seconds."""
+        """Return the seconds of torch's attention, for comparison with `ours`."""
         try:
             theirs = self._seconds(attention.sdpa())
         except RuntimeError as error:  # memory, or no kernel of torch's takes it
@@ -84,7 +84,7 @@ class KernelStage:
     def _decode(
         self, ceilings: Ceilings, group: int, rows: int, context: int, kv_dtype: torch.dtype | None = None
     ) -> None:
-        """kv_dtype: of a cache in 8 bits, whose bytes are those with its scales; torch has no attention over it."""
+        """kv_dtype: the type of a cache in 8 bits. Its bytes include the scales, and torch has no attention for it."""
 
         def measure() -> dict[str, object]:
             attention = Attention(self._sizes, group, rows, 1, context, kv_dtype)
@@ -120,7 +120,7 @@ class KernelStage:
     def _by_memory(
         self, ceilings: Ceilings, kernel: str, tokens: int, prepare: Callable[[int], tuple[Work, int]]
     ) -> None:
-        """prepare: (a call on data of its own, bytes that it reads and writes)."""
+        """prepare: returns a call with its own data, and the bytes that it reads and writes."""
 
         def measure() -> dict[str, object]:
             call, moved = prepare(tokens)

@@ -1,4 +1,4 @@
-"""Engines on models of random weights, made on the device itself: no hub, no disk, no file of weights.
+"""Makes engines with models of random weights, which are made on the device, without a hub or files of weights.
 
 `python -m conveyor_bench.gpu.models --fd N` is the engine process of one, for the stage `http`.
 """
@@ -29,7 +29,7 @@ def make_model(
     device: torch.device,
     attention: str = interface.IMPLEMENTATION,
 ) -> PreTrainedModel:
-    """In place of `load_model`: the configuration's model with random weights (seed 0)."""
+    """Make the configuration's model with random weights (seed 0). Replaces `load_model`."""
     interface.register()
     torch.manual_seed(0)
     with torch.device(device):
@@ -38,20 +38,23 @@ def make_model(
 
 
 def write_config(folder: Path, shape: str) -> Path:
-    """A model directory without weights, for an engine whose model `make_model` makes."""
+    """Write a model directory without weights, for an engine whose model `make_model` makes."""
     model_config(shape).save_pretrained(folder)
     return folder
 
 
 def open_core(config: EngineConfig, say: Callable[[str], None]) -> EngineCore:
-    """As the engine process opens one: on a GPU, steps run ahead, and graphs replay decodes; a rehearsal pretends."""
+    """Open a core as the engine process does.
+
+    On a GPU, steps overlap and graphs replay decodes; a rehearsal imitates this.
+    """
     rehearsed = run_again if config.device == "cpu" and not config.enforce_eager else None
     runner = GenerateRunner(config, open_placement(config), say, make_model, capture=rehearsed)
     return EngineCore(config, runner, say, overlap=runner.facts.device != "cpu")
 
 
 def timed_core(config: EngineConfig) -> tuple[EngineCore, float, list[str]]:
-    """The core, the seconds that it took to be ready, and what it said of its parts."""
+    """Open a core. Returns it, the seconds until it was ready, and the lines that it reported."""
     said: list[str] = []
     started = time.monotonic()
     core = open_core(config, said.append)
@@ -64,7 +67,7 @@ if __name__ == "__main__":
     from conveyor_engine.wire.messages import LoadingLine
 
     def load(config: EngineConfig, channel: Channel) -> EngineCore:
-        """With random weights in place of the directory's."""
+        """Load a model with random weights instead of the directory's."""
         return open_core(config, lambda line: channel.send(LoadingLine(line)))
 
     code = main(load)

@@ -1,4 +1,4 @@
-"""The stage `generate-batch`: transformers' continuous batching on the requests of the stage `nano`, greedily.
+"""The stage `generate-batch` measures transformers' continuous batching with greedy requests like those of `nano`.
 
 It is driven through its manager, so that what it has made when its time is over counts. Nobody stops the manager: it
 would finish all requests first, and the stage's process ends anyway.
@@ -50,7 +50,10 @@ def run(results: Results, sizes: Sizes) -> None:
 
 
 def _configure(device: torch.device, lengths: Lengths) -> ContinuousBatchingConfig:
-    """On a GPU its own choice of memory and step size; on a CPU it cannot always tell how much memory there is."""
+    """Configure it.
+
+    On a GPU it chooses memory and step size itself; on a CPU it does not always find the memory's size.
+    """
     if device.type == "cuda":
         return ContinuousBatchingConfig(max_requests_per_batch=len(lengths))
     return ContinuousBatchingConfig(
@@ -59,7 +62,10 @@ def _configure(device: torch.device, lengths: Lengths) -> ContinuousBatchingConf
 
 
 def _run(manager: Any, requests: Sequence[EngineRequest], lengths: Lengths, bound: float) -> tuple[int, float]:
-    """(tokens made, seconds), of all requests or until the time is over. Raises RuntimeError if one fails."""
+    """Run all requests, or until the time is over.
+
+    Returns (tokens, seconds). Raises RuntimeError if a request fails.
+    """
     started = time.monotonic()
     for request, (_, answer) in zip(requests, lengths, strict=True):
         manager.add_request(request.prompt_token_ids, max_new_tokens=answer)

@@ -1,4 +1,4 @@
-"""The stage `prompts`: how long a first token takes on an idle engine, and what prompts add to steps of decodes."""
+"""The stage `prompts` measures the time to the first token on an idle engine, and how prompts slow down decodes."""
 
 import statistics
 import tempfile
@@ -43,7 +43,10 @@ def run(results: Results, sizes: Sizes) -> None:
 
 
 def _first_token(core: EngineCore, shape: str, tokens: int, ceilings: Ceilings) -> dict[str, object]:
-    """Of one prompt. The limit: its products, or one read of the weights if that takes longer."""
+    """Measure one prompt.
+
+    Its limit is the time of its matrix products, or of one read of the weights if that is longer.
+    """
     assert isinstance(core.executor, GenerateRunner)
     vocab_size = SHAPES[shape]["vocab_size"]
     seconds = [
@@ -56,7 +59,7 @@ def _first_token(core: EngineCore, shape: str, tokens: int, ceilings: Ceilings) 
 
 
 def _beside_decodes(core: EngineCore, shape: str, batch: Batch, prompt: int) -> dict[str, object]:
-    """Milliseconds of a step in which every row decodes, and of one with a prompt beside them."""
+    """Return the milliseconds of a step in which all rows decode, and of one that also computes a prompt."""
     vocab_size = SHAPES[shape]["vocab_size"]
     for request in batch_requests(batch, vocab_size, "row"):
         core.add_request(request)
@@ -74,7 +77,7 @@ def _beside_decodes(core: EngineCore, shape: str, batch: Batch, prompt: int) -> 
 
 
 def _time_steps(core: EngineCore, arriving: Iterator[EngineRequest]) -> float:
-    """Milliseconds of one."""
+    """Return the milliseconds of one step."""
     started = time.monotonic()
     for _ in range(_STEPS):
         if (request := next(arriving, None)) is not None:

@@ -1,4 +1,4 @@
-"""A stage's results in a file of their own: one JSON object a line, written as they come. Plain data.
+"""Writes a stage's results immediately to the stage's file, one JSON object per line. Plain data.
 
 The first line says what they were measured on (`about`), then come rows of tables (`table`, and its columns), and last
 how the stage ended (`end`: done, skipped, failed or timed out; `reason`; `seconds`).
@@ -13,18 +13,18 @@ DONE = "done"
 
 
 class Results:
-    """The file of one stage, in the folder of the suite."""
+    """The file of a stage, in the folder of the suite."""
 
     def __init__(self, folder: Path, stage: str) -> None:
         self.path = folder / f"{stage}.jsonl"
 
     def begin(self, about: Line) -> None:
-        """Forgets what an earlier run wrote."""
+        """Remove the results of an earlier run."""
         self.path.write_text("")
         self._write({"about": about})
 
     def row(self, table: str, **columns: object) -> None:
-        """Also printed, so that whoever watches sees it."""
+        """Write a row, and print it for people who watch the run."""
         self._write({"table": table, **columns})
 
     def end(self, how: str, seconds: float, reason: str | None = None) -> None:
@@ -37,12 +37,12 @@ class Results:
             file.write(text + "\n")
 
     def read(self) -> list[Line]:
-        """All whole lines so far; none if the stage never ran."""
+        """Return all complete lines so far; none if the stage never ran."""
         if not self.path.exists():
             return []
         return [json.loads(line) for line in self.path.read_text().split("\n")[:-1]]
 
     def how(self) -> str:
-        """How the stage ended; "-" if it did not yet."""
+        """Return how the stage ended; "-" if it has not ended."""
         lines = self.read()
         return str(lines[-1].get("end", "-")) if lines else "-"

@@ -1,4 +1,4 @@
-"""How large everything is that the suite measures: on a GPU, and in a rehearsal on a CPU. Plain data."""
+"""The sizes of everything that the suite measures, on a GPU and in a rehearsal on a CPU. Plain data."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of all stages."""
+    """The sizes of all stages."""
 
     device: Device
     dtype: Dtype

@@ -1,6 +1,6 @@
 """`python -m conveyor_bench.gpu.stage NAME --out FOLDER`: the process of one stage. Started by `suite`.
 
-Whatever it holds on the device goes with it. It ends without taking anything apart: threads of a peer may still run.
+The process frees the device's memory by ending. It ends without clean-up, because threads of a peer may still run.
 """
 
 import argparse

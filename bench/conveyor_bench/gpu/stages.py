@@ -1,4 +1,4 @@
-"""The stages of the suite, in the order in which they are worth having. Plain data: nothing here imports torch."""
+"""The stages of the suite, in the order of their importance. Plain data, without torch."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ _SERVER = ("fastapi", "httptools", "prometheus_client", "pydantic", "starlette",
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One process of the suite."""
+    """A stage, which runs in its own process."""
 
     name: str
     what: str

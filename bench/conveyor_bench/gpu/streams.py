@@ -62,7 +62,7 @@ def _measure_alone(results: Results, sizes: Sizes, folder: str) -> None:
 
 
 def _read(server: "subprocess.Popen[str]", said: deque[str]) -> None:
-    """Keeps the server's log from filling its pipe, until that is closed."""
+    """Read the server's log until the pipe is closed, so that the pipe never becomes full."""
     with contextlib.suppress(ValueError):
         said.extend(server.stderr or ())
 

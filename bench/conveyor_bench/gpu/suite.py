@@ -27,7 +27,10 @@ _REQUIRED = ("torch", "triton", "transformers", "msgspec")
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code: 0 if every stage that was to run is done, or skipped for want of a package."""
+    """Run the suite.
+
+    Returns the exit code: 0 if all chosen stages are done, or skipped because a package is missing.
+    """
     arguments = _parse(argv)
     folder: Path = arguments.out
     if arguments.list:
@@ -60,7 +63,7 @@ def _find_missing(modules: Sequence[str]) -> list[str]:
 
 
 def _ensure(stage: Stage, arguments: argparse.Namespace) -> str:
-    """Runs the stage unless it is done. How it ended."""
+    """Run the stage unless it is done. Returns how it ended."""
     results = Results(arguments.out, stage.name)
     if results.how() == DONE and not arguments.again:
         print(f"event=stage_kept name={stage.name}", flush=True)
@@ -76,7 +79,7 @@ def _ensure(stage: Stage, arguments: argparse.Namespace) -> str:
 
 
 def _run(stage: Stage, results: Results, arguments: argparse.Namespace) -> None:
-    """Returns when the stage has ended, by itself or at its limit, or raises KeyboardInterrupt."""
+    """Run the stage until it ends, by itself or at its time limit. Raises KeyboardInterrupt."""
     results.path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "conveyor_bench.gpu.stage", stage.name, "--out", str(arguments.out)]
     command += ["--rehearse"] if arguments.rehearse else []
@@ -96,7 +99,7 @@ def _run(stage: Stage, results: Results, arguments: argparse.Namespace) -> None:
 
 
 def _environment(stage: Stage, rehearse: bool) -> dict[str, str]:
-    """This one, offline, and without what pytest or an engine would take from it."""
+    """Return this process's environment, offline, without variables that would affect pytest or an engine."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "CONVEYOR_ENGINE_"))}
     kept |= _OFFLINE
     if rehearse:
@@ -107,7 +110,7 @@ def _environment(stage: Stage, rehearse: bool) -> dict[str, str]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Whatever the stage has started and left in its session ends too."""
+    """End all processes in the stage's session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""The results of all stages as Markdown, for docs/benchmarks.md. Called by `suite`; pure."""
+"""Writes the results of all stages in Markdown, for docs/benchmarks.md. Called by `suite`. Pure."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from conveyor_bench.gpu.results import Line
 
 
 def write_tables(stages: Mapping[str, list[Line]]) -> str:
-    """One section for each stage that has lines."""
+    """Return a section for each stage that has lines."""
     return "\n".join(_section(stage, lines) for stage, lines in stages.items() if lines)
 
 

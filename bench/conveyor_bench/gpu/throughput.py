@@ -33,7 +33,7 @@ _RUNS = 2  # on one engine: what the first one alone pays for is to be seen
 
 
 def run_nano(results: Results, sizes: Sizes) -> None:
-    """nano-vllm's bench, once for each type of the KV cache. A type that cannot be had is a row that says why."""
+    """Run nano-vllm's benchmark for each type of the KV cache. For a type that is not possible, the row says why."""
     requests = nano_requests(sizes, SHAPES[sizes.small]["vocab_size"])
     for kv_cache_dtype in sizes.kv_cache_dtypes:
         try:
@@ -44,13 +44,13 @@ def run_nano(results: Results, sizes: Sizes) -> None:
 
 
 def run_one(results: Results, sizes: Sizes) -> None:
-    """One request at a time."""
+    """Run one request at a time."""
     for shape in (sizes.small, sizes.large):
         _measure(results, sizes, shape, _rounds(sizes.one, shape))
 
 
 def run_burst(results: Results, sizes: Sizes) -> None:
-    """Many at once, on the large shape."""
+    """Run many requests at once with the large shape."""
     _measure(results, sizes, sizes.large, _rounds(sizes.burst, sizes.large))
 
 
@@ -83,7 +83,7 @@ def _measure(
 
 
 def build_config(model: Path, sizes: Sizes, rounds: Sequence[Lengths]) -> EngineConfig:
-    """An engine of defaults but for a place for each request. Prefixes are not shared: each run computes all of it."""
+    """Return the defaults with a place for each request. Prefixes are not shared, so each run computes everything."""
     return EngineConfig(
         model=str(model),
         device=sizes.device,

@@ -1,4 +1,4 @@
-"""The stage `profile`: steps of decodes under torch's profiler. What ran for how long, and when nothing did.
+"""The stage `profile` records decode steps with torch's profiler: how long each kernel ran, and when nothing ran.
 
 A step ends when its tokens have been copied to the host, which is its only copy in that direction.
 """
@@ -33,7 +33,7 @@ _MARGIN_TOKENS = 100  # which the first rows have while the others' prompts are 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One kernel or copy; microseconds."""
+    """A kernel or a copy. Times are in microseconds."""
 
     name: str
     begin: float
@@ -81,7 +81,7 @@ def run(results: Results, sizes: Sizes) -> None:
 
 
 def _decode(core: EngineCore, rows: int, num_steps: int) -> float:
-    """Seconds of so many steps in which every row decodes; before them, steps until that is so."""
+    """Run steps until all rows decode, and then this many more. Returns the seconds of the latter."""
     while core.stats().step_num_seqs < rows or core.stats().step_num_tokens > rows:
         core.step(time.monotonic())
     started = time.monotonic()
@@ -91,14 +91,14 @@ def _decode(core: EngineCore, rows: int, num_steps: int) -> float:
 
 
 def read_trace(path: Path, categories: set[str]) -> list[Interval]:
-    """What is of these categories in a Chrome trace, in its order of time."""
+    """Return the intervals of these categories in a Chrome trace, in the order of time."""
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("cat") in categories and "dur" in e]
     found = [Interval(str(e["name"]), float(e["ts"]), float(e["ts"]) + float(e["dur"])) for e in events]
     return sorted(found, key=lambda interval: interval.begin)
 
 
 def find_gaps(intervals: Sequence[Interval]) -> list[Gap]:
-    """Between intervals sorted by their begin, of which some may run side by side."""
+    """Return the gaps between intervals, which are sorted by their begin and may overlap."""
     gaps, last = [], intervals[0]
     for interval in intervals[1:]:
         if interval.begin > last.end:
@@ -109,7 +109,7 @@ def find_gaps(intervals: Sequence[Interval]) -> list[Gap]:
 
 
 def summarise(intervals: Sequence[Interval], num_steps: int) -> dict[str, object]:
-    """Of all steps: their length on the device, the share of it in which nothing ran, and that between two steps."""
+    """Return the steps' length on the device, the share in which nothing ran, and the share between two steps."""
     if not intervals:
         raise RuntimeError("the profiler saw nothing run on the device")
     span = max(interval.end for interval in intervals) - intervals[0].begin
@@ -125,7 +125,7 @@ def summarise(intervals: Sequence[Interval], num_steps: int) -> dict[str, object
 
 
 def sum_by_kernel(intervals: Sequence[Interval], num_steps: int) -> list[dict[str, object]]:
-    """The longest first: calls and microseconds in a step, share of all that ran."""
+    """Return calls and microseconds per step and the share of the total time of each kernel, the longest first."""
     spent: dict[str, list[float]] = defaultdict(list)
     for interval in intervals:
         spent[interval.name].append(interval.end - interval.begin)
@@ -143,7 +143,7 @@ def sum_by_kernel(intervals: Sequence[Interval], num_steps: int) -> list[dict[st
 
 
 def sum_by_gap(gaps: Sequence[Gap], num_steps: int) -> list[dict[str, object]]:
-    """By what ran before and after, the longest first: how many in a step, and microseconds."""
+    """Return number and microseconds of gaps per step, by the kernels before and after them, the longest first."""
     lengths: dict[tuple[str, str], list[float]] = defaultdict(list)
     for gap in gaps:
         lengths[gap.before.name[:_NAME_LENGTH], gap.after.name[:_NAME_LENGTH]].append(gap.length)

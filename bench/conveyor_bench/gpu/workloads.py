@@ -1,4 +1,4 @@
-"""Requests of the stages, their run through an EngineCore, and the least time that they could take on this device."""
+"""Makes the stages' requests, runs them through an EngineCore, and computes the least time that they could take."""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Lengths = Sequence[tuple[int, int]]  # tokens of each prompt and of its answer
 
 
 def nano_requests(sizes: Sizes, vocab_size: int) -> list[EngineRequest]:
-    """Those of nano-vllm's bench.py: prompts and answers of random lengths, temperature 0.6, seed 0."""
+    """Return the requests of nano-vllm's bench.py: prompts and answers of random lengths, temperature 0.6, seed 0."""
     random, (shortest, longest) = Random(0), sizes.nano_tokens
     largest = min(_NANO_VOCABULARY, vocab_size - 1)
     prompts = [
@@ -33,7 +33,7 @@ def nano_requests(sizes: Sizes, vocab_size: int) -> list[EngineRequest]:
 
 
 def batch_requests(batch: Batch, vocab_size: int, name: str = "") -> list[EngineRequest]:
-    """Greedy, of one size. Other names have other prompts."""
+    """Return greedy requests of one size. Other names give other prompts."""
     random = Random(name)
     prompts = ([random.randrange(vocab_size) for _ in range(batch.input_tokens)] for _ in range(batch.requests))
     return [_request(f"{name}{n}", prompt, batch.output_tokens, 0.0) for n, prompt in enumerate(prompts)]
@@ -45,14 +45,14 @@ def _request(request_id: str, prompt: list[int], max_tokens: int, temperature: f
 
 
 def lengths_of(requests: Sequence[EngineRequest]) -> Lengths:
-    """Of requests to generate."""
+    """Return the lengths of requests and of their answers."""
     asked = ((len(r.prompt_token_ids), r.params) for r in requests)
     return [(length, params.max_tokens) for length, params in asked if params is not None]
 
 
 @dataclass(slots=True)
 class Run:
-    """What a run took, in seconds since its requests were added."""
+    """The times of a run, in seconds since its requests were added."""
 
     seconds: float
     output_tokens: int
@@ -62,7 +62,7 @@ class Run:
 
 
 def run_requests(core: EngineCore, requests: Sequence[EngineRequest]) -> Run:
-    """All at once, to their ends. Raises RuntimeError if one ends early."""
+    """Run all requests at once to their ends. Raises RuntimeError if one ends early."""
     steps_before, started = core.stats().num_steps, time.monotonic()
     for request in requests:
         core.add_request(request)
@@ -85,7 +85,7 @@ def run_requests(core: EngineCore, requests: Sequence[EngineRequest]) -> Run:
 def least_seconds(
     model: PreTrainedModel, lengths: Lengths, ceilings: Ceilings, kv_dtype: torch.dtype | None = None
 ) -> tuple[float, float]:
-    """(prompts, decodes): what matrix products, and reading weights and KV cache, take at the measured ceilings.
+    """Return the least seconds of (prompts, decodes): products, and reads of weights and KV cache, at maximum speed.
 
     All requests are there from the start and no step is limited. A step of decodes reads each weight once and the keys
     and values of each row, or multiplies for as long, whichever takes longer. Nothing else counts.

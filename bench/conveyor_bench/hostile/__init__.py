@@ -1,1 +1,1 @@
-"""Measures what others get beside hostile clients, tenants and engines."""
+"""Measures how hostile clients, tenants and engines affect others."""

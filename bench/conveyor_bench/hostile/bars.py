@@ -1,4 +1,4 @@
-"""Bars of the measurements beside an attack: what is judged is what the attack adds. Pure but for `print_result`."""
+"""The bars of measurements beside an attack. They limit what the attack adds. Pure, except for `print_result`."""
 
 import json
 import os
@@ -10,7 +10,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Met if `beside` less `alone` is below the limit.
+    """A bar. It is met if `beside` minus `alone` is below the limit.
 
     `alone` is the figure without the attack, or while the same attack is aimed elsewhere; 0 for an absolute bar.
     """
@@ -31,12 +31,12 @@ class Bar:
 
 
 def p99(values: Sequence[float]) -> float:
-    """Nearest rank: an answer that never came stays one."""
+    """Return the 99th percentile by nearest rank, in which a missing answer counts as infinite."""
     return sorted(values)[int(len(values) * 0.99)]
 
 
 def print_result(benchmark: str, bars: Sequence[Bar]) -> bool:
-    """Prints one JSON object; returns whether all bars are met."""
+    """Print one JSON object. Returns whether all bars are met."""
     rows = [asdict(bar) | {"met": bar.met} for bar in bars]
     print(json.dumps({"benchmark": benchmark, "load_average": os.getloadavg(), "bars": rows}))
     return all(bar.met for bar in bars)

@@ -1,4 +1,4 @@
-"""What others get, measured in a process of its own: neither attackers nor engines share its interpreter.
+"""Starts a process that measures what others get. Attackers and engines run in other processes.
 
 Used by the commands; `gateway.others` and `control.others` are such processes. Each measures from one line of its
 standard input to the next, and answers a line with what it measured.
@@ -14,7 +14,7 @@ Taken = TypeVar("Taken")
 
 
 class Others(Child, Generic[Taken]):
-    """The process as its command sees it."""
+    """Controls the process for its command."""
 
     def __init__(self, module: str, asked: Any, taken: type[Taken]) -> None:
         """asked, taken: dataclasses, as what the process gets and what it answers."""
@@ -22,5 +22,5 @@ class Others(Child, Generic[Taken]):
         self._taken = taken
 
     def read(self) -> Taken:
-        """What was measured since the last call; waits for what is on its way."""
+        """Return what was measured since the last call. Waits for unfinished requests."""
         return self._taken(**json.loads(self.ask()))

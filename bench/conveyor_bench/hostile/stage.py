@@ -1,4 +1,4 @@
-"""The programs that hostile clients and tenants meet, on the control plane of the tests."""
+"""Runs the programs that are attacked, on the control plane of the tests."""
 
 import contextlib
 import socket
@@ -27,7 +27,7 @@ from e2e.cluster.control_plane import ControlPlane
 
 @contextlib.contextmanager
 def running_operator(plane: ControlPlane) -> Iterator[tuple[int, int]]:
-    """Its process id and its admin port, which answers."""
+    """Run an operator. Yields its process id and its admin port, when it answers."""
     port = free_port()
     flags = (f"--admin-port={port}", "--metrics-api=false")
     with running("conveyor_operator", plane.kubeconfig, *flags, log=subprocess.DEVNULL) as process:
@@ -41,7 +41,7 @@ def _listens(port: int) -> bool:
 
 
 class MetricsServer(NamedTuple):
-    """Its process and ports, and the authority that signed its certificate."""
+    """The metrics server's process and ports, and the authority that signed its certificate."""
 
     pid: int
     https_port: int
@@ -51,7 +51,7 @@ class MetricsServer(NamedTuple):
 
 @contextlib.contextmanager
 def running_metrics(plane: ControlPlane) -> Iterator[MetricsServer]:
-    """A metrics server that the API server does not use yet."""
+    """Run a metrics server that the API server does not use yet."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         authority = Authority(folder, "authority")
@@ -61,12 +61,12 @@ def running_metrics(plane: ControlPlane) -> Iterator[MetricsServer]:
 
 
 def serve_metrics(api: Api, server: MetricsServer, gateway: tuple[str, int], namespace: str) -> None:
-    """Registers the server, which reads one gateway; returns when the namespace's service `good` has its value."""
+    """Register the server, which reads one gateway. Returns when the namespace's service `good` has its value."""
     api.apply(f"{SLICES}/gateway", build_slice("gateway", [gateway]))
     register(api, server.https_port, server.authority)
     wait_until("the HPA's value", partial(api.reachable, value_path(namespace)), 60, lambda: None)
 
 
 def value_path(namespace: str) -> str:
-    """The API server's path of the metric that an HPA reads for the namespace's service `good`."""
+    """Return the API server's path of the metric that an HPA reads for the namespace's service `good`."""
     return VALUES.format(version="v1beta2", namespace=namespace, name="good", metric="inference_queue_depth")

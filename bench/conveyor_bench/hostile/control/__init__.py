@@ -1,1 +1,1 @@
-"""A hostile tenant and hostile clients beside the others of operator and metrics server."""
+"""Measures how a hostile tenant and hostile clients affect other users of operator and metrics server."""

@@ -43,7 +43,7 @@ class Stage:
     num_done: int = 0
 
     def repeat(self, act: Callable[[Space], None], num_threads: int, most: int = 1 << 40) -> None:
-        """Calls `act` with the tenant's namespace until the end; what is refused is tried again."""
+        """Call `act` with the tenant's namespace until the end. Refused calls are retried."""
 
         def go_on() -> None:
             space = Space(Api(self.kubeconfig), TENANT)
@@ -79,7 +79,7 @@ def _send_often(stage: Stage, sent: Iterator[bytes], pause_seconds: float, num_t
 
 
 def idle(stage: Stage) -> None:
-    """As many open connections as there may be, and more, opened again when they are closed."""
+    """Keep more connections open than allowed, and open them again when they are closed."""
     opened: list[socket.socket] = []
 
     def act(_: Space) -> None:
@@ -94,18 +94,18 @@ def idle(stage: Stage) -> None:
 
 
 def slow(stage: Stage) -> None:
-    """Heads that come a line at a time."""
+    """Send requests whose heads arrive slowly, line by line."""
     _send_often(stage, itertools.cycle([b"GET /livez HTTP/1.1\r\n", *[b"X-Slow: 1\r\n"] * 63]), 0.2, 200)
 
 
 def bodies(stage: Stage) -> None:
-    """Large bodies for paths that take none."""
+    """Send large bodies to paths that accept none."""
     head = f"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: {64 * MIB}\r\n\r\n".encode()
     _send_often(stage, itertools.cycle([head, *[b"x" * MIB] * 63]), 0, 8)
 
 
 def garbage(stage: Stage) -> None:
-    """What is neither HTTP nor TLS."""
+    """Send bytes that are neither HTTP nor TLS."""
     noise = os.urandom(16 << 10)
 
     def act(_: Space) -> None:
@@ -118,7 +118,7 @@ def garbage(stage: Stage) -> None:
 
 
 def pages(stage: Stage) -> None:
-    """The page with the metrics of the process, which has one line for each time series."""
+    """Read the page with the metrics of the process, which has one line for each time series."""
 
     def act(_: Space) -> None:
         with urllib.request.urlopen(stage.pages, timeout=10) as answer:
@@ -128,7 +128,7 @@ def pages(stage: Stage) -> None:
 
 
 def handshakes(stage: Stage) -> None:
-    """TLS with the metrics API, and a request without the front proxy's certificate."""
+    """Open TLS connections to the metrics API, and send a request without the front proxy's certificate."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 
@@ -142,7 +142,7 @@ def handshakes(stage: Stage) -> None:
 
 
 def values(stage: Stage) -> None:
-    """The tenant's own metric, read through the API server."""
+    """Read the tenant's own metric through the API server."""
 
     def act(space: Space) -> None:
         space.api.send("GET", stage.value)
@@ -154,7 +154,7 @@ def values(stage: Stage) -> None:
 
 
 def _write(space: Space, kind: str, body: dict[str, Any], aimed: bool) -> None:
-    """A ConfigMap of about the same size where it is not aimed."""
+    """Write the object; if the attack is not aimed, a ConfigMap of about the same size."""
     space.create(kind if aimed else "ConfigMap", body if aimed else _as_config_map(body))
 
 
@@ -163,7 +163,7 @@ def _as_config_map(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def services(stage: Stage) -> None:
-    """Thousands of InferenceServices."""
+    """Create thousands of InferenceServices."""
 
     def act(space: Space) -> None:
         _write(space, "InferenceService", make_service(f"s-{next(_ids)}", replicas=0), stage.aimed)
@@ -172,12 +172,12 @@ def services(stage: Stage) -> None:
 
 
 def edits(stage: Stage) -> None:
-    """One service, changed as fast as the API server takes it."""
+    """Change one service as fast as the API server accepts."""
     _edit(stage, make_service(f"edited-{next(_ids)}", replicas=0))
 
 
 def large(stage: Stage) -> None:
-    """The same with the largest metadata and spec that are admitted."""
+    """Change one service with the largest metadata and spec that are admitted."""
     body = make_service(f"large-{next(_ids)}", replicas=0)
     body["metadata"]["annotations"] = {f"a{number:03}": "x" * 1000 for number in range(250)}
     body["metadata"]["labels"] = {f"l{number:05}": str(number) for number in range(2000)}
@@ -201,7 +201,7 @@ def _edit(stage: Stage, body: dict[str, Any]) -> None:
 
 
 def events(stage: Stage) -> None:
-    """Events about a service, with our labels."""
+    """Create Events about a service, with Conveyor's labels."""
     involved = {"kind": names.KIND, "namespace": TENANT, "name": "good", "apiVersion": names.API_VERSION}
     labels = _our_labels("good")
 
@@ -213,7 +213,7 @@ def events(stage: Stage) -> None:
 
 
 def pods(stage: Stage) -> None:
-    """Pods with our labels, which come and go, of services that there are and that there are not."""
+    """Create and delete pods with Conveyor's labels, of services that exist or not."""
 
     def act(space: Space) -> None:
         number = next(_ids)

@@ -1,4 +1,4 @@
-"""What another namespace gets of the operator and the metrics server while clients and a tenant are hostile.
+"""Measures how hostile clients and a hostile tenant affect another namespace's use of operator and metrics server.
 
 Real processes on a real API server (the control plane of the tests). Each attack is measured twice: while it is aimed
 at something else (another metrics server, ConfigMaps, unlabelled pods), and at the programs. What is judged is the
@@ -36,7 +36,7 @@ BACK_SECONDS = 5  # after an attack, until which nothing is measured
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The programs that are measured, and where clients reach them and the others."""
+    """The measured programs, and the addresses at which clients reach them and the unmeasured ones."""
 
     plane: ControlPlane
     tenant: Path
@@ -83,7 +83,7 @@ def running_control() -> Iterator[Control]:
 
 
 def admit_tenant(plane: ControlPlane, api: Api) -> Path:
-    """The kubeconfig of a user who may do everything in the tenant's namespace."""
+    """Return the kubeconfig of a user who may do everything in the tenant's namespace."""
     binding = {
         "metadata": {"name": "tenant"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},

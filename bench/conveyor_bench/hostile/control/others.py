@@ -1,4 +1,4 @@
-"""What another namespace gets of the operator and the metrics server while a tenant is hostile; a process of its own.
+"""Measures operator and metrics server as another namespace's user, in a separate process, beside a hostile tenant.
 
 `hostile.others` starts it for the command. It creates one InferenceService after the other and waits for each
 Deployment, reads an autoscaler's metric through the API server, and calls the probes. It knows no attack and no bar.
@@ -35,7 +35,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Taken:
-    """Seconds; infinite for what was not answered 200, or had no Deployment after a minute."""
+    """Times in seconds; infinite if the answer was not 200, or there was no Deployment after a minute."""
 
     reconciles: list[float] = field(default_factory=list)
     probes: list[float] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Taken:
 
 
 class Measurement:
-    """From one line of the standard input to the next."""
+    """A measurement from one line of the standard input to the next."""
 
     def __init__(self, asked: Asked, numbers: "itertools.count[int]") -> None:
         self._asked, self._numbers = asked, numbers

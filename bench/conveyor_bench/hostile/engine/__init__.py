@@ -1,1 +1,1 @@
-"""A hostile client beside the others of one engine."""
+"""Measures how a hostile client affects other clients of an engine."""

@@ -9,7 +9,7 @@ Attack = tuple[str, bytes, bytes | None]  # path, body, and what it is compared 
 
 
 def fill(begin: str, item: str, end: str) -> bytes:
-    """JSON of nearly 4 MiB."""
+    """Return JSON of nearly 4 MiB."""
     count = (BODY_BYTES - len(begin) - len(end)) // (len(item) + 1)
     return (begin + ",".join([item] * count) + end).encode()
 
@@ -41,7 +41,7 @@ def build_head(path: str, length: int) -> bytes:
 
 
 def connections() -> dict[str, tuple[int, Callable[[int], bytes]]]:
-    """How many, and what each sends before it falls silent."""
+    """Return the number of connections, and the bytes that each sends before it falls silent."""
     stream = {"prompt": "hello", "max_tokens": 3000, "stream": True, "ignore_eos": True, "logprobs": 20}
     much = json.dumps(stream).encode()
     large = bytes(BODY_BYTES - 1)

@@ -1,4 +1,4 @@
-"""What one engine's other clients notice of a hostile one that reaches it directly.
+"""Measures how a hostile client that reaches an engine directly affects the engine's other clients.
 
 A real engine server with a tiny random model whose context is 131,072 tokens. A stream is read in a process of its own,
 alone and beside each attack; what it is compared with does the same work without the attack. Probes come on new
@@ -69,7 +69,7 @@ def try_body(server: EngineServer, name: str, attack: Attack, times: int, second
 
 
 def make_row(name: str, what: str, alone: float, beside: float, bar: float, prober: Prober, status: str) -> Row:
-    """`bar`: how much more it may be beside the attack."""
+    """Return a row of the table. bar: by how much the figure may increase beside the attack."""
     probe_seconds = prober.slowest_seconds
     passed = beside - alone < bar and prober.grown < MEMORY_BAR_MIB and probe_seconds < PROBE_BAR_SECONDS
     return Row(name, what, alone, beside, prober.grown, prober.engine_grown, probe_seconds, status, passed)
@@ -99,7 +99,7 @@ def try_connections(server: EngineServer, name: str, count: int, sent: Callable[
 
 
 def try_queue(server: EngineServer, name: str, count: int, num_tokens: int) -> Row:
-    """As many long prompts as `count`; what the engine does not queue is refused. Then all clients leave."""
+    """Send `count` long prompts. The engine refuses those that it does not queue. Then all clients disconnect."""
     body = json.dumps({"prompt": [5] * num_tokens, "max_tokens": 1}, separators=(",", ":")).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with Prober(server) as prober, contextlib.ExitStack() as stack:

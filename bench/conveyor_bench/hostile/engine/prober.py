@@ -13,7 +13,7 @@ from conveyor_bench.processes import resident_mib
 
 
 class Prober:
-    """Probes every 50 ms on a new connection, and looks at the memory; in threads."""
+    """Sends a probe every 50 ms on a new connection and reads the memory's size, in threads."""
 
     def __init__(self, server: EngineServer) -> None:
         self._url = server.url
@@ -48,7 +48,7 @@ class Prober:
             self.engine_grown = max(self.engine_grown, engine)
 
     def _memory(self) -> tuple[float, float]:
-        """MiB of the API process, its fork server and all workers, those that have just come too; of the engine."""
+        """Return the MiB of the API process with its fork server and all workers, also new ones; and of the engine."""
         others = sum(_pss(pid) for pid in (self._pid, *_descendants(self._pid, self._engine_pid)))
         return others / 1024, resident_mib(self._engine_pid)
 

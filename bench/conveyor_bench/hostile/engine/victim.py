@@ -1,4 +1,4 @@
-"""The client whose stream an attack may hold up: `python -m conveyor_bench.hostile.engine.victim URL`."""
+"""The client whose stream an attack may delay: `python -m conveyor_bench.hostile.engine.victim URL`."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from conveyor_bench.hostile.engine.attacks import COMPLETION
 
 
 def read_stream(url: str, num_tokens: int) -> list[float]:
-    """Milliseconds between the events of one stream."""
+    """Return the milliseconds between the events of a stream."""
     body = {"prompt": "hello", "max_tokens": num_tokens, "stream": True, "ignore_eos": True, "seed": 1}
     times = []
     with httpx.stream("POST", url + COMPLETION, json=body, timeout=300) as answer:
@@ -23,7 +23,10 @@ def read_stream(url: str, num_tokens: int) -> list[float]:
 
 
 def watch_streams(url: str) -> None:
-    """Prints a line when it has streamed once, goes on until its standard input closes, and prints all gaps."""
+    """Read streams until the standard input is closed, and then print all gaps.
+
+    Prints a line after the first stream.
+    """
     gaps: list[float] = []
     ended = threading.Event()
 

@@ -1,1 +1,1 @@
-"""Hostile clients and engines beside the others of a gateway."""
+"""Measures how hostile clients and engines affect other users of a gateway."""

@@ -29,7 +29,7 @@ class Stage:
     clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     async def connect(self, port: int, sent: bytes = b"", receive_bytes: int = 0) -> socket.socket:
-        """A client that has sent `sent` and does no more."""
+        """Open a connection that sends `sent` and does nothing more."""
         client = socket.socket()
         self.clients.callback(client.close)
         if receive_bytes:
@@ -44,7 +44,7 @@ class Stage:
         return client
 
     def read(self, client: socket.socket, num_bytes: int, pause_seconds: float) -> None:
-        """Goes on in the background."""
+        """Read in the background."""
 
         async def go_on() -> None:
             with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ class Stage:
         self.clients.callback(asyncio.create_task(go_on()).cancel)
 
     async def post(self, body: bytes, missing: int = 0, service: str = HOSTILE, **options: int) -> socket.socket:
-        """A request without `missing` bytes of its body."""
+        """Return a request that lacks `missing` bytes of its body."""
         head = f"POST /{service}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + missing}\r\n\r\n"
         return await self.connect(self.gateway.port, head.encode() + body, **options)
 
@@ -68,7 +68,7 @@ async def idle(stage: Stage) -> None:
 
 
 async def ahead(stage: Stage) -> None:
-    """Large headers twice, and the second request's body before the first has its answer."""
+    """Send large headers twice, and the second request's body before the first request is answered."""
     head = f"POST /{HOSTILE}/v1/completions HTTP/1.1\r\nHost: x\r\n" + "".join(
         f"X-{n}: {'p' * 7900}\r\n" for n in range(3)
     )
@@ -87,7 +87,7 @@ async def writers(stage: Stage) -> None:
 
 
 async def readers(stage: Stage) -> None:
-    """Each reads a little, often."""
+    """Read streams in many small pieces."""
     for client in await asyncio.gather(*(stage.post(b"stream", receive_bytes=4096) for _ in range(100))):
         stage.read(client, 1 << 12, pause_seconds=0.1)
 
@@ -111,7 +111,7 @@ async def nested(stage: Stage) -> None:
 
 
 async def post_many(stage: Stage, count: int, body: bytes, missing: int = 0, service: str = HOSTILE) -> None:
-    """By the clock: new requests come in time also if those before them are slow."""
+    """Send requests at a fixed rate, independent of the answers to earlier ones."""
     began, size = time.monotonic(), max(1, round(stage.rate * BATCH_SECONDS))
     for start in range(0, count, size):
         await asyncio.sleep(max(0.0, began + start / stage.rate - time.monotonic()))
@@ -119,36 +119,36 @@ async def post_many(stage: Stage, count: int, body: bytes, missing: int = 0, ser
 
 
 async def refusals(stage: Stage) -> None:
-    """Requests that eight engines refuse."""
+    """Send requests that eight engines refuse."""
     await post_many(stage, 1800, b"full ", service=REFUSING)
 
 
 async def queued(stage: Stage) -> None:
-    """As many requests as there may be connections, for a service without engines."""
+    """Send as many requests as there may be connections, for a service without engines."""
     await post_many(stage, 2048, b"x", service=EMPTY)
 
 
 async def bodies(stage: Stage) -> None:
-    """Bodies that have begun, and then large ones for the same service, which take its memory."""
+    """Begin to send bodies, and then send large ones for the same service, which fill its memory."""
     await post_many(stage, 1900, b"x", missing=8 * MIB - 1)
     await asyncio.gather(*(stage.post(b"x" * (8 * MIB - 1), missing=1) for _ in range(8)))
 
 
 async def choices(stage: Stage) -> None:
-    """Requests for 128 choices each from an engine of ours."""
+    """Send requests for 128 choices each to one of Conveyor's engines."""
     body = b'{"prompt": "hello world hello world", "max_tokens": 400, "n": 128, "ignore_eos": true}'
     await post_many(stage, 1000, body, service=REAL)
 
 
 async def abandoned(stage: Stage) -> None:
-    """Streams that their clients open and leave."""
+    """Open streams and disconnect."""
     for _ in range(100):
         async with contextlib.AsyncExitStack() as clients:
             await post_many(replace(stage, clients=clients), 100, b"tokens ")
 
 
 async def descriptors(stage: Stage) -> None:
-    """More connections than a gateway has descriptors with `--open-files 1024`; half of them with a request."""
+    """Open more connections than a gateway has descriptors with `--open-files 1024`. Half of them send a request."""
     for _ in range(15):
         await post_many(stage, 100, b"x", service=EMPTY)
         await asyncio.gather(*(stage.connect(stage.gateway.port) for _ in range(100)))

@@ -1,4 +1,4 @@
-"""What the gateway, the metrics server and the operator do for others while a client or an engine is hostile.
+"""Measures how hostile clients and engines affect others' use of gateway, metrics server and operator.
 
 Real processes on a real API server (the control plane of the tests), all on the loopback, each attack for some seconds.
 Prints each bar of each attack with what somebody else (`others`) measured meanwhile, met or missed, and ends with
@@ -49,7 +49,7 @@ def running_engine(address: str, num_ports: int = 1) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def running_real_engine() -> Iterator[list[int]]:
-    """Conveyor's own, with the demo's model."""
+    """Run Conveyor's own engine with the demo's model."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "server")
         with EngineServer(folder, MODEL, host="0.0.0.0", max_num_seqs=32, num_threads=1) as engine:
@@ -57,7 +57,7 @@ def running_real_engine() -> Iterator[list[int]]:
 
 
 def prepare(plane: ControlPlane, address: str, ports: dict[str, list[int]]) -> None:
-    """The services, each with its engines' ports."""
+    """Create the services, each with its engines' ports."""
     api = Api(plane.kubeconfig)
     install_definitions(api)
     cluster = Cluster(api, "default")
@@ -99,7 +99,7 @@ def judge(attack: str, alone: Taken, beside: Taken, mib: tuple[float, float], pl
 
 
 async def take_places(stage: Stage, name: str) -> float:
-    """Attacks; then the seconds from its begin until the hostile service holds no request any more."""
+    """Run the attack. Returns the seconds from its begin until the hostile service no longer holds a request."""
     began = time.monotonic()
     await ATTACKS[name](stage)
     while time.monotonic() < began + 60:
@@ -127,7 +127,7 @@ async def attack(stage: Stage, others: Others[Taken], name: str, seconds: float)
 
 
 async def compare(stages: tuple[Stage, Stage], others: Others[Taken], name: str, seconds: float) -> list[Bar]:
-    """The attack on another gateway, and then on that of `others`."""
+    """Measure the attack on another gateway, and then on the gateway of `others`."""
     taken = []
     for stage in stages:
         await asyncio.to_thread(others.read)  # what came before

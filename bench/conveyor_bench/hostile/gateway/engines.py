@@ -1,4 +1,4 @@
-"""Engines that answer as the first word of a body says, whatever it costs a gateway. Started by the command.
+"""Hostile engines, which answer as the first word of a body requests. Started by the command.
 
 `python -m conveyor_bench.hostile.gateway.engines ADDRESS COUNT` listens on so many ports of the address.
 """
@@ -13,7 +13,7 @@ TOKEN_SECONDS = 0.02
 
 
 async def run_engine(address: str, num_ports: int) -> None:
-    """Prints its ports; ends with its stdin."""
+    """Run the engines. Prints their ports, and ends when the standard input is closed."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):

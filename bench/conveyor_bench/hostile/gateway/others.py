@@ -1,4 +1,4 @@
-"""What other clients get of the gateway while a client or an engine is hostile; a process of its own.
+"""Measures the gateway as another client, in a separate process, beside a hostile client or engine.
 
 `hostile.others` starts it for the command. It calls one service all the time, reads a stream of it, and asks the probes
 and the HPA's question, on new connections. It knows no attack and no bar.
@@ -31,7 +31,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Taken:
-    """Seconds; infinite for what was not answered 200. `values` are those of the HPA's question."""
+    """Times in seconds; infinite if the answer was not 200. `values` are the answers to the HPA's request."""
 
     requests: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Taken:
 
 
 class Measurement:
-    """From one line of the standard input to the next."""
+    """A measurement from one line of the standard input to the next."""
 
     def __init__(self, asked: Asked, session: aiohttp.ClientSession) -> None:
         self._asked, self._session = asked, session
@@ -80,7 +80,7 @@ class Measurement:
         taken.append(time.perf_counter() - began if status == 200 else NEVER)
 
     async def read_streams(self) -> None:
-        """Asks until cancelled; a broken connection counts as a request that was never answered."""
+        """Read streams until cancelled. A broken connection counts as a request without an answer."""
         no_end = aiohttp.ClientTimeout(total=None)
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
