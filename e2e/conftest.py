@@ -1,4 +1,4 @@
-"""Fixtures of the stories: a namespace of its own for each, its clean-up, and a dump of all there is when one fails."""
+"""Fixtures of the stories: a namespace for each, its clean-up, and a dump of all objects if a story fails."""
 
 import re
 import sys
@@ -40,7 +40,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the stories have measured for the documentation."""
+    """Print what the stories have measured for the documentation."""
     for report in terminalreporter.stats.get("passed", []):
         for name, value in report.user_properties:
             if report.when == "call" and name == "figure":
@@ -64,7 +64,7 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def shared_namespace(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Such a one for all stories of a file."""
+    """A namespace like `namespace`, for all stories of a file."""
     yield from _provide_namespace(request)
 
 
@@ -86,7 +86,7 @@ def _provide_namespace(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def default(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The namespace `default`, for commands that people paste; nothing of ours is left in it."""
+    """The namespace `default`, for commands that people paste. Everything that a story creates in it is deleted."""
     try:
         yield "default"
     finally:

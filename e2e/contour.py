@@ -19,7 +19,7 @@ def fetch() -> Path:
 
 
 def build() -> None:
-    """Take about 4 minutes of a core, and 2 GB that are deleted afterwards."""
+    """Build Contour. Takes about 4 minutes of a core, and 2 GB that are deleted afterwards."""
     go_module.build(_MODULE, PROGRAM.parent, (PROGRAM.name,))
 
 

@@ -39,7 +39,7 @@ def install(*values: str) -> None:
 
 
 def wait_registered() -> None:
-    """Until the operator has registered the metrics API and the API server can use it."""
+    """Wait until the operator has registered the metrics API and the API server can use it."""
     for version in names.METRICS_VERSIONS:  # one by one: `kubectl wait` waits for the creation of one object only
         for condition in ("create", "condition=Available"):
             kube.kubectl("wait", f"apiservice/{version}.{names.METRICS_GROUP}", f"--for={condition}", "--timeout=90s")

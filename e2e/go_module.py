@@ -17,7 +17,7 @@ MODULES = CACHE / "go-modules"
 
 @cache
 def fetch(module: str) -> Path:
-    """The folder of a module, which is `path@version`. Raises ProgramFailed."""
+    """Fetch a module (`path@version`) and return its folder. Raises ProgramFailed."""
     environment = build_environment(MODULES)
     done = programs.run("go", "mod", "download", "-json", module, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -48,5 +48,5 @@ def build(module: str, folder: Path, names: Sequence[str]) -> None:
 
 
 def build_environment(modules: Path) -> dict[str, str]:
-    """For Go: `modules` is where it keeps what it fetches."""
+    """Return the environment for Go. modules: the folder for modules that it fetches."""
     return os.environ | {"GOMODCACHE": str(modules), "GOFLAGS": "-modcacherw -buildvcs=false -mod=mod"}

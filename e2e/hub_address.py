@@ -1,4 +1,4 @@
-"""Where a server of this machine is reached from the pods of our cluster. For the stories that run a model hub here."""
+"""Finds the address at which pods reach a server on this machine, for stories that run a model hub here."""
 
 from e2e import kube
 from e2e.cluster import programs

@@ -15,12 +15,12 @@ _MODULE = f"github.com/kedacore/keda/v2@v{VERSION}"
 
 
 def fetch() -> Path:
-    """The folder of its module: 20 MB."""
+    """Fetch KEDA's module (20 MB) and return its folder."""
     return go_module.fetch(_MODULE)
 
 
 def build() -> None:
-    """About 15 minutes of a core, and 6 GB that are gone afterwards."""
+    """Build KEDA. Takes about 15 minutes of a core, and 6 GB that are deleted afterwards."""
     go_module.build(_MODULE, FOLDER, PROGRAMS)
 
 

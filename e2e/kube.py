@@ -31,7 +31,7 @@ class CommandFailed(Exception):
 
 @contextlib.contextmanager
 def errors_in_words() -> Iterator[None]:
-    """An error that a person can fix ends the program with one sentence instead of a traceback."""
+    """End the program with one sentence instead of a traceback, after an error that a person can fix."""
     try:
         yield
     except (ProgramMissing, ImageMissing, CommandFailed) as error:
@@ -44,7 +44,7 @@ def kubectl(*arguments: str, stdin: str | None = None, timeout_seconds: float = 
 
 @contextlib.contextmanager
 def in_background(*arguments: str) -> Iterator[None]:
-    """kubectl while the block runs, and then to its end."""
+    """Run kubectl while the block runs, and then wait for its end."""
     with ThreadPoolExecutor(1) as thread:
         command = thread.submit(kubectl, *arguments)
         yield
@@ -56,7 +56,7 @@ def helm(*arguments: str) -> str:
 
 
 def _run(*command: str, stdin: str | None = None, timeout_seconds: float = 180) -> str:
-    """What a program printed; raises CommandFailed with its own words."""
+    """Run a program and return its output. Raises CommandFailed with its message."""
     done = programs.run(*command, input=stdin, capture_output=True, text=True, timeout=timeout_seconds)
     if done.returncode != 0:
         raise CommandFailed(f"{' '.join(command)}\n{done.stdout}{done.stderr}".strip())
@@ -91,7 +91,7 @@ def condition(obj: Object | None, kind: str) -> Object:
 
 
 def wait_until(what: str, probe: Callable[[], T | None], timeout_seconds: float = 120) -> T:
-    """Ask `probe` twice a second until it answers something true; the error says what never came."""
+    """Call `probe` twice a second until its result is true. The error says what did not happen."""
     end = time.monotonic() + timeout_seconds
     last: T | None = None
     while time.monotonic() < end:

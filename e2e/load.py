@@ -1,4 +1,4 @@
-"""A bounded load of streamed chat requests, and what came of each one.
+"""Runs a bounded load of streamed chat requests, and records the result of each.
 
 Used by the demo, which shows it live, and by the stories, which demand that no stream was cut.
 A stream counts as whole only if its finish reason and the closing `[DONE]` both came.
@@ -25,7 +25,7 @@ PROMPTS = (
 
 @dataclass(slots=True)
 class Answer:
-    """What became of one request. `error` is None exactly if the whole answer arrived."""
+    """The result of a request. `error` is None exactly if the whole answer arrived."""
 
     started: float
     status: int = 0

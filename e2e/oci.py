@@ -31,7 +31,7 @@ _DOCKERFILE = "FROM scratch\nCOPY model/ /models/\n"  # as docs/models.md has it
 
 
 def check_cluster() -> None:
-    """Raises ProgramMissing if the cluster that is up has another containerd: these programs cannot speak to it."""
+    """Raise ProgramMissing if the running cluster has another containerd, with which these programs cannot work."""
     if not local.CONTAINERD_SOCKET.exists():
         return
     told = programs.run("ctr", "--address", local.CONTAINERD_SOCKET, "version", capture_output=True, text=True).stdout
@@ -57,14 +57,14 @@ def build() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """A registry that runs. On localhost, where containerd pulls by plain HTTP without being told to."""
+    """A running registry on localhost, from where containerd pulls by plain HTTP without configuration."""
 
     address: str
     log: Path
     folder: Path
 
     def push(self, model: Path, name: str) -> str:
-        """Packs the folder of a model as the documentation says, and pushes it; the image's digest."""
+        """Pack the folder of a model as the documentation says, and push it. Returns the image's digest."""
         shutil.copytree(model, self.folder / "model")
         (self.folder / "Dockerfile").write_text(_DOCKERFILE)
         store = ("--storage-driver", "vfs", "--root", self.folder / "store", "--runroot", self.folder / "run")

@@ -39,7 +39,7 @@ def build_hpa(deployment: str) -> dict[str, Any]:
 
 
 def answer(path: str) -> dict[str, Any] | None:
-    """The document at a path of the API; None for none."""
+    """Return the document at a path of the API; None if there is none."""
     if path == f"/apis/{GROUP_VERSION}":
         resource = {"name": f"deployments.apps/{METRIC}", "singularName": "", "namespaced": True, "verbs": ["get"]}
         resources = [resource | {"kind": "MetricValueList"}]
@@ -74,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def build_server(host: str, port: int, certificate: str, key: str) -> ThreadingHTTPServer:
-    """Listens; a connection's handshake is done in its own thread."""
+    """Build a listening server. Each connection does its handshake in its own thread."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     server = ThreadingHTTPServer((host, port), Handler)

@@ -38,7 +38,7 @@ def test_every_mode_answers_two_at_once_and_all_agree_on_greedy_tokens(namespace
 
 
 def steps_of_two(name: str, namespace: str) -> float:
-    """How many of the engine's steps had more than one request in them."""
+    """Return how many of the engine's steps had more than one request."""
     (pod,) = kube.list_("pods", namespace, f"conveyor.dev/inference-service={name}")
     # From within the pod: the engines' NetworkPolicy lets in the gateways alone.
     read = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8000/metrics').read().decode())"

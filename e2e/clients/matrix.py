@@ -1,4 +1,4 @@
-"""Every client that is tried: its version, pinned here and nowhere else, and what is run with it.
+"""All clients that are tested, with their versions, which are pinned only here, and the commands that are run.
 
 docs/openai-api.md has a row for each. In a command `{env}` is the client's environment, `{url}` the OpenAI base URL,
 `{base}` the same without `/v1`, `{tokenizer}` a local folder, so that nobody asks a hub, and `{out}` an empty folder.
@@ -19,7 +19,7 @@ Task = Literal["generate", "embed", "compute"]
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One row of the matrix."""
+    """A row of the matrix."""
 
     name: str  # the client's; behind a comma what is done with it
     packages: tuple[str, ...]  # of npm, if the first begins with `npm:`, else of Python; the first is the client itself

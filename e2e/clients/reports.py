@@ -1,6 +1,8 @@
-"""What a client says of its own run, as one phrase; `ClientFailed` if it was not whole. Pure but for reading reports.
+"""Summarises a client's own report in one phrase.
 
-Load generators end with 0 also when each of their requests has failed: their reports are asked.
+Raises `ClientFailed` if a part failed. Pure, except for reading files.
+
+Load generators exit with 0 even if all their requests have failed, so their reports are read.
 """
 
 import json
@@ -9,11 +11,11 @@ from typing import Any
 
 
 class ClientFailed(Exception):
-    """The client did not get what it asked for."""
+    """The client did not get what it requested."""
 
 
 def named_checks(output: str, _: Path) -> str:
-    """Of the programs beside `checks.py`, which end at the first check that does not hold."""
+    """Return the checks that passed, for the programs beside `checks.py`, which end at the first check that fails."""
     passed = [line for line in output.splitlines() if line.startswith("passed: ")]
     if not passed:
         raise ClientFailed(f"no check was run:\n{output}")

@@ -23,7 +23,7 @@ _OUTPUT_CHARACTERS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A service, and what clients that count tokens themselves need of its model."""
+    """A service, and the tokenizer of its model for clients that count tokens themselves."""
 
     url: str  # ending in /v1
     model: str
@@ -31,7 +31,7 @@ class Target:
 
 
 def run(client: Client, target: Target) -> str:
-    """What passed, as a phrase. Raises ClientFailed with the end of the client's output."""
+    """Run a client. Returns what passed, as a phrase. Raises ClientFailed with the end of the client's output."""
     environment = install(client)
     with tempfile.TemporaryDirectory(prefix="conveyor-client-") as out:
         words = {
@@ -53,7 +53,7 @@ def run(client: Client, target: Target) -> str:
 
 
 def install(client: Client) -> Path:
-    """The client's environment, made at its first use and kept until another version of the client takes its place."""
+    """Return the client's environment. It is made at its first use, and replaced for another version of the client."""
     key = hashlib.sha256("\0".join([sys.version, *client.packages]).encode()).hexdigest()[:8]
     name = re.sub("[^a-z]+", "-", client.name.partition(",")[0].lower()).strip("-")
     folder = FOLDER / f"{name}-{key}"
@@ -79,7 +79,7 @@ def _step(program: str, *arguments: str | Path) -> None:
 
 
 def _environment(client: Client) -> dict[str, str]:
-    """Nothing of this process but the PATH: no key, no proxy, no home but the clients' own."""
+    """Return an environment that has only PATH of this process's: no key, no proxy, and the clients' own home."""
     home = FOLDER / "home"
     home.mkdir(parents=True, exist_ok=True)
     return {"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LANG": "C.UTF-8", **client.environment}

@@ -1,4 +1,4 @@
-"""A real Kubernetes for development, tests and the demo, made on this machine and removed without leaving anything.
+"""Makes a real Kubernetes for development, tests and the demo on this machine, and removes it completely.
 
 Two sizes: `control_plane.ControlPlane` (API server and controllers, no pods; seconds) and a whole cluster
 (`python -m e2e.cluster up`), by one of two providers: `local` (plain processes) or `kind`.

@@ -1,4 +1,4 @@
-"""The few calls that setting up a cluster needs, straight to the API server with a kubeconfig's certificates.
+"""The few calls to the API server that are necessary to set up a cluster, with a kubeconfig's certificates.
 
 Used by this package and its fixtures. Not a client library: no retries, no watches, no types.
 """
@@ -27,7 +27,7 @@ class ApiError(RuntimeError):
 
 
 def read_kubeconfig(path: Path) -> tuple[str, ssl.SSLContext]:
-    """The API server's URL, and the TLS of its user."""
+    """Return the API server's URL and the TLS context of the kubeconfig's user."""
     import yaml  # here, so that `tools` works before the virtual environment exists
 
     config = yaml.safe_load(path.read_text())
@@ -42,10 +42,13 @@ def read_kubeconfig(path: Path) -> tuple[str, ssl.SSLContext]:
 
 
 class _Connection(http.client.HTTPSConnection):
-    """Kept open, and closed with whoever has it. Uses no proxy: an API server here is always on this machine."""
+    """A connection that stays open until its owner ends. Uses no proxy, because the API server is on this machine."""
 
     def exchange(self, verb: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
-        """Status and content of the answer. The server may have closed the connection meanwhile: then on a new one."""
+        """Send a request.
+
+        Returns status and content of the answer. Uses a new connection if the server has closed the old one.
+        """
         is_kept = self.sock is not None
         try:
             self.request(verb, path, body, headers)
@@ -79,7 +82,7 @@ class Api:
         return self.call("DELETE", path)
 
     def apply(self, path: str, body: Json) -> Json:
-        """Server-side apply; `path` names the object."""
+        """Apply an object by server-side apply. path: of the object."""
         path += "?fieldManager=conveyor-cluster&force=true"
         return self.call("PATCH", path, body, "application/apply-patch+yaml")
 
@@ -91,7 +94,7 @@ class Api:
         return json.loads(content) if content.startswith(b"{") else {}
 
     def send(self, verb: str, path: str, body: bytes | None = None, content_type: str = "application/json") -> bytes:
-        """As `call`, with bodies as text, which no JSON library reads or writes here."""
+        """Send a call like `call`, with bodies as text, which no JSON library reads or writes here."""
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         status, content = self._connection().exchange(verb, path, body, headers)
         if status >= 300:
@@ -99,14 +102,14 @@ class Api:
         return content
 
     def _connection(self) -> _Connection:
-        """The thread's own: a handshake costs more than most calls."""
+        """Return the thread's own connection, because a handshake costs more than most calls."""
         if not hasattr(self._kept, "connection"):
             self._kept.connection = _Connection(self._address, timeout=120, context=self._tls)
         connection: _Connection = self._kept.connection
         return connection
 
     def reachable(self, path: str) -> bool:
-        """Whether a GET of `path` is answered with success. What is answered may be too deep to be read."""
+        """Return whether a GET of `path` succeeds. The answer is not parsed, because it may be too deep."""
         try:
             self.send("GET", path)
         except (ApiError, OSError):
@@ -115,7 +118,7 @@ class Api:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds from one look to the next: what comes soon is seen soon, what takes long is not asked all the time."""
+    """Yield increasing pauses in seconds, so that quick events are seen soon and slow ones are not polled too often."""
     pause = 0.02
     while True:
         yield pause
@@ -123,7 +126,7 @@ def pauses() -> Iterator[float]:
 
 
 def wait_until(what: str, ready: Callable[[], bool], timeout_seconds: float, check: Callable[[], None]) -> None:
-    """Polls `ready`; `check` may raise earlier than the time-out (a process that ended)."""
+    """Poll `ready` until it is true. `check` may raise before the timeout, for example if a process has ended."""
     deadline, wait = time.monotonic() + timeout_seconds, pauses()
     while not ready():
         check()

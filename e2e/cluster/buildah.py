@@ -25,7 +25,7 @@ _STORE = ("--storage-driver", "overlay", "--root", CACHE / "images", "--runroot"
 
 
 def build(name: str, dockerfile: Path) -> set[str]:
-    """Runs a Dockerfile of the repository; layers are cached in the store.
+    """Build one of the repository's Dockerfiles. Layers are cached in the store.
 
     Returns the identities of all that the build made or found in the cache, cut as buildah prints them: `prune` keeps
     them. What names no image (a stage that files are copied from) can be told from waste by nothing else.
@@ -41,7 +41,7 @@ def build(name: str, dockerfile: Path) -> set[str]:
 
 
 def prune(used: set[str]) -> None:
-    """Removes the layers of earlier builds: all that has no name and that the latest builds, `used`, did without."""
+    """Remove the layers of earlier builds: those without a name that the latest builds (`used`) did not use."""
     listed = _buildah("images", "--all", "--no-trunc", "--format", "{{.ID}} {{.Name}}").stdout.splitlines()
     images = [line.removeprefix("sha256:").split() for line in listed]
     unused = [identity for identity, name in images if name == "<none>" and identity[:11] not in used]
@@ -62,7 +62,7 @@ def export(name: str, layout: Path) -> None:
 
 
 def image_id(name: str) -> str:
-    """Identity of an image in the store (the digest of its configuration); empty if there is none."""
+    """Return the identity of an image in the store (the digest of its configuration); empty if it does not exist."""
     return _buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", name).stdout.strip()
 
 

@@ -1,4 +1,4 @@
-"""The certificates of one cluster: two authorities, the leaves below them, and the service account key.
+"""Makes the certificates of a cluster: two authorities, their certificates, and the service account key.
 
 Called once per cluster start; elliptic curve keys, so that it takes milliseconds. Knows no process and no port.
 """

@@ -31,7 +31,7 @@ class Containerd:
         return programs.run(*self._client, "version", capture_output=True).returncode == 0
 
     def forget_containers(self) -> bool:
-        """Removes the records of containers of an earlier cluster; whether there were any."""
+        """Remove the records of containers of an earlier cluster. Returns whether there were any."""
         left = self._run("containers", "ls", "--quiet").split()
         if left:
             self._run("containers", "rm", *left)
@@ -41,7 +41,7 @@ class Containerd:
         return name in self._run("images", "ls", "--quiet", f"name=={name}").split()
 
     def image_id(self, name: str) -> str:
-        """Identity of an image (the digest of its configuration); empty if there is none."""
+        """Return the identity of an image (the digest of its configuration); empty if it does not exist."""
         lines = [line.split() for line in self._run("images", "ls", f"name=={name}").splitlines()[1:]]
         if not lines:
             return ""
@@ -75,7 +75,7 @@ class Containerd:
             raise RuntimeError("ctr images import failed")
 
     def import_pause_image(self, name: str) -> None:
-        """The image that holds a pod's namespaces, packed by hand: one static program."""
+        """Import the image that holds a pod's namespaces. It consists of one static program."""
         if not self.image_id(name):
             archive = _pause_archive(name)
             programs.run(*self._client, "images", "import", "-", input=archive, check=True, capture_output=True)

@@ -44,7 +44,7 @@ _ENVIRONMENT = {"GOGC": "400"}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the two users of a control plane, tests and the local cluster, set differently."""
+    """The settings that differ between tests and the local cluster."""
 
     context: str = "conveyor-test"
     address: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Conveyor's CRDs on an API server, and the claim of an operator without which no gateway there is ready.
+"""Installs Conveyor's CRDs on an API server, and the operator's claim without which gateways do not become ready.
 
 For tests and benchmarks that run a gateway without an operator, or an operator without the chart.
 """
@@ -23,13 +23,13 @@ def install_definitions(api: Api) -> None:
 
 
 def claim_name(api: Api, namespace: str, name: str) -> None:
-    """As the operator does for the namespace of a service."""
+    """Claim a name for a service's namespace, as the operator does."""
     claim = build_served_name(namespace, name)
     api.apply(f"/apis/conveyor.dev/v1alpha1/namespaces/{namespace}/servednames/{claim['metadata']['name']}", claim)
 
 
 def claim_root(api: Api, system_namespace: str = SYSTEM_NAMESPACE) -> None:
-    """As the operator does after the names of all services: gateways wait for it."""
+    """Write the claim that the operator writes after the names of all services. Gateways wait for it."""
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": system_namespace}}
     api.apply(f"/api/v1/namespaces/{system_namespace}", namespace)
     claim_name(api, system_namespace, root_name(system_namespace))

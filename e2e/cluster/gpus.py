@@ -1,4 +1,4 @@
-"""Nodes with GPUs that are not there: the capacity is written into the Node's status, as a device plugin would.
+"""Adds fake GPUs to nodes: it writes the capacity into the Node's status, as a device plugin does.
 
 Called by the providers after the node is ready. The kubelet keeps resources that it does not own; a kubelet that
 registers anew loses them, so a repeated `up` writes them again.

@@ -27,7 +27,10 @@ class Image:
 
     @property
     def loaded_last(self) -> str:
-        """The newest one's name on the nodes: the chart's default, so that a plain `helm install` finds it there."""
+        """Return the newest image's name on the nodes.
+
+        It is the chart's default, so a plain `helm install` finds it.
+        """
         return f"{self.repository}:{_VERSION}"
 
 
@@ -45,7 +48,7 @@ class ImageMissing(RuntimeError):
 
 
 def image_id(image: Image, docker: bool) -> str:
-    """Identity of a built image, without the name of the digest; `ImageMissing` if there is none."""
+    """Return the identity of a built image, without the digest's algorithm. Raises `ImageMissing`."""
     if docker:
         inspect = ("image", "inspect", "--format", "{{.Id}}", image.name)
         found = programs.run("docker", *inspect, capture_output=True, text=True).stdout.strip().removeprefix("sha256:")

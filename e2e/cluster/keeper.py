@@ -22,9 +22,9 @@ _STARTED = b"started"
 
 
 def launch(module: str) -> bool:
-    """Runs a module that calls `keep` as a process of its own, until it has started everything.
+    """Run a module that calls `keep` in its own process, and wait until it has started everything.
 
-    Whether it has; if not, it has stopped all again and said why.
+    Returns whether it succeeded. If not, it has stopped everything and printed why.
     """
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as answer:
@@ -73,7 +73,7 @@ def _reap(options: int) -> None:
 
 
 def _detach(log: Path) -> None:
-    """From the terminal: what is printed from now on goes to a file."""
+    """Detach from the terminal. Later output goes to a file."""
     sys.stdout.flush()
     with log.open("ab") as file:
         for stream in (1, 2):

@@ -32,19 +32,19 @@ _AUTOSCALER = {
 
 @functools.cache
 def docker_answers() -> bool:
-    """A docker client may be installed with no daemon behind it."""
+    """Return whether the Docker daemon answers, because the client may be installed without a daemon."""
     return programs.found("docker") is not None and programs.run("docker", "info", capture_output=True).returncode == 0
 
 
 def available() -> bool:
-    """Whether both the daemon and kind work; a client alone is not enough."""
+    """Return whether the Docker daemon and kind work."""
     if programs.found("kind") is None or not docker_answers():
         return False
     return programs.run("kind", "version", capture_output=True).returncode == 0
 
 
 def wanted() -> bool:
-    """Whether a cluster that is brought up now is kind's: CLUSTER says so, or says nothing and kind works."""
+    """Return whether a new cluster is to be kind's: CLUSTER is `kind`, or it is not set and kind works."""
     choice = os.environ.get("CLUSTER", "")
     return choice == "kind" or (not choice and available())
 

@@ -65,7 +65,7 @@ def bring_to_local(name: str, dockerfile: Path) -> None:
 
 
 def _stream(name: str, target: str, node: str) -> None:
-    """From Docker into the node, without the file that `kind load docker-image` writes in between (engine: 6 GB)."""
+    """Stream an image from Docker into the node, without the file that `kind load docker-image` writes (6 GB)."""
     programs.run("docker", "tag", name, target, check=True)
     save = programs.start("docker", "save", target, stdout=subprocess.PIPE)
     load = ("load", "image-archive", "/dev/stdin", "--name", kind.NAME, "--nodes", node)

@@ -54,7 +54,7 @@ class TracesLeft(RuntimeError):
 
 
 def up() -> None:
-    """Brings the cluster up; an intact one stays, anything less is removed first."""
+    """Bring the cluster up. An intact cluster stays; an incomplete one is removed first."""
     if running():
         gpus.fake(KUBECONFIG)
         return
@@ -66,7 +66,7 @@ def up() -> None:
 
 
 def down() -> None:
-    """Removes every trace; finds nothing to do where there is none."""
+    """Remove every trace of the cluster. Does nothing if there is none."""
     processes = Processes(FOLDER, die_with_parent=False)
     recorded = processes.recorded()
     processes.stop([keeper.NAME], grace_seconds=30)  # it stops the others and waits for them
@@ -86,7 +86,7 @@ def down() -> None:
 
 
 def left(processes: Sequence[Recorded] = ()) -> list[str]:
-    """Names all that is there of a cluster, and those of its recorded processes that live; nothing after `down`."""
+    """Return the names of all parts of a cluster that exist, and of its living processes. Empty after `down`."""
     folders = [FOLDER, *([_KUBELET_FOLDER] if (_KUBELET_FOLDER / _MARK).exists() else [])]
     return [
         *(f"process {process.pid} ({process.name})" for process in processes if process.alive()),
@@ -99,7 +99,7 @@ def left(processes: Sequence[Recorded] = ()) -> list[str]:
 
 
 def exists() -> bool:
-    """Whether there is anything for `down` to do: a cluster, or what a crash left of one."""
+    """Return whether `down` has something to remove: a cluster, or the remains of one after a crash."""
     return FOLDER.exists() or network.exists()
 
 
@@ -112,7 +112,7 @@ def running() -> bool:
 
 
 def _start() -> None:
-    """In the keeper."""
+    """Start everything. Runs in the keeper."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     sysctls.note(FOLDER)
     cgroups.create()
@@ -140,7 +140,7 @@ def _start() -> None:
 
 
 def _stop_processes() -> None:
-    """Stops all but the keeper, and every container; what restarts others is stopped first."""
+    """Stop all processes but the keeper, and all containers. Programs that restart others are stopped first."""
     processes = Processes(FOLDER, die_with_parent=False)
     processes.stop(["kubelet"], grace_seconds=0)
     processes.stop(["containerd"])  # gently: its image store stays

@@ -1,4 +1,4 @@
-"""One command at a time changes the cluster of a cache folder.
+"""A lock, so that only one command at a time changes the cluster of a cache folder.
 
 Called by the command line. The lock goes with the process that holds it, however that ends.
 """
@@ -13,7 +13,7 @@ from e2e.cluster.paths import CACHE
 
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
-    """Waits until no other process is inside, and says so once."""
+    """Wait until no other process holds the lock. Prints once that it waits."""
     CACHE.mkdir(parents=True, exist_ok=True)
     file = os.open(CACHE / "cluster.lock", os.O_CREAT | os.O_RDONLY, 0o644)
     try:

@@ -54,7 +54,7 @@ def check(todo: Iterable[Step], with_images: bool) -> None:
 
 
 def steps(with_vllm: bool = False) -> Iterator[Step]:
-    """What `make demo` or `make vllm` has to do on this machine, as far as can be seen."""
+    """Return the steps that `make demo` or `make vllm` needs on this machine, as far as can be seen."""
     if not (REPOSITORY / ".venv" / ".complete").exists():
         yield PACKAGES
     if not kind.wanted() and not all(tools.tool_named(name).path.exists() for name in tools.CLUSTER):
@@ -78,7 +78,7 @@ def estimate(todo: list[Step], cores: int) -> str:
 
 
 def most_gigabytes(todo: Iterable[Step]) -> float:
-    """Of disk, at the worst moment of the steps one after the other."""
+    """Return the maximum of disk space, in gigabytes, that the steps need at a time."""
     kept = worst = 0.0
     for step in todo:
         kept += step.gigabytes
@@ -122,12 +122,12 @@ def _lacking_for_go() -> Iterator[str]:
 
 
 def _images_are_of_today() -> bool:
-    """Whether at most the project's own code is to be built anew and brought to the node: seconds."""
+    """Return whether at most the project's own code must be built and brought to the node, which takes seconds."""
     return BUILT_FROM.exists() and filecmp.cmp(BUILT_FROM, REPOSITORY / "uv.lock", shallow=False)
 
 
 def _node_has_vllm() -> bool:
-    """Whether the local cluster that is up has the image; the next one begins without it."""
+    """Return whether the running local cluster has the image. A new cluster begins without it."""
     socket = CACHE / "local" / "containerd.sock"
     node = Containerd("ctr", "--address", socket)
     return socket.exists() and node.ready() and node.has_image(vllm.IMAGE)

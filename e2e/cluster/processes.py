@@ -23,7 +23,7 @@ _LIBC = ctypes.CDLL(None)
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A process as the kernel tells it from all others: id and start time in clock ticks since boot."""
+    """The identity of a process: its id, and its start time in clock ticks since boot."""
 
     name: str
     pid: int
@@ -66,7 +66,10 @@ class Processes:
         self._children.append(child)
 
     def record(self, name: str) -> None:
-        """Writes down the calling process. In a child, before its program runs: nothing is started and not recorded."""
+        """Record the calling process.
+
+        Called in a child before its program runs, so that all started processes are recorded.
+        """
         if self._die_with_parent:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         own = Recorded(name, os.getpid(), started_ticks(os.getpid()) or 0)
@@ -115,7 +118,7 @@ class Processes:
 
 
 def started_ticks(pid: int) -> int | None:
-    """Start time of a living process; None for none, or one that waits only to be reaped."""
+    """Return the start time of a living process; None if it does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -68,7 +68,7 @@ def run(program: str | Path, *arguments: str | Path, **options: Any) -> "subproc
 
 
 def run_quietly(program: str, *arguments: str | Path) -> str:
-    """Its standard output. Raises ProgramFailed with the end of what it has said."""
+    """Run a program and return its standard output. Raises ProgramFailed with the end of its output."""
     environment = {**os.environ, "LC_ALL": "C"}
     done = run(program, *arguments, capture_output=True, text=True, env=environment)
     if done.returncode:
@@ -82,7 +82,7 @@ def start(program: str | Path, *arguments: str | Path, **options: Any) -> "subpr
 
 
 def command(program: str | Path, *arguments: str | Path) -> list[str]:
-    """The command line of a program, which is there from now on; else `ProgramMissing`."""
+    """Return the command line of a program, and install it if necessary. Raises `ProgramMissing`."""
     return [str(program) if isinstance(program, Path) else path(program), *map(str, arguments)]
 
 
@@ -102,7 +102,7 @@ def path(program: str) -> str:
 
 
 def _uv() -> str:
-    """The one that `make venv` keeps in the cache."""
+    """Return the uv that `make venv` keeps in the cache."""
     kept = sorted(CACHE.glob("uv-*/bin/uv"))
     if not kept:
         raise ProgramMissing('uv is not in the cache: run "make venv"')
@@ -110,7 +110,7 @@ def _uv() -> str:
 
 
 def found(program: str) -> str | None:
-    """The path of a program that is there already."""
+    """Return the path of a program that is installed already."""
     return shutil.which(program, path=search_path())
 
 
@@ -119,7 +119,10 @@ def search_path() -> str:
 
 
 def require(*programs: str) -> None:
-    """Makes sure that all of them are there: installs missing packages, or raises `ProgramMissing` for all."""
+    """Make sure that all programs are installed.
+
+    Installs missing packages, or raises `ProgramMissing` for all of them.
+    """
     absent = [program for program in programs if found(program) is None]
     refusals = [INSTALLED_BY_PEOPLE[program] for program in absent if program in INSTALLED_BY_PEOPLE]
     packages = sorted({DEBIAN_PACKAGES[program] for program in absent if program not in INSTALLED_BY_PEOPLE})

@@ -1,4 +1,4 @@
-"""Says what goes on while it does: no step of the set-up is silent for longer than a quarter of a minute.
+"""Prints progress, so that no step of the set-up is silent for more than a quarter of a minute.
 
 Called by whatever takes long. Lines, not bars: several steps run side by side, and their output may go to a file.
 """

@@ -1,4 +1,4 @@
-"""Which of the two providers a command addresses.
+"""Chooses the provider that a command uses.
 
 CLUSTER=local|kind decides. Without it, the one whose cluster is up: what `make demo CLUSTER=local` brought up is what
 `make demo-url` then means. Else `kind` where a Docker daemon and kind answer, else `local`.
@@ -27,7 +27,7 @@ def addressed() -> ModuleType:
 
 
 def existing() -> list[ModuleType]:
-    """Those of whose clusters anything is there, intact or not; with CLUSTER that one in any case."""
+    """Return the providers that have a cluster, intact or not. With CLUSTER, only that provider."""
     if wanted := os.environ.get("CLUSTER"):
         return [PROVIDERS[wanted]]
     return [provider for provider in PROVIDERS.values() if provider.exists()]
@@ -39,7 +39,7 @@ def builds_with_docker() -> bool:
 
 
 def of_kubeconfig() -> ModuleType:
-    """The one whose cluster KUBECONFIG names; without KUBECONFIG, the addressed one."""
+    """Return the provider of KUBECONFIG's cluster; without KUBECONFIG, the chosen provider."""
     if not os.environ.get("KUBECONFIG"):
         return addressed()
     context = programs.run("kubectl", "config", "current-context", capture_output=True, text=True).stdout.strip()

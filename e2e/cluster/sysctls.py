@@ -20,7 +20,7 @@ _TREE = Path("/proc/sys")
 
 
 def note(folder: Path) -> None:
-    """Writes down those that will change, before they do."""
+    """Record the settings that will change, before they change."""
     before = {name: _read(name) for name, ours in _OURS.items() if _read(name) != ours}
     partial = _file(folder).with_suffix(".partial")
     partial.write_text(json.dumps(before))
@@ -28,12 +28,12 @@ def note(folder: Path) -> None:
 
 
 def noted(folder: Path) -> dict[str, str]:
-    """Names below /proc/sys and the values before the cluster; empty where it has changed nothing."""
+    """Return names below /proc/sys with the values before the cluster; empty if it has changed nothing."""
     return json.loads(_file(folder).read_text()) if _file(folder).exists() else {}
 
 
 def restore(folder: Path) -> None:
-    """Puts back what was noted; values that were changed since by others stay."""
+    """Restore the recorded values. Values that others have changed since then stay."""
     for name, before in noted(folder).items():
         if _read(name) == _OURS[name]:
             (_TREE / name).write_text(before)

@@ -1,4 +1,4 @@
-"""A claim on a folder of the node: what a StorageClass would give, for the demo's model and the stories.
+"""Builds a claim for a folder of the node, for the demo's model and the stories. It replaces a StorageClass.
 
 Pure; the caller applies the manifests.
 """

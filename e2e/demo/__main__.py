@@ -65,7 +65,7 @@ def generate() -> int:
 
 
 def wait_for(service: str, kind: str, started: float) -> None:
-    """Until the service has this condition; says each reason for which it has not, as `kubectl describe` would."""
+    """Wait until the service has this condition. Prints each reason why it has not, as `kubectl describe` would."""
     said = ""
 
     def is_true() -> bool:
@@ -100,7 +100,7 @@ def chat(url: str) -> None:
 
 
 async def burst(url: str) -> tuple[Story, Load]:
-    """Load until the service has three ready pods, then wait until it is back at one."""
+    """Run a load until the service has three ready pods, and then wait until it is back at one."""
     body: dict[str, Any] = {"model": NAME, "max_tokens": 160, "min_tokens": 120, "temperature": 0.8}
     story = Story(began=time.monotonic())
     with Live(console=console, refresh_per_second=4) as live:

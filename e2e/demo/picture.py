@@ -64,7 +64,7 @@ def _x(at: float, seconds: float) -> float:
 
 
 def _steps(story: Story, seconds: float, top: int, most: float, read: Read) -> str:
-    """A path in steps: each value holds until the next sample."""
+    """Draw a path in steps. Each value holds until the next sample."""
     y = top + HEIGHT - read(story.samples[0]) / most * HEIGHT
     path = f"M{LEFT} {y:.1f}"
     for sample in story.samples[1:]:
@@ -89,7 +89,7 @@ def _frame(top: int, most: float, legend: Sequence[tuple[str, str]]) -> list[str
 
 
 def _events(story: Story, seconds: float, bottom: int) -> list[str]:
-    """What happened when, in two rows of words below the pods, so that neighbours do not overlap."""
+    """Draw the events, in two rows of words below the pods, so that neighbours do not overlap."""
     marks = [
         (0.0, "burst"), (story.decided, "HPA wants 3"), (story.all_ready, "3 ready"),
         (story.burst_ended, "burst over"), (story.back_to_one, "1 again"),

@@ -1,4 +1,4 @@
-"""How the demo's story looks: the table with its legend, what happened, and how to go on. Reads no cluster."""
+"""Prints the demo's story: the table with its legend, what happened, and the next steps. Does not read the cluster."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def table(story: Story, title: str) -> RenderableType:
 
 
 def report(console: Console, story: Story, load: Load) -> bool:
-    """Says what happened; whether all of it did, and nothing failed."""
+    """Print what happened. Returns whether everything expected happened and nothing failed."""
     console.rule("What happened")
     late = HPA_SYNC_SECONDS + 1
     console.print(
@@ -74,7 +74,7 @@ def report(console: Console, story: Story, load: Load) -> bool:
 
 
 def go_on(console: Console, url: str, kubeconfig: str, kubectl: str, helm: str, chart: Path) -> None:
-    """Commands to paste, and where to read on."""
+    """Print commands to paste, and where to read more."""
     console.rule("Go on")
     body = json.dumps({"messages": [{"role": "user", "content": "Tell me about lists."}], "max_tokens": 60})
     print(GO_ON.format(url=url, kubeconfig=kubeconfig, kubectl=kubectl, helm=helm, chart=chart, body=body))

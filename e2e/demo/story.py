@@ -1,4 +1,4 @@
-"""What the cluster and the clients said while the burst ran, and when what happened. No cluster, no screen."""
+"""The data of the demo: readings of the cluster and the clients during the burst, and the times of events."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ WINDOW_SECONDS = 10.0  # of the figures of the clients' side
 
 @dataclass(slots=True)
 class Sample:
-    """One reading of the cluster's own figures; None where it does not know."""
+    """A reading of the cluster's own figures. None: the cluster does not know the figure."""
 
     at: float
     queue_depth: float | None
@@ -26,7 +26,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Story:
-    """When what happened, in seconds since the burst began."""
+    """The times of events, in seconds since the burst began."""
 
     began: float
     decided: float | None = None
@@ -59,7 +59,7 @@ class Story:
 
 
 def shown(samples: list[Sample], rows: int) -> list[Sample]:
-    """The samples for a table of about so many rows: all that changed something, the newest, and some in between."""
+    """Return the samples for a table of about this many rows: all with changes, the newest, and some in between."""
     told = [sample for sample in samples if sample.event]
     between = [sample for sample in samples[:-1] if not sample.event]
     room = max(1, rows - len(told) - 1)

@@ -40,7 +40,7 @@ SENTENCES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is asked of a service of `examples/NAME.yaml`, and how its answer is told."""
+    """The request to a service of `examples/NAME.yaml`, and how its answer is shown."""
 
     path: str  # below the service's base
     body: dict[str, Any]
@@ -50,7 +50,7 @@ class Task:
     file: str = ""  # of the repository, that a form sends beside the body's fields; empty: the body is JSON
 
     def post(self, url: str, body: dict[str, Any]) -> httpx.Response:
-        """The answer of the service at `url`, to one of the bodies."""
+        """Send a body to the service at `url` and return its answer."""
         if not self.file:
             return httpx.post(url + self.path, json=body, timeout=60)
         files = {"file": (Path(self.file).name, (REPOSITORY / self.file).read_bytes())}
@@ -58,7 +58,7 @@ class Task:
 
 
 def _encode(image: Image.Image) -> str:
-    """As a PNG in base64."""
+    """Return the picture as a PNG in base64."""
     file = io.BytesIO()
     image.save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
@@ -73,7 +73,7 @@ def _paint(colour: str, shape: str) -> str:
 
 
 def _find(pictures: Any, texts: Any) -> list[str]:
-    """For each text the picture whose vector is nearest, and how near."""
+    """Return for each text the picture with the nearest vector, and the similarity."""
     vectors = [one["embedding"] for one in pictures["data"]]
     found = []
     for text, one in zip(PICTURES, texts["data"], strict=True):
@@ -171,7 +171,7 @@ def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, s
 
 
 def _shorten(body: str) -> str:
-    """The same with the beginning of each image."""
+    """Return the body with only the beginning of each image."""
     return re.sub(r'(iVBOR[^"]{20})[^"]*', r"\1...", body)
 
 
@@ -182,7 +182,7 @@ def _post(task: Task, url: str, body: dict[str, Any]) -> Any:
 
 
 def _count_batches(service: str, namespace: str) -> dict[str, float]:
-    """Of the service's one engine, as it tells them."""
+    """Return the numbers of inputs and batches that the service's only engine reports."""
     pods = kube.kubectl("get", "pods", "-n", namespace, "-l", names.pod_selector_string(service), "-o", "name")
     pod = pods.split()[0].removeprefix("pod/")
     page = kube.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod}:8000/proxy/metrics")

@@ -14,7 +14,7 @@ MAIN = "main"
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of one revision."""
+    """A file of a revision."""
 
     name: str  # path in the repository
     path: Path
@@ -33,7 +33,7 @@ class StoredFile:
 
     @cached_property
     def blob_id(self) -> str:
-        """Git's name for what it keeps: the content, or for a large file the LFS pointer to it."""
+        """Return git's id of the content, or, for a large file, of the LFS pointer to it."""
         content = self.pointer if self.is_large else self.path.read_bytes()
         return hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
 
@@ -63,7 +63,7 @@ class Revision:
 
 
 class Repository:
-    """One folder of the hub's root, read anew at each request."""
+    """A folder of the hub's root. It is read again at each request."""
 
     def __init__(self, root: Path, repository_id: str) -> None:
         self.id = repository_id
@@ -74,7 +74,7 @@ class Repository:
         return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", self.id) is not None and self._folder.is_dir()
 
     def find(self, revision: str) -> Revision | None:
-        """The revision of this name, or the one whose commit this is."""
+        """Return the revision with this name or this commit."""
         return next((found for found in self._revisions() if revision in (found.name, found.commit)), None)
 
     def _revisions(self) -> Iterator[Revision]:

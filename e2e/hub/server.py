@@ -28,7 +28,7 @@ _READ_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Faults:
-    """What to do wrong. Names are file names, in any repository."""
+    """The faults of a hub that misbehaves. Names are file names, in any repository."""
 
     corrupt: frozenset[str] = frozenset()  # one bit of their bytes is wrong; digests are those of the right ones
     bytes_per_second: float | None = None
@@ -43,7 +43,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class HubRequest:
-    """One request as the hub got it."""
+    """A request that the hub got."""
 
     method: str
     path: str
@@ -113,7 +113,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the client left, as a killed fetch does
 
     def _revision(self, repository_id: str, name: str) -> Revision:
-        """As the real hub: without the right token a repository cannot be told from one that does not exist."""
+        """Find the revision.
+
+        Without the right token the answer is that of a repository that does not exist, as on the real hub.
+        """
         repository = Repository(self.server.root, repository_id)
         token = self.server.token
         if token is not None and self.headers.get("Authorization") != f"Bearer {token}":

@@ -11,7 +11,7 @@ QUESTION = "How do I use the with statement?"
 
 
 def run(*checks: Callable[[], None]) -> None:
-    """The first that does not hold ends the program."""
+    """Run the checks. The first one that fails ends the program."""
     for check in checks:
         check()
         print(f"passed: {check.__name__}", flush=True)

@@ -55,7 +55,7 @@ def output_type() -> None:
 
 
 def tool() -> None:
-    """The call, its result, and a later answer that sees both."""
+    """Check the call, its result, and a later answer that uses both."""
     settings = ModelSettings(max_tokens=200, tool_choice="count", parallel_tool_calls=False)
     agent = build(tools=[count], model_settings=settings, tool_use_behavior="stop_on_first_tool")
     result = asyncio.run(Runner.run(agent, QUESTION, run_config=CONFIG))

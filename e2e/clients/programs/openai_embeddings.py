@@ -36,7 +36,7 @@ def token_ids() -> None:
 
 
 def encodings() -> None:
-    """The client asks for base64 by itself where nothing is said."""
+    """Check the encodings. By default, the client requests base64."""
     assert near(embed(TEXTS[0])[0], embed(TEXTS[0], encoding_format="float")[0])
 
 
