@@ -1,4 +1,4 @@
-"""The commands of docs/measuring.md still run, on a little of everything; what they measure here says nothing."""
+"""Runs the commands of docs/measuring.md with small sizes. Their figures mean nothing here."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ COMMANDS = re.findall(r"```sh\n(.*)\n```", (REPOSITORY / "docs/measuring.md").re
 
 
 def run(program: str, sizes: str) -> str:
-    """What that command of the page prints; 1 is the status of a figure that misses its bar, as it may here."""
+    """Return the output of the page's command. The status may be 1, because figures may miss their bars here."""
     (command,) = [command for command in COMMANDS if f"conveyor_bench {program} " in f"{command} "]
     done = subprocess.run(f"{command} {sizes}", shell=True, cwd=REPOSITORY, capture_output=True, text=True, timeout=250)
     assert done.returncode in (0, 1), done.stderr

@@ -1,4 +1,4 @@
-"""The client matrix: its rows are in the documentation, and a client that got less than it asked for has failed."""
+"""Tests that the client matrix is in the documentation, and that a client fails if it gets less than it requested."""
 
 import json
 import tomllib
@@ -67,7 +67,7 @@ def test_a_program_must_name_its_checks(tmp_path: Path) -> None:
 
 
 def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> str:
-    """What a client made of one line of shell is said to have passed."""
+    """Return what a client that is one line of shell is reported to have passed."""
     monkeypatch.setattr(runner, "FOLDER", tmp_path / "kept")
     monkeypatch.setattr(runner, "install", lambda _: tmp_path)
     client = Client("any", ("any==1",), ("/bin/sh", "-c", script), "nothing")

@@ -48,7 +48,7 @@ def launch(folder: Path, then: str = "pass") -> str:
 
 
 def zombies() -> list[str]:
-    """The programs of this process' children that have ended and wait to be waited for."""
+    """Return the programs of this process's children that are zombies."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     states = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] for child in children]
     return [child for child, state in zip(children, states, strict=True) if state == "Z"]

@@ -1,4 +1,4 @@
-"""Ports under clients that take connections and bytes, and give none."""
+"""Tests ports with clients that occupy connections and memory but send nothing."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ class Port:
         await runner.cleanup()
 
     async def connect(self, sent: bytes = b"", address: str = "127.0.0.1") -> Client:
-        """A client that has sent `sent`, once the port has seen it."""
+        """Return a client that has sent `sent`. Waits until the port has seen it."""
         known = set(self.server.connections)
         reader, writer = await asyncio.open_connection("127.0.0.1", self.number, local_addr=(address, 0))
         self.clients.callback(writer.close)

@@ -1,4 +1,4 @@
-"""What a real HPA controller decides, look by look, on metric values that a script gives it.
+"""Records the decisions of a real HPA controller for metric values from a script.
 
 `python -m tests.insight.recording` writes `recorded.json` beside it, in about three minutes: the HPAs of
 `HPAS`, all at once, on a control plane of their own.
@@ -157,7 +157,7 @@ class _Handler(Handler):
 
 @contextmanager
 def serving(plane: ControlPlane, hpas: list[Hpa]) -> Iterator[Api]:
-    """The control plane's API with InferenceServices and their metrics."""
+    """Run a control plane's API with InferenceServices and their metrics."""
     api = Api(plane.kubeconfig)
     install_definitions(api)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What is said of each situation; that the decisions are the controller's, `test_explained_service` tries."""
+"""Tests the explanation of each situation. `test_explained_service` compares the decisions with the controller's."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ BATCHING = {"maxBatchSize": 40}  # targets 30 and 5
 def make_facts(
     *values: int | str, asked: int = 1, autoscaling: Any = AUTOSCALING, hpa: Any = None, **changes: Any
 ) -> Facts:
-    """Of a service with `asked` pods whose metrics have these values."""
+    """Make the facts of a service with `asked` pods whose metrics have these values."""
     body = build_one("HorizontalPodAutoscaler", autoscaling=autoscaling, batching=BATCHING) | (hpa or {})
     facts = Facts(
         service=make_resource(autoscaling=autoscaling, batching=BATCHING),

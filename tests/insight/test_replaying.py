@@ -1,4 +1,4 @@
-"""Recorded moments, replayed: by the HPA of then it is what it was, by another spec what that would have done."""
+"""Tests the replay of recorded moments. The recorded HPA gives the recorded decisions; another spec gives its own."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ from e2e.cluster.paths import REPOSITORY
 
 
 def record(*moments: Facts) -> str:
-    """What a loop of `explain -o json` writes, each 15 s."""
+    """Return the lines that `explain -o json` writes when it runs every 15 s."""
     later = [replace(facts, now=NOW + timedelta(seconds=15 * number)) for number, facts in enumerate(moments)]
     return "".join(json.dumps(build_json(explain(facts)), indent=2) + "\n" for facts in later)
 
@@ -31,7 +31,7 @@ def numbers(looks: list[Look]) -> list[tuple[int, int]]:
 
 
 def write(folder: Path, text: str, **spec: Any) -> list[str]:
-    """The arguments of a replay by this spec."""
+    """Write the files and return the arguments of a replay with this spec."""
     samples, service = folder / "samples.json", folder / "qwen.yaml"
     samples.write_text(text)
     resource = {

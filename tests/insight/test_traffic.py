@@ -1,4 +1,4 @@
-"""What engines expose is read: pages as this engine renders them, added up."""
+"""Tests that the pages of engines are read and summed."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from conveyor_insight.traffic import Histogram, read_traffic
 
 
 def render(prompts: list[int], **stats: Any) -> str:
-    """The page of an engine after these prompts, each with an answer of 10 tokens."""
+    """Return the page of an engine after these prompts, each with an answer of 10 tokens."""
     metrics = EngineMetrics("qwen")
     for tokens in prompts:
         metrics.observe_prompt(tokens, 10)

@@ -1,4 +1,7 @@
-"""`make batchers` of docs/measuring.md with this engine alone and a tiny model: no test environment has its peers."""
+"""Tests `make batchers` of docs/measuring.md with only this engine and a tiny model.
+
+The peers are not installed here.
+"""
 
 import asyncio
 import json
@@ -17,7 +20,7 @@ SETTINGS = Settings(Path("model"), 32, 0.01)
 
 
 def test_figures_are_of_all_requests() -> None:
-    """Ten are due at once, and one second passes between their ends; one more has no answer."""
+    """Ten requests are due at once and end one second after the other. Another one has no answer."""
     answers = [Answer(0.0, float(number)) for number in range(1, 11)] + [Answer(0.0)]
     figures = summarise(answers, 4.0)
     assert figures == {

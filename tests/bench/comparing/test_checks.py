@@ -1,4 +1,4 @@
-"""What is compared before anything is measured: the tokens of the measured model, in its own dtype."""
+"""Tests the comparison before the measurement: the tokens of the measured model in its own dtype."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from conveyor_bench.comparing.turns import random_prompts
 
 
 class Other:
-    """Gives what another system gives, with one token changed."""
+    """A system that returns another system's tokens with one token changed."""
 
     def __init__(self, system: Any, row: int, place: int) -> None:
         self._system, self._row, self._place = system, row, place

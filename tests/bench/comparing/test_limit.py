@@ -1,4 +1,4 @@
-"""What the machine allows: of which products and bytes it is made, and that the fastest kernel of each counts."""
+"""Tests the machine's limit: its products and bytes, and that the fastest kernel of each product counts."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from conveyor_bench.comparing.turns import random_prompts
 
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A made-up machine's clock: a product takes as long as its kernel says for its rows and outputs."""
+    """A fake clock. A product takes as long as its kernel defines for its rows and outputs."""
     now = [0.0]
     kinds = {"few": lambda rows, out: rows * out, "many": lambda rows, out: 20 * out + rows * out / 10}
 

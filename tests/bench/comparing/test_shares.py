@@ -1,4 +1,4 @@
-"""The shares of a step: each part without those that it calls, and every part of a real engine."""
+"""Tests the shares of a step: each part without the parts that it calls, and all parts of a real engine."""
 
 from pathlib import Path
 from types import SimpleNamespace

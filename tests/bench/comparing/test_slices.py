@@ -1,4 +1,4 @@
-"""Slices on made-up figures: which count, what they say together, and when it is enough."""
+"""Tests slices with invented figures: which count, what they give together, and when they are enough."""
 
 import pytest
 
@@ -11,7 +11,7 @@ WORKLOAD = Workload(requests=4, input_tokens=8, output_tokens=11)
 
 
 def turn(ours: float, peer: float, *, tokens: int = 0, stolen: tuple[float, float] = (0.0, 0.0)) -> Turn:
-    """Seconds of both; of the prompts, or of so many tokens after them."""
+    """Make a turn with the seconds of both systems, for the prompts or for this number of tokens after them."""
     pair = {"conveyor": (ours, stolen[0]), "peer": (peer, stolen[1])}
     parts = {name: Slice(tokens or 1, seconds, share) for name, (seconds, share) in pair.items()}
     return Turn("decode" if tokens else "prefill", parts)

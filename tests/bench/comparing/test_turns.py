@@ -1,4 +1,4 @@
-"""Turns on systems that only count: who goes how far when, what ends it, and what the host took meanwhile."""
+"""Tests turns with systems that only count: their order and lengths, the end, and time that the host took."""
 
 from itertools import cycle
 from typing import Any
@@ -17,7 +17,7 @@ class Clock:
 
 
 class Counting:
-    """Takes so many seconds for each step; needs some steps for its prompts."""
+    """A system that takes this many seconds for each step, and some steps for its prompts."""
 
     def __init__(self, clock: Clock, seconds: float, prompt_steps: int = 1) -> None:
         self.clock, self.seconds, self.prompt_steps = clock, seconds, prompt_steps

@@ -1,4 +1,4 @@
-"""Objects that are deep and wide, by docs/measuring.md's command."""
+"""Runs docs/measuring.md's command for deep and wide objects."""
 
 import re
 

@@ -1,8 +1,8 @@
-"""The operator's reconciles, by docs/measuring.md's command."""
+"""Runs docs/measuring.md's command for the operator's reconciles."""
 
 from tests.bench.commands import run
 
 
 def test_it_can_start() -> None:
-    """No more: with two services it takes half a minute already. Its figures are taken by hand."""
+    """This only tests the start, because two services already take half a minute. People run the measurement."""
     assert "--services" in run("reconcile", "--help")

@@ -1,8 +1,8 @@
-"""The time from a request to the engine that is asked for, by docs/measuring.md's command."""
+"""Runs docs/measuring.md's command for the time from a request to the engine's replica."""
 
 from tests.bench.commands import run
 
 
 def test_it_can_start() -> None:
-    """No more: what it measures is tried in tests/contract/test_zero.py. Its figures are taken by hand."""
+    """This only tests the start. tests/contract/test_zero.py tests what it measures. People run the measurement."""
     assert "--services" in run("wake", "--help")

@@ -1,4 +1,4 @@
-"""The command `batches` of docs/benchmarks.md, small: what it prints last, and that grouping saves padding."""
+"""Tests the small command `batches` of docs/benchmarks.md: its last line, and that grouping saves padding."""
 
 import json
 

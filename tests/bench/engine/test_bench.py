@@ -1,4 +1,4 @@
-"""The engine's command of docs/measuring.md on a tiny model: what it prints last, and what it refuses."""
+"""Tests the engine's command of docs/measuring.md with a tiny model: its last line, and what it refuses."""
 
 import json
 

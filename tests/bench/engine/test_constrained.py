@@ -1,4 +1,4 @@
-"""The command `constrained` of docs/measuring.md, small: what it prints last, and that its rows follow the schema."""
+"""Tests the small command `constrained` of docs/measuring.md: its last line, and that rows follow the schema."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command `host` of docs/measuring.md, small: what it prints last, and that only the forward is no real one."""
+"""Tests the small command `host` of docs/measuring.md: its last line, and that all but the forward is real."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The command `start` of docs/measuring.md, small: what it prints last, and what it refuses."""
+"""Tests the command `start` of docs/measuring.md with small sizes: its last line, and what it refuses."""
 
 import json
 import os

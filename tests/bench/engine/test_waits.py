@@ -1,4 +1,4 @@
-"""The command `waits` of docs/measuring.md, small: what it prints last, and that nobody waits for all of another's."""
+"""Tests the small command `waits` of docs/measuring.md: its last line, and that no request waits for all of a list."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a request costs on its way through the gateway, by docs/measuring.md's command."""
+"""Runs docs/measuring.md's command for the cost of a request in the gateway."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What overload costs, by docs/measuring.md's command."""
+"""Runs docs/measuring.md's command for overload."""
 
 import json
 

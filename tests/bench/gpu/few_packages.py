@@ -1,4 +1,4 @@
-"""A Python in which some packages are not installed, though they are."""
+"""Hides installed packages from a Python process."""
 
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -36,7 +36,7 @@ def hide_all_but(folder: Path, packages: set[str]) -> set[str]:
 
 
 def needed_by(packages: set[str]) -> Iterator[str]:
-    """The packages, and all that they are installed with."""
+    """Return the packages and all packages that are installed with them."""
     found: set[str] = set()
     todo = set(packages)
     while todo:

@@ -1,4 +1,4 @@
-"""The command `gpu` of docs/measuring.md, rehearsed on the CPU: every stage runs, whatever little is installed."""
+"""Tests the command `gpu` of docs/measuring.md on the CPU. Each stage runs, even if few packages are installed."""
 
 import dataclasses
 import os
@@ -22,7 +22,10 @@ REHEARSAL = "python -m conveyor_bench gpu --rehearse"
 
 
 def rehearse(out: Path, *options: str, **environment: str) -> str:
-    """What the command prints. Byte code is kept, or each stage would compile torch and transformers anew."""
+    """Return the command's output.
+
+    Byte code is kept; otherwise each stage would compile torch and transformers again.
+    """
     command = [sys.executable, *REHEARSAL.split()[1:], "--out", str(out), *options]
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     ran = subprocess.run(command, env=kept | environment, capture_output=True, text=True, check=False)

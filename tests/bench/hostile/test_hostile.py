@@ -1,4 +1,4 @@
-"""Hostile clients of gateway, metrics server and operator, by docs/measuring.md's command."""
+"""Runs docs/measuring.md's command for hostile clients of gateway, metrics server and operator."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A hostile tenant beside the operator and the metrics server, by docs/measuring.md's command."""
+"""Runs docs/measuring.md's command for a hostile tenant of the operator and the metrics server."""
 
 import json
 

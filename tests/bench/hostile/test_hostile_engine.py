@@ -1,4 +1,4 @@
-"""A hostile client of an engine, by docs/measuring.md's command."""
+"""Runs docs/measuring.md's command for a hostile client of an engine."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Embeddings in virtual time: what the picture of docs/batching.md shows, smaller."""
+"""Tests embeddings in virtual time: a smaller version of the picture in docs/batching.md."""
 
 import json
 import re

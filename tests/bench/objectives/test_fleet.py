@@ -1,4 +1,4 @@
-"""Objectives and the autoscaler at once: both act on what the other changes, and neither makes the other swing."""
+"""Tests objectives together with the autoscaler: each reacts to the other, and neither makes the other oscillate."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""transformers' continuous batching as a system: what it yields while it runs, and that its failures are ours."""
+"""Tests transformers' continuous batching as a system: what it yields while it runs, and that its errors are raised."""
 
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The engine as the HTTP side sees it: a process of few words or its messages alone, without a server."""
+"""Tests the API process's view of the engine, with a fake process or only its messages, without a server."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ from conveyor_engine.wire.worker import Part
 async def running(
     on_step: Callable[[StepOutputs], None] = lambda _: None, device: str = "cpu"
 ) -> AsyncIterator[EngineClient]:
-    """A started engine; it is not ready yet."""
+    """Start an engine. It is not ready yet."""
     config = EngineConfig(model="m", device=device)  # type: ignore[arg-type]
     engine = EngineClient(config, on_step, "tests.engine.serving.few_words")
     await engine.start()
@@ -87,12 +87,12 @@ async def test_what_a_dying_engine_says_is_heard_although_nobody_listens_to_it()
 
 
 def ended(request_id: str) -> StepOutputs:
-    """The step in which the engine gives the last output of an aborted request."""
+    """Return the step in which the engine sends the last output of an aborted request."""
     return StepOutputs([RequestOutput(request_id=request_id, finish_reason=FinishReason.ABORT)], EngineStats(), 1)
 
 
 def finished(request_id: str) -> StepOutputs:
-    """The step in which the engine gives a result."""
+    """Return the step in which the engine sends a result."""
     output = RequestOutput(request_id=request_id, finish_reason=FinishReason.STOP, payload=b"x")
     return StepOutputs([output], EngineStats(), 1)
 
@@ -148,7 +148,7 @@ async def test_a_request_that_is_larger_than_the_bound_is_taken_when_it_is_alone
 
 
 def list_of(name: str, number: int, tokens: int = 1) -> list[Part]:
-    """A list of inputs, in parts of one."""
+    """Return a list of inputs in parts of one input."""
     return [Part({f"{name}{n}": tokens}, f"{name}{n}|".encode()) for n in range(number)]
 
 

@@ -67,7 +67,7 @@ async def test_what_a_reader_wants_no_more_of_is_forgotten() -> None:
 
 
 async def test_a_failure_behind_the_end_that_the_reader_found_is_none() -> None:
-    """As when a stop string is in what the engine told before it died."""
+    """This happens if a stop string is in the outputs before the engine died."""
     async with Generation(["a"], 60, lambda _: None, ReadTurns()) as generation:
         generation.put(token("a"))
         generation.fail(EngineDead("gone"))
@@ -126,7 +126,7 @@ async def test_a_reader_waits_for_news() -> None:
 
 
 async def test_a_whole_answer_at_once_is_read_a_few_tokens_at_a_time() -> None:
-    """As static batching gives it: what is made of it must leave the others their turns."""
+    """Static batching returns whole answers. Their processing must leave turns to other requests."""
     logprobs = [TokenLogprobs.of(i, 0.0, [], []) for i in range(1000)]
     whole = RequestOutput(
         request_id="a", new_token_ids=list(range(1000)), logprobs=logprobs, finish_reason=FinishReason.STOP
@@ -155,7 +155,7 @@ async def test_every_token_is_read_once(num_tokens: int) -> None:
 
 
 async def test_of_many_readers_that_are_behind_one_goes_on_in_each_turn_of_the_loop() -> None:
-    """Else a new connection waits for a batch of each of them."""
+    """Otherwise a new connection waits for a batch of each of them."""
     turns, most, read = ReadTurns(), 0, 0
 
     async def read_all() -> None:

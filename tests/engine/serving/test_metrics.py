@@ -1,4 +1,4 @@
-"""What the engine's own metrics make of its steps and batches."""
+"""Tests the engine's own metrics of steps and batches."""
 
 import re
 

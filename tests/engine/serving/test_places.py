@@ -1,4 +1,4 @@
-"""The places of an engine: what is free, who is next in line, and what comes back."""
+"""Tests the places of an engine: which are free, which request is next, and which are returned."""
 
 import asyncio
 from contextlib import ExitStack, suppress
@@ -17,7 +17,7 @@ def fill(places: Places, *request_ids: str, wish: str = PLACE_IF_FREE) -> None:
 
 
 async def start(places: Places, level: int = 0) -> asyncio.Task[None]:
-    """Somebody who asks and stands in line, or is granted a place at once."""
+    """Start to ask for a place. The place is granted immediately, or the request is queued."""
     task = asyncio.create_task(places.ask(level))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The life of a `serve` process: what ends its requests, what ends it, and its last messages.
+"""Tests the life of a `serve` process: what ends its requests, what ends the process, and its last messages.
 
 The engine computes nothing where it does not matter what it computes.
 """
@@ -30,7 +30,7 @@ Start = Callable[..., EngineServer]
 
 @pytest.fixture(scope="module")
 def server(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """For all tests that leave it as it was: two places in the batch, two in the queue."""
+    """A server for all tests that do not change it. It has two places in the batch and two in the queue."""
     folder = tmp_path_factory.mktemp("server")
     with EngineServer(folder, chat_model, IDLE, max_num_seqs=2, max_num_queued_requests=2) as started:
         yield started.wait_ready()
@@ -38,7 +38,7 @@ def server(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def start(chat_model: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts a ready server with these fields changed."""
+    """A function that starts a ready server with these fields changed."""
     started: list[EngineServer] = []
 
     def begin(program: str = IDLE, **fields: Any) -> EngineServer:
@@ -51,7 +51,7 @@ def start(chat_model: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 class Call(threading.Thread):
-    """One request in a thread of its own; `lines` grows as a stream comes."""
+    """A request in its own thread. `lines` grows as the stream arrives."""
 
     def __init__(self, server: EngineServer, body: dict[str, Any]) -> None:
         super().__init__(daemon=True)

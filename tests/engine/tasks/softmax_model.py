@@ -1,4 +1,4 @@
-"""The task of `softmax/` as another package brings it, and a model for it."""
+"""Installs the task of `softmax/` as another package would, and makes a model for it."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is printed of a sweep."""
+"""Tests what is printed about a sweep."""
 
 import argparse
 import json

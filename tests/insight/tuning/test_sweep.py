@@ -1,4 +1,4 @@
-"""In which order settings and rates are tried, and which setting is chosen."""
+"""Tests the order in which settings and rates are tried, and which setting is chosen."""
 
 import pytest
 from tests.insight.tuning.service import Arithmetic

@@ -1,4 +1,4 @@
-"""Each row of the table of fields that do not act: what it accepts, and what is refused with its name."""
+"""Tests each row of the table of fields without effect: accepted values, and errors that name the field."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ CASES = [pytest.param(place, row, id=f"{place.name}-{row.name}") for place in Pl
 
 
 def place_fields(place: Place, fields: dict[str, Any]) -> tuple[type[ModelFields], dict[str, Any]]:
-    """A valid request with these fields in that place of it."""
+    """Return a valid request with these fields at this place."""
     message: dict[str, Any] = {"role": "assistant", "content": "a"}
     match place:
         case Place.COMPLETIONS:

@@ -1,4 +1,4 @@
-"""Which job a worker gets next: the pool, with workers that do what the test says."""
+"""Tests which job a worker gets next, in a pool with fake workers."""
 
 import asyncio
 import signal
@@ -90,7 +90,7 @@ class Pool:
             self.prepared[name] = asyncio.create_task(self.pool.prepare(job))
 
     async def given(self, *names: str) -> None:
-        """Waits until these jobs, and no others, are at workers."""
+        """Wait until exactly these jobs are at workers."""
         await self.until(lambda: set(self.workers.jobs) == set(names))
         await asyncio.sleep(0.01)
         assert set(self.workers.jobs) == set(names)

@@ -1,4 +1,4 @@
-"""Costly bodies against a real server: they are refused, and all other requests go on."""
+"""Tests that a real server refuses costly bodies and continues with all other requests."""
 
 import os
 import signal

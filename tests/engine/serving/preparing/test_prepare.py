@@ -1,4 +1,4 @@
-"""From a body to engine requests, without processes."""
+"""Tests how bodies become engine requests, without processes."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_the_level_is_the_clients_priority_unless_a_gateway_has_given_one(chat_m
     ],
 )
 def test_more_log_probabilities_than_are_kept_are_refused(chat_model: Path, kind: str, fields: dict[str, Any]) -> None:
-    """They took 8 GiB, and minutes of the loop that serves all streams."""
+    """Before, they took 8 GiB, and minutes in the event loop that serves all streams."""
     with pytest.raises(InvalidRequest, match="more than 4000000") as caught:
         prepared(chat_model, kind, **fields)
     assert caught.value.param == "logprobs"

@@ -1,4 +1,4 @@
-"""From a body of /v1/embeddings to engine requests, without processes."""
+"""Tests how bodies of /v1/embeddings become engine requests, without processes."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def prepared(chat_model: Path, **fields: Any) -> PreparedEmbeddings:
 
 
 def requests_of(part: Part) -> list[EngineRequest]:
-    """As the engine process reads them."""
+    """Return the requests as the engine process reads them."""
     (payload,) = FrameReader().feed(part.add)
     add = to_engine_decoder.decode(payload)
     assert isinstance(add, Add)

@@ -1,4 +1,4 @@
-"""What clients may send, tried without a server."""
+"""Tests what clients may send, without a server."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ NULL_OF_MESSAGES = {*ChatMessage.model_fields, *ROWS[Place.MESSAGE], "parsed"} -
 
 
 def refuse(schema: type[CompletionRequest] | type[ChatRequest], **fields: Any) -> InvalidRequest:
-    """The error that these fields, beside a valid rest, give."""
+    """Return the error for these fields in an otherwise valid body."""
     rest: dict[str, Any] = {"prompt": "a"} if schema is CompletionRequest else {"messages": [user("a")]}
     with pytest.raises(ValidationError) as caught:
         schema.model_validate_json(json.dumps({**rest, **fields}))
@@ -304,7 +304,7 @@ DEFAULTS = ("n", "encoding_format", "embed_dtype", "endianness")  # which null s
 
 @pytest.mark.parametrize("schema", [CompletionRequest, ChatRequest, EmbeddingRequest])
 def test_null_is_no_field(schema: Any) -> None:
-    """But for those that no request can be without."""
+    """Null is accepted for all fields that are not required."""
     needed: dict[str, Any] = {"prompt": "a", "input": "a"}
     if schema is ChatRequest:
         needed["messages"] = [user("a", **dict.fromkeys(NULL_OF_MESSAGES))]
@@ -360,7 +360,7 @@ def test_any_json_is_accepted_or_refused_in_words(schema: Any, data: st.DataObje
 
 
 def validate(schema: type[CompletionRequest] | type[ChatRequest], body: str) -> None:
-    """Raises only what has an answer."""
+    """Validate a body. Raises only errors that have a response."""
     try:
         schema.model_validate_json(body)
     except ValidationError as error:

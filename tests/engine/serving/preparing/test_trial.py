@@ -1,4 +1,4 @@
-"""What a tenant's model files may cost before they are read without limits."""
+"""Tests the limits on reading a tenant's model files before they are read without limits."""
 
 import os
 import signal
