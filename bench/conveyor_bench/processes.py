@@ -1,4 +1,4 @@
-"""Processes that measurements start: the product's programs, and parts of a measurement.
+"""Starts processes for measurements: the product's programs, and parts of a measurement.
 
 Used by `gateway`, `control` and `hostile`.
 """
@@ -27,19 +27,19 @@ class Child:
         self.end()
 
     def read_line(self) -> str:
-        """Waits for the next line that the process prints."""
+        """Wait for the next line that the process prints, and return it."""
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
     def ask(self) -> str:
-        """Sends an empty line, and waits for the line that answers it."""
+        """Send an empty line, and return the line that answers it."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return self.read_line()
 
     def end(self) -> str:
-        """Closes the standard input; returns what the process prints until it ends."""
+        """Close the standard input. Returns the output of the process until it ends."""
         return self._process.communicate("")[0]
 
 
@@ -56,5 +56,5 @@ def running(program: str, kubeconfig: Path, *flags: str, log: int | None = None)
 
 
 def resident_mib(pid: int) -> float:
-    """MiB of the process; 0 if it has ended and nobody has waited for it."""
+    """Return the MiB of the process; 0 if it is a zombie."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20

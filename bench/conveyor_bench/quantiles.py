@@ -1,9 +1,9 @@
-"""Percentiles of what was measured. Used by `control`."""
+"""Percentiles of measurements. Used by `control`."""
 
 from collections.abc import Sequence
 from statistics import quantiles
 
 
 def p99(values: Sequence[float]) -> float:
-    """0 without values."""
+    """Return the 99th percentile; 0 without values."""
     return quantiles(values, n=100, method="inclusive")[-1] if len(values) > 1 else max(values, default=0.0)

@@ -23,7 +23,7 @@ class StepCounts(NamedTuple):
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepCounts":
-        """Counts the plan's rows."""
+        """Count the plan's rows."""
         pairs = 0.0
         for computed, n in zip(plan.num_computed_tokens, plan.num_tokens, strict=True):
             pairs += n * (computed + (n + 1) / 2)
@@ -31,7 +31,7 @@ class StepCounts(NamedTuple):
         return cls(tokens, sum(plan.num_logits), sum(plan.num_computed_tokens) + tokens, pairs)
 
     def plus(self, other: "StepCounts") -> "StepCounts":
-        """Both together."""
+        """Return the sum of both counts."""
         tokens, logits, context, pairs = other
         return StepCounts(self.tokens + tokens, self.logits + logits, self.context + context, self.pairs + pairs)
 
@@ -40,7 +40,7 @@ class Cost(Protocol):
     """A model of a step's time."""
 
     def seconds(self, counts: StepCounts) -> float:
-        """Of one step."""
+        """Return the seconds of a step."""
         ...
 
 
@@ -128,7 +128,7 @@ class Roofline:
         return sum(self._flops(total)) / (self.device.flops * seconds)
 
     def _flops(self, counts: StepCounts) -> tuple[float, float]:
-        """Of the linear layers, and of attention."""
+        """Return the floating-point operations of the linear layers, and of attention."""
         shape = self.shape
         linear = 2 * (shape.layers * shape.layer_parameters * counts.tokens + shape.head_parameters * counts.logits)
         return linear, 4 * shape.layers * shape.query_size * counts.pairs

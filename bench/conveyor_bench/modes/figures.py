@@ -1,4 +1,4 @@
-"""What a run of requests gave, as clients and operators see it. Used by `running`; plain numbers come out."""
+"""Computes the figures of a run of requests, for clients and operators, as plain numbers. Used by `running`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Observed:
-    """A run: its answers, and sums over its steps weighed by their seconds."""
+    """Observes a run: its answers, and sums over its steps, weighted by their seconds."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
     busy_seconds: float = 0.0
@@ -35,16 +35,16 @@ class Observed:
     _before: tuple[int, int] = (0, 0)
 
     def begin(self, requests: Sequence[EngineRequest], longest_total_tokens: int) -> None:
-        """All that will come."""
+        """Note all requests that will arrive."""
         self.answers = {request.request_id: Answer(request.arrival_time) for request in requests}
         self._longest = longest_total_tokens
 
     def before_step(self, core: EngineCore) -> None:
-        """Notes who runs."""
+        """Note which requests run."""
         self._before = _running(core)
 
     def after_step(self, core: EngineCore, outputs: Sequence[RequestOutput], began: float, ended: float) -> None:
-        """Takes in what the step gave. Raises RuntimeError if a request failed."""
+        """Note the outputs of a step. Raises RuntimeError if a request failed."""
         live, running = (max(pair) for pair in zip(self._before, _running(core), strict=True))
         self.most_running = max(self.most_running, running)
         self.step_seconds = ended - began
@@ -61,11 +61,11 @@ class Observed:
             answer.tokens += len(output.new_token_ids)
 
     def end(self, core: EngineCore, now: float) -> None:
-        """All requests have ended."""
+        """Note that all requests have ended."""
         self.seconds, self.stats = now, core.stats()
 
     def figures(self) -> dict[str, float]:
-        """Everything that the page shows."""
+        """Return all figures that the page shows."""
         stats, answers = self.stats, list(self.answers.values())
         return {
             **spread(answers, self.seconds),
@@ -81,13 +81,13 @@ class Observed:
 
 
 def _running(core: EngineCore) -> tuple[int, int]:
-    """Rows that are not done, and admitted requests."""
+    """Return the number of rows that are not done, and of admitted requests."""
     running = core.scheduler.running
     return sum(request.finished is None for request in running), len(running)
 
 
 def spread(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
-    """Throughput, and percentiles of the answers' times."""
+    """Return the throughput, and percentiles of the answers' times."""
     tokens = sum(answer.tokens for answer in answers)
     told = {"output_tokens_per_second": tokens / seconds, "seconds": seconds}
     told |= {"requests": len(answers), "output_tokens": tokens}
@@ -103,6 +103,6 @@ def spread(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
 
 
 def percentile(values: Sequence[float], share: int) -> float:
-    """The nearest rank."""
+    """Return the percentile by nearest rank."""
     in_order = sorted(values)
     return in_order[max(0, -(-len(in_order) * share // 100) - 1)]

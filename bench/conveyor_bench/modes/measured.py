@@ -50,7 +50,7 @@ Steps = list[tuple[StepCounts, float]]
 
 @dataclass(slots=True)
 class Run:
-    """One system's way through a cell."""
+    """The run of one system in a cell."""
 
     clock: ProcessorClock = field(default_factory=ProcessorClock)
     observed: Observed = field(default_factory=Observed)
@@ -85,7 +85,7 @@ class Run:
 
 
 def take_turns(runs: Sequence[tuple[ProcessorClock, Iterator[None]]]) -> None:
-    """Each runs for a slice, then the next, until all are done."""
+    """Let each system run for a slice, one after the other, until all are done."""
     waiting = deque(runs)
     while waiting:
         clock, steps = waiting.popleft()
@@ -125,7 +125,7 @@ def transformers_figures(answers: Sequence[Answer], seconds: float, places: int,
 def run_cell(
     runners: Mapping[str, GenerateRunner], peer: HfStatic | None, requests: Sequence[EngineRequest], longest: int
 ) -> tuple[dict[str, Figures], dict[str, Run]]:
-    """The figures and the runs of all systems over the same requests."""
+    """Run all systems with the same requests. Returns their figures and their runs."""
     runs = {name: Run() for name in runners}
     turns = [
         (runs[name].clock, runs[name].engine(runner, _SYSTEMS[name], requests, longest))
@@ -145,7 +145,7 @@ def run_cell(
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Written once, and opened by the process of each cell."""
+    """A model that is written once and opened by the process of each cell."""
 
     folder: Path
     dtype: str
@@ -189,14 +189,14 @@ def measure(number: int, latency_number: int, pool: Executor, say: Callable[[str
 
 
 def measure_cap(model: Model, number: int, cap: int) -> tuple[dict[str, Figures], dict[str, Run]]:
-    """All systems over the same requests, whose outputs have at most `cap` tokens."""
+    """Measure all systems with the same requests, whose outputs have at most `cap` tokens."""
     runners, peer = model.open_runners(list(_SYSTEMS)), HfStatic(model.folder, model.dtype)
     run_cell(runners, peer, throughput_requests(2, 4, _vocabulary()), PROMPT_TOKENS + 4)  # warms all of them
     return run_cell(runners, peer, throughput_requests(number, cap, _vocabulary()), PROMPT_TOKENS + cap)
 
 
 def measure_rate(model: Model, number: int, rate: float) -> dict[str, Figures]:
-    """Every mode with Poisson arrivals, so many a second."""
+    """Measure every mode with Poisson arrivals at this rate per second."""
     runners = model.open_runners(list(MODES))
     run_cell(runners, None, throughput_requests(2, 4, _vocabulary()), PROMPT_TOKENS + 4)
     figures, _ = run_cell(runners, None, latency_requests(number, rate, _vocabulary()), _LONGEST)
@@ -204,7 +204,7 @@ def measure_rate(model: Model, number: int, rate: float) -> dict[str, Figures]:
 
 
 def open_runner(model: Path, dtype: str) -> GenerateRunner:
-    """The model on the CPU, with a cache of its own."""
+    """Open the model on the CPU, with its own KV cache."""
     config = EngineConfig(
         model=str(model),
         device="cpu",
@@ -225,7 +225,7 @@ def measure_latency(
     cells: Mapping[str, Mapping[str, Figures]],
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Figures]]:
-    """Every mode with Poisson arrivals, by requests a second."""
+    """Measure every mode with Poisson arrivals, by requests per second."""
     busy = cells["continuous"][str(CAPS[-1])]
     capacity = _speed(busy) / (busy["output_tokens"] / busy["requests"])
     rates = [round(load * capacity, 3) for load in LOADS]
@@ -271,7 +271,7 @@ def describe_steps(runs: Mapping[int, Mapping[str, Run]]) -> dict[str, float]:
 
 
 def describe_machine(load: float) -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of the machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":")[1].strip() for line in lines if "model name" in line]
     return {
@@ -284,7 +284,7 @@ def describe_machine(load: float) -> dict[str, Any]:
 
 
 def method(number: int, dtype: str) -> str:
-    """What was run, in words."""
+    """Return a description of the method."""
     shape = SHAPES[SHAPE]
     return (
         f"{number} requests at once for each cap, prompts of 512 tokens, outputs exponential with mean 128 kept up to "

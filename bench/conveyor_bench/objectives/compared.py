@@ -1,4 +1,4 @@
-"""What the requests of a run felt, and how a run with objectives compares with fixed limits. Pure."""
+"""Computes the latencies of a run's requests, and compares a run with objectives with runs with fixed limits. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ _TOLERANCE = 0.1
 
 @dataclass(slots=True)
 class Felt:
-    """What the requests of a run felt, in seconds."""
+    """The latencies of a run's requests, in seconds."""
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Felt:
     _last: dict[str, float] = field(default_factory=dict)
 
     def add(self, outputs: Iterable[RequestOutput], arrivals: dict[str, float], now: float) -> None:
-        """What one step gave."""
+        """Add the outputs of one step."""
         for output in outputs:
             if not output.new_token_ids:
                 continue
@@ -41,7 +41,7 @@ class Felt:
         return self.tokens / self.seconds
 
     def p95(self, name: str) -> float:
-        """Of `first` or `between`."""
+        """Return the 95th percentile of `first` or `between`."""
         return percentile(getattr(self, name), 95)
 
 
@@ -56,13 +56,13 @@ class Comparison:
 
     @property
     def best(self) -> tuple[int, int] | None:
-        """The fixed limits with the most tokens a second of those that hold the objective."""
+        """The fixed limits with the most tokens per second, among those that hold the objective."""
         holding = [limits for limits, felt in self.fixed.items() if felt.p95("between") <= self.objective]
         return max(holding, key=lambda limits: self.fixed[limits].tokens_per_second, default=None)
 
     @property
     def share_of_best(self) -> float:
-        """Of the throughput."""
+        """The throughput with the objective, as a share of that with the best fixed limits."""
         assert self.best is not None
         return self.steered.tokens_per_second / self.fixed[self.best].tokens_per_second
 
@@ -78,7 +78,7 @@ class Comparison:
         return self.p95_of_objective > 1 + _TOLERANCE or self.share_of_best < 1 - _TOLERANCE
 
     def describe(self) -> str:
-        """A line of figures."""
+        """Return a line of figures."""
         line = (
             f"shape={self.name} p95_of_objective={self.p95_of_objective:.3f} "
             f"tokens_per_second={self.steered.tokens_per_second:.1f} moves={max(0, len(self.steered.limits) - 1)}"
@@ -93,7 +93,7 @@ class Comparison:
 
 
 def serve(core: EngineCore, clock: Clock, requests: Sequence[EngineRequest], felt: Felt) -> None:
-    """All requests, which are in order of arrival, from the first to the last answer."""
+    """Run all requests, which are in order of arrival, until the last answer."""
     arrivals = {request.request_id: request.arrival_time for request in requests}
     pending = list(reversed(requests))
     while pending or core.has_unfinished():

@@ -1,4 +1,4 @@
-"""Objectives and the HorizontalPodAutoscaler at once, in virtual time. Used by `command`, tests.
+"""Runs objectives and the HorizontalPodAutoscaler together, in virtual time. Used by `command` and tests.
 
 Each engine is the product's core with its own steering, and the HPA is the operator's own manifest under the arithmetic
 of its controller. Their only link is the metric, which `conveyor_metrics` sums of what the engines report. One gateway
@@ -42,7 +42,7 @@ _SERVICE: Final = "default/simulated"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there was after a look of the HPA. `rows`: the limit of each engine."""
+    """The state after an evaluation of the HPA. rows: the limit of each engine."""
 
     at: float
     replicas: int
@@ -52,7 +52,7 @@ class Look:
 
 
 class _Node:
-    """One engine, on a clock of its own."""
+    """An engine with its own clock."""
 
     def __init__(self, system: System, ready_at: float, num_requests: int) -> None:
         self.ready_at, self._clock, self.felt = ready_at, VirtualClock(), Felt()
@@ -85,7 +85,7 @@ class _Node:
 
 
 class Fleet:
-    """`go` runs it."""
+    """A service with several engines and an HPA. `go` runs it."""
 
     def __init__(self, objective: float | None, max_replicas: int) -> None:
         """`objective`: seconds between two tokens; None: the limits are fixed."""
@@ -107,7 +107,7 @@ class Fleet:
         self._queue = deque[EngineRequest]()
 
     def go(self, requests: Sequence[EngineRequest]) -> Iterator[Look]:
-        """A look of the HPA after the other, until the last of the requests comes. They are in order of arrival."""
+        """Run until the last request arrives, and evaluate the HPA in its period. Requests are in order of arrival."""
         self._num_requests = len(requests)
         self._scale(1, -START_SECONDS)
         pending = deque(requests)
@@ -125,7 +125,7 @@ class Fleet:
 
     @property
     def felt(self) -> Iterator[Felt]:
-        """Of each engine that there was."""
+        """Return the latencies of each engine that there was."""
         return (node.felt for node in (*self._nodes, *self._draining))
 
     def _match(self, now: float) -> None:
@@ -152,7 +152,7 @@ class Fleet:
         return ServiceDemand(in_flight, len(self._queue), batch_size=DECLARED[0], engines=engines)
 
     def _scale(self, desired: int, now: float) -> None:
-        """Of too many, the newest go."""
+        """Set the number of engines. If there are too many, the newest ones are removed."""
         for _ in range(desired - len(self._nodes)):
             self._nodes.append(_Node(self._system, now + START_SECONDS, self._num_requests))
         for _ in range(len(self._nodes) - desired):
@@ -173,7 +173,7 @@ class FleetRun:
         return count_turns([look.replicas for look in self.looks])
 
     def describe(self) -> str:
-        """A line of figures."""
+        """Return a line of figures."""
         limits = "fixed" if self.objective is None else "objective"
         replicas = [look.replicas for look in self.looks]
         return (
@@ -184,7 +184,7 @@ class FleetRun:
 
 
 def run_fleet(name: str, seconds: float, objective: float | None) -> FleetRun:
-    """One of `SHAPES`, with three times the traffic of one engine."""
+    """Run one of `SHAPES` with three times the traffic of one engine."""
     scale = Scale(3 * REQUESTS_PER_SECOND, seconds)
     fleet = Fleet(objective, max_replicas=16)
     looks = list(fleet.go(draw_requests(SHAPES[name], scale, 1, VOCABULARY)))
@@ -193,6 +193,6 @@ def run_fleet(name: str, seconds: float, objective: float | None) -> FleetRun:
 
 
 def count_turns(replicas: Sequence[int]) -> int:
-    """How often the replicas changed their direction."""
+    """Return how often the replicas changed their direction."""
     changes = [after - before for before, after in pairwise(replicas) if after != before]
     return sum((one > 0) != (other > 0) for one, other in pairwise(changes))

@@ -1,4 +1,4 @@
-"""Objectives on this machine: the real engine with a model of random weights, on one thread. Used by `command`.
+"""Measures objectives on this machine, with the real engine and a model of random weights on one thread. For `command`.
 
 The clock counts the processor seconds of this process, so that other programs of the machine take none of them.
 """
@@ -31,7 +31,7 @@ _PACE, _PACE_REQUESTS, _PACE_RUNS = (8, 64), 40, 3
 
 
 class Measured:
-    """One engine's model, which all runs share, one after the other."""
+    """The model of an engine. All runs use it, one after the other."""
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
@@ -49,7 +49,7 @@ class Measured:
         return self._runner.facts.vocab_size
 
     def run(self, system: System, requests: list[EngineRequest]) -> Felt:
-        """All requests, from the first to the last answer."""
+        """Run all requests until the last answer."""
         facts = build_facts(system, self.vocabulary)
         clock, felt = ProcessorClock(), Felt()
         config = replace(build_config(system, len(requests)), device="cpu")
@@ -61,7 +61,7 @@ class Measured:
 
 
 class _WithFacts:
-    """The same executor with other limits."""
+    """An executor with other limits than the wrapped one's."""
 
     def __init__(self, runner: GenerateRunner, facts: ModelFacts) -> None:
         self.facts = facts
@@ -94,7 +94,7 @@ def _limited(limits: tuple[int, int]) -> System:
 
 
 class _Progress:
-    """A line for each run that is over."""
+    """Prints a line after each run."""
 
     def __init__(self, say: Callable[[str], None], num_runs: int) -> None:
         self._say, self._num_runs, self._run, self._began = say, num_runs, 0, time.monotonic()

@@ -1,4 +1,4 @@
-"""Traffic that changes: five shapes, each a rate over time and the lengths of its requests. Used by `virtual`. Pure.
+"""Five shapes of changing traffic: a rate over time, and the lengths of requests. Used by `virtual`. Pure.
 
 A load of 1 is `Scale.requests_per_second`: about what the engine can do within its objective.
 """
@@ -19,7 +19,7 @@ class Lengths:
     output: int
 
     def draw(self, random: Random) -> tuple[int, int]:
-        """Of one request."""
+        """Draw the lengths of a request."""
         return _draw(random, self.prompt), _draw(random, self.output)
 
 
@@ -35,7 +35,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much traffic, and for how long."""
+    """The amount of traffic and its duration."""
 
     requests_per_second: float
     seconds: float
@@ -53,7 +53,7 @@ SHAPES = {
 
 
 def draw_requests(shape: Shape, scale: Scale, seed: int, vocabulary: int) -> list[EngineRequest]:
-    """Poisson arrivals by the shape's load, in order."""
+    """Return requests with Poisson arrivals by the shape's load, in order."""
     random = Random(seed)
     arrivals = sorted(_arrivals(shape, scale, random))
     return [_request(number, at, shape, random, vocabulary) for number, at in enumerate(arrivals)]

@@ -1,4 +1,6 @@
-"""Objectives in virtual time: the product's core, scheduler and steering under a cost model. Used by `command`, tests.
+"""Runs objectives in virtual time: the product's core, scheduler and steering with a cost model.
+
+For `command` and tests.
 
 A run with objectives stands beside runs with fixed limits. Pure Python; a run is the same on every machine.
 """
@@ -56,7 +58,7 @@ class System:
 
 
 def run(system: System, requests: Sequence[EngineRequest]) -> Felt:
-    """All requests, from the first to the last answer."""
+    """Run all requests until the last answer."""
     clock, felt = VirtualClock(), Felt()
     facts = build_facts(system)
     executor = VirtualExecutor(facts, system.cost, clock)
@@ -67,7 +69,7 @@ def run(system: System, requests: Sequence[EngineRequest]) -> Felt:
 
 
 def simulate(seconds: float, objective: float) -> Iterator[Comparison]:
-    """Every shape."""
+    """Run every shape."""
     for name, shape in SHAPES.items():
         requests = draw_requests(shape, Scale(REQUESTS_PER_SECOND, seconds), 1, VOCABULARY)
         fixed = {
@@ -78,7 +80,7 @@ def simulate(seconds: float, objective: float) -> Iterator[Comparison]:
 
 
 def build_facts(system: System, vocabulary: int = VOCABULARY) -> ModelFacts:
-    """A KV cache that is never short, so that the limits alone decide."""
+    """Return facts with a KV cache that is always large enough, so that only the limits matter."""
     return ModelFacts(
         task="generate",
         max_model_len=4096,
@@ -94,7 +96,7 @@ def build_facts(system: System, vocabulary: int = VOCABULARY) -> ModelFacts:
 
 
 def build_config(system: System, num_requests: int) -> EngineConfig:
-    """Mode Continuous."""
+    """Return a configuration in the mode Continuous."""
     return EngineConfig(
         model="",
         batching_mode="continuous",

@@ -92,7 +92,7 @@ class Engine:
         self._context: Any = None
 
     def start(self, prompts: Sequence[Tokens], output_tokens: int) -> Iterator[int | list[Tokens]]:
-        """What the answers of one run are."""
+        """Run the prompts. Yields the answers of the protocol."""
         self._make_room(len(prompts), max(map(len, prompts)) + output_tokens)
         yield 0
         rows = [[token] for token in self._decode(list(prompts), [0] * len(prompts))]
@@ -105,7 +105,7 @@ class Engine:
         yield rows
 
     def _make_room(self, sequences: int, length: int) -> None:
-        """An empty context."""
+        """Make an empty context."""
         if sequences > self._room[0] or length > self._room[1]:
             if self._context is not None:
                 llama.llama_free(self._context)

@@ -46,7 +46,7 @@ def build_classify() -> Job:
 
 
 def draw_pairs(seed: int) -> list[tuple[str, str]]:
-    """Of as many tokens as the texts to embed."""
+    """Return pairs with as many tokens as the texts of `embed`."""
     random, texts = Random(seed), random_texts(seed)
     queries = []
     for _ in range(QUERIES):
@@ -97,7 +97,7 @@ def _open_engine(core: EngineCore, folder: Path, activation: Activation) -> Run:
 
 
 def open_predict(folder: Path, dtype: str) -> Run:
-    """sentence-transformers, as its users call it."""
+    """Open sentence-transformers as its users do."""
     from sentence_transformers import CrossEncoder
 
     model = CrossEncoder(str(folder), device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
@@ -110,7 +110,7 @@ def open_predict(folder: Path, dtype: str) -> Run:
 
 
 def open_pipeline(folder: Path, dtype: str) -> Run:
-    """Transformers, as its users call it for many texts."""
+    """Open transformers' pipeline as its users call it for many texts."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=getattr(torch, dtype))
     labels = [model.config.id2label[number] for number in range(model.config.num_labels)]
     classify = pipeline("text-classification", model=model, tokenizer=str(folder), device="cpu", top_k=None)

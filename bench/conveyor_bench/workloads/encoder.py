@@ -40,7 +40,7 @@ Vectors = npt.NDArray[np.float32]  # (texts, hidden)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Numbers that two systems make of the same items, and agree on."""
+    """A job: two systems compute the same numbers from the same items."""
 
     what: str  # the numbers, in the plural
     peer: str
@@ -61,7 +61,7 @@ def build_embed() -> Job:
 
 
 def measure_job(job: Job, shape: str, dtype: str, limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds for all items, of both. Exits if the systems differ, or the peer is missing."""
+    """Measure the seconds for all items with both systems. Exits if they differ, or if the peer is missing."""
     if find_spec(job.peer.replace("-", "_")) is None:
         raise SystemExit(f"{job.peer} is missing: uv run --no-sync --with {job.peer} python -m ...")
     with TemporaryDirectory() as folder:
@@ -93,7 +93,7 @@ def _time(run: Run, items: Sequence[Any]) -> Figures:
 
 
 def check_numbers(job: Job, folder: Path) -> int:
-    """How many items were compared."""
+    """Compare the systems' numbers. Returns how many items were compared."""
     job.write(folder, "tiny")
     items = job.draw(1)[:BATCH]
     engine, peer = job.open_engine(open_core(folder, "float32"), folder), job.open_peer(folder, "float32")
@@ -103,7 +103,7 @@ def check_numbers(job: Job, folder: Path) -> int:
 
 
 def random_texts(seed: int) -> list[str]:
-    """Of so many tokens with the two that a BERT adds."""
+    """Return random texts, each with a random number of tokens, including the two that a BERT adds."""
     random = Random(seed)
     lengths = [random.randint(*TOKENS) for _ in range(TEXTS)]
     return [" ".join(f"w{random.randrange(len(_SPECIAL), VOCABULARY)}" for _ in range(n - 2)) for n in lengths]
@@ -125,7 +125,7 @@ def write_encoder(folder: Path, shape: str) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Words at spaces, between BERT's two special tokens."""
+    """Write a tokenizer that splits words at spaces and adds BERT's two special tokens around a text."""
     words = [*_SPECIAL, *(f"w{number}" for number in range(len(_SPECIAL), VOCABULARY))]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[PAD]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -138,7 +138,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def open_core(folder: Path, dtype: str) -> EngineCore:
-    """This engine, with its defaults."""
+    """Open this engine with its defaults."""
     config = EngineConfig(
         model=str(folder),
         device="cpu",
@@ -171,7 +171,7 @@ def run_all(core: EngineCore, prompts: Iterable[tuple[list[int], bytes]]) -> Vec
 
 
 def open_peer(folder: Path, dtype: str) -> Run:
-    """sentence-transformers, as its users call it."""
+    """Open sentence-transformers as its users do."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})

@@ -108,12 +108,12 @@ def write_model(folder: Path, shape: str) -> int:
 
 
 def draw_images(number: int, side: int, seed: int) -> Pixels:
-    """(number, 3, side, side)."""
+    """Draw random images: (number, 3, side, side)."""
     return np.random.default_rng(seed).standard_normal((number, 3, side, side), dtype=np.float32)
 
 
 def open_engine(folder: str, dtype: str) -> EngineCore:
-    """This engine, with its defaults and batches of BATCH."""
+    """Open this engine with its defaults and batches of BATCH."""
     config = EngineConfig(
         model=folder,
         device="cpu",
@@ -126,7 +126,7 @@ def open_engine(folder: str, dtype: str) -> EngineCore:
 
 
 def open_forward(folder: str, dtype: str) -> Callable[[Pixels], Pixels]:
-    """Transformers' class, as its users call it for a batch."""
+    """Return the forward of transformers' class, as its users call it for a batch."""
     model = AutoModelForImageClassification.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
     @torch.inference_mode()
@@ -138,7 +138,7 @@ def open_forward(folder: str, dtype: str) -> Callable[[Pixels], Pixels]:
 
 
 def classify(core: EngineCore, images: Sequence[Pixels] | Pixels) -> Pixels:
-    """The logits of each image: all are there at once."""
+    """Return the logits of each image. All requests arrive at once."""
     for number, pixels in enumerate(images):
         shape = Shape(*pixels.shape)
         payload = encode_pixels(shape, pixels.tobytes())

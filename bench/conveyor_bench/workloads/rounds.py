@@ -21,7 +21,7 @@ Figures = Mapping[str, float]  # seconds, by what they are of; the first one dec
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One system's round."""
+    """The round of one system."""
 
     figures: Figures
     stolen: float = 0.0  # share of all processors' time that the host gave to others
@@ -32,7 +32,7 @@ Round = Mapping[str, Sample]  # by system, OURS and LIMIT among them
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to end, though nothing has settled."""
+    """The limits at which to end even if the figures have not settled."""
 
     rounds: int
     budget_seconds: float
@@ -129,7 +129,7 @@ def _is_settled(rounds: Sequence[Round]) -> bool:
 
 
 def _ratio(rounds: Sequence[Round], peer: str, key: str) -> Estimate | None:
-    """The peer's figure over ours."""
+    """Return the peer's figure over ours."""
     return estimate([pair[peer].figures[key] / pair[OURS].figures[key] for pair in _counting(rounds)])
 
 

@@ -1,4 +1,4 @@
-"""The task of `softmax/`."""
+"""Fixtures that install the task of `softmax/`, as another package would."""
 
 from pathlib import Path
 
