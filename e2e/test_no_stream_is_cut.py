@@ -29,14 +29,17 @@ def calm(shared_namespace: str) -> str:
 
 
 def delete_the_pods(namespace: str) -> None:
-    """All at once: requests wait for their successors."""
+    """Delete all pods at once, so that requests wait for the new ones."""
     before = engines(namespace)
     kube.kubectl("delete", "pods", "-l", ENGINES, "-n", namespace, "--wait=false")
     wait_replaced(before, namespace)
 
 
 def drain_the_node(namespace: str) -> None:
-    """The only node: it is opened again once the first engine has been evicted, and the second waits for its turn."""
+    """Drain the only node.
+
+    It is uncordoned after the eviction of the first engine, while the second one waits for its turn.
+    """
     before = engines(namespace)
     (node,) = {pod["spec"]["nodeName"] for pod in kube.list_("pods", namespace, ENGINES)}
     drain = ("drain", node, f"--pod-selector={ENGINES}", "--delete-emptydir-data", "--timeout=170s")

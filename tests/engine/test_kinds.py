@@ -39,7 +39,10 @@ def test_greedy_answers_are_those_of_generate(reference: GetReference, kind: str
 def test_bfloat16_is_no_further_from_float32_than_transformers_own(
     reference: GetReference, kind: str, backend: str
 ) -> None:
-    """Log probabilities of the first tokens. Two right ways to compute in bfloat16 differ; a wrong one differs more."""
+    """Compares log probabilities of the first tokens.
+
+    Two right computations in bfloat16 differ; a wrong one differs more.
+    """
     ref = reference(kind)
     core = ref.make_core(dtype="bfloat16", attention_backend=backend, max_num_batched_tokens=512)
     ours, theirs = [], []

@@ -103,7 +103,7 @@ class Served(Observed):
 
 
 def draw_requests(number: int, rate: float | None) -> list[EngineRequest]:
-    """Texts of 8 to 512 tokens; Poisson arrivals, or all at once."""
+    """Return requests with texts of 8 to 512 tokens, with Poisson arrivals or all at once."""
     random, now = Random(number), 0.0
     requests = []
     for index in range(number):

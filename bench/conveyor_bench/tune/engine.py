@@ -21,12 +21,12 @@ _END_SECONDS: Final = 30
 
 
 class EngineProcess:
-    """One at a time. Use it in `async with`; the end stops it."""
+    """Runs one engine process at a time. Use it in `async with`; leaving the block stops the process."""
 
     def __init__(
         self, session: aiohttp.ClientSession, model: Path, task: str, flags: Sequence[str], start_seconds: float
     ) -> None:
-        """`flags` of `python -m conveyor_engine serve`, beside those of the candidates."""
+        """flags: for `python -m conveyor_engine serve`, in addition to those of the candidates."""
         self._session, self._model, self._task = session, model, task
         self._flags, self._start_seconds = flags, start_seconds
         self._process: asyncio.subprocess.Process | None = None
@@ -40,7 +40,7 @@ class EngineProcess:
         await self._stop()
 
     async def apply(self, candidate: Candidate) -> Target:
-        """A new process. Raises CannotRun."""
+        """Start a new process with the candidate's settings. Raises CannotRun."""
         await self._stop()
         command = [sys.executable, "-m", "conveyor_engine", "serve", "--model", str(self._model), "--port=0"]
         command += ["--host=127.0.0.1", "--served-model-name=tuned", *self._flags, *_build_flags(candidate)]
@@ -67,7 +67,7 @@ class EngineProcess:
         raise self._died()
 
     async def _read_log(self) -> None:
-        """So that no full pipe stops it."""
+        """Read the log, so that a full pipe does not stop the process."""
         assert self._process is not None
         assert self._process.stderr is not None
         async for line in self._process.stderr:

@@ -1,6 +1,6 @@
 """The attacks of the command `hostile-control`: clients on ports, and a tenant with all rights in its namespace.
 
-Each attack goes on in threads until its stage ends. With `stage.aimed` false it does the same to what is not measured:
+Each attack runs in threads until its stage ends. If `stage.aimed` is false, it attacks something that is not measured:
 another metrics server, or objects that neither the operator nor the metrics server looks at.
 """
 
