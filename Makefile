@@ -109,7 +109,7 @@ demo-model: venv ## Train the demo's model into the cache, once
 	@nice $(PY) -m e2e.demo_model
 
 offline-models: demo-model ## Train that model and one for each other task into the cache, once: nothing is downloaded
-	@for model in demo-embed demo-rerank demo-classify demo-image demo-clip demo-audio custom; do nice $(PY) -m e2e.demo_model $$model || exit 1; done
+	@for model in demo-embed demo-rerank demo-classify demo-image demo-clip demo-audio demo-paint custom; do nice $(PY) -m e2e.demo_model $$model || exit 1; done
 
 cluster: cluster-tools venv ## Bring up a whole empty local Kubernetes; prints its KUBECONFIG
 	$(PY) -m e2e.cluster up
@@ -136,7 +136,7 @@ e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m takes_the_cluster_away e2e
 	$(PY) -m e2e.cluster down
 
-# Another task than generating text: embed, rerank, classify, image-classify, image-embed or custom, whose model is trained then.
+# Another task than generating text: embed, rerank, classify, image-classify, image-embed, image-generate or custom, whose model is trained then.
 TASK :=
 demo: MODELS := $(if $(TASK),offline-models,demo-model)
 demo: set-up ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1; or TASK=rerank, one request and its batches

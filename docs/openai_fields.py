@@ -16,6 +16,7 @@ from conveyor_engine.serving.preparing.schemas import StreamOptions
 from conveyor_engine.serving.preparing.tokens import TokenizeRequest
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest
 from conveyor_engine.tasks.embed.bodies import EmbeddingRequest
+from conveyor_engine.tasks.imagegenerate.bodies import ImageGenerationRequest
 
 _HEAD = """\
 # Fields of requests
@@ -33,7 +34,7 @@ _ACTING = {
     Place.RERANK: RerankRequest, Place.SCORE: ScoreRequest, Place.CLASSIFY: ClassificationRequest,
     Place.RESPONSES: ResponsesRequest, Place.MESSAGES: MessagesRequest,
     Place.TOKENIZE: TokenizeRequest, Place.STREAM_OPTIONS: StreamOptions,
-    Place.MESSAGE: ChatMessage,
+    Place.MESSAGE: ChatMessage, Place.IMAGES: ImageGenerationRequest,
 }  # fmt: skip
 _HIGHEST = 2**31  # a bound from here on is that of a machine word
 

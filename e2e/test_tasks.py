@@ -1,4 +1,4 @@
-"""A service of each task that takes one step, by its manifest and its page."""
+"""A service of each task but text, by its manifest and its page."""
 
 import re
 from pathlib import Path
@@ -24,6 +24,7 @@ PAGES = {
     "image-classify": "docs/images.md",
     "image-embed": "docs/image-embeddings.md",
     "transcribe": "docs/audio.md",
+    "image-generate": "docs/image-generation.md",
     "custom": "docs/custom.md",
 }
 
@@ -39,7 +40,8 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
     )
     status = read(name, namespace)["status"]
     task = body["spec"].get("task", name.title())
-    assert (status["model"]["task"], status["effective"]["mode"]) == (task, "Dynamic")
+    mode = "Continuous" if name == "image-generate" else "Dynamic"
+    assert (status["model"]["task"], status["effective"]["mode"]) == (task, mode)
     url = service_url(name, namespace).removesuffix("/v1")
     bodies = [body for body in (TASKS[name].body, TASKS[name].second) if body is not None]
     answers = [TASKS[name].post(url, body) for body in bodies]
@@ -57,11 +59,14 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
         assert all(f"the {picture} (" in line for picture, line in zip(PICTURES, lines, strict=True))
     if name == "transcribe":
         assert answer.json()["text"] == WORDS_IN_FILE
+    if name == "image-generate":
+        assert [line.partition(", ")[0] for line in lines] == ["picture 1: 32x32", "picture 2: 32x32"]
     if name == "custom":
         assert_program_computed(url, demo_model_directory(TASKS[name].model) / "model.pt2")
     if name in PAGES:
         (curl,) = [block for block in commands(PAGES[name]) if block.startswith("curl")]
-        assert ("text" if name == "transcribe" else "model") in shell(re.sub(r"http://[^ ]*/default/[\w-]+", url, curl))
+        told = shell(re.sub(r"http://[^ ]*/default/[\w-]+", url, curl))
+        assert {"transcribe": "text", "image-generate": "b64_json"}.get(name, "model") in told
 
 
 def assert_program_computed(url: str, program: Path) -> None:

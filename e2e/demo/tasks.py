@@ -1,4 +1,4 @@
-"""The demo of the tasks that take one step: a service, one request, and how a burst of requests became batches.
+"""The demo of all tasks but text: a service, one request, and how a burst of requests became batches.
 
 `python -m e2e.demo TASK`. Called by `__main__`. The demo without a task shows the scaling, which is the same for all.
 """
@@ -83,6 +83,21 @@ def _find(pictures: Any, texts: Any) -> list[str]:
     return found
 
 
+def _tell_pictures(answer: Any) -> list[str]:
+    """The size of each picture, and the colour of what it shows."""
+    return [f"picture {index + 1}: {_name_colour(one['b64_json'])}" for index, one in enumerate(answer["data"])]
+
+
+def _name_colour(encoded: str) -> str:
+    """The nearest colour of the darkest quarter of the pixels, which are those of the shape."""
+    image = Image.open(io.BytesIO(base64.b64decode(encoded)))
+    pixels = sorted(image.getdata(), key=sum)
+    shape = pixels[: len(pixels) // 4]
+    mean = [sum(pixel[channel] for pixel in shape) / len(shape) for channel in range(3)]
+    nearest = min(COLOURS, key=lambda name: sum(abs(a - b) for a, b in zip(COLOURS[name], mean, strict=True)))
+    return f"{image.width}x{image.height}, {nearest}"
+
+
 PICTURES: Final = ("red circle", "blue square", "green star", "black triangle", "blue circle")
 QUESTION: Final = "How do I use dictionaries?"
 TASKS: Final = {
@@ -127,6 +142,12 @@ TASKS: Final = {
         "demo-audio",
         file="examples/words.mp3",
     ),
+    "image-generate": Task(
+        "/v1/images/generations",
+        {"prompt": "a red square", "n": 2, "seed": 1, "num_inference_steps": 20},
+        _tell_pictures,
+        "demo-paint",
+    ),
     "custom": Task(
         "/v2/models/custom/infer",
         {"inputs": [{"name": "input", "shape": [2, 4], "datatype": "FP32", "data": [[1, 2, 3, 4], [0, 0, 0, 0]]}]},
@@ -163,8 +184,8 @@ def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, s
     seconds, now = time.monotonic() - began, _count_batches(service, namespace)
     inputs, steps = now["inputs"] - before["inputs"], now["steps"] - before["steps"]
     console.print(
-        f"{len(answers)} requests, {inputs:g} inputs in {steps:g} batches ({inputs / max(1, steps):.1f} each), "
-        f"{inputs / seconds:.0f} inputs a second"
+        f"{len(answers)} requests, {steps:g} steps of {inputs / max(1, steps):.1f} requests each, "
+        f"{len(answers) / seconds:.1f} requests a second"
     )
     closes = {name: now[name] - before.get(name, 0) for name in now if name not in ("inputs", "steps")}
     console.print("batches closed: " + ", ".join(f"{reason} {count:g}" for reason, count in closes.items() if count))

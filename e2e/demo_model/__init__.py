@@ -2,10 +2,11 @@
 
 `demo` is a small Llama, so that the demo's answers read like text about Python with nothing downloaded. Small BERTs are
 `demo-embed`, which finds a page by a question, `demo-rerank`, which orders texts by one, and `demo-classify`, which
-names a text's subject. `demo-image` is a small ResNet, which names the shape in a picture, and `demo-clip` a small
-CLIP, which finds pictures by words. `demo-audio` is a small Whisper, which understands tones. `custom` is a program of
-torch.export. Used by `e2e.services` and by `python -m e2e.demo_model`; knows nothing of Kubernetes. `corpus` writes the
-text, `train` and the modules like it learn it.
+names a text's subject. `demo-image` is a small ResNet, which names the shape in a picture, `demo-clip` a small CLIP,
+which finds pictures by words, and `demo-paint` a small diffusion model, which paints such pictures. `demo-audio` is a
+small Whisper, which understands tones. `custom` is a program of torch.export. Used by `e2e.services` and by
+`python -m e2e.demo_model`; knows nothing of Kubernetes. `corpus` writes the text, `train` and the modules like it learn
+it.
 """
 
 import hashlib
@@ -19,7 +20,8 @@ from e2e.cluster.paths import CACHE
 
 COMPLETE = ".complete"  # written last, holds the model's key: a folder without it is half made, or of an old recipe
 DEMO, EMBEDDING, RERANKER, CLASSIFIER = "demo", "demo-embed", "demo-rerank", "demo-classify"
-IMAGE_CLASSIFIER, IMAGE_EMBEDDING, SPEECH, PROGRAM = "demo-image", "demo-clip", "demo-audio", "custom"
+IMAGE_CLASSIFIER, IMAGE_EMBEDDING, PAINTER = "demo-image", "demo-clip", "demo-paint"
+SPEECH, PROGRAM = "demo-audio", "custom"
 # The modules that make each; the last one has `train`.
 SOURCES = {
     DEMO: ("corpus", "train"),
@@ -29,6 +31,7 @@ SOURCES = {
     IMAGE_CLASSIFIER: ("bert", "shapes", "train_shapes"),
     IMAGE_EMBEDDING: ("bert", "shapes", "train_clip"),
     SPEECH: ("bert", "tones", "train_tones"),
+    PAINTER: ("bert", "shapes", "train_paint"),
     PROGRAM: ("bert", "program"),
 }
 

@@ -136,6 +136,12 @@ def _settle(config: EngineConfig, task: str) -> EngineConfig:
             f"`batching_mode: {config.batching_mode}` is set, but this model {about.does} in one step, and nothing can "
             f"join a step that runs; it has {others}"
         )
+    if not about.has_objectives and (
+        config.objective_latency_seconds
+        or config.objective_time_to_first_token_seconds
+        or config.objective_inter_token_latency_seconds
+    ):
+        raise ConfigError(f"this model {about.does}, for which there are no objectives; leave them out")
     if takes_one_step and (
         config.objective_time_to_first_token_seconds or config.objective_inter_token_latency_seconds
     ):

@@ -18,7 +18,9 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 FILES_CPU_SECONDS: Final = 60.0  # headers of weights have some MiB in all
 EXPORTED_PROGRAM: Final = "model.pt2"  # of torch.export.save
 PROGRAM_SETTINGS: Final = "model.json"  # of models that their owner brings
-MODEL_FILES: Final = ("config.json", EXPORTED_PROGRAM, PROGRAM_SETTINGS)  # a model has one of them
+PIPELINE_INDEX: Final = "model_index.json"  # of diffusers' pipelines, whose parts have a folder each
+PIPELINE_FOLDERS: Final = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")  # those that are read
+MODEL_FILES: Final = ("config.json", EXPORTED_PROGRAM, PROGRAM_SETTINGS, PIPELINE_INDEX)  # a model has one of them
 SENTENCE_MODULES = "modules.json"  # of models that embed
 SENTENCE_SETTINGS: Final = "config_sentence_transformers.json"  # of models that embed or rank
 _LABELS_DEFAULT = 2  # transformers', where config.json does not tell
@@ -39,6 +41,18 @@ def read_architectures(directory: Path) -> list[str]:
     """Return the names of transformers' classes in config.json. Raises ModelError."""
     names = read_object(directory / "config.json").get("architectures")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def read_pipeline_class(directory: Path) -> str:
+    """The name of the pipeline's class of diffusers. Raises ModelError."""
+    return str(read_object(directory / PIPELINE_INDEX).get("_class_name"))[:200]
+
+
+def list_folders(directory: Path) -> list[Path]:
+    """The folders that are read of a model: its own, and those of a pipeline's parts."""
+    is_pipeline = (directory / PIPELINE_INDEX).is_file()
+    parts = [directory / name for name in PIPELINE_FOLDERS] if is_pipeline else []
+    return [directory, *(part for part in parts if part.is_dir())]
 
 
 def has_vision(directory: Path) -> bool:
@@ -71,7 +85,8 @@ def check_files(directory: Path) -> None:
 
 
 def _check_files(directory: Path) -> None:
-    for path in sorted(path for path in directory.iterdir() if path.suffix in _READ):
+    paths = (path for folder in list_folders(directory) for path in folder.iterdir())
+    for path in sorted(path for path in paths if path.suffix in _READ):
         try:
             if path.is_file():
                 path.open("rb").close()

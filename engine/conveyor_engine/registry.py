@@ -22,12 +22,21 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from conveyor_engine.errors import ConfigError
-from conveyor_engine.model_files import read_architectures
+from conveyor_engine.model_files import PIPELINE_INDEX, read_architectures, read_pipeline_class
 
 GROUP: Final = "conveyor.tasks"
 _OURS: Final = {
     name: f"conveyor_engine.tasks.{name}"
-    for name in ("custom", "imageclassify", "transcribe", "rerank", "classify", "embed", "generate")
+    for name in (
+        "custom",
+        "imagegenerate",
+        "imageclassify",
+        "transcribe",
+        "rerank",
+        "classify",
+        "embed",
+        "generate",
+    )
 }
 
 
@@ -46,6 +55,7 @@ class About:
     reads: bool = False  # whether its workers need something else of the model: its module `reading`
     divides: bool = False  # whether several devices can compute one model (`tensor_parallel_size`)
     runs_also: tuple[str, ...] | None = None  # other tasks whose models it can run if configured; None: any
+    has_objectives: bool = True  # whether its engines may adapt their limits to objectives
 
 
 @cache
@@ -74,12 +84,17 @@ def find_task(wanted: str, directory: Path) -> str:
         return found if wanted == "auto" else wanted
     runs_also = load_about(wanted).runs_also
     if runs_also is not None and found not in runs_also:
-        classes = ", ".join(read_architectures(directory))[:200] or "no architectures"
         raise ConfigError(
-            f"`task: {wanted}` is set, but the model {load_about(found).does} (its config.json has {classes}); "
+            f"`task: {wanted}` is set, but the model {load_about(found).does} ({_name_classes(directory)}); "
             f"leave `task` out, or set `task: {found}`"
         )
     return wanted
+
+
+def _name_classes(directory: Path) -> str:
+    if (directory / PIPELINE_INDEX).is_file():
+        return f"its {PIPELINE_INDEX} has {read_pipeline_class(directory)}"
+    return f"its config.json has {', '.join(read_architectures(directory))[:200] or 'no architectures'}"
 
 
 def load_about(task: str) -> About:

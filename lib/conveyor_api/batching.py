@@ -41,7 +41,7 @@ class Objectives(ApiModel):
         ),
         Rule(
             "!has(self.latency) || (!has(self.timeToFirstToken) && !has(self.interTokenLatency))",
-            "latency is for models that take one step (all but Generate), timeToFirstToken and "
+            "latency is for models that take one step, timeToFirstToken and "
             "interTokenLatency are for models that generate; keep what fits the model",
             lambda told: told.latency is None or not told.of_tokens,
             field="latency",
@@ -105,7 +105,7 @@ class Batching(ApiModel):
     """None: one request at a time. Static: a batch starts when it is full, or `window` after its first request. It is
     padded to its longest prompt, and all its responses are sent together. Dynamic: a batch starts as in Static, without
     padding, and each response is sent when it is done. Continuous: requests join and leave the batch at every step.
-    Default: Dynamic for tasks that take one step (all but Generate), otherwise Continuous."""
+    Default: Continuous for Generate and ImageGenerate, which take several steps; otherwise Dynamic."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Requests that run together on one engine; default: see `status.effective`. Mode None always runs one."""
     window: Window | None = None
@@ -114,11 +114,13 @@ class Batching(ApiModel):
     max_batch_tokens: Tokens | None = None
     """Limit of tokens in one step, over all requests; default: chosen by the engine. In modes Static and Dynamic it
     also limits the prompts of a batch: the sum of their tokens, or with padding their number times the longest. A
-    longer prompt forms a batch by itself. For images it counts pixels, as the model reads them."""
+    longer prompt forms a batch by itself. For images it counts pixels: those that the model reads, or those that a
+    step of ImageGenerate computes, twice as many with guidance."""
     length_grouping: Literal["Auto", "Off"] = "Auto"
     """Whether a batch in modes Static and Dynamic prefers requests of similar length. Auto: yes, if batches are padded,
-    or if responses of different lengths wait for each other. A request whose window has passed joins the next batch
-    with room, whatever its length. Off: only the order of the queue counts."""
+    or if responses of different lengths wait for each other; images to generate prefer those of their size. A request
+    whose window has passed joins the next batch with room, whatever its length. Off: only the order of the queue
+    counts."""
     eager: bool = False
     """Whether an idle engine starts a batch at once with the waiting requests, without waiting for `window`; for modes
     Static and Dynamic."""

@@ -70,6 +70,7 @@ ENDPOINTS: Final = (
         Endpoint("POST", path, Kind.ENGINE, "transcribes", may_stream=True, max_bytes=AUDIO_BYTES_MAX)
         for path in ("/v1/audio/transcriptions", "/v1/audio/translations")
     ),
+    Endpoint("POST", "/v1/images/generations", Kind.ENGINE, "generates images", may_stream=True),
     *(Endpoint("POST", f"{model}/infer", Kind.ENGINE, "takes tensors") for model in MODELS_OF_V2),
     *(Endpoint("GET", f"{model}/ready", Kind.ENGINE_PAGE) for model in MODELS_OF_V2),
     *(Endpoint("GET", model, Kind.ENGINE_PAGE) for model in MODELS_OF_V2),

@@ -8,7 +8,9 @@ from pydantic import Field
 from conveyor_api.base import ApiModel, Rule
 
 Runtime = Literal["Conveyor", "VLLM"]
-Task = Literal["Generate", "Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "Custom"]
+Task = Literal[
+    "Generate", "Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "ImageGenerate", "Custom"
+]  # fmt: skip
 Device = Literal["CUDA", "Auto"]
 Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
 ToolParser = Literal[
@@ -17,7 +19,9 @@ ToolParser = Literal[
 ReasoningParser = Literal["Auto", "None", "Think", "Mistral", "SeedOSS"]
 
 TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "Custom")
-TASKS_OF_FILES: Final[tuple[Task, ...]] = ("ImageClassify", "Transcribe")  # their inputs have no tokens
+TASKS_OF_FILES: Final[tuple[Task, ...]] = ("ImageClassify", "Transcribe")
+TASKS_WITHOUT_TOKENS: Final[tuple[Task, ...]] = (*TASKS_OF_FILES, "ImageGenerate")  # or whose lengths are fixed
+TASKS_WITHOUT_OBJECTIVES: Final[tuple[Task, ...]] = ("ImageGenerate",)
 DEFAULT_QUEUED_REQUESTS: Final = 256
 # Flags of vLLM that are made from other fields: given twice, the last one would win without a word.
 VLLM_FLAGS: Final = (
@@ -56,9 +60,8 @@ class Engine(ApiModel):
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Longest request, prompt and output together, in tokens; default: the model's own limit."""
     max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = DEFAULT_QUEUED_REQUESTS
-    """Limit of requests that wait inside one engine. Each text or image to embed, rank or classify counts
-    as one. Requests
-    beyond it get 429. The gateways keep this queue short."""
+    """Limit of requests that wait inside one engine. Each text or image to embed, rank or classify, and each image to
+    generate, counts as one. Requests beyond it get 429. The gateways keep this queue short."""
     sampling_defaults: Literal["Model", "OpenAI"] = "Model"
     """Sampling parameters of requests that do not set them. Model: temperature, top_p, top_k, min_p and
     repetition_penalty of the model's generation_config.json. OpenAI: temperature 1, without top_p and top_k."""

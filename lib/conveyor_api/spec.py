@@ -12,7 +12,16 @@ from conveyor_api import names
 from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import Batching, KVCache
-from conveyor_api.engine import DEFAULT_QUEUED_REQUESTS, TASKS_OF_FILES, TASKS_OF_ONE_STEP, Engine, Runtime, Task
+from conveyor_api.engine import (
+    DEFAULT_QUEUED_REQUESTS,
+    TASKS_OF_FILES,
+    TASKS_OF_ONE_STEP,
+    TASKS_WITHOUT_OBJECTIVES,
+    TASKS_WITHOUT_TOKENS,
+    Engine,
+    Runtime,
+    Task,
+)
 from conveyor_api.model import Model
 from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
@@ -128,12 +137,14 @@ class InferenceServiceSpec(ApiModel):
         ),
         Rule(
             "!has(self.task) || !has(self.batching) || !has(self.batching.objectives)"
+            f" || self.task in {list(TASKS_WITHOUT_OBJECTIVES)}"
             f" || has(self.batching.objectives.latency) == (self.task in {list(TASKS_OF_ONE_STEP)})",
-            "batching.objectives has latency for tasks that take one step (all but Generate), and "
+            "batching.objectives has latency for tasks that take one step, and "
             "timeToFirstToken and interTokenLatency for Generate",
             lambda spec: (
                 spec.task is None
                 or spec.batching.objectives is None
+                or spec.task in TASKS_WITHOUT_OBJECTIVES
                 or spec.batching.objectives.of_tokens != (spec.task in TASKS_OF_ONE_STEP)
             ),
             field="batching",
@@ -145,20 +156,21 @@ class InferenceServiceSpec(ApiModel):
             field="workload",
         ),
         Rule(
-            "!has(self.task) || !has(self.workload)"
+            f"!has(self.task) || !has(self.workload) || self.task in {list(TASKS_WITHOUT_TOKENS)}"
             f" || has(self.workload.outputTokens) != (self.task in {list(TASKS_OF_ONE_STEP)})",
             "workload.outputTokens is required for task Generate, and must not be set for other tasks",
             lambda spec: (
                 spec.task is None
                 or spec.workload is None
+                or spec.task in TASKS_WITHOUT_TOKENS
                 or (spec.workload.output_tokens is not None) != (spec.task in TASKS_OF_ONE_STEP)
             ),
             field="workload",
         ),
         Rule(
-            f"!has(self.task) || !(self.task in {list(TASKS_OF_FILES)}) || !has(self.workload)",
+            f"!has(self.task) || !(self.task in {list(TASKS_WITHOUT_TOKENS)}) || !has(self.workload)",
             "workload has lengths of texts, and images and audio have none; remove it",
-            lambda spec: spec.task not in TASKS_OF_FILES or spec.workload is None,
+            lambda spec: spec.task not in TASKS_WITHOUT_TOKENS or spec.workload is None,
             field="workload",
         ),
         Rule(
@@ -170,10 +182,18 @@ class InferenceServiceSpec(ApiModel):
             field="batching",
         ),
         Rule(
-            f"!has(self.task) || !(self.task in {list(TASKS_OF_FILES)}) || !has(self.engine)"
+            f"!has(self.task) || !(self.task in {list(TASKS_WITHOUT_OBJECTIVES)}) || !has(self.batching)"
+            " || !has(self.batching.objectives)",
+            "batching.objectives are not for task ImageGenerate, whose pictures have the steps that requests name; "
+            "remove them",
+            lambda spec: spec.task not in TASKS_WITHOUT_OBJECTIVES or spec.batching.objectives is None,
+            field="batching",
+        ),
+        Rule(
+            f"!has(self.task) || !(self.task in {list(TASKS_WITHOUT_TOKENS)}) || !has(self.engine)"
             " || !has(self.engine.maxModelLen)",
             "engine.maxModelLen is the context of models of text, and images and audio have no tokens; remove it",
-            lambda spec: spec.task not in TASKS_OF_FILES or spec.engine.max_model_len is None,
+            lambda spec: spec.task not in TASKS_WITHOUT_TOKENS or spec.engine.max_model_len is None,
             field="engine",
         ),
         Rule(
@@ -252,8 +272,8 @@ class InferenceServiceSpec(ApiModel):
     task: Task | None = None
     """Task of the model; default: detected from its files (`status.model.task`). Generate continues text, Embed turns
     texts into vectors, Rerank orders documents by a query, Classify labels texts, ImageClassify labels images,
-    Transcribe writes down speech, Custom computes tensors by a program or a class of your own. The engine rejects a
-    task that contradicts the files."""
+    Transcribe writes down speech, ImageGenerate makes images of prompts, Custom computes tensors by a program or a
+    class of your own. The engine rejects a task that contradicts the files."""
     listed: bool = False
     """Whether `GET /v1/models` at the gateway's root lists this service. An unlisted service answers requests too."""
     runtime: Runtime = "Conveyor"

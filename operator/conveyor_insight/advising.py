@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conveyor_api.engine import TASKS_OF_FILES, TASKS_OF_ONE_STEP
+from conveyor_api.engine import TASKS_OF_ONE_STEP, TASKS_WITHOUT_TOKENS
 from conveyor_api.resource import InferenceService
 from conveyor_insight.traffic import Traffic
 
@@ -55,7 +55,7 @@ def advise(service: InferenceService, traffic: Traffic) -> Advice:
 
 def _choose_workload(service: InferenceService, traffic: Traffic) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the observed lengths if they should be declared, and sentences that compare observed and declared ones."""
-    has_lengths = service.spec.runtime != "VLLM" and service.task not in TASKS_OF_FILES
+    has_lengths = service.spec.runtime != "VLLM" and service.task not in TASKS_WITHOUT_TOKENS
     if not has_lengths or traffic.requests < MIN_REQUESTS:
         return None, []
     observed = {"inputTokens": _measure(traffic, "prompt_tokens")}
@@ -96,6 +96,8 @@ def _choose_mode(service: InferenceService, traffic: Traffic) -> tuple[str, str]
         return service.batching.mode or "Continuous", f"{service.batching.mode}: {told}, Dynamic all others."
     if service.task in TASKS_OF_ONE_STEP:
         return "Dynamic", f"Dynamic: task {service.task} takes one step, so requests share a batch and leave together."
+    if service.task in TASKS_WITHOUT_TOKENS:
+        return "Continuous", "Continuous: requests join and leave between two denoising steps of the others."
     told = "Continuous: the model generates text, and in this mode requests join and leave at every step."
     lengths = traffic["output_tokens"]
     if lengths.number >= MIN_REQUESTS:

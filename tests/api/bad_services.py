@@ -118,7 +118,8 @@ BAD_SERVICES: tuple[Bad, ...] = (
     bad(
         "unknown task",
         "spec.task",
-        'supported values: "Generate", "Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "Custom"',
+        'supported values: "Generate", "Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "ImageGenerate", '
+        '"Custom"',
         task="Translate",
     ),
     bad(
@@ -158,6 +159,13 @@ BAD_SERVICES: tuple[Bad, ...] = (
         "images and audio take one step, which nothing can join",
         task="Transcribe",
         batching={"mode": "Continuous"},
+    ),
+    bad(
+        "objectives of pictures",
+        "spec.batching",
+        "batching.objectives are not for task ImageGenerate",
+        task="ImageGenerate",
+        batching={"objectives": LATENCY},
     ),
     bad("vLLM without its image", "spec.engine", "runtime VLLM needs engine.image", runtime="VLLM"),
     vllm("vLLM with batches", "spec.batching", "vLLM supports only mode Continuous", batching={"mode": "Static"}),

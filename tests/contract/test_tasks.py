@@ -1,4 +1,4 @@
-"""Tests the manifests of one-step tasks with the engines that the operator configures for them and a real gateway."""
+"""Tests the manifests of all tasks but text with the engines that the operator configures and a real gateway."""
 
 import asyncio
 import base64
@@ -17,6 +17,7 @@ from tests.contract.serving import serving
 from tests.engine.classifiers import LABELS, write_served_classifier
 from tests.engine.dual_models import save_dual_model
 from tests.engine.image_models import draw, encode, save_image_model
+from tests.engine.paint_models import save_paint_model
 from tests.engine.processes import EngineServer, details_of
 from tests.engine.speech_models import draw_sound, save_speech_model
 from tests.engine.speech_models import encode as encode_sound
@@ -36,6 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "image-classify": {},
     "image-embed": {},
     "transcribe": {},
+    "image-generate": {},
 }
 DOCUMENTS = ["the fox", "naïve café", "the lazy dog"]
 IMAGES = [encode(draw(number)) for number in range(3)]
@@ -55,6 +57,7 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
         "/embed": {"inputs": DOCUMENTS},
     },
     "transcribe": {},  # whose bodies are forms
+    "image-generate": {"/v1/images/generations": {"prompt": "a red star", "num_inference_steps": 2, "seed": 1}},
 }
 
 OTHERS = {
@@ -63,6 +66,7 @@ OTHERS = {
     "image-classify": "rerank",
     "image-embed": "classify",
     "transcribe": "image-classify",
+    "image-generate": "classify",
 }
 """A task whose paths an engine refuses. A model that embeds also ranks, by cosines."""
 
@@ -72,6 +76,7 @@ PAGES = {
     "image-classify": "docs/images.md",
     "image-embed": "docs/image-embeddings.md",
     "transcribe": "docs/audio.md",
+    "image-generate": "docs/image-generation.md",
 }
 
 
@@ -95,6 +100,8 @@ def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "image-classify":
         save_image_model("vit", folder / "tiny")
+    elif request.param == "image-generate":
+        save_paint_model(folder / "tiny")
     elif request.param == "image-embed":
         save_dual_model("clip", folder / "tiny")
     elif request.param == "transcribe":

@@ -85,11 +85,11 @@ class EngineConfig:
     )
     task: str = setting(
         "auto",
-        "task of the model; auto = custom for model.pt2 without config.json, otherwise by the class that config.json "
-        "names: imageclassify for ...ForImageClassification, transcribe for WhisperForConditionalGeneration, rerank "
-        "for ...ForSequenceClassification with one label, classify with several labels and for "
-        "...ForTokenClassification, embed for an encoder (BertModel, BertForMaskedLM) or a directory with "
-        "modules.json, otherwise generate",
+        "task of the model; auto = custom for model.pt2 without config.json, imagegenerate for model_index.json, "
+        "otherwise by the class that config.json names: imageclassify for ...ForImageClassification, transcribe for "
+        "WhisperForConditionalGeneration, rerank for ...ForSequenceClassification with one label, classify with "
+        "several labels and for ...ForTokenClassification, embed for an encoder (BertModel, BertForMaskedLM) or a "
+        "directory with modules.json, otherwise generate",
         among("auto", *reversed(find_packages())),
     )
     model_class: str | None = setting(
@@ -129,7 +129,8 @@ class EngineConfig:
     )
     batching_mode: BatchingMode = setting(
         "auto",
-        "the policy that forms batches; auto = continuous for a model that generates text, otherwise dynamic",
+        "the policy that forms batches; auto = continuous for a model that generates text or pictures, otherwise "
+        "dynamic",
         literal(BatchingMode),
     )
     max_num_seqs: int = setting(32, "the most requests that take part in one step", whole_number(1, 1024))

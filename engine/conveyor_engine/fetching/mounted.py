@@ -7,7 +7,7 @@ from typing import Final
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching.source import POOLING_FILE
 from conveyor_engine.fetching.uris import find_mounted_path
-from conveyor_engine.model_files import MODEL_FILES, check_files, unreadable
+from conveyor_engine.model_files import MODEL_FILES, check_files, list_folders, unreadable
 from conveyor_protocol.failure_reasons import FailureReason
 
 _LOADED: Final = (".json", ".jinja", ".model", ".pt2", ".safetensors", ".txt")
@@ -48,7 +48,9 @@ def _check_links(directory: Path, names: list[str], volume: Path) -> None:
     are common, because huggingface_hub's cache consists of them.
     """
     inside = volume.resolve()
-    for name in (*names, POOLING_FILE):
+    _, *parts = list_folders(directory)
+    within = [path.relative_to(directory).as_posix() for folder in parts for path in folder.iterdir()]
+    for name in (*names, POOLING_FILE, *within):
         path = directory / name
         if path.suffix in _LOADED and not (real := path.resolve()).is_relative_to(inside):
             message = f"{path} leads to {real}, outside of its volume {volume}; put the file itself there"

@@ -70,7 +70,7 @@ class Counters:
         num_live = num_blocks = 0
         for request in running:
             num_blocks += len(request.block_table)
-            if request.finished is None:
+            if request.finished is None and request.block_table:
                 num_live += request.num_live_tokens
         self._stats.kv_live_token_steps += num_live
         self._stats.kv_allocated_token_steps += num_blocks * block_size

@@ -54,7 +54,7 @@ class Filling:
                 return
 
     def _add(self, request: RequestState) -> bool:
-        total, largest = self._sum + request.prompt_cost, max(self._largest, request.prompt_cost)
+        total, largest = self._sum + request.step_cost, max(self._largest, request.step_cost)
         cost = (len(self.requests) + 1) * largest if self._limits.padded else total
         if self.requests and cost > self._limits.cost:
             self.full = "cost"

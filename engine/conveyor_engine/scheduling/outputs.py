@@ -62,6 +62,17 @@ class Outputs:
         output.prompt_logprobs = list(logprobs)
         self.pending.append(output)
 
+    def add_progress(self, work: Work, payload: bytes) -> None:
+        """Notes that a step of the request's payload is computed. `payload`: its result so far; empty: none is sent.
+
+        Results so far are never held back: in a batch that keeps together, none is sent.
+        """
+        work.request.num_computed_tokens += work.num_tokens
+        if payload and not self._policy.keeps_together:
+            output = work.request.output([])
+            output.payload = payload
+            self.pending.append(output)
+
     def add_payload(self, work: Work, payload: bytes, error: str) -> None:
         """End the request with this payload as its output, or with the `error` if the payload is empty."""
         request = work.request

@@ -96,7 +96,8 @@ class NoBatching(_Immediate):
 class _Closed:
     """Starts a batch when it is full, or when the window that began with its first request ends.
 
-    With grouping, a batch is filled first with requests whose expected lengths lie between the same powers of two. The
+    With grouping, a batch is filled first with requests of one group, such as pictures of one size, or whose expected
+    lengths lie between the same powers of two. The
     window limits grouping: the bucket of the first request whose window is over is next, in the order of the queue, and
     free rows go to other requests, up to the last one whose window is over. So a request whose window is over misses a
     batch only if the batch is full, and only batches with requests ahead of it go first. An eager policy closes a batch
@@ -107,14 +108,25 @@ class _Closed:
     keeps_together = False
     pads = False
 
-    def __init__(self, limits: BatchLimits, window_seconds: float, *, groups: bool = True, eager: bool = False) -> None:
+    def __init__(
+        self,
+        limits: BatchLimits,
+        window_seconds: float,
+        *,
+        groups: bool = True,
+        lengths: bool = True,
+        eager: bool = False,
+    ) -> None:
+        """`groups`: whether batches prefer one group. `lengths`: whether lengths are groups."""
         self.limits = limits
         self._window_seconds = window_seconds
-        self._groups = groups
+        self._groups, self._lengths = groups, groups and lengths
         self._eager = eager
 
     def bucket(self, request: RequestState) -> int:
-        return (request.expected_total_tokens + request.payload_cost).bit_length() if self._groups else 0
+        if request.group and self._groups:
+            return request.group
+        return (request.expected_total_tokens + request.payload_cost).bit_length() if self._lengths else 0
 
     def candidates(self, waiting: WaitingQueue, now: float, draining: bool) -> Candidates:
         for bucket in waiting.buckets:
@@ -166,9 +178,16 @@ class Static(_Closed):
     keeps_together = True
 
     def __init__(
-        self, limits: BatchLimits, window_seconds: float, *, pads: bool, groups: bool = True, eager: bool = False
+        self,
+        limits: BatchLimits,
+        window_seconds: float,
+        *,
+        pads: bool,
+        groups: bool = True,
+        lengths: bool = True,
+        eager: bool = False,
     ) -> None:
-        super().__init__(limits, window_seconds, groups=groups, eager=eager)
+        super().__init__(limits, window_seconds, groups=groups, lengths=lengths, eager=eager)
         self.pads = pads
 
 
@@ -188,15 +207,15 @@ def build_policy(
     cost = one_step_cost or config.max_num_batched_tokens or math.inf
     batch = BatchLimits(limits, cost, padded=pads or (one_step_cost is not None and not packs))
     window, eager = config.batching_window_seconds, config.batching_eager
-    groups = config.length_grouping == "auto" and not packs
+    groups, lengths = config.length_grouping == "auto", not packs
     match config.batching_mode:
         case "none":
             return NoBatching(batch)
         case "static":
             seconds = STATIC_WINDOW_SECONDS if window is None else window
-            return Static(batch, seconds, pads=pads, groups=groups, eager=eager)
+            return Static(batch, seconds, pads=pads, groups=groups, lengths=lengths, eager=eager)
         case "dynamic":
             seconds = DYNAMIC_WINDOW_SECONDS if window is None else window
-            return Dynamic(batch, seconds, groups=groups, eager=eager)
+            return Dynamic(batch, seconds, groups=groups, lengths=lengths, eager=eager)
         case "continuous" | "auto":
             return Continuous(batch)

@@ -84,6 +84,7 @@ class RequestState:
         "deadline",
         "expected_total_tokens",
         "finished",
+        "group",
         "held_output",
         "key",
         "level",
@@ -98,6 +99,7 @@ class RequestState:
         "num_scheduled_tokens",
         "num_scored_tokens",
         "num_sent_blocks",
+        "num_steps",
         "padded_from",
         "params",
         "party",
@@ -131,7 +133,9 @@ class RequestState:
         self.token_ids = array("I", request.prompt_token_ids)  # 4 bytes a token: many prompts may wait
         self.num_prompt_tokens = len(self.token_ids)
         self.payload = request.payload
-        self.payload_cost = request.payload_cost
+        self.num_steps = request.num_steps
+        self.group = request.group
+        self.payload_cost = request.payload_cost * request.num_steps  # of all its steps
         self.max_total_tokens = self.num_prompt_tokens + params.max_tokens
         self.expected_total_tokens = self.max_total_tokens  # the scheduler sets a better estimate
         eos = () if params.ignore_eos else eos_token_ids
@@ -170,18 +174,20 @@ class RequestState:
     @property
     def num_steps_least(self) -> int:
         """The minimum number of steps for its whole answer. The step that ends the prompt yields the first token."""
+        if self.num_steps > 1:
+            return self.num_steps
         params = self.params
         is_fixed = not self.stop_ids and not params.stop
         return max(1, params.max_tokens if is_fixed else params.min_tokens)
 
     @property
-    def prompt_cost(self) -> int:
-        """Cost of the whole request in a step's budget, in tokens."""
-        return self.num_prompt_tokens + self.payload_cost
+    def step_cost(self) -> int:
+        """Cost of its prompt, and of its payload or one of the payload's steps, in a step's budget."""
+        return self.num_prompt_tokens + self.payload_cost // self.num_steps
 
     @property
     def num_pending_tokens(self) -> int:
-        """The number of tokens that no step has scheduled yet, plus the cost of its payload."""
+        """Tokens that no step has scheduled yet, plus the cost of its payload or of the remaining steps."""
         return len(self.token_ids) + self.payload_cost + self.num_awaited_tokens - self.num_scheduled_tokens
 
     @property

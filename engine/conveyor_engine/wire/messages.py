@@ -34,6 +34,8 @@ class Prompt(msgspec.Struct, array_like=True):
     payload_cost: int
     cache_salt: str | None
     choices: list[tuple[str, SamplingParams | None]]
+    num_steps: int = 1
+    group: int = 0
 
 
 class Add(_Message):
@@ -61,6 +63,8 @@ class Add(_Message):
                     group[0].payload_cost,
                     group[0].cache_salt,
                     [(request.request_id, request.params) for request in group],
+                    group[0].num_steps,
+                    group[0].group,
                 )
                 for group in groups
             ],
@@ -87,6 +91,8 @@ class Add(_Message):
                     prompt_token_ids=token_ids,
                     payload=prompt.payload,
                     payload_cost=prompt.payload_cost,
+                    num_steps=prompt.num_steps,
+                    group=prompt.group,
                     params=params,
                     grammar=self.grammar,
                     thinking=self.thinking,

@@ -71,6 +71,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: Sequence[int] = ()
     payload: bytes = b""  # other input of the model's runner (numbers, pixels, parameters), as the task encodes it
     payload_cost: int = 0  # the payload's share of a step's budget, added to the prompt's tokens, in the task's unit
+    num_steps: int = 1  # of a payload that is computed in several steps: each costs `payload_cost`
+    group: int = 0  # requests of one number share a forward, such as pictures of one size; 0: all may
     params: SamplingParams | None = None  # None: no tokens are sampled
     grammar: str = ""  # the grammar that the answer follows, from `text.grammar`; empty: none
     thinking: Thinking | None = None  # set if there is a grammar, which begins after the thinking, or a budget

@@ -41,14 +41,27 @@ def test_a_file_of_the_container_is_no_file_of_a_model(model: Path, secret: Path
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("file", ["config.json", "model.pt2", "model.json"])
+@pytest.mark.parametrize("file", ["config.json", "model.pt2", "model.json", "model_index.json"])
 def test_a_folder_with_a_file_of_a_model_is_one(model: Path, file: str) -> None:
     (model / "config.json").unlink()
     (model / "other.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"none of config.json, model.pt2, model.json, so it is no model; it holds"):
+    with pytest.raises(ModelError, match=r"none of config.json, .*, model_index.json, so it is no model; it holds"):
         fetch("pvc://models/team/tiny", str(model))
     (model / file).write_text("{}")
     fetch("pvc://models/team/tiny", str(model))
+
+
+def test_a_part_of_a_pipeline_is_no_file_of_the_container_and_whole(model: Path, secret: Path) -> None:
+    (model / "model_index.json").write_text("{}")
+    (model / "unet").mkdir()
+    weights = model / "unet/diffusion_pytorch_model.safetensors"
+    weights.symlink_to(secret)
+    with pytest.raises(ModelError, match="outside of its volume"):
+        fetch("pvc://models/team/tiny", str(model))
+    weights.unlink()
+    weights.write_bytes(b"half")
+    with pytest.raises(ModelError, match="is not a whole safetensors file"):
+        fetch("pvc://models/team/tiny", str(model))
 
 
 def test_a_program_is_no_file_of_the_container(model: Path, secret: Path) -> None:

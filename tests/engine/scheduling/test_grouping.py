@@ -35,7 +35,7 @@ class Batch:
 
 
 def cost_of(limits: BatchLimits, requests: list[RequestState]) -> int:
-    costs = [request.prompt_cost for request in requests]
+    costs = [request.step_cost for request in requests]
     return len(costs) * max(costs) if limits.padded else sum(costs)
 
 

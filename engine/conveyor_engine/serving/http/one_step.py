@@ -66,13 +66,16 @@ class OneStepResponse(EngineResponse):
         await self._send_json(self._pieces(payloads), send)
 
     async def _send_answer(self, send: Send) -> None:
-        self._held.grow(_INPUT_BYTES * len(self._inputs.request_ids))
-        for num_tokens in self._inputs.nums_prompt_tokens:
-            self._state.metrics.observe_prompt(num_tokens)
+        self._observe_prompts()
         async for outputs in self._generation.batches():
             for output in outputs:
                 self._add(output)
         await self._send_payloads([self._payloads[i] for i in self._inputs.request_ids], send)
+
+    def _observe_prompts(self) -> None:
+        self._held.grow(_INPUT_BYTES * len(self._inputs.request_ids))
+        for num_tokens in self._inputs.nums_prompt_tokens:
+            self._state.metrics.observe_prompt(num_tokens)
 
     def _add(self, output: RequestOutput) -> None:
         """Add the payload of one input. Raises DeadlineExceeded or GenerationFailed."""

@@ -25,6 +25,7 @@ class Place(StrEnum):
     TOKENIZE = "tokenize"
     MESSAGES = "messages"
     RESPONSES = "responses"
+    IMAGES = "image generation"
     STREAM_OPTIONS = "`stream_options`"
     MESSAGE = "a message"
 
@@ -100,12 +101,14 @@ _PAIRS = (Place.RERANK, Place.SCORE)
 _CLASSIFY = (Place.CLASSIFY,)
 _MESSAGES = (Place.MESSAGES,)
 _RESPONSES = (Place.RESPONSES,)
+_IMAGES = (Place.IMAGES,)
 _INPUTS = (*_EMBEDDINGS, *_CLASSIFY)
 _EVERYWHERE = (*BOTH, Place.EMBEDDINGS, *_PAIRS, *_CLASSIFY)
 
 TABLE: tuple[Row, ...] = (
     *_ignored(_LABEL, _ALL, "user", on=_EVERYWHERE),
     *_ignored(_LABEL, [OPENAI], "safety_identifier", "metadata"),
+    *_ignored(_LABEL, [OPENAI], "user", "safety_identifier", on=_IMAGES),
     *_ignored(_LABEL, [VLLM], "request_id", on=_EVERYWHERE),
     *_ignored(_LABEL, _ENGINES, "session_id"),
     *_ignored(_LABEL, [SGLANG], "rid", on=_EVERYWHERE),
@@ -134,6 +137,15 @@ TABLE: tuple[Row, ...] = (
     *_only(("auto", "default"), [OPENAI], "service_tier", on=(*BOTH, *_RESPONSES)),
     *_only(("auto", "standard_only"), [ANTHROPIC], "service_tier", on=_MESSAGES),
     *_only(("standard",), [ANTHROPIC], "speed", on=_MESSAGES),
+    # how a picture is made and encoded
+    *_only(("auto", "standard"), [OPENAI], "quality", on=_IMAGES, instead="send `num_inference_steps`"),
+    *_only((), [OPENAI], "style", on=_IMAGES, instead="write it into the prompt"),
+    *_only(("auto", "opaque"), [OPENAI], "background", on=_IMAGES),
+    *_only(("auto", "low"), [OPENAI], "moderation", on=_IMAGES, instead="pictures are not checked"),
+    *_only(("png",), [OPENAI], "output_format", on=_IMAGES),
+    *_only((100,), [OPENAI], "output_compression", on=_IMAGES, instead="PNG loses nothing"),
+    *_only((1,), [OPENAI], "frame_count", on=_IMAGES),
+    *_only((), [OPENAI], "complexity", "frame_duration_ms", "svg", on=_IMAGES),
     # how tokens are chosen
     *_only((1,), [OPENAI, SGLANG], "best_of", instead="every choice is returned: send `n`, and take the best of them"),
     *_only((False,), [VLLM], "use_beam_search", instead=_NO_BEAMS),

@@ -24,6 +24,8 @@ class Prompt(NamedTuple):
     payload: bytes = b""
     payload_cost: int = 0
     payload_tokens: int = 0  # tokens of the payload, which `usage` adds to the prompt's
+    num_steps: int = 1  # of the payload
+    group: int = 0  # see `EngineRequest`
 
 
 class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -48,6 +50,8 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
                 prompt_token_ids=prompt.token_ids,
                 payload=prompt.payload,
                 payload_cost=prompt.payload_cost,
+                num_steps=prompt.num_steps,
+                group=prompt.group,
                 level=job.find_level(fields.priority),
                 deadline=job.deadline,
                 arrival_time=job.arrival_time,

@@ -12,6 +12,7 @@ from openai.types.chat import (
 )
 from openai.types.completion_create_params import CompletionCreateParamsBase
 from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.image_generate_params import ImageGenerateParamsBase
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import ValidationError
 from tests.engine.processes import EngineServer
@@ -28,6 +29,7 @@ from conveyor_engine.serving.preparing.schemas import ModelFields, StreamOptions
 from conveyor_engine.serving.preparing.tokens import TokenizeRequest
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest
 from conveyor_engine.tasks.embed.bodies import EmbeddingRequest
+from conveyor_engine.tasks.imagegenerate.bodies import ImageGenerationRequest
 
 SAMPLES: list[Any] = [True, 3, "x", ["x"], {"a": "b"}]
 CASES = [pytest.param(place, row, id=f"{place.name}-{row.name}") for place in Place for row in ROWS[place].values()]
@@ -47,6 +49,8 @@ def place_fields(place: Place, fields: dict[str, Any]) -> tuple[type[ModelFields
             return ScoreRequest, {"text_1": "a", "text_2": "b", **fields}
         case Place.CLASSIFY:
             return ClassificationRequest, {"input": "a", **fields}
+        case Place.IMAGES:
+            return ImageGenerationRequest, {"prompt": "a", **fields}
         case Place.TOKENIZE:
             return TokenizeRequest, {"prompt": "a", **fields}
         case Place.STREAM_OPTIONS:
@@ -98,7 +102,7 @@ def test_no_field_is_in_the_table_twice_or_acts_besides() -> None:
         Place.RERANK: RerankRequest, Place.SCORE: ScoreRequest, Place.CLASSIFY: ClassificationRequest,
         Place.STREAM_OPTIONS: StreamOptions, Place.MESSAGES: MessagesRequest,
         Place.RESPONSES: ResponsesRequest, Place.TOKENIZE: TokenizeRequest,
-        Place.MESSAGE: ChatMessage,
+        Place.MESSAGE: ChatMessage, Place.IMAGES: ImageGenerationRequest,
     }  # fmt: skip
     assert sum(len(row.places) for row in TABLE) == sum(len(rows) for rows in ROWS.values())
     for place, schema in acting.items():
@@ -110,6 +114,7 @@ OPENAIS: dict[Place, tuple[set[str], type]] = {
     Place.COMPLETIONS: (set(CompletionRequest.model_fields), CompletionCreateParamsBase),
     Place.EMBEDDINGS: (set(EmbeddingRequest.model_fields), EmbeddingCreateParams),
     Place.RESPONSES: (set(ResponsesRequest.model_fields), ResponseCreateParamsBase),
+    Place.IMAGES: (set(ImageGenerationRequest.model_fields) | {"stream"}, ImageGenerateParamsBase),
     Place.STREAM_OPTIONS: (set(StreamOptions.model_fields), ChatCompletionStreamOptionsParam),
     Place.MESSAGE: (set(ChatMessage.model_fields), ChatCompletionAssistantMessageParam),
 }

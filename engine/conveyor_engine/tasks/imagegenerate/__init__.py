@@ -1,0 +1,1 @@
+"""Makes pictures of prompts, denoising step by denoising step."""

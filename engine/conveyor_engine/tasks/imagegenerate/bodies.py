@@ -1,0 +1,75 @@
+"""The body that asks for pictures: OpenAI's fields, and those of diffusers' pipeline. Pure."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from conveyor_engine.serving.preparing.fields import Place
+from conveyor_engine.serving.preparing.schemas import ModelFields
+from conveyor_engine.serving.preparing.values import INTEGRAL
+from conveyor_engine.tasks.imagegenerate.facts import STEPS_MAX
+
+PICTURES_MAX = 10
+PROMPT_CHARACTERS_MAX = 32_000
+PREVIEWS_MAX = 3
+SEED_END = 2**63
+STEPS, GUIDANCE = 50, 7.5  # of diffusers' pipeline
+_SIDE_DIGITS = 5
+
+
+def _parse_format(value: object) -> object:
+    if value == "url":
+        raise PydanticCustomError(
+            "response_format", "must be b64_json: this server stores no pictures, so it has no URL to give"
+        )
+    if value not in (None, "b64_json"):
+        raise PydanticCustomError("response_format", "must be b64_json")
+    return value
+
+
+Text = Annotated[str, Field(max_length=PROMPT_CHARACTERS_MAX)]
+
+
+class ImageGenerationRequest(ModelFields):
+    """POST /v1/images/generations."""
+
+    place: ClassVar[Place | None] = Place.IMAGES
+
+    prompt: Annotated[str, Field(min_length=1, max_length=PROMPT_CHARACTERS_MAX)]
+    """What the picture shows. Words beyond the model's context (77 tokens of CLIP) have no effect."""
+    negative_prompt: Text | None = None
+    """What the picture should not show; without effect if there is no guidance."""
+    n: Annotated[int, Field(ge=1, le=PICTURES_MAX), INTEGRAL] | None = 1
+    """Number of pictures. Each has a seed of its own."""
+    size: (
+        Annotated[
+            str, Field(pattern=rf"^(auto|[1-9][0-9]{{0,{_SIDE_DIGITS - 1}}}x[1-9][0-9]{{0,{_SIDE_DIGITS - 1}}})$")
+        ]
+        | None
+    ) = None
+    """Width and height in pixels, as `512x512`; default and `auto`: the model's own."""
+    seed: Annotated[int, Field(ge=0, lt=SEED_END), INTEGRAL] | None = None
+    """Of the first picture; the next ones have the numbers after it. The same seed makes the same picture."""
+    num_inference_steps: Annotated[int, Field(ge=1, le=STEPS_MAX), INTEGRAL] | None = STEPS
+    """Denoising steps of a picture."""
+    guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = GUIDANCE
+    """How strongly the picture follows the prompt. Up to 1: without guidance, at half the cost."""
+    response_format: Annotated[
+        Literal["b64_json"] | None,
+        PlainValidator(_parse_format),
+        WithJsonSchema({"enum": ["b64_json", None]}),
+    ] = None
+    """Only `b64_json`: PNG in base64."""
+    stream: bool | None = False
+    """Whether to send the answer as server-sent events; for one picture."""
+    partial_images: Annotated[int, Field(ge=0, le=PREVIEWS_MAX), INTEGRAL] | None = 0
+    """Previews of a stream: the picture as it is after some of its steps."""
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.partial_images and not self.stream:
+            raise PydanticCustomError("partial_images", "partial_images is only allowed when stream is true")
+        if self.stream and (self.n or 1) > 1:
+            raise PydanticCustomError("stream", "stream is only allowed when n is 1: send a request for each picture")
+        return self

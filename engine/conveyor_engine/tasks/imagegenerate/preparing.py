@@ -1,0 +1,97 @@
+"""Makes engine requests of a body that asks for pictures, one for each. Runs in worker processes."""
+
+import random
+from array import array
+from collections.abc import Mapping
+from typing import Final
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, parse_body
+from conveyor_engine.serving.preparing.prompts import RESULT_BYTES_MAX, PreparedPrompts, Prompt
+from conveyor_engine.tasks.imagegenerate.bodies import GUIDANCE, SEED_END, STEPS, ImageGenerationRequest
+from conveyor_engine.tasks.imagegenerate.facts import PaintFacts, PaintRequest, Size, read_facts
+from conveyor_engine.wire.worker import Job
+
+
+class PreparedPictures(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
+    """An admissible request."""
+
+    size: Size
+    seeds: list[int]  # of each picture
+    stream: bool
+
+
+def prepare_pictures(model: ServedModel, job: Job) -> PreparedPictures:
+    """Raises InvalidRequest or UnknownModel."""
+    fields = parse_body(model, ImageGenerationRequest, job.body)
+    facts, number = read_facts(job.facts), fields.n or 1
+    size = find_size(facts, fields.size, job.facts.max_num_batched_tokens)
+    if 3 * number * size.num_pixels > RESULT_BYTES_MAX:
+        most = RESULT_BYTES_MAX // (3 * size.num_pixels)
+        raise InvalidRequest(f"n is {number}, and an answer may have {most} pictures of {size} at most", param="n")
+    num_steps = fields.num_inference_steps or STEPS
+    if num_steps > len(facts.nums_forwards):
+        message = f"num_inference_steps must be at most {len(facts.nums_forwards)} with this model's scheduler"
+        raise InvalidRequest(message, param="num_inference_steps")
+    guidance = GUIDANCE if fields.guidance_scale is None else fields.guidance_scale
+    tokens, num_tokens = model.reader.encode(fields.prompt)
+    negative, num_negative = model.reader.encode(fields.negative_prompt or "") if guidance > 1 else ([], 0)
+    first_seed = random.getrandbits(62) if fields.seed is None else fields.seed
+    seeds = [first_seed + index for index in range(number)]
+    if seeds[-1] >= SEED_END:
+        message = f"seed must be at most {SEED_END - number}, so that the last one is below {SEED_END}"
+        raise InvalidRequest(message, param="seed")
+    num_forwards = facts.nums_forwards[num_steps - 1]
+    requests = [
+        PaintRequest(
+            size=size,
+            num_inference_steps=num_steps,
+            guidance_scale=guidance,
+            seed=seed,
+            packed_tokens=array("I", tokens).tobytes(),
+            packed_negative=array("I", negative).tobytes(),
+            previews=_find_previews(fields.partial_images or 0, num_forwards),
+        )
+        for seed in seeds
+    ]
+    prompts = [
+        Prompt(
+            [],
+            request.encode(),
+            request.cost,
+            num_tokens + (num_negative if fields.negative_prompt else 0),
+            num_forwards,
+            request.group,
+        )
+        for request in requests
+    ]
+    own = {"size": size, "seeds": seeds, "stream": bool(fields.stream)}
+    return PreparedPictures.of("img", prompts, job, fields, "prompt", **own)
+
+
+def find_size(facts: PaintFacts, wanted: str | None, max_cost: int) -> Size:
+    """The size that the field names. `max_cost`: pixels of an engine's step. Raises InvalidRequest."""
+    if wanted in (None, "auto"):
+        return facts.size
+    size = Size(*map(int, str(wanted).split("x")))
+    multiple = facts.multiple
+    most = min(facts.max_pixels, max_cost // 2)
+    problem = None
+    if max(size) > facts.max_side or size.num_pixels > most:
+        problem = f"has more than the {most} pixels, or a longer side than the {facts.max_side}, that this model takes"
+    elif any(side % multiple for side in size):
+        problem = f"must have sides that are multiples of {multiple} pixels"
+    if problem is not None:
+        raise InvalidRequest(f"size {size} {problem}; this model's own is {facts.size}", param="size")
+    return size
+
+
+def _find_previews(number: int, num_forwards: int) -> tuple[int, ...]:
+    """So many steps, evenly among those before the last one; fewer if there are fewer."""
+    steps = {num_forwards * part // (number + 1) for part in range(1, number + 1)}
+    return tuple(sorted(step for step in steps if 0 < step < num_forwards))
+
+
+TASK: Final[Mapping[str, Kind]] = {
+    "pictures": Kind(prepare_pictures, PreparedPictures, reading="validated and tokenized", advice="shorten the prompt")
+}

@@ -1,0 +1,175 @@
+"""POST /v1/images/generations: pictures in base64, whole or as a stream with previews."""
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Send
+
+from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.images.encoding import encode_png
+from conveyor_engine.serving.http.engine_response import Opened, open_request
+from conveyor_engine.serving.http.events import SSE_HEADERS, event
+from conveyor_engine.serving.http.failures import failure_body
+from conveyor_engine.serving.http.formats import encode
+from conveyor_engine.serving.http.one_step import OneStepResponse, write_with
+from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
+from conveyor_engine.serving.http.usage import build_last_words
+from conveyor_engine.tasks.imagegenerate.bodies import ImageGenerationRequest
+from conveyor_engine.tasks.imagegenerate.preparing import PreparedPictures
+from conveyor_engine.wire.request import RequestOutput
+
+_log = logging.getLogger(__name__)
+
+
+class TextTokens(msgspec.Struct):
+    """Tokens of a prompt by kind."""
+
+    text_tokens: int
+    image_tokens: int = 0
+
+
+class PictureUsage(msgspec.Struct):
+    """Tokens of the prompts, without padding. Pictures have no tokens."""
+
+    input_tokens: int
+    total_tokens: int
+    input_tokens_details: TextTokens
+    output_tokens: int = 0
+
+
+class Picture(msgspec.Struct):
+    """One picture, and the seed that makes it again."""
+
+    b64_json: str
+    seed: int
+
+
+class PictureList(msgspec.Struct):
+    """The whole answer."""
+
+    created: int
+    data: list[Picture]
+    size: str
+    usage: PictureUsage
+    output_format: Literal["png"] = "png"
+    background: Literal["opaque"] = "opaque"
+    quality: Literal["auto"] = "auto"
+
+
+class PartialPicture(msgspec.Struct, tag="image_generation.partial_image"):
+    """A preview."""
+
+    b64_json: str
+    created_at: int
+    size: str
+    partial_image_index: int
+    output_format: Literal["png"] = "png"
+    background: Literal["opaque"] = "opaque"
+    quality: Literal["auto"] = "auto"
+
+
+class CompletedPicture(msgspec.Struct, tag="image_generation.completed"):
+    """The last event of a stream."""
+
+    b64_json: str
+    created_at: int
+    size: str
+    seed: int
+    usage: PictureUsage
+    output_format: Literal["png"] = "png"
+    background: Literal["opaque"] = "opaque"
+    quality: Literal["auto"] = "auto"
+
+
+class PicturesResponse(OneStepResponse):
+    """All pictures, or one error. A stream has one picture, and previews before it."""
+
+    def __init__(self, opened: Opened) -> None:
+        assert isinstance(opened.prepared, PreparedPictures)
+        super().__init__(opened, opened.prepared)
+        self._prepared = opened.prepared
+        self._num_previews = 0
+
+    async def _send_answer(self, send: Send) -> None:
+        if self._prepared.stream:
+            await self._send_stream(send)
+        else:
+            await super()._send_answer(send)
+
+    async def _send_payloads(self, payloads: Sequence[bytes], send: Send) -> None:
+        encoded = []
+        for payload in payloads:
+            encoded.append(await self._encode(payload))
+            self._held.grow(len(encoded[-1]))
+        usage = self._tell_usage()
+        whole = PictureList(int(time.time()), [], str(self._prepared.size), usage)
+        await self._send_json(_write_pictures(whole, encoded, self._prepared.seeds), send)
+
+    async def _send_stream(self, send: Send) -> None:
+        """Send the status with the first event, so that a failure before it is an error status."""
+        self._observe_prompts()
+        try:
+            async for outputs in self._generation.batches():
+                for output in outputs:
+                    await self._send_event(output, send)
+            last = b""
+        except ConveyorEngineError as error:
+            if not self._started:
+                raise
+            _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)
+            last = event(failure_body(error), "error")
+        await send({"type": "http.response.body", "body": last + build_last_words(self._report)})
+
+    async def _send_event(self, output: RequestOutput, send: Send) -> None:
+        is_last = output.finish_reason is not None
+        if is_last:
+            self._add(output)
+        assert output.payload is not None
+        encoded, now, size = await self._encode(output.payload), int(time.time()), str(self._prepared.size)
+        told: PartialPicture | CompletedPicture
+        if is_last:
+            told = CompletedPicture(encoded, now, size, self._prepared.seeds[0], self._tell_usage())
+        else:
+            told = PartialPicture(encoded, now, size, self._num_previews)
+            self._num_previews += 1
+        if not self._started:
+            await self._start(list(SSE_HEADERS), send)
+        name = type(told).__struct_config__.tag
+        await send({"type": "http.response.body", "body": event(encode(told), str(name)), "more_body": True})
+
+    async def _encode(self, pixels: bytes) -> str:
+        """PNG in base64, made in a thread: other clients' answers go on."""
+        return await asyncio.to_thread(_encode_picture, *self._prepared.size, pixels)
+
+    def _tell_usage(self) -> PictureUsage:
+        num_tokens = sum(self._prepared.nums_prompt_tokens)
+        return PictureUsage(num_tokens, num_tokens, TextTokens(num_tokens))
+
+
+def _encode_picture(width: int, height: int, pixels: bytes) -> str:
+    return base64.b64encode(encode_png(width, height, pixels)).decode()
+
+
+def _write_pictures(whole: PictureList, encoded: Sequence[str], seeds: Sequence[int]) -> Iterator[bytes]:
+    return write_with(whole, "data", map(Picture, encoded, seeds))
+
+
+async def generate_images(request: Request) -> PicturesResponse:
+    """Make pictures. Each is an engine request of its own, so it shares steps with others."""
+    return PicturesResponse(await open_request(request, "pictures"))
+
+
+TASK: Final = TaskPaths(
+    (
+        TaskPath(
+            "/v1/images/generations", generate_images, "Makes pictures of a prompt.",
+            ImageGenerationRequest, PictureList, events=(PartialPicture, CompletedPicture),
+        ),
+    ),
+)  # fmt: skip
