@@ -82,7 +82,7 @@ async def test_a_handshake_that_fails_leaves_nothing(tmp_path: Path, monkeypatch
             silent = [socket.create_connection(("127.0.0.1", acceptor.port)) for _ in range(32)]
             await wait_closed(silent[:-1])
             for _ in range(300):  # the last ones are on their way
-                left = sum(isinstance(each, SSLProtocol) for each in gc.get_objects())
+                left = sum(type(each) is SSLProtocol for each in gc.get_objects())
                 if left <= 4:
                     break
                 await asyncio.sleep(0.01)
