@@ -58,6 +58,7 @@ async def test_a_lone_replica_makes_room_for_its_successor_where_no_gpu_is_spare
 ) -> None:
     """Requests wait in the gateway meanwhile."""
     hub_model["spec"]["resources"]["limits"]["nvidia.com/gpu"] = COUNT // 2 + 1
+    hub_model["spec"]["engine"]["tensorParallelSize"] = 1
     await assert_replaced(hub_model, {"kvCache": {"blockBudget": 192}}, namespace)
 
 

@@ -91,7 +91,7 @@ def _tell_pictures(answer: Any) -> list[str]:
 def _name_colour(encoded: str) -> str:
     """The nearest colour of the darkest quarter of the pixels, which are those of the shape."""
     image = Image.open(io.BytesIO(base64.b64decode(encoded)))
-    pixels = sorted(image.getdata(), key=sum)
+    pixels = sorted(image.get_flattened_data(), key=sum)
     shape = pixels[: len(pixels) // 4]
     mean = [sum(pixel[channel] for pixel in shape) / len(shape) for channel in range(3)]
     nearest = min(COLOURS, key=lambda name: sum(abs(a - b) for a, b in zip(COLOURS[name], mean, strict=True)))

@@ -59,6 +59,9 @@ class Engine(ApiModel):
     Auto on a CPU: BFloat16 if the CPU computes in it, otherwise Float32."""
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Longest request, prompt and output together, in tokens; default: the model's own limit."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """GPUs, or processes on a CPU, that compute one model together; must divide the model's heads. Default: all GPUs of
+    `resources.limits` if the model may generate text, otherwise 1."""
     max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = DEFAULT_QUEUED_REQUESTS
     """Limit of requests that wait inside one engine. Each text or image to embed, rank or classify, and each image to
     generate, counts as one. Requests beyond it get 429. The gateways keep this queue short."""

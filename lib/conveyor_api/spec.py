@@ -260,6 +260,20 @@ class InferenceServiceSpec(ApiModel):
             field="kvCache",
         ),
         Rule(
+            "self.runtime != 'VLLM' || !has(self.engine.tensorParallelSize)",
+            "the number of vLLM's GPUs is an argument; remove engine.tensorParallelSize, and set engine.args: "
+            "[--tensor-parallel-size=...]",
+            lambda spec: spec.runtime != "VLLM" or spec.engine.tensor_parallel_size is None,
+            field="engine",
+        ),
+        Rule(
+            "!has(self.task) || self.task == 'Generate' || !has(self.engine) || !has(self.engine.tensorParallelSize)"
+            " || self.engine.tensorParallelSize == 1",
+            "engine.tensorParallelSize is for models that generate text; remove it, or set task: Generate",
+            lambda spec: spec.task in (None, "Generate") or spec.engine.tensor_parallel_size in (None, 1),
+            field="engine",
+        ),
+        Rule(
             "self.runtime == 'VLLM' || !has(self.engine.args)",
             "engine.args are arguments of vLLM; set runtime: VLLM, or remove them",
             lambda spec: spec.runtime == "VLLM" or not spec.engine.args,
@@ -321,7 +335,9 @@ class InferenceServiceSpec(ApiModel):
     @property
     def tensor_parallel_size(self) -> int:
         """The GPUs that compute one model together. Only whole GPUs can, and only for models that generate text."""
-        if self.task not in (None, "Generate"):
+        if self.engine.tensor_parallel_size is not None:
+            return self.engine.tensor_parallel_size
+        if self.runtime == "VLLM" or self.task not in (None, "Generate"):
             return 1
         return max(1, int(self.resources.limits.get(names.GPU, 1)))
 

@@ -36,6 +36,7 @@ def build_full_body() -> Json:
             "device": "Auto",
             "dtype": "BFloat16",
             "maxModelLen": 4096,
+            "tensorParallelSize": 1,
             "maxQueuedRequests": 64,
             "samplingDefaults": "OpenAI",
             "toolParser": "Hermes",

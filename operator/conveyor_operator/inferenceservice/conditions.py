@@ -151,8 +151,9 @@ def judge_workload(situation: Situation) -> Judged:
     if not (situation.rolled_out and deployment.available_replicas >= deployment.asked_replicas):
         return Judged(type, "False", Reason.PODS_STARTING, situation.ready_count)
     spec = situation.spec
-    if spec.gpus > max(1, spec.tensor_parallel_size) and spec.runtime == "Conveyor":
-        unused = f"each engine requests {spec.gpus} GPUs and uses one; request one GPU in resources.limits"
+    if spec.gpus > spec.tensor_parallel_size and spec.runtime == "Conveyor":
+        used = "one GPU" if spec.tensor_parallel_size == 1 else f"{spec.tensor_parallel_size} GPUs"
+        unused = f"each engine requests {spec.gpus} GPUs and uses {used.split()[0]}; request {used} in resources.limits"
         return Judged(type, "True", Reason.GPUS_UNUSED, f"{situation.ready_count}; {unused}")
     return Judged(type, "True", Reason.REPLICAS_READY, situation.ready_count)
 

@@ -30,7 +30,7 @@ RESOURCE_FIELDS: Final = {
     "dtype": "engine.dtype",
     "model_class": "engine.modelClass",
     "max_model_len": "engine.maxModelLen",
-    "tensor_parallel_size": "resources.limits",
+    "tensor_parallel_size": "engine.tensorParallelSize",
     "batching_mode": "batching.mode",
     "max_num_seqs": "batching.maxBatchSize",
     "batching_window_seconds": "batching.window",
