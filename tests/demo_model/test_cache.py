@@ -38,9 +38,18 @@ def test_the_model_is_trained_once(trained: list[Path]) -> None:
 
 def test_the_models_lie_side_by_side(trained: list[Path]) -> None:
     folders = [demo_model_directory(name) for name in module.SOURCES]
-    trained_ones = ["demo", "demo-embed", "demo-rerank", "demo-classify", "demo-image", "demo-clip", "demo-audio"]
+    trained_ones = [
+        "demo",
+        "demo-embed",
+        "demo-rerank",
+        "demo-classify",
+        "demo-image",
+        "demo-clip",
+        "demo-audio",
+        "demo-paint",
+    ]
     assert [folder.name for folder in folders] == [*trained_ones, "custom"]
-    assert len(trained) == len({module.model_key(name) for name in module.SOURCES}) == 8
+    assert len(trained) == len({module.model_key(name) for name in module.SOURCES}) == 9
 
 
 def test_another_recipe_is_trained_anew_in_the_same_place(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,7 @@ def test_a_task_that_is_not_installed_is_refused(tmp_path: Path) -> None:
     with EngineServer(tmp_path, write_softmax_model(tmp_path / "tiny", 1.0), task="softmax") as server:
         assert server.wait_exit() == 2
         assert (
-            "`task` must be one of auto, generate, embed, classify, rerank, transcribe, imageclassify, custom, not "
+            "`task` must be one of auto, generate, embed, classify, rerank, transcribe, imageclassify, imagegenerate, "
+            "custom, not "
             "'softmax'" in server.termination()["message"]
         )
