@@ -98,6 +98,7 @@ async def test_a_watch_that_ends_at_its_time_goes_on_where_it_was(followed: Foll
 async def test_a_text_beyond_any_object_is_not_taken_into_memory(
     followed: Followed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     monkeypatch.setattr("conveyor_kube.watch._MAX_TEXT_BYTES", 100_000)
     body = make_service("large", followed.cluster.namespace)
     body["metadata"]["annotations"] = {"note": "x" * 200_000}
