@@ -162,7 +162,7 @@ def test_a_model_on_these_layers_gives_the_logits_of_transformers(family: str) -
     assert relative_error(logits_of(model), expected) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("triton_runs_here")
 def test_an_engine_on_these_layers_and_caches_gives_the_tokens_of_generate(
     reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
