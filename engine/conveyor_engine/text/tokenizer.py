@@ -15,18 +15,16 @@ from typing import Any, Final, Literal
 from tokenizers import Encoding
 from tokenizers import Tokenizer as _FastTokenizer
 
-from conveyor_engine.errors import GenerationFailed, InvalidRequest, ModelError, context_exceeded
+from conveyor_engine.errors import InvalidRequest, ModelError, context_exceeded
 from conveyor_engine.model_files import read_object
 from conveyor_engine.text.chat_template import RENDERING, ChatTemplate, Rendering, TooManyCharacters
+from conveyor_engine.text.stream import TextStream
 from conveyor_protocol.failure_reasons import FailureReason
 
 _CHARACTERS_PER_TOKEN = 4  # about the average of natural language
 _CUT_TOKENS_MAX = 100  # more than a cut can add to the number of tokens of a text's beginning
 PROMPT_TAIL_TOKENS = 6  # enough context for a decoder to decide whether a space or a byte follows
-_UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each of its tokens has at least one
-_PENDING_TOKENS_MAX = 16  # consecutive tokens that each end one character and begin the next
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # SentencePiece's token for a byte
-_REPLACEMENT = "\ufffd"  # the decoded form of bytes that are not text, or incomplete
 
 SHORTEN: Final = "Please reduce the length of the input prompt."  # vLLM's text, which clients look for
 
@@ -254,7 +252,7 @@ class Tokenizer:
         """The text of the model's chat template; "" if it has none."""
         return self._chat_template.source if self._chat_template else ""
 
-    def decode_stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> "TextStream":
+    def decode_stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TextStream:
         """Return a decoder for the answer to this prompt."""
         return TextStream(self._fast, prompt_token_ids[-PROMPT_TAIL_TOKENS:], skip_special_tokens)
 
@@ -281,71 +279,6 @@ def _lengths_to_try(num_tokens: int, num_characters: int) -> Iterator[int]:
     while 0 < length < num_characters:
         yield length
         length *= 2
-
-
-class TextStream:
-    """Decodes one answer piece by piece, but never half a character, with or without special tokens.
-
-    It works like `tokenizers.decoders.DecodeStream`: the new text is what tokens add to the text of the tokens before.
-    Bytes that can no longer become a character are shown immediately, so few tokens are pending: at most three, or more
-    if a token ends one character and begins the next.
-    """
-
-    def __init__(self, fast: _FastTokenizer, prompt_tail: Sequence[int], skip_special_tokens: bool) -> None:
-        self._fast = fast
-        self._skip_special_tokens = skip_special_tokens
-        self._context = list(prompt_tail)
-        while self._context and self._decode(self._context).startswith(_REPLACEMENT):
-            del self._context[0]  # it begins within a character
-        self._context_text = self._decode(self._context)
-        self._pending: list[int] = []
-        self._num_shown = 0  # shown characters of the pending tokens
-
-    def push(self, token_id: int) -> str:
-        """Return the text that this token completes; "" while a character may be unfinished.
-
-        Raises GenerationFailed.
-        """
-        self._pending.append(token_id)
-        shown = ""
-        while True:
-            text = self._text_of(self._pending)
-            is_whole = bool(text) and not text.endswith(_REPLACEMENT)
-            if is_whole or len(self._pending) > _PENDING_TOKENS_MAX:
-                return shown + self._move_on(text)
-            if len(self._pending) <= _UNFINISHED_TOKENS_MAX:
-                return shown
-            if certain := text.rstrip(_REPLACEMENT)[self._num_shown :]:
-                self._num_shown += len(certain)
-                return shown + certain
-            if self._num_shown:
-                return shown
-            shown += self._text_of([self._pending.pop(0)])
-
-    def _move_on(self, text: str) -> str:
-        """Make the pending tokens the context. Returns the part of their text that is not shown yet."""
-        text, self._num_shown = text[self._num_shown :], 0
-        self._context, self._pending = self._pending, []
-        self._context_text = self._decode(self._context)
-        return text
-
-    def finish(self) -> str:
-        """Return the text of the pending tokens. Called after the last token."""
-        return self._move_on(self._text_of(self._pending)) if self._pending else ""
-
-    def _text_of(self, token_ids: list[int]) -> str:
-        """Return the text that these tokens add to the context."""
-        text = self._decode(self._context + token_ids)
-        if text.startswith(self._context_text):
-            return text[len(self._context_text) :]
-        return self._decode(token_ids)  # invalid bytes have changed the text before them
-
-    def _decode(self, token_ids: list[int]) -> str:
-        try:
-            text: str = self._fast.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
-        except BaseException as error:  # `tokenizers` raises bare Exception; a panic is a BaseException of its own
-            raise GenerationFailed(f"the model's tokenizer.json cannot decode the answer: {error}") from error
-        return text
 
 
 def too_long(num_tokens: int | str, max_model_len: int, param: str) -> InvalidRequest:
