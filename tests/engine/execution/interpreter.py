@@ -17,18 +17,16 @@ if not HAVE_GPU:
 ON_DEVICE = [pytest.mark.gpu] if HAVE_GPU else []  # of tests that run without a GPU too, in the interpreter
 DEVICE = torch.device("cuda" if HAVE_GPU else "cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
+FOR_BFLOAT16 = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not HAVE_GPU, reason="needs a GPU: Triton's interpreter computes bfloat16 wrongly"),
+]
 DTYPES = pytest.mark.parametrize(
     "dtype",
     [
         torch.float32,
         pytest.param(torch.float16, marks=pytest.mark.slow),
-        pytest.param(
-            torch.bfloat16,
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not HAVE_GPU, reason="needs a GPU: Triton's interpreter computes bfloat16 wrongly"),
-            ],
-        ),
+        pytest.param(torch.bfloat16, marks=FOR_BFLOAT16),
     ],
     ids=["float32", "float16", "bfloat16"],
 )

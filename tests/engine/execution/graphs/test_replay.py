@@ -135,7 +135,7 @@ def test_tokens_that_a_graph_chooses_are_those_chosen_outside_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work]
 ) -> None:
     """Steps that a graph chooses for whole, in part (cuts), and not at all (penalties), one after another."""
-    save_tiny_model("llama", tmp_path)
+    save_tiny_model("llama", tmp_path, num_hidden_layers=1)
     asked: list[dict[str, Any]] = [
         {"max_tokens": 5, "temperature": 0.0},
         {"max_tokens": 3, "temperature": 1.5, "min_p": 0.01},

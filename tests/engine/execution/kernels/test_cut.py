@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 from tests.engine.builders import make_state
-from tests.engine.execution.interpreter import DEVICE, DTYPES, HAVE_GPU, ON_DEVICE, sum_in_disorder
+from tests.engine.execution.interpreter import (
+    DEVICE,
+    DTYPES,
+    FOR_BFLOAT16,
+    HAVE_GPU,
+    ON_DEVICE,
+    TOLERANCE,
+    sum_in_disorder,
+)
 from triton.runtime.interpreter import ScanOps
 
 from conveyor_engine.execution.kernels.cut import cut
@@ -61,10 +69,22 @@ ROWS = [
     *(Row(3000, 1.0, 0.3, 2.0), Row(top_p=0.9, temperature=1e-5), Row(top_p=0.9, temperature=30.0)),
 ]
 LOGITS = {"peaked": 3.0, "flat": 0.3, "below zero": -1.0}  # their spread
-SPREADS = pytest.mark.parametrize(
-    "spread",
-    [pytest.param(spread, marks=[] if name == "peaked" else [pytest.mark.slow]) for name, spread in LOGITS.items()],
-    ids=LOGITS,
+# CI runs each spread, and both types of the interpreter. The other pairs show in one more way what these show.
+MARKS = {
+    ("peaked", torch.float32): [],
+    ("flat", torch.float32): [pytest.mark.slow],
+    ("below zero", torch.float16): [pytest.mark.slow],
+    **{(name, torch.bfloat16): FOR_BFLOAT16 for name in LOGITS},
+}
+CASES = pytest.mark.parametrize(
+    ("spread", "dtype"),
+    [
+        pytest.param(
+            spread, dtype, marks=MARKS.get((name, dtype), [pytest.mark.nightly]), id=f"{name}-{str(dtype)[6:]}"
+        )
+        for name, spread in LOGITS.items()
+        for dtype in TOLERANCE
+    ],
 )
 
 
@@ -85,8 +105,7 @@ def draw(logits: torch.Tensor, rows: list[Row], uniforms: list[float]) -> list[i
     return list(tokens.tolist())
 
 
-@DTYPES
-@SPREADS
+@CASES
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_the_kept_tokens_are_those_of_the_definition(dtype: torch.dtype, spread: float, row: Row) -> None:
     """In ascending order the first that can be drawn is the least that is kept."""
