@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-nightly nightly test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests oci keda alerts expose bench modes batchers soak faults release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-nightly nightly test-oldest test-oldest-nightly set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests oci keda alerts expose bench modes batchers soak faults release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -89,18 +89,23 @@ test-all: test ## Every test that needs no pods, as CI runs them
 test-nightly: SELECT := nightly
 test-nightly: test ## The tests that show in one more way what the tests of CI show
 
-nightly: test-nightly fresh ## What CI leaves out: those tests, and a bare Debian that builds images and trains the model
+nightly: test-nightly test-oldest-nightly fresh ## What CI leaves out: those tests, and a bare Debian that builds images and trains the model
 
 $(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
 
 # Triton 3.6's interpreter reads scalars from arrays, which NumPy deprecates.
+test-oldest: SELECT := $(CHOSEN)
 test-oldest: venv ## Execution and the models' answers, with the oldest torch, Triton, transformers and NumPy; sentence-transformers
 	$(UV) run --no-sync $(patsubst %,--with '%',$(OLDEST)) --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' \
 		python -m pytest $(SECOND_RUN) -p no:cacheprovider -n $$(nproc) --dist loadfile \
-		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' tests/engine/execution \
+		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' -m '$(SELECT)' \
+		tests/engine/execution \
 		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/test_embeddings.py tests/bench/workloads/test_encoder.py \
 		tests/bench/batchers
+
+test-oldest-nightly: ## The further variants of those tests with the oldest versions
+	@$(MAKE) --no-print-directory test-oldest SELECT=nightly
 
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images
