@@ -1,1 +1,1 @@
-"""Paged attention: the protocol (`backend`), transformers' way in (`interface`), and the backends."""
+"""Paged attention: the protocol (`backend`), the interface to transformers (`interface`), and the backends."""

@@ -1,7 +1,7 @@
-"""The protocol of a paged attention backend, and the data of a step that it gets.
+"""The protocol of a paged attention backend, and the data that it gets for each step.
 
-`interface` calls a backend once per layer and step; `runners.generate` builds the metadata and allocates
-the KV caches. Only the backend knows the layout of its caches.
+`interface` calls a backend once per layer and step. `runners.generate` builds the metadata and allocates the KV caches.
+Only the backend knows the layout of its caches.
 """
 
 from collections.abc import Hashable, Sequence
@@ -17,7 +17,7 @@ from conveyor_engine.execution.kernels.slot_cache import SlotCache, slot_bytes
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Attention geometry of one layer, as the probe forward saw it."""
+    """The shape of one layer's attention, as recorded by the probe's forward pass."""
 
     num_heads: int
     num_kv_heads: int
@@ -33,25 +33,25 @@ class AttentionSpec:
     scaling: float
     sliding_window: int | None
     softcap: float | None
-    causal: bool = True  # if not, each token sees the whole sequence, which `packed` alone computes
+    causal: bool = True  # if false, each token sees the whole sequence; only `packed` computes this
 
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """One step's batch: sequences packed one after another, decodes first, padding last.
+    """One step's batch. Sequences are packed one after another: decodes first, padding last.
 
-    Rows 0 .. num_decodes-1 have exactly one query token, the rows after them any number >= 1. Tokens at
-    index >= num_tokens are padding: their slot is -1, nothing is written for them, and their output
-    is never read. Query token j of row i has position seq_lens[i] - query_len[i] + j and sees the keys at
-    positions <= its own (and > position - sliding_window, where the layer has a window).
+    Rows 0 .. num_decodes-1 have exactly one query token, the rows after them one or more. Tokens at index >= num_tokens
+    are padding: their slot is -1, nothing is written for them, and their output is never read. Query token j of row i
+    has position seq_lens[i] - query_len[i] + j. It sees the keys at positions <= its own (and > position -
+    sliding_window, if the layer has a window).
 
-    A CUDA graph (`graphs.mixed`) has a fixed number of rows. Those that a step does not use have length 0 and no
-    tokens; they follow the decodes, and the other rows. `num_tokens` is then 0, because the host cannot know it when
-    the graph is captured, and of the host's arrays only upper bounds are set: the differences between entries 0,
+    A CUDA graph (`graphs.mixed`) has a fixed number of rows. Rows that a step does not use have length 0 and no tokens.
+    They follow the decodes, and they follow the other rows. `num_tokens` is then 0, because the host cannot know it
+    when the graph is captured. The host arrays then only give upper bounds: the differences between entries 0,
     num_decodes and num_seqs. Padding writes to a spare block.
 
-    Two rows may share blocks, also blocks that one of them writes in this very step (prefix cache).
-    So a backend writes the whole batch's keys and values before any row attends.
+    Two rows may share blocks, even blocks that one of them writes in this step (prefix cache). So a backend must write
+    the keys and values of the whole batch before any row attends.
     """
 
     query_start_loc: torch.Tensor  # int32 (num_seqs + 1,), first is 0, last is num_tokens
@@ -61,57 +61,59 @@ class AttentionMetadata:
     num_seqs: int
     num_decodes: int
     num_tokens: int  # without padding
-    query_start_loc_host: npt.NDArray[np.int32]  # the same on the host, so that no backend has to sync
+    query_start_loc_host: npt.NDArray[np.int32]  # the same on the host, so that no backend has to wait for the device
     seq_lens_host: npt.NDArray[np.int32]
-    kept: dict[Hashable, object] = field(default_factory=dict)  # what a backend computes once for several layers
+    kept: dict[Hashable, object] = field(default_factory=dict)  # results that a backend shares between layers
 
 
 @dataclass(slots=True)
 class LastLayer:
-    """What the last layer attends for: the tokens that get logits. Of the others it needs keys and values alone."""
+    """The tokens for which the last layer computes attention, because they get logits. It stores keys and values of all
+    tokens."""
 
     layer: int
     tokens: torch.Tensor  # int64 (R,), indices into the packed tokens
-    metadata: AttentionMetadata  # each of them a row of one query
+    metadata: AttentionMetadata  # each token is a row with one query
 
 
 class AttentionBackend(Protocol):
-    """Paged KV caches of all layers, and attention over them."""
+    """Holds the paged KV caches of all layers and computes attention over them."""
 
     name: str
-    is_capturable: bool  # whether a graph can hold it: of the metadata's host arrays it needs bounds at most
+    is_capturable: bool  # whether a CUDA graph can contain it; it then reads only bounds from the host arrays
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one block in all layers together, padding of the layout included."""
+        """Return the bytes of one block in all layers together, including the layout's padding."""
         ...
 
     def allocate(
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Makes the caches, zeroed. Called once, before the first step."""
+        """Allocate the caches, filled with zeros. Called once, before the first step."""
         ...
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
-        """Stores this step's keys (T, Hkv, D) and values (T, Hkv, Dv); any strides, last dim contiguous."""
+        """Store this step's keys (T, Hkv, D) and values (T, Hkv, Dv). Strides are free, but the last dimension is
+        contiguous."""
         ...
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
-        """Attention of query (T, H, D), any strides, over the caches -> (T, H, Dv) contiguous, same dtype.
+        """Compute attention of query (T, H, D), any strides, over the caches -> (T, H, Dv), contiguous, same dtype.
 
-        Scores are query . key * spec.scaling, then softcap * tanh(score / softcap) if spec has one,
-        then the causal (and window) mask, then softmax.
+        Scores are query . key * spec.scaling, then softcap * tanh(score / softcap) if the spec has a softcap. The
+        causal mask (and the window) and the softmax follow.
         """
         ...
 
 
 class SlotCaches:
-    """KV caches with one row per token slot: the part that two backends have in common.
+    """KV caches with one row for each token slot. Base class of two backends.
 
-    A token's head is one contiguous row, and the block size is free.
+    Each head of a token is one contiguous row. Any block size is allowed.
     """
 
     def __init__(self, kv_dtype: torch.dtype | None = None) -> None:
-        """kv_dtype: of the caches; default: the model's."""
+        """kv_dtype: the type of the caches; default: the model's."""
         self._kv_dtype = kv_dtype
         self._caches: list[tuple[SlotCache, SlotCache]] = []
         self._block_size = 0
@@ -133,5 +135,5 @@ class SlotCaches:
             self._caches.append((keys, values))
 
     def caches(self, layer: int) -> tuple[SlotCache, SlotCache]:
-        """Keys and values of one layer, for who writes them without `write_kv`."""
+        """Return the keys and the values of one layer, for callers that write them without `write_kv`."""
         return self._caches[layer]

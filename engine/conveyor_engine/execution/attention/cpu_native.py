@@ -1,7 +1,7 @@
-"""Paged attention on CPUs by the compiled kernels: reads each key and value once, gathers nothing.
+"""Computes paged attention on CPUs with the compiled kernels, which read each key and value once and gather nothing.
 
-Chosen by `select` where `find_obstacle` finds none. The layout of the caches is `native.kv_cache`'s: blocks of 16
-tokens, keys with the tokens of a block side by side, so that one vector holds one dimension of 16 keys.
+`select` chooses this backend if `find_obstacle` returns None. The caches have the layout of `native.kv_cache`: blocks
+of 16 tokens, in which the keys of all tokens are side by side, so that one vector holds one dimension of 16 keys.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from conveyor_engine.execution.attention.backend import AttentionMetadata, Atten
 
 
 def find_obstacle(block_size: int, dtype: torch.dtype) -> str | None:
-    """Why this backend cannot serve such an engine on a CPU, in a clause; None if it can."""
+    """Return why this backend cannot serve such an engine on a CPU, as a clause for a message; None if it can."""
     if block_size != native.BLOCK_SIZE:
         return f"its blocks hold {native.BLOCK_SIZE} tokens and block_size is {block_size}"
     if not native.supports(dtype):
@@ -22,7 +22,7 @@ def find_obstacle(block_size: int, dtype: torch.dtype) -> str | None:
 
 
 class CpuNative:
-    """AttentionBackend over the compiled kernels."""
+    """AttentionBackend that uses the compiled kernels."""
 
     name = "native"
     is_capturable = True
@@ -45,11 +45,11 @@ class CpuNative:
             self._value_dims.append(layer.value_dim)
 
     def caches(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one layer, for who writes them without `write_kv`."""
+        """Return the keys and the values of one layer, for callers that write them without `write_kv`."""
         return self._caches[layer]
 
     def step(self, metadata: AttentionMetadata) -> native.CacheStep:
-        """The step for who attends without `attend`."""
+        """Return the step in the form that the kernels need, for callers that compute attention without `attend`."""
         step = metadata.kept.get(native.CacheStep)
         if not isinstance(step, native.CacheStep):
             step = native.CacheStep(

@@ -1,9 +1,9 @@
-"""How a layer calls our attention: by `Paged`, and from transformers' modules by attn_implementation "conveyor_paged".
+"""Connects a layer to paged attention: through `Paged`, or through transformers' attn_implementation "conveyor_paged".
 
-The data of the step travels as the forward's keyword argument `paged`, which every supported model passes to its
-layers; `models.probe` checks that at load. Layers of our own (`models.layers`) call `paged.attend`; transformers'
-attention modules call `paged_attention` once per layer with packed (1, H, T, D) tensors. No mask function is
-registered: the mask is None, causality comes from the metadata.
+The forward pass carries the data of the step as the keyword argument `paged`. Every supported model passes it on to its
+layers, and `models.probe` checks this when the model loads. Our own layers (`models.layers`) call `paged.attend`. The
+attention modules of transformers call `paged_attention` once per layer with packed (1, H, T, D) tensors. No mask
+function is registered: the mask is None, and the metadata defines causality.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from conveyor_engine.execution.attention.backend import (
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
 
 IMPLEMENTATION = "conveyor_paged"
-_TRANSFORMERS_OWN = ("sdpa", "eager")  # ours is sdpa too, so half precision rounds alike
-# Keywords that models pass along and that change nothing here; any other that is not None is refused.
+_TRANSFORMERS_OWN = ("sdpa", "eager")  # sdpa first: ours is sdpa too, so results round alike in half precision
+# Keywords that models pass and that have no effect here. Any other keyword that is not None is rejected.
 HARMLESS = frozenset({"position_ids", "use_cache", "output_router_logits", "output_attentions", "cache_position"})
 
 
 class Paged(Protocol):
-    """What travels as `paged`: takes one layer's packed tensors (T, heads, dim), gives (T, H, Dv)."""
+    """The type of the `paged` argument: takes one layer's packed tensors (T, heads, dim) and returns (T, H, Dv)."""
 
     @property
     def runs_bidirectional(self) -> bool:
-        """Whether layers that are not causal may call it."""
+        """Return whether layers that are not causal may call it."""
         ...
 
     def attend(
@@ -46,11 +46,11 @@ class Paged(Protocol):
 
 @dataclass(slots=True)
 class PagedStep:
-    """One step's attention: writes the layer's keys and values, then attends over the cache."""
+    """The attention of one step: writes the layer's keys and values, then attends to the cache."""
 
     backend: AttentionBackend
     metadata: AttentionMetadata
-    last: LastLayer | None = None  # if it attends for fewer tokens than the others
+    last: LastLayer | None = None  # set if the last layer attends for fewer tokens than the others
     runs_bidirectional: ClassVar[bool] = False
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ class PagedStep:
         return self.attend_written(spec, query)
 
     def attend_written(self, spec: AttentionSpec, query: torch.Tensor) -> torch.Tensor:
-        """`attend` for a layer that has written its keys and values."""
+        """Do the same as `attend` for a layer that has already written its keys and values."""
         if self.last is None or spec.layer != self.last.layer:
             return self.backend.attend(spec, query, self.metadata)
         return self.backend.attend(spec, query[self.last.tokens], self.last.metadata)
@@ -66,12 +66,12 @@ class PagedStep:
 
 @dataclass(slots=True)
 class Probe:
-    """Records each layer's geometry, in place of attention. `calls` counts the calls per layer."""
+    """Records each layer's shape instead of computing attention. `calls` counts the calls per layer."""
 
     runs_bidirectional: bool = False
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
-    is_causal: bool = True  # in every layer
+    is_causal: bool = True  # whether every layer is causal
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.calls[spec.layer] = self.calls.get(spec.layer, 0) + 1
@@ -83,12 +83,12 @@ class Probe:
 
 
 def residual_of(paged: Paged, spec: AttentionSpec, hidden_states: torch.Tensor) -> torch.Tensor:
-    """The hidden states (1, T, hidden) of the tokens for which the layer attends."""
+    """Return those of hidden_states (1, T, hidden) for whose tokens the layer attends."""
     last = paged.last if isinstance(paged, PagedStep) else None
     return hidden_states if last is None or spec.layer != last.layer else hidden_states[:, last.tokens]
 
 
-Caches = tuple[SlotCache, SlotCache]  # of keys, of values
+Caches = tuple[SlotCache, SlotCache]  # keys, values
 
 
 def attend_stored(
@@ -98,10 +98,11 @@ def attend_stored(
     like: torch.Tensor,
     store: Callable[[Caches, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """`paged.attend` for a layer that writes its keys and values itself.
+    """Do the same as `paged.attend` for a layer that writes its keys and values itself.
 
-    store(caches, slots (T,)) writes them and gives the queries (T, H, D). The caches are the step's, or where there are
-    none with a row for each slot, new ones of the type of `like` (T, ...), which attention is told like any others.
+    store(caches, slots (T,)) writes them and returns the queries (T, H, D). It gets the step's caches if they have one
+    row for each slot. Otherwise it gets temporary ones of the type of `like` (T, ...), and `paged.attend` then gets the
+    keys and values as usual.
     """
     if isinstance(paged, PagedStep) and isinstance(paged.backend, SlotCaches):
         return paged.attend_written(spec, store(paged.backend.caches(spec.layer), paged.metadata.slot_mapping))
@@ -126,9 +127,9 @@ def paged_attention(
     is_causal: bool | None = None,
     **unknown: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query (1, H, T, D), key (1, Hkv, T, D), value (1, Hkv, T, Dv) -> ((1, T, H, Dv), None).
+    """Compute attention: query (1, H, T, D), key (1, Hkv, T, D), value (1, Hkv, T, Dv) -> ((1, T, H, Dv), None).
 
-    Raises ModelError for an argument that it does not compute and that changes the answer.
+    Raises ModelError for an argument that would change the result and is not supported.
     """
     if paged is None:
         raise ModelError(f"{type(module).__name__} does not hand keyword arguments through to its attention")
@@ -149,13 +150,13 @@ def paged_attention(
 
 
 def register() -> None:
-    """Registers the implementation with transformers. May be called again."""
+    """Register the implementation with transformers. Repeated calls are harmless."""
     AttentionInterface.register(IMPLEMENTATION, paged_attention)
 
 
 def use_transformers_attention(model: PreTrainedModel) -> None:
-    """Until `set_attn_implementation` chooses ours again."""
+    """Make the model use transformers' own attention until `set_attn_implementation` chooses ours again."""
     for implementation in _TRANSFORMERS_OWN:
-        with contextlib.suppress(ValueError):  # the model does not have it
+        with contextlib.suppress(ValueError):  # the model does not support it
             model.set_attn_implementation(implementation)
             break

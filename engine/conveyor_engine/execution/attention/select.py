@@ -20,7 +20,7 @@ def select_backend(
     block_size: int,
     kv_cache_dtype: KVCacheDtype = "auto",
 ) -> AttentionBackend:
-    """The backend called `name`, or for auto the fastest that works here. Raises ConfigError."""
+    """Return the backend called `name`; for auto, the fastest one that works on this device. Raises ConfigError."""
     obstacles: dict[AttentionBackendName, str | None] = {
         "native": _native_obstacle(device, dtype, block_size),
         "triton": kernels.why_missing(device),
@@ -42,7 +42,7 @@ def select_backend(
 
 
 def _check_kv_cache(kv_cache_dtype: KVCacheDtype, backend: AttentionBackendName, device: torch.device) -> None:
-    """Raises ConfigError if this backend has no such cache, or the GPU no such type."""
+    """Raise ConfigError if the backend does not support this type of cache, or the GPU does not support the type."""
     if backend != "triton":
         why = kernels.why_missing(device) or f"`attention_backend: {backend}` is set"
         raise ConfigError(

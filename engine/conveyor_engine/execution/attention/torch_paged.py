@@ -1,8 +1,8 @@
-"""Paged attention in plain torch, on any device: the reference and the fallback.
+"""Computes paged attention in plain torch, on any device. It is the reference and the fallback.
 
-Used on devices without a backend of their own, and by the tests of the other backends as their oracle.
-Sequences are attended one by one, over gathered keys and values; a decode folds its query heads onto the kv heads,
-so K and V are read once.
+Devices without a backend of their own use it, and the tests compare the other backends with it. It attends sequence by
+sequence, over gathered keys and values. In a decode the query heads of a group become rows of one product, so K and V
+are read once.
 """
 
 import torch
@@ -12,7 +12,7 @@ from conveyor_engine.execution.attention.backend import AttentionMetadata, Atten
 
 
 class TorchPaged(SlotCaches):
-    """AttentionBackend over plain tensors."""
+    """AttentionBackend that uses plain tensors."""
 
     name = "torch"
     is_capturable = False
@@ -41,13 +41,14 @@ class TorchPaged(SlotCaches):
 
 
 def attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
-    """query (n, H, D) at the last n of the L positions of key (L, Hkv, D), value (L, Hkv, Dv) -> (n, H, Dv)."""
+    """Compute attention of query (n, H, D), the last n of L positions, over key (L, Hkv, D), value (L, Hkv, Dv) -> (n,
+    H, Dv)."""
     num_queries, num_heads, head_dim = query.shape
     num_keys, num_kv_heads, _ = key.shape
     group = num_heads // num_kv_heads
-    # (Hkv, group * n, D): the heads of one group are further queries of the same kv head
+    # (Hkv, group * n, D): the heads of one group are further queries of the same KV head
     grouped = query.view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    grouped = grouped.reshape(num_kv_heads, group * num_queries, head_dim).contiguous()  # CUDA: rows must be aligned
+    grouped = grouped.reshape(num_kv_heads, group * num_queries, head_dim).contiguous()  # on CUDA, rows must be aligned
     key, value = key.transpose(0, 1), value.transpose(0, 1)
     mask = _mask(num_queries, num_keys, group, spec.sliding_window, query.device)
     if spec.softcap is None:
@@ -67,7 +68,8 @@ def attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec
 def _mask(
     num_queries: int, num_keys: int, group: int, sliding_window: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Which keys each query may see, bool (group * n, L); None = all. A single query's keys are cut by the caller."""
+    """Return which keys each query sees, bool (group * n, L); None for all. For a single query, the caller cuts the
+    keys."""
     if num_queries == 1:
         return None
     position = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]

@@ -1,4 +1,4 @@
-"""Paged attention on CUDA by the kernels of `kernels`. Chosen by `select`."""
+"""Computes paged attention on CUDA with the Triton kernels of `kernels`. Chosen by `select`."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from conveyor_engine.execution.kernels.paged_attention import paged_attention
 
 
 class TritonPaged(SlotCaches):
-    """AttentionBackend over the Triton kernels."""
+    """AttentionBackend that uses the Triton kernels."""
 
     name = "triton"
     is_capturable = True
@@ -38,7 +38,7 @@ class TritonPaged(SlotCaches):
         out = query.new_empty((num_tokens, num_heads, caches[1].numbers.shape[2]))
         if metadata.num_tokens < num_tokens:
             out[metadata.num_tokens :] = 0
-        # Decodes in small tiles, prompts in large ones: two launches of the same kernel.
+        # Decodes use small tiles and prompts large ones: two launches of the same kernel.
         num_decodes, num_seqs = metadata.num_decodes, metadata.num_seqs
         for begin, end, decode in ((0, num_decodes, True), (num_decodes, num_seqs, False)):
             if begin == end:
@@ -61,7 +61,7 @@ class TritonPaged(SlotCaches):
         return out
 
     def _plan(self, spec: AttentionSpec, num_heads: int, metadata: AttentionMetadata) -> DecodePlan:
-        """The step's, the same for all layers of one shape."""
+        """Return the plan for this step's decodes. All layers of one shape share it."""
         assert self._num_processors is not None
         _, num_kv_heads, value_dim = self._caches[spec.layer][1].numbers.shape
         shape = (num_heads, num_kv_heads, value_dim, spec.sliding_window)

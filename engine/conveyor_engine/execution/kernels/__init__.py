@@ -1,9 +1,11 @@
-"""Triton kernels for CUDA. They know tensors, not engines. `why_missing` says whether they can be used.
-Nothing but the other modules of this room imports Triton, which not every machine has.
+"""Triton kernels for CUDA. They know tensors, not engines.
 
-No autotuning: each kernel's shape comes from a static table, so that start-up is short and every run computes alike.
-Without a GPU they run under TRITON_INTERPRET=1 (set before triton is imported) in float32 and float16; the
-interpreter computes bfloat16 wrongly.
+Only the other modules of this package import Triton, because not every machine has it. `why_missing` says whether the
+kernels can run.
+
+There is no autotuning. Each kernel takes its tile shape from a static table, which keeps start-up short and results the
+same in every run. Without a GPU the kernels run under TRITON_INTERPRET=1 (set before triton is imported) in float32 and
+float16. The interpreter computes bfloat16 wrongly.
 """
 
 import importlib.util
@@ -12,7 +14,7 @@ import torch
 
 
 def why_missing(device: torch.device) -> str | None:
-    """Why they cannot run there, in a clause; None if they can."""
+    """Return why the kernels cannot run on this device, as a clause for an error message; None if they can."""
     if device.type != "cuda":
         return f"it runs on CUDA, and the device is {device.type}"
     return None if importlib.util.find_spec("triton") else "triton is not installed"

@@ -1,12 +1,13 @@
-"""A token for each row with top_k or top_p, drawn from the row's kept tokens. Nothing is sorted, the host never waits.
+"""Draws a token for each row that has top_k or top_p. Does not sort and never waits for the host.
 
-One program for each row finds the least logit that is kept. It narrows an interval of logits: each pass over the row
-sums the tokens at or above a few pivots, as a count for top_k and as weights for top_p. As soon as few tokens are left
-it collects them, and the rest happens in registers. All tokens that equal the least kept one are kept.
-The torch operations of `sampling.cuts` do the same on a CPU, but for such equal tokens.
+One program for each row finds the smallest logit that is kept. It narrows an interval of logits: each pass over the row
+compares the logits with four pivots and sums the tokens at or above each pivot (their number for top_k, their weights
+for top_p). As soon as few tokens are left, the program collects them and continues in registers. All tokens with the
+smallest kept logit are kept. On a CPU, the torch operations of `sampling.cuts` compute the same, except for such equal
+tokens.
 """
 
-# Triton compiles the kernels from their source: annotations mean other things to it.
+# Triton compiles the kernels from their source and interprets annotations differently, so they have none.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 import torch
@@ -15,10 +16,10 @@ import triton.language as tl
 
 from conveyor_engine.execution.kernels.sample import _find_passed, _is_finite
 
-_SLICE = 4096  # tokens: what a program reads at once, and the most that it collects
-_WIDTH = tl.constexpr(8)  # tokens of a slice that one thread adds before it adds them to a sum
-_WEIGHTLESS = tl.constexpr(104.0)  # e to the power of -104 is 0 in float32
-_FIRST_LOOK = tl.constexpr(16.0)  # times the temperature below the best logit, where a cut seldom is further down
+_SLICE = 4096  # tokens that a program reads at once, and the maximum that it collects
+_WIDTH = tl.constexpr(8)  # tokens of a slice that one thread sums up before it adds them to its total
+_WEIGHTLESS = tl.constexpr(104.0)  # exp(-104) is 0 in float32
+_FIRST_LOOK = tl.constexpr(16.0)  # the first pivots lie up to 16 temperatures below the best logit
 _LARGEST_FLOAT = tl.constexpr(3.4028234e38)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEY_SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # low bits of float32 that the type lacks
@@ -41,9 +42,9 @@ def _cut(
         first_look = largest - temperature * _FIRST_LOOK
         lowest = tl.maximum(largest + temperature * tl.maximum(floor, -_WEIGHTLESS), -_LARGEST_FLOAT)
         least = _key(lowest, SHIFT)
-        least = tl.where(_value(least, SHIFT) < lowest, least + 1, least)  # key of the least logit that is no lower
+        least = tl.where(_value(least, SHIFT) < lowest, least + 1, least)  # the key of the smallest logit >= lowest
         few = tl.full([], False, tl.int1)
-        needed = tl.full([], -1.0, tl.float32)  # the weight of the kept tokens; -1: not known
+        needed = tl.full([], -1.0, tl.float32)  # the weight that the kept tokens must have; -1: not known yet
         if top_k < VOCAB_SIZE:
             least, few, _ = _narrow(logits, largest, scale, least, first_look, top_k, True, VOCAB_SIZE, SLICE, SHIFT)
         if (top_p < 1) & (few == 0):
@@ -67,18 +68,21 @@ def _narrow(
     row, largest, scale, least, first_look, wanted,
     COUNTS: tl.constexpr, VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Key of the largest logit at or above which is what is wanted: a number of tokens, or a share of all from `least`.
+    """Return (the key of the smallest kept logit, whether few tokens are left, the sum that the kept tokens must
+    reach).
 
-    Also whether it ended before that, with a lesser key and few tokens at or above it, and the sum that is needed.
+    The result is the key of the largest logit whose tokens at or above it reach `wanted`: a number of tokens (COUNTS),
+    or a share of the weight of all tokens from `least` on. If few tokens are left earlier, the search ends with a
+    smaller key.
     """
     end = _key(largest, SHIFT) + 1
-    few = tl.full([], False, tl.int1)  # a slice holds the tokens at or above the least
+    few = tl.full([], False, tl.int1)  # whether all tokens at or above `least` fit into a slice
     needed = tl.full([], -1.0, tl.float32)
     begin = tl.maximum(_value(least, SHIFT), first_look)
     sum_at_least = tl.full([], float("inf"), tl.float32)
     while (least + 1 < end) & (few == 0):
         quarter = (_value(end - 1, SHIFT) - begin) / 4
-        a = tl.where(needed < 0, least, _middle(least, end))  # halves the keys, whatever the values are
+        a = tl.where(needed < 0, least, _middle(least, end))  # bisects the keys: ends for any logits
         b = _pivot(begin + quarter, least, end, SHIFT)
         c = _pivot(begin + 2 * quarter, least, end, SHIFT)
         d = _pivot(begin + 3 * quarter, least, end, SHIFT)
@@ -102,9 +106,10 @@ def _measure(
     row, largest, scale, least, a, b, c, d,
     COUNTS: tl.constexpr, VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
-    """The sums at or above four pivots, and before them the number of tokens at or above the least, unless sums count.
+    """Return the number of tokens >= `least`, and the sums of the tokens at or above the pivots a, b, c and d.
 
-    All are added in one order, so that a higher pivot never has a larger sum.
+    The number is 0 if the sums are counts themselves (COUNTS). All sums are added in one order, so that a higher pivot
+    never has a larger sum.
     """
     sums_a = tl.zeros([SLICE // _WIDTH], tl.float32)
     numbers, sums_b, sums_c, sums_d = sums_a, sums_a, sums_a, sums_a
@@ -116,7 +121,7 @@ def _measure(
         sums_a += _fold(tl.where(values >= a, weights, 0.0))
         sums_b += _fold(tl.where(values >= b, weights, 0.0))
         sums_c += _fold(tl.where(values >= c, weights, 0.0))
-        sums_d += _fold(tl.where(values - d >= 0, weights, 0.0))  # four alike would be packed bit by bit for sm_90
+        sums_d += _fold(tl.where(values - d >= 0, weights, 0.0))  # four equal forms would be packed bitwise on sm_90
     return (
         tl.sum(numbers, axis=0),
         tl.sum(sums_a, axis=0),
@@ -128,7 +133,8 @@ def _measure(
 
 @triton.jit
 def _fold(values):
-    """Sums of tokens that lie in one thread, so that nothing waits for other threads before the row's end."""
+    """Sum the tokens of each thread, values (SLICE,) -> (SLICE / _WIDTH,), so that threads wait for each other only at
+    the end of the row."""
     return tl.sum(tl.reshape(values, [values.shape[0] // _WIDTH, _WIDTH]), axis=1)
 
 
@@ -147,7 +153,7 @@ def _draw_from_few(
     row, collected, largest, scale, least, top_k, top_p, needed, uniform,
     VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """From the tokens at or above `least`, no more than a slice of them, after both cuts."""
+    """Apply both cuts to the tokens at or above `least`, at most a slice of them, and draw one of the rest."""
     threshold = _value(least, SHIFT)
     places = tl.arange(0, SLICE)
     count = tl.zeros([], tl.int32)
@@ -157,7 +163,7 @@ def _draw_from_few(
         to = count + tl.cumsum(number, axis=0) - number
         tl.store(collected + to, part * SLICE + places, mask=inside & (to < SLICE))
         count += tl.sum(number, axis=0)
-    tl.debug_barrier()  # what other threads of the program have stored is read
+    tl.debug_barrier()  # the loads below read what other threads of this program stored
     token_ids = tl.load(collected + places, mask=places < count, other=0)
     values = tl.load(row + token_ids, mask=places < count, other=float("-inf")).to(tl.float32)
     end = _key(largest, SHIFT) + 1
@@ -174,7 +180,8 @@ def _draw_from_few(
 
 @triton.jit
 def _bisect(values, weights, least, end, needed, SHIFT: tl.constexpr):
-    """Key of the largest logit at or above which the weights come to what is needed, if those from `least` do."""
+    """Return the key of the largest logit whose weights at or above it reach `needed`. Those from `least` on must reach
+    it."""
     while least + 1 < end:
         pivot = _middle(least, end)
         enough = tl.sum(tl.where(values >= _value(pivot, SHIFT), weights, 0.0), axis=0) >= needed
@@ -187,7 +194,7 @@ def _draw_from_many(
     row, largest, scale, threshold, uniform,
     VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr, SLICES_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """From the tokens at or above the threshold: the slice first, then the token in it."""
+    """Draw one of the tokens at or above the threshold: first a slice, then a token in it."""
     slices = tl.arange(0, SLICES_PADDED)
     sums = tl.zeros([SLICES_PADDED], tl.float32)
     for part in range(tl.cdiv(VOCAB_SIZE, SLICE)):
@@ -197,7 +204,7 @@ def _draw_from_many(
     ends = tl.cumsum(sums, axis=0)
     target = uniform * tl.max(ends, axis=0)
     part = _find_passed(sums, ends, target)
-    target -= tl.sum(tl.where(slices == part, ends - sums, 0.0), axis=0)  # what lies before the slice
+    target -= tl.sum(tl.where(slices == part, ends - sums, 0.0), axis=0)  # the weight of the earlier slices
     values = _load(row, part, VOCAB_SIZE, SLICE)
     weights = tl.where(values >= threshold, _weigh(values, largest, scale), 0.0)
     return part * SLICE + _find_passed(weights, tl.cumsum(weights, axis=0), target)
@@ -205,27 +212,27 @@ def _draw_from_many(
 
 @triton.jit
 def _load(row, part, VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr):
-    """float32. A row with NaN is not drawn from."""
+    """Load one slice of a row as float32. The caller does not draw from rows that contain NaN."""
     columns = part * SLICE + tl.arange(0, SLICE)
     return tl.load(row + columns, mask=columns < VOCAB_SIZE, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def _weigh(values, largest, scale):
-    """The largest has 1."""
+    """Return the weight of each logit. The largest logit has weight 1."""
     return tl.exp2((values - largest) * scale)
 
 
 @triton.jit
 def _key(value, SHIFT: tl.constexpr):
-    """An integer, int32, in the order of the logits: neighbours for neighbouring numbers of the logits' type."""
+    """Return an int32 key that orders like the logit. Neighbouring numbers of its type have neighbouring keys."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
 
 
 @triton.jit
 def _value(key, SHIFT: tl.constexpr):
-    """float32: what has this key."""
+    """Return the float32 value that has this key."""
     wide = key << SHIFT
     bits = tl.where(key < 0, (wide | ((1 << SHIFT) - 1)) ^ 0x7FFFFFFF, wide)
     return bits.to(tl.float32, bitcast=True)
@@ -233,13 +240,13 @@ def _value(key, SHIFT: tl.constexpr):
 
 @triton.jit
 def _middle(least, end):
-    """Between both: their sum could be too large for an int32."""
+    """Return the middle of both without adding them, because their sum may overflow an int32."""
     return (least >> 1) + (end >> 1) + (least & end & 1)
 
 
 @triton.jit
 def _pivot(value, least, end, SHIFT: tl.constexpr):
-    """The value's key, if it is between both; otherwise the nearest that is."""
+    """Return the key of the value, clamped between `least` and `end`, both excluded."""
     return tl.minimum(tl.maximum(_key(value, SHIFT), least + 1), end - 1)
 
 
@@ -252,11 +259,11 @@ def cut(
     greedy_below: float,
     below_one: float,
 ) -> None:
-    """Draws tokens for rows with cuts, on CUDA: writes into tokens, int64 (rows,). Leaves other rows as they are.
+    """Draw tokens for rows with cuts, on CUDA, and write them into `tokens`, int64 (rows,). Other rows stay unchanged.
 
-    logits (rows, vocabulary). draws, float32 (rows, 4): a row's temperature (below `greedy_below`: it has no cuts), its
-    floor as in `sample`, top_k (the vocabulary's size if off) and top_p. uniforms, float32 (rows, 1). best, float32
-    (rows,): each row's largest logit; a row whose largest is not finite is left as it is.
+    logits (rows, vocabulary). draws, float32 (rows, 4): the row's temperature (a row below `greedy_below` has no cuts),
+    its floor as in `sample`, top_k (the vocabulary's size if off) and top_p. uniforms, float32 (rows, 1). best, float32
+    (rows,): the row's largest logit. Rows whose largest logit is not finite stay unchanged.
     """
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
@@ -270,5 +277,5 @@ def cut(
 
 
 def scratch_bytes(rows: int) -> int:
-    """Memory of one call."""
+    """Return the bytes of temporary memory that one call of `cut` with this number of rows needs."""
     return rows * _SLICE * 4

@@ -1,11 +1,12 @@
-"""Which program reads which keys, in attention of decodes: as many programs as fill the GPU, each with a like share.
+"""Divides the keys of the decodes among the programs of attention, so that the GPU is full and all have similar work.
 
-Computed on the device from the rows' lengths, once per step and for all layers of one shape. So the host launches the
-same grid for a batch of one size whatever its lengths are, which a CUDA graph needs, and a row that is much longer than
-the others is read by many programs. FlashInfer (Ye et al., MLSys'25) plans so on the host.
+The plan is computed on the device from the lengths of the rows, once per step for all layers of one shape. So the host
+launches the same grid for each batch of one size, whatever its lengths are. A CUDA graph needs this. A row that is much
+longer than the others is divided among many programs. FlashInfer (Ye et al., MLSys'25) computes such a plan on the
+host.
 """
 
-# Triton compiles the kernels from their source: annotations mean other things to it.
+# Triton compiles the kernels from their source and interprets annotations differently, so they have none.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 from dataclasses import dataclass
@@ -14,24 +15,24 @@ import torch
 import triton
 import triton.language as tl
 
-KEYS_PER_PROGRAM = 128  # at least, where a row has so many; fewer are not worth joining
-_MOST_SHARES = 32  # of one row: its last program joins them one after another
-_ALIGNED_TO = 64  # keys: a multiple of a tile's keys, except for tiles over 8 bits, which have up to 128
-_PROGRAMS_PER_PROCESSOR = 8  # more than run at once: the shares of rows of unlike lengths then end together
+KEYS_PER_PROGRAM = 128  # minimum for rows that are at least this long; joining smaller shares costs more than it gains
+_MOST_SHARES = 32  # maximum for one row, because the row's last program joins its shares one after another
+_ALIGNED_TO = 64  # keys; a multiple of the keys of a tile, except for tiles over 8 bits, which have up to 128
+_PROGRAMS_PER_PROCESSOR = 8  # more than run at once, so that shares of rows with different lengths end together
 _ROWS_AT_ONCE = 256
 _COLUMNS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """The shares of G programs, and the memory by which those of one row join what they found.
+    """The shares of the keys for G programs, and the memory in which the programs of one row join their results.
 
-    G = rows + `spread`, more than are ever needed: every row has one program at least, or none if its length is 0, and
-    shares are so large that further ones come to no more than `spread`.
+    G = rows + `spread` is an upper bound. Each row has at least one program (none if its length is 0), and the shares
+    are so large that all further programs number at most `spread`.
     """
 
-    work: torch.Tensor  # int32 (6, G): row or -1, its length; first key, end of the keys; first of its programs, count
-    arrived: torch.Tensor  # int32 (rows, Hkv): of a row's programs those that are done; 0 between layers
+    work: torch.Tensor  # int32 (6, G): row or -1, its length, first key, end of keys, its first program, their count
+    arrived: torch.Tensor  # int32 (rows, Hkv): number of the row's programs that are done; 0 between layers
     partial_out: torch.Tensor  # float32 (G, H, Dv), not normalised
     partial_highest: torch.Tensor  # float32 (G, H)
     partial_sum: torch.Tensor  # float32 (G, H)
@@ -44,7 +45,7 @@ def _plan_decodes(
     ALIGNED_TO: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, KV_HEADS_PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Each program finds out what one program of attention is to do."""
+    """Compute the work of one program of attention: one column of `work`."""
     program = tl.program_id(0)
     lanes = tl.arange(0, ROWS)
     total = tl.zeros([], tl.int64)
@@ -53,7 +54,7 @@ def _plan_decodes(
     most = tl.maximum(LEAST, tl.cdiv(total, SPREAD)).to(tl.int32)
     most = tl.cdiv(most, ALIGNED_TO) * ALIGNED_TO
 
-    row, first, planned = 0, 0, 0  # of this program; the first program of that row; programs of all rows so far
+    row, first, planned = 0, 0, 0  # this program's row; the row's first program; all programs so far
     for begin in range(0, num_rows, ROWS):
         rows = begin + lanes
         shares = tl.where(rows < num_rows, _shares(_visible(seq_lens, rows, num_rows, WINDOW), most, MOST_SHARES), 0)
@@ -107,7 +108,10 @@ def plan_decodes(
     sliding_window: int | None,
     num_processors: int,
 ) -> DecodePlan:
-    """The plan for rows of seq_lens (rows,) int32 on the device, for layers of this shape."""
+    """Compute the plan for rows of lengths seq_lens (rows,), int32 on the device, and for layers of this shape.
+
+    num_processors: multiprocessors of the GPU to keep busy.
+    """
     num_rows, device = seq_lens.shape[0], seq_lens.device
     spread = max(1, _PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
     num_programs = num_rows + spread

@@ -1,6 +1,6 @@
-"""What stands between the matrix products of a layer, each in one kernel: norms with the residual, SiLU x up."""
+"""Kernels for a layer's operations between the matrix products: RMSNorm with the residual, and SiLU times up."""
 
-# Triton compiles the kernels from their source: annotations mean other things to it.
+# Triton compiles the kernels from their source and interprets annotations differently, so they have none.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 import torch
@@ -41,7 +41,7 @@ def _silu_mul(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
-    """x / rms(x) * (offset + weight) over the last dimension of x (..., size); the result is contiguous."""
+    """Return x / rms(x) * (offset + weight) over the last dimension of x (..., size), contiguous."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _launch_norm(x, None, weight, None, out, eps, offset)
@@ -51,7 +51,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -
 def add_rms_norm(
     residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """residual + x (..., size), and `rms_norm` of it."""
+    """Return residual + x, both (..., size), and the `rms_norm` of this sum."""
     residual, x = residual.contiguous(), x.contiguous()
     added, out = torch.empty_like(x), torch.empty_like(x)
     _launch_norm(x, residual, weight, added, out, eps, offset)
@@ -77,7 +77,7 @@ def _launch_norm(
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of contiguous x (..., 2 * size), gate first -> (..., size)."""
+    """Return silu(gate) * up, (..., size), for contiguous x (..., 2 * size) whose first half is the gate."""
     assert x.is_contiguous()
     size = x.shape[-1] // 2
     out = x.new_empty((*x.shape[:-1], size))

@@ -1,9 +1,10 @@
-"""From merged queries, keys and values to attention: heads normed and rotated, keys and values written to the cache.
+"""Prepares merged queries, keys and values for attention: norms and rotates the heads, and writes keys and values to
+the cache.
 
-One kernel in place of two norms, two rotations and two copies. Each program has a few heads of one token.
+One kernel replaces two norms, two rotations and two copies. Each program computes a few heads of one token.
 """
 
-# Triton compiles the kernels from their source: annotations mean other things to it.
+# Triton compiles the kernels from their source and interprets annotations differently, so they have none.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ _HEADS_PER_PROGRAM = 4
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMSNorm of each query's and each key's head: weights (D,)."""
+    """The RMSNorm of each query head and each key head. The weights are (D,)."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -67,9 +68,9 @@ def _prepare_heads(
 
     tl.store(query + token * (NUM_HEADS * DIM) + heads[:, None] * DIM + dims[None, :], x, mask=real & is_query)
     numbers = x
-    if LARGEST > 0:  # 8 bits
+    if LARGEST > 0:  # the cache has 8 bits
         numbers, scales = quantise(exact, keys.dtype.element_ty, LARGEST)
-    if slot >= 0:  # else padding
+    if slot >= 0:  # negative slots are padding
         cached = slot * (NUM_KV_HEADS * DIM) + dims[None, :]
         key_heads, value_heads = heads - NUM_HEADS, heads - NUM_HEADS - NUM_KV_HEADS
         if LARGEST > 0:
@@ -84,7 +85,7 @@ def _prepare_heads(
 
 @triton.jit
 def _weights(query_weight, key_weight, dims, real, is_query, offset):
-    """(heads, D): the query's or the key's."""
+    """Return the norm's weights (heads, D), including the offset: those of the query or of the key for each head."""
     of_query = tl.load(query_weight + dims, mask=real, other=0.0).to(tl.float32)
     of_key = tl.load(key_weight + dims, mask=real, other=0.0).to(tl.float32)
     return offset + tl.where(is_query, of_query[None, :], of_key[None, :])
@@ -97,10 +98,11 @@ def prepare_heads(
     caches: tuple[SlotCache, SlotCache],
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """qkv (T, H + 2 Hkv, D) -> queries (T, H, D); keys and values go to `slots` (T,) of the caches.
+    """Return the queries (T, H, D) of qkv (T, H + 2 Hkv, D), and write keys and values to `slots` (T,) of the caches.
 
-    Norms of heads as RMSNorm, rotation by cos, sin (1, T, R), R <= D, halves of R paired, as transformers'
-    apply_rotary_pos_emb; all of it rounded once, to the cache's type too. A negative slot is not written.
+    Heads are normed (if `norms` is given) and rotated by cos, sin (1, T, R), R <= D. The rotation pairs the halves of
+    R, as transformers' apply_rotary_pos_emb does. Results are rounded once, also to the type of the cache. Tokens with
+    a negative slot are not written.
     """
     tokens, heads, dim = qkv.shape
     keys, values = (cache.numbers for cache in caches)

@@ -1,6 +1,6 @@
 """Writes a step's keys and values to their slots in the paged caches."""
 
-# Triton compiles the kernels from their source: annotations mean other things to it.
+# Triton compiles the kernels from their source and interprets annotations differently, so they have none.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 import torch
@@ -26,7 +26,7 @@ def _store(
     dims = tl.arange(0, DIM_PADDED)[None, :]
     real = (heads < NUM_HEADS) & (dims < DIM)
     values = tl.load(source + token * token_stride + heads * head_stride + dims, mask=real)
-    if LARGEST > 0:  # 8 bits
+    if LARGEST > 0:  # the cache has 8 bits
         values, scales = quantise(tl.where(real, values.to(tl.float32), 0.0), cache.dtype.element_ty, LARGEST)
         its_heads = tl.arange(0, HEADS_PADDED)
         place = cache_scales + its_heads.to(tl.int64) * scales_stride + slot
@@ -35,7 +35,7 @@ def _store(
 
 
 def store(source: torch.Tensor, cache: SlotCache, slots: torch.Tensor) -> None:
-    """Copies source (T, Hkv, D), last dimension contiguous, to the cache's slots (T,); negative = skip."""
+    """Copy source (T, Hkv, D), last dimension contiguous, to the cache's slots (T,). Skips negative slots."""
     tokens, heads, dim = source.shape
     assert source.stride(2) == 1
     assert cache.numbers.is_contiguous()

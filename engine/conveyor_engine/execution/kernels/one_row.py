@@ -1,11 +1,12 @@
-"""A linear layer's product for one row, with what stands before and after it: the norm, the activation, the residual.
+"""Multiplies one row with a linear layer's weight, in one kernel with the norm before it and the activation or residual
+after it.
 
-A request alone is bound by reading the weights, and between two launches nobody reads. Each program has a few of the
-weight's rows. It asks for their first columns, which no kernel writes, before it waits for the kernel ahead
-(programmatic dependent launch). So reading hardly pauses between two products.
+Reading the weights limits the speed of a single request, and between two launches no program reads. Each program
+computes a few rows of the weight. It loads their first columns, which no kernel writes, before it waits for the
+previous kernel (programmatic dependent launch). So reading hardly pauses between two products.
 """
 
-# Triton compiles the kernels from their source: annotations mean other things to it.
+# Triton compiles the kernels from their source and interprets annotations differently, so they have none.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 from dataclasses import dataclass
@@ -16,16 +17,16 @@ import triton.language as tl
 
 from conveyor_engine.execution.kernels.part import early_launch
 
-_COLUMNS, _COLUMNS_OF_LONG_ROWS = 1024, 512  # of the weight, at once
-_LONG = 4096  # columns: rows in which more programs at once read faster than more columns at once
+_COLUMNS, _COLUMNS_OF_LONG_ROWS = 1024, 512  # columns of the weight that a program reads at once
+_LONG = 4096  # columns; for longer rows, more programs at once read faster than more columns at once
 _NUM_WARPS = 4
-_MANY_ROWS = 8192  # of the weight: enough of them for programs of more rows
-_FEW, _MORE = 4, 8  # rows of a program
+_MANY_ROWS = 8192  # rows of the weight from which on each program computes more rows
+_FEW, _MORE = 4, 8  # rows per program
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm of the product's input, whose weight is (in,)."""
+    """The RMSNorm of the product's input. The weight is (in,)."""
 
     weight: torch.Tensor
     eps: float
@@ -42,7 +43,7 @@ def _multiply_row(
 ):  # fmt: skip
     results = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = results
-    if GATED:  # a row of the gate, its row of up, the next one of the gate ...
+    if GATED:  # interleave: a row of the gate, its row of up, the next row of the gate, ...
         rows = results // 2 + results % 2 * (size // 2)
     real = results < size
     columns = tl.arange(0, COLUMNS)
@@ -91,9 +92,9 @@ def multiply_row(
     residual: torch.Tensor | None = None,
     gated: bool = False,
 ) -> torch.Tensor:
-    """weight (out, in) times norm(x) (1, in), plus bias (out,) and residual (1, out) -> (1, out), rounded once.
+    """Return weight (out, in) @ norm(x) (1, in) + bias (out,) + residual (1, out), (1, out), rounded once.
 
-    gated: silu(gate) * up of the product, whose first half is the gate -> (1, out / 2).
+    gated: return silu(gate) * up instead, (1, out / 2), where the first half of the product is the gate.
     """
     size, columns = weight.shape
     assert x.numel() == columns

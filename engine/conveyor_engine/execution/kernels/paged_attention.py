@@ -1,20 +1,22 @@
-"""Causal attention over a paged KV cache: one kernel for decode, prefill and chunks of it.
+"""Computes causal attention over a paged KV cache. One kernel serves decodes, prompts and chunks of prompts.
 
-Each program has one KV head and a tile of BLOCK_M rows: all query heads of that KV head for a few query tokens
-(GQA packing), so keys and values are read once for the whole group, and tl.dot has its 16 rows even in decode. The
-softmax is online (FlashAttention-2, Dao 2023, algorithm 1). The grid depends on the number of tokens and sequences
-only; a program of a prompt finds its sequence by bisection, and one without work returns. The keys of long decodes are
-split among programs (Flash-Decoding, Dao et al. 2023) as `decode_plan` says. Of a row's programs the last one to end
-joins what all of them found, always in the same order, so that it needs no second launch.
+Each program computes one KV head for a tile of BLOCK_M rows. The rows are all query heads of that KV head for a few
+query tokens (GQA packing). So keys and values are read once for the whole group, and tl.dot has its 16 rows even in
+decodes. The softmax is online (FlashAttention-2, Dao 2023, algorithm 1).
 
-While a tile of keys and values is multiplied, the next ones are on their way: Triton pipelines their loads, since their
-addresses hang on no load of the same iteration. Where they are is looked up one iteration ahead.
+The grid depends only on the numbers of tokens and sequences. A program of a prompt finds its sequence by bisection, and
+returns if it has no work. The keys of long decodes are divided among programs (Flash-Decoding, Dao et al. 2023), see
+`decode_plan`. The last program of a row joins the results of all, always in the same order, so no second launch is
+needed.
 
-8-bit keys and values (`slot_cache`) are multiplied as the query's type: their scales go to the scores, and to the
-probabilities before the second product.
+Triton pipelines the loads: it loads the next tiles of keys and values while one is multiplied. For this, an address
+must not depend on a load of the same iteration. So the block table is read one iteration ahead.
+
+8-bit keys and values (`slot_cache`) are converted to the query's type before the products. The scales of keys are
+applied to the scores, those of values to the probabilities before the second product.
 """
 
-# Triton compiles the kernels from their source: annotations mean other things to it.
+# Triton compiles the kernels from their source and interprets annotations differently, so they have none.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 import math
@@ -29,13 +31,13 @@ from conveyor_engine.execution.kernels.part import capability, early_launch, has
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
 
 _LOG2_E = tl.constexpr(math.log2(math.e))
-_MIN_ROWS = 16  # the smallest M of the tensor cores' products; the interpreter would take less
-_MOST_ROWS_FLOAT32 = 64  # it is multiplied without tensor cores, whose operands would stay in registers
+_MIN_ROWS = 16  # the smallest M of the tensor cores' products; the interpreter accepts less
+_MOST_ROWS_FLOAT32 = 64  # float32 is multiplied without tensor cores, so the operands stay in registers
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """The size of the tile that one program computes at a time, and Triton's launch options for it."""
+    """The size of a tile that a program computes, and Triton's launch options for it."""
 
     rows: int
     keys: int
@@ -43,9 +45,9 @@ class TileShape:
     num_stages: int
 
 
-# By (decode only, bytes of a head up to); wider heads leave less room in registers and shared memory. With three stages
-# two tiles of keys and values are on their way while a third is computed with. All of these fit into the 99 KiB that a
-# block has on parts 8.6, 8.9 and 12.0, and no part spills registers. ADR 104 has what was measured.
+# By (decode, maximum bytes of a head); wider heads leave less room in registers and shared memory. With three stages,
+# two tiles of keys and values are loaded while a third is multiplied. All shapes fit into the 99 KiB of shared memory
+# that a block has on compute capability 8.6, 8.9 and 12.0, and no GPU spills registers. ADR 104 has the measurements.
 _TILES = (
     (True, 256, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
     (True, 512, TileShape(rows=16, keys=32, num_warps=4, num_stages=3)),
@@ -55,12 +57,16 @@ _TILES = (
     (False, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
 )
 _OF_A_WARP_GROUP = TileShape(rows=64, keys=64, num_warps=4, num_stages=3)
-# For decodes over 8 bits on parts 9.0: older ones have less shared memory, newer ones spill. ADR 107 has the figures.
+# For decodes over 8 bits on compute capability 9.0. Older GPUs have less shared memory, newer ones spill registers. ADR
+# 107 has the figures.
 _DECODES_OF_8_BITS = TileShape(rows=16, keys=128, num_warps=4, num_stages=3)
 
 
 def tile_shape(decode: bool, head_dim: int, item_bytes: int, group: int, *, of_8_bits: bool = False) -> TileShape:
-    """The tile for heads of this size, tall enough for one token of a whole group of query heads."""
+    """Return the tile for heads of this size. It is tall enough for one token of a whole group of query heads.
+
+    Raises ValueError if the heads are too wide.
+    """
     head_bytes = head_dim * item_bytes
     if decode and of_8_bits and head_bytes <= 256 and capability() == 90:
         tile = _DECODES_OF_8_BITS
@@ -78,7 +84,7 @@ def tile_shape(decode: bool, head_dim: int, item_bytes: int, group: int, *, of_8
 
 @triton.jit
 def _find_sequence(query_start, tile, num_seqs, first_token, BLOCK_Q: tl.constexpr):
-    """The sequence whose tiles include `tile`: sequence s begins at tile start(s) // BLOCK_Q + s, by construction."""
+    """Return the sequence to which the tile belongs. Sequence s begins at tile start(s) // BLOCK_Q + s."""
     low = 0
     high = num_seqs
     while low < high:
@@ -91,8 +97,8 @@ def _find_sequence(query_start, tile, num_seqs, first_token, BLOCK_Q: tl.constex
     return low - 1
 
 
-# Values that change from step to step must not be part of a kernel's specialisation, or Triton compiles again while
-# requests wait: the counts, and the alignment of tensors that are sliced at the number of decodes.
+# Values that differ between steps must not be part of a kernel's specialisation, or Triton compiles again while
+# requests wait. Such values are the counts, and the alignment of tensors that are sliced at the number of decodes.
 @triton.jit(
     do_not_specialize=["num_seqs", "table_stride"],
     do_not_specialize_on_alignment=["query_start", "seq_lens", "block_tables", "partial_sum"],
@@ -111,11 +117,12 @@ def _attend(
     if BEGINS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    # Heads first: programs that run together read neighbouring memory. On one axis: others end at 65,535 programs.
+    # Heads come first: programs that run together then read neighbouring memory. The grid has one axis, because the
+    # others are limited to 65,535 programs.
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     tile = tl.program_id(0) // NUM_KV_HEADS
     num_tiles = tl.num_programs(0) // NUM_KV_HEADS
-    if DECODE:  # the first of the batch, one query each
+    if DECODE:  # decodes are the first rows of the batch and have one query each
         seq = tl.load(work + tile)
         if seq < 0:
             return
@@ -124,7 +131,7 @@ def _attend(
         num_shares = tl.load(work + 5 * num_tiles + tile)
         start, num_queries, first_query = seq, 1, 0
     else:
-        tile = num_tiles - 1 - tile  # the last tiles of a prompt see most keys, and begin first
+        tile = num_tiles - 1 - tile  # the last tiles of a prompt see the most keys, so they begin first
         first_of_all = tl.load(query_start)
         seq = _find_sequence(query_start, tile, num_seqs, first_of_all, BLOCK_Q)
         start = tl.load(query_start + seq)
@@ -135,7 +142,7 @@ def _attend(
         seq_len = tl.load(seq_lens + seq)
 
     rows = tl.arange(0, BLOCK_M)
-    queries = first_query + rows // GROUP  # of this sequence
+    queries = first_query + rows // GROUP  # indices within the sequence
     heads = kv_head * GROUP + rows % GROUP
     real_row = (rows < BLOCK_Q * GROUP) & (queries < num_queries)
     tokens = (start + queries).to(tl.int64)
@@ -150,7 +157,7 @@ def _attend(
     if DECODE:  # this program's share of the keys
         begin = tl.load(work + 2 * num_tiles + tile)
         end = tl.load(work + 3 * num_tiles + tile)
-    else:  # the keys that some row of the tile sees
+    else:  # the keys that at least one row of the tile sees
         last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
         end = seq_len - num_queries + last_query + 1
         begin, seen_by_all = 0, 0
@@ -164,7 +171,7 @@ def _attend(
     total = tl.full([BLOCK_M], 0.0, tl.float32)
     acc = tl.full([BLOCK_M, VALUE_PADDED], 0.0, tl.float32)
     table = block_tables + seq.to(tl.int64) * table_stride
-    if LARGEST > 0:  # 8 bits; `scale` has 1 / LARGEST in it
+    if LARGEST > 0:  # the cache has 8 bits; `scale` includes 1 / LARGEST
         key_scales += kv_head.to(tl.int64) * scales_stride
         value_scales += kv_head.to(tl.int64) * scales_stride
     if not DECODE:
@@ -195,10 +202,10 @@ def _attend(
             tl.store(partial_out + row[:, None] * VALUE_DIM + value_dims[None, :], acc, mask=real_out)
             tl.store(partial_highest + row, highest, mask=real_row)
             tl.store(partial_sum + row, total, mask=real_row)
-            tl.debug_barrier()  # all that this program's threads stored comes before its arrival
+            tl.debug_barrier()  # all stores of this program's threads must precede its arrival
             counter = arrived + seq * NUM_KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == num_shares - 1:
-                tl.store(counter, 0)  # for the next layer
+                tl.store(counter, 0)  # reset for the next layer
                 acc, total = _join(
                     partial_out, partial_highest, partial_sum, first_share, num_shares,
                     heads, value_dims, real_row, real_out, NUM_HEADS, VALUE_DIM,
@@ -217,7 +224,8 @@ def _see_keys(
     VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, LARGEST: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The tile's (acc, total, highest) after the keys begin .. end. MASKED: else every row sees all of these."""
+    """Return the tile's (acc, total, highest) after attending to the keys begin .. end. Without MASKED, every row must
+    see all of these keys."""
     dims = tl.arange(0, DIM_PADDED)
     value_dims = tl.arange(0, VALUE_PADDED)
     next_keys = begin + tl.arange(0, BLOCK_N)
@@ -239,7 +247,7 @@ def _see_keys(
         if HAS_SOFTCAP:  # tanh(x) = 2 sigmoid(2x) - 1
             scores = (2.0 * tl.sigmoid(2.0 * (scores * scale) / softcap) - 1.0) * softcap * _LOG2_E
         else:
-            scores *= scale * _LOG2_E  # exp2 is the fast one
+            scores *= scale * _LOG2_E  # exp2 is faster than exp
         if MASKED:
             visible = (keys[None, :] <= positions[:, None]) & real_key[None, :]
             if WINDOW > 0:
@@ -247,7 +255,7 @@ def _see_keys(
             scores = tl.where(visible, scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1))
         safe = new_highest
-        if MASKED:  # a row that has seen nothing yet
+        if MASKED:  # rows that have seen no key yet
             safe = tl.where(new_highest == float("-inf"), 0.0, new_highest)
         p = tl.exp2(scores - safe[:, None])
         factor = tl.exp2(highest - safe)
@@ -270,7 +278,7 @@ def _load_tile(pointers, real, MASKED: tl.constexpr):
 
 @triton.jit
 def _widen(x, TYPE: tl.constexpr, LARGEST: tl.constexpr):
-    """8 bits as TYPE. e4m3 to bfloat16 by way of float32: float16 to bfloat16, the other way, has few units."""
+    """Convert 8 bits to TYPE. e4m3 goes to bfloat16 by way of float32, because few units convert from float16."""
     return x.to(tl.float32).to(TYPE) if LARGEST > 0 else x
 
 
@@ -279,7 +287,10 @@ def _join(
     partial_out, partial_highest, partial_sum, first_share, num_shares,
     heads, value_dims, real_row, real_out, NUM_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr,
 ):  # fmt: skip
-    """(acc, total) of one row from those of its shares, each relative to its own highest score; read past L1."""
+    """Return (acc, total) of a row, joined from those of its shares. Each share is relative to its own highest score.
+
+    The loads bypass the L1 cache, because other programs have written the data.
+    """
     highest = tl.where(real_row, float("-inf"), 0.0)
     total = tl.zeros_like(highest)
     acc = tl.zeros([heads.shape[0], value_dims.shape[0]], tl.float32)
@@ -301,7 +312,7 @@ def _join(
 
 @triton.jit
 def _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr):
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows past the queries may have seen nothing
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows past the last query may have seen no key
     row = tokens * NUM_HEADS + heads
     tl.store(out + row[:, None] * VALUE_DIM + value_dims[None, :], result.to(out.dtype.element_ty), mask=real_out)
 
@@ -321,10 +332,11 @@ def paged_attention(
     sliding_window: int | None,
     softcap: float | None,
 ) -> None:
-    """Attention of the tokens query_start[0] .. query_start[-1] of query (T, H, D), into out (T, H, Dv).
+    """Compute attention of the tokens query_start[0] .. query_start[-1] of query (T, H, D), and write it to out (T, H,
+    Dv).
 
-    caches: of keys and values, blocks * block_size slots; query_start (B + 1,), seq_lens (B,), block_tables (B, W)
-    int32; num_queries = query_start[-1] - query_start[0], known on the host. plan: of decodes, which have one query
+    caches: keys and values, blocks * block_size slots. query_start (B + 1,), seq_lens (B,) and block_tables (B, W) are
+    int32. num_queries: query_start[-1] - query_start[0], which the host knows. plan: for decodes, which have one query
     token each and are the first of the batch; None for prompts.
     """
     keys, values = (cache.numbers for cache in caches)
@@ -339,7 +351,7 @@ def paged_attention(
     tokens_per_tile = tile.rows // group
     num_seqs = seq_lens.shape[0]
     value_padded = max(16, triton.next_power_of_2(value_dim))
-    # Sequence s begins at tile (its first token) // tokens_per_tile + s: never more tiles than this.
+    # Sequence s begins at tile (its first token) // tokens_per_tile + s, so this is an upper bound.
     num_tiles = num_queries // tokens_per_tile + num_seqs if plan is None else plan.work.shape[1]
     _attend[(num_kv_heads * num_tiles,)](
         out, plan and plan.work, plan and plan.arrived,

@@ -1,11 +1,11 @@
-"""Each row's best token, or one drawn from all of them: two kernels, which read the logits once.
+"""Finds each row's best token, or draws one from all tokens. Two kernels read the logits once, and nothing is sorted.
 
-One program weighs a slice of a row; then one for each row finds the slice that it draws from, and the token in it.
-That one weighs the row's likeliest slices again where the row has a floor (min_p), which is relative to the best token.
-The same as `sampling.draw` does with torch's operations, block by block. Nothing is sorted.
+In the first kernel, each program sums the weights of one slice of a row. In the second, one program for each row
+chooses a slice, then a token in it. If the row has a floor (min_p), which is relative to the best token, this program
+weighs the row's most likely slices again. `sampling.draw` computes the same block by block with torch's operations.
 """
 
-# Triton compiles the kernels from their source: annotations mean other things to it.
+# Triton compiles the kernels from their source and interprets annotations differently, so they have none.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 import torch
@@ -58,7 +58,7 @@ def _choose(
         ends = tl.cumsum(weights, axis=0)
         target = tl.load(uniforms + row) * tl.max(ends, axis=0) * below_one
         part = _find_passed(weights, ends, target)
-        target -= tl.sum(tl.where(slices == part, ends - weights, 0.0), axis=0)  # what lies before the slice
+        target -= tl.sum(tl.where(slices == part, ends - weights, 0.0), axis=0)  # the weight of the earlier slices
         chosen = _weigh(_load_slice(logits + row * row_stride, part, VOCAB_SIZE, SLICE), largest, temperature, floor)
         token = part * SLICE + _find_passed(chosen, tl.cumsum(chosen, axis=0), target)
     tl.store(row_best + row, largest)
@@ -67,7 +67,7 @@ def _choose(
 
 @triton.jit
 def _load_slice(row, part, VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr):
-    """float32; NaN as infinity, so that it is the largest."""
+    """Load one slice of a row as float32. NaN becomes infinity, so that it is the largest."""
     columns = part * SLICE + tl.arange(0, SLICE)
     values = tl.load(row + columns, mask=columns < VOCAB_SIZE, other=float("-inf")).to(tl.float32)
     return tl.where(values == values, values, float("inf"))
@@ -75,7 +75,10 @@ def _load_slice(row, part, VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr):
 
 @triton.jit
 def _find_passed(weights, ends, target):
-    """Like `sampling.draw._find_passed`. The ends of a parallel sum may decrease, and increase where a weight is 0."""
+    """Return the index of the first weight whose end is above the target, like `sampling.draw._find_passed`.
+
+    The ends of a parallel sum may decrease, and may increase where a weight is 0.
+    """
     ends = tl.where(weights > 0, ends, float("-inf"))
     passed = (ends > target) | (ends == tl.max(ends, axis=0))
     return tl.min(tl.where(passed, tl.arange(0, ends.shape[0]), ends.shape[0]), axis=0)
@@ -88,7 +91,7 @@ def _is_finite(value):
 
 @triton.jit
 def _weigh(values, largest, temperature, floor):
-    """The largest has 1; what is below the floor 0."""
+    """Return the weight of each logit: 1 for the largest, 0 below the floor."""
     relative = (values - largest) / temperature
     return tl.where(relative < floor, 0.0, tl.exp(relative))
 
@@ -96,12 +99,12 @@ def _weigh(values, largest, temperature, floor):
 def sample(
     logits: torch.Tensor, draws: torch.Tensor, uniforms: torch.Tensor, greedy_below: float, below_one: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Like `native.sample`, on CUDA."""
+    """Compute the same as `native.sample`, on CUDA."""
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     num_slices = triton.cdiv(vocab_size, _SLICE)
     best = logits.new_empty((rows, num_slices), dtype=torch.float32)
-    sums = torch.empty_like(best)  # its own: another alignment would be another kernel
+    sums = torch.empty_like(best)  # not shared with another tensor: a different alignment would compile another kernel
     places = logits.new_empty((rows, num_slices), dtype=torch.int32)
     row_best = logits.new_empty(rows, dtype=torch.float32)
     tokens = logits.new_empty(rows, dtype=torch.int64)

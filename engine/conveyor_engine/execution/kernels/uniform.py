@@ -1,6 +1,7 @@
-"""Each row's uniform number on CUDA: the hash of `sampling.draw.uniform_numbers`, without a copy from the host."""
+"""Computes each row's uniform number on CUDA, with the hash of `sampling.draw.uniform_numbers`. Copies nothing from the
+host."""
 
-# Triton compiles the kernels from their source: annotations mean other things to it.
+# Triton compiles the kernels from their source and interprets annotations differently, so they have none.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 import torch
@@ -30,9 +31,9 @@ def _splitmix64(state):
 
 
 def uniform_numbers(seeds: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """float32 (n, 1), for entries of these rows, int64 (n,), and positions, int64 (n,).
+    """Return uniform numbers in [0, 1), float32 (n, 1), for the given rows, int64 (n,), at positions, int64 (n,).
 
-    seeds, int64 (max_num_seqs, 1): those of all rows.
+    seeds, int64 (max_num_seqs, 1): the seeds of all rows.
     """
     count = rows.shape[0]
     uniforms = torch.empty((count, 1), dtype=torch.float32, device=rows.device)

@@ -6,7 +6,7 @@ from conveyor_engine.execution.native import library
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
-    """x / rms(x) * (offset + weight) over the last dimension of x (..., size); the result is contiguous."""
+    """Return x / rms(x) * (offset + weight) over the last dimension of x (..., size), contiguous."""
     size = x.shape[-1]
     assert x.dtype == weight.dtype
     assert weight.shape == (size,)
@@ -47,7 +47,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for x (..., 2 * size), which has gate first and then up: (..., size)."""
+    """Return silu(gate) * up, (..., size), for x (..., 2 * size) whose first half is the gate."""
     size = x.shape[-1] // 2
     assert x.is_contiguous()
     y = x.new_empty((*x.shape[:-1], size))

@@ -1,4 +1,4 @@
-"""Writes to and attends over a paged KV cache in the kernels' own layout."""
+"""Writes keys and values to a paged KV cache in the kernels' own layout, and attends over it."""
 
 import ctypes
 

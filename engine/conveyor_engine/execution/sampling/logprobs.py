@@ -26,7 +26,7 @@ class Logprobs:
     ranks: torch.Tensor | None = None  # of the chosen tokens, int64 (n,); None: not computed
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors, in the constructor's order."""
+        """Return the tensors, in the constructor's order."""
         ranks = () if self.ranks is None else (self.ranks,)
         return self.chosen, self.chosen_values, self.top, self.top_values, *ranks
 
