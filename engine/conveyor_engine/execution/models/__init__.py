@@ -1,1 +1,1 @@
-"""Loading transformers models into the engine, and refusing those it would run wrongly."""
+"""Loads transformers models into the engine, and rejects models that it would run wrongly."""

@@ -1,9 +1,9 @@
-"""Divides a model among ranks by transformers' own plan for tensor parallelism.
+"""Divides a model among ranks, by transformers' own plan for tensor parallelism.
 
-Called by `start`. A `colwise` product keeps the rank's share of its outputs, whole heads in attention, and the
-`rowwise` product behind it the matching share of its inputs. Its result is then a part of a sum, which `SumOfRanks`
-adds up: twice in a layer. All other modules are whole in every rank, also the embeddings and the last product, so
-each rank has the same logits and chooses the same tokens. Source of the method: Megatron-LM (arXiv 1909.08053).
+Called by `start`. A `colwise` product keeps the rank's share of its outputs; in attention these are whole heads. The
+`rowwise` product after it keeps the matching share of its inputs, so its result is a partial sum. `SumOfRanks` adds
+these up, twice in a layer. Every rank keeps all other modules whole, including the embeddings and the last product. So
+all ranks have the same logits and choose the same tokens. Source of the method: Megatron-LM (arXiv 1909.08053).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from conveyor_engine.errors import ConfigError, ModelError
 
 _COLUMNS, _ROWS = "colwise", "rowwise"
-# Parts of mixtures of experts: their shares are not slices of plain products.
+# Parts of mixtures of experts. Their shares are not slices of plain products.
 _EXPERTS: Final = ("expert", "moe", "grouped", "packed")
 
 
 class SumOfRanks(nn.Module):
-    """Computes a product of which each rank has a share of the inputs, and adds the results of all ranks."""
+    """Computes a product whose inputs are divided among the ranks, and adds up the results of all ranks."""
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class SumOfRanks(nn.Module):
 
 
 def divide_model(model: PreTrainedModel, rank: int, world_size: int) -> list[str]:
-    """Keep the rank's share of each product. Return the names of those whose results have to be added up.
+    """Keep the rank's share of each product. Return the names of the products whose results must be added up.
 
     Raises ConfigError if the heads cannot be divided by `world_size`, ModelError if the model has no plan.
     """
@@ -63,7 +63,7 @@ def add_up(model: PreTrainedModel, names: Sequence[str]) -> None:
 
 
 def _find_products(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield (name, style) of each plain product that is divided. Raises ModelError for mixtures of experts."""
+    """Yield (name, style) for each plain product that is divided. Raises ModelError for mixtures of experts."""
     plan: dict[str, str] = model.tp_plan or {}
     for name, module in model.named_modules():
         style = next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), None)
@@ -87,7 +87,7 @@ def _check_heads(config: PretrainedConfig, world_size: int) -> None:
 
 
 def _keep_share(linear: nn.Linear, dim: int, rank: int, world_size: int) -> None:
-    """Keep the rank's slice of the weight: of the outputs (dim 0), or of the inputs (dim 1)."""
+    """Keep the rank's slice of the weight: a slice of the outputs (dim 0) or of the inputs (dim 1)."""
     size = linear.weight.shape[dim]
     if size % world_size:
         raise ConfigError(
@@ -98,7 +98,7 @@ def _keep_share(linear: nn.Linear, dim: int, rank: int, world_size: int) -> None
     if linear.bias is not None and dim == 0:
         linear.bias = _share(linear.bias, 0, rank, world_size)
     elif linear.bias is not None and rank > 0:
-        linear.register_parameter("bias", None)  # added once, by rank 0
+        linear.register_parameter("bias", None)  # rank 0 alone adds the bias
     linear.out_features, linear.in_features = linear.weight.shape
 
 

@@ -15,7 +15,7 @@ class Elementwise(Protocol):
     """The operations that all three provide. See `native.elementwise` for shapes."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
-        """x / rms(x) * (offset + weight) over the last dimension."""
+        """Return x / rms(x) * (offset + weight) over the last dimension."""
         ...
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -23,7 +23,7 @@ class Elementwise(Protocol):
         ...
 
     def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up for x (..., 2 * size), which has gate first and then up: (..., size)."""
+        """Return silu(gate) * up, (..., size), for x (..., 2 * size) whose first half is the gate."""
         ...
 
 

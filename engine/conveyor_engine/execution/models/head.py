@@ -56,7 +56,10 @@ class Head:
         self._token_id = int(text.pad_token_id == 0)  # any token except padding
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden (sequences, tokens, H) -> (sequences, labels), or for tokens (sequences, tokens, labels); float32."""
+        """Compute logits, float32: hidden (sequences, tokens, H) -> (sequences, labels).
+
+        If the model labels each token, the result is (sequences, tokens, labels).
+        """
         self._given.hidden = hidden
         token_ids = torch.full(hidden.shape[:2], self._token_id, device=hidden.device)
         logits: torch.Tensor = self._model(input_ids=token_ids).logits

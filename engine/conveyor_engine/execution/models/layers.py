@@ -21,7 +21,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin: each (1, T, R), R <= h
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) * (offset + weight)."""
+    """Computes x / rms(x) * (offset + weight)."""
 
     def __init__(self, weight: torch.Tensor, eps: float, offset: float) -> None:
         super().__init__()
@@ -34,10 +34,10 @@ class RmsNorm(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """down(gated(gate_up(x))), with gate and up in one product."""
+    """Computes down(gated(gate_up(x))), with gate and up in one product."""
 
     def __init__(self, gate_up: Linear, down: Linear, gated: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """gated: (..., 2 * size), gate first -> (..., size)."""
+        """gated: the activation, (..., 2 * size) -> (..., size). Its input has the gate first."""
         super().__init__()
         self.gate_up_proj, self.down_proj = gate_up, down
         self._gated = gated

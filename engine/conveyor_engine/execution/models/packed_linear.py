@@ -18,7 +18,7 @@ _ONEDNN_ROWS = 32  # oneDNN optimizes its layout for this number of rows; other 
 
 
 class PackedLinear(nn.Module, ABC):
-    """x (..., in) -> (..., out). The plain matrix is not kept; `weight` unpacks it."""
+    """A linear layer, x (..., in) -> (..., out). It does not keep the plain matrix; `weight` unpacks it."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PackedLinear(nn.Module, ABC):
     @property
     @abstractmethod
     def weight(self) -> torch.Tensor:
-        """The plain matrix (out, in). Each access unpacks a new copy, as large as the packed matrix."""
+        """Return the plain matrix (out, in). Each access unpacks a new copy, as large as the packed matrix."""
 
 
 class NativeLinear(PackedLinear):

@@ -20,7 +20,7 @@ from conveyor_engine.model_files import SENTENCE_MODULES, SENTENCE_SETTINGS, rea
 PoolingMode = Literal["cls", "mean", "last"]
 LIMITS_FILE = "sentence_bert_config.json"
 _CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
-_INSTRUCTIONS_MAX, _INSTRUCTION_CHARACTERS_MAX = 256, 4096  # current models have up to 60, of a few hundred
+_INSTRUCTIONS_MAX, _INSTRUCTION_CHARACTERS_MAX = 256, 4096  # current models have at most 60, each far shorter
 _FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
 # sentence-transformers' newer values and older flags.
 _MODES: dict[str, PoolingMode] = {

@@ -1,9 +1,10 @@
-"""The engine's own layers on CUDA: whatever is between two matrix products is one Triton kernel.
+"""The engine's own layers on CUDA: one Triton kernel computes everything between two matrix products.
 
-Made by `recognise` where Triton runs, in place of the classes that these extend; they compute the
-same. A decode of a layer without further norms is nine launches: norm; queries, keys and values; heads and cache;
-attention; output; residual and norm; gate and up; activation; down. Of a single row it is six: its products are ours
-too, with the norm before them and the activation or the residual behind them.
+`recognise` makes these classes, if Triton runs, in place of the classes that they extend. Both compute the same.
+
+For decodes, a layer without further norms takes nine launches: norm; queries, keys and values; heads and cache;
+attention; output; residual and norm; gate and up; activation; down. For a single row it takes six: the products are
+Triton kernels too, which also compute the norm before them and the activation or the residual after them.
 """
 
 from functools import cached_property
@@ -21,15 +22,18 @@ from conveyor_engine.execution.models.linear import Linear
 
 
 class TritonAttention(Attention):
-    """Norms of heads, rotation and the write to the cache are one kernel. Its norms, if any, are RmsNorm."""
+    """Attention that norms and rotates heads and writes to the cache in one kernel. Its norms, if any, are RmsNorm."""
 
     def attend(self, hidden_states: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
-        """-> (1, T, hidden)."""
+        """Compute attention, including the output projection: (1, T, hidden) -> (1, T, hidden)."""
         out: torch.Tensor = self.o_proj(self.attend_merged(self.qkv_proj(hidden_states)[0], rotation, paged)[None])
         return out
 
     def attend_merged(self, qkv: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
-        """qkv (T, all heads * D), queries first -> what goes into the last product (T, H * D)."""
+        """Compute attention without the output projection -> (T, H * D).
+
+        qkv: (T, all heads * D), with the queries first.
+        """
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
 
         def store(caches: Caches, slots: torch.Tensor) -> torch.Tensor:
@@ -45,12 +49,12 @@ class TritonAttention(Attention):
 
 
 class TritonDecoderLayer(DecoderLayer):
-    """The norm that follows adds the residual in its kernel, and the last product too. `before_mlp` is RmsNorm."""
+    """A decoder layer whose second norm and last product also add the residual. Its `before_mlp` is an RmsNorm."""
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
-        """The call of transformers' layers."""
+        """Compute the layer with the arguments and the result of transformers' decoder layers."""
         if hidden_states.shape[1] == 1 and self._multiplies_rows:
             return self._compute_row(hidden_states[0], position_embeddings, paged)[None]
         attended = self._attend(hidden_states, position_embeddings, paged)
@@ -65,7 +69,7 @@ class TritonDecoderLayer(DecoderLayer):
 
     @cached_property
     def _multiplies_rows(self) -> bool:
-        """Whether `_compute_row` computes this layer."""
+        """Return whether `_compute_row` can compute this layer."""
         attention, mlp = self.self_attn, self.mlp
         linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
         return (
@@ -78,7 +82,7 @@ class TritonDecoderLayer(DecoderLayer):
         )
 
     def _compute_row(self, x: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
-        """x (1, hidden) -> (1, hidden)."""
+        """Compute the layer for a single row: x (1, hidden) -> (1, hidden)."""
         attention, mlp = self.self_attn, self.mlp
         assert isinstance(attention, TritonAttention)
         qkv = _multiply(attention.qkv_proj, x, norm=_norm(self.before_attention))
@@ -94,13 +98,13 @@ def _norm(norm: nn.Module) -> Norm:
 
 
 def _multiply(linear: nn.Module, x: torch.Tensor, **options: Any) -> torch.Tensor:
-    """`multiply_row` by the layer's weight and bias."""
+    """Return `multiply_row` with the layer's weight and bias."""
     assert isinstance(linear, nn.Linear)
     return multiply_row(x, linear.weight, linear.bias, **options)
 
 
 def _add_product(residual: torch.Tensor, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    """residual + linear(x), into the residual if the product can add to it."""
+    """Return residual + linear(x). Overwrites the residual if the product can add to it."""
     if type(linear) is not nn.Linear or linear.bias is not None:
         added: torch.Tensor = residual + linear(x)
         return added

@@ -1,6 +1,6 @@
-"""Runs plans of a model with a classifier's head: the hidden states of each prompt become logits.
+"""Runs plans of a model with a classification head, which turns the hidden states of each prompt into logits.
 
-Built once by `build`, for the tasks that rank and that classify; see `runners.packed`.
+Built once by `build`, for the tasks rerank and classify. See `runners.packed`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,10 +26,10 @@ from conveyor_engine.wire.step import AdmittedRow
 
 
 class ClassifyRunner(PackedRunner):
-    """One classifier, of sequences or of tokens."""
+    """One classifier of sequences or of tokens."""
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress, kind: ModelKind) -> None:
-        """Loads the model. Raises ConfigError or ModelError."""
+        """Load the model. Raises ConfigError or ModelError."""
         check_settings(config)
         start = Start(config, placement, progress, kind)
         described = _describe(kind, Path(config.model), start.model_config)
@@ -41,7 +41,7 @@ class ClassifyRunner(PackedRunner):
         progress(f"event=largest_step_fits mib={self.find_step_bytes(start) / 2**20:.0f}")
 
     def _compute(self, prompts: Sequence[AdmittedRow]) -> torch.Tensor:
-        """(prompts, labels), or (tokens, 3)."""
+        """Compute logits (prompts, labels), or what `find_best` returns (tokens, 3) if the model classifies tokens."""
         hidden, starts = self._encode([prompt.token_ids for prompt in prompts], self._join_types(prompts))
         if self._per_token:
             return find_best(self._head(hidden[None])[0])
@@ -63,18 +63,21 @@ class ClassifyRunner(PackedRunner):
 
 
 def find_best(logits: torch.Tensor) -> torch.Tensor:
-    """logits (tokens, labels) -> (tokens, 3): the likeliest label, its logit and its probability."""
+    """Find the most likely label of each token. Returns (tokens, 3): label, its logit and its probability.
+
+    logits: (tokens, labels).
+    """
     best, labels = logits.max(dim=-1)
     return torch.stack((labels.float(), best, (best - logits.logsumexp(dim=-1)).exp()), dim=-1)
 
 
 def build_cross_encoder(config: EngineConfig, placement: Placement, progress: Progress) -> ClassifyRunner:
-    """A model that ranks."""
+    """Build the runner of a model that ranks."""
     return ClassifyRunner(config, placement, progress, CROSS_ENCODER)
 
 
 def build_classifier(config: EngineConfig, placement: Placement, progress: Progress) -> ClassifyRunner:
-    """A model that classifies texts, or their tokens, by the class that its config.json names."""
+    """Build the runner of a model that classifies texts or their tokens, as the class in its config.json says."""
     per_token = any(name.endswith("ForTokenClassification") for name in read_architectures(Path(config.model)))
     return ClassifyRunner(config, placement, progress, TOKEN_CLASSIFIER if per_token else SEQUENCE_CLASSIFIER)
 

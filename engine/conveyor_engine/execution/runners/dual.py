@@ -1,7 +1,8 @@
-"""Runs plans of a model that embeds images and texts (CLIP, SigLIP): each has an encoder -> a vector in one space.
+"""Runs plans of a model that embeds images and texts in one vector space (CLIP, SigLIP), with one encoder for each.
 
-Built once by `build`, in place of `generate`: it too is the `loop.executor` of one device. It keeps nothing between
-steps. Both encoders are transformers' own. The pictures of a step share a forward, and so do its texts.
+Built once by `build`, in place of `generate`. Like it, this is the `loop.executor` of one device. It keeps no state
+between steps. Both encoders are those of transformers. All images of a step are computed in one forward, and all texts
+in another.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from conveyor_engine.model_files import SENTENCE_MODULES, read_object
 from conveyor_engine.wire.embedding import EmbeddingFacts, PictureFacts, PoolingParams
 from conveyor_engine.wire.step import StepPlan, StepResult
 
-_TOKENS_MAX: Final = 2**13  # that a picture may become
+_TOKENS_MAX: Final = 2**13  # maximum for one image
 
 
 class DualRunner:
@@ -38,7 +39,7 @@ class DualRunner:
     graph_sizes: Sequence[int] = ()
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
-        """Loads the model. Raises ConfigError or ModelError."""
+        """Load the model. Raises ConfigError or ModelError."""
         _check_settings(config)
         start = Start(config, placement, progress, DUAL_ENCODER)
         self.device, self._dtype = start.device, start.dtype
@@ -47,7 +48,7 @@ class DualRunner:
             raise ModelError(f"{directory} has {SENTENCE_MODULES}, whose steps this engine lacks for such a model")
         longest: int = of_text.max_position_embeddings
         self._padded_tokens, self._pad_token = 0, 0
-        if isinstance(start.model_config, SiglipConfig):  # trained with each text padded, and no mask
+        if isinstance(start.model_config, SiglipConfig):  # SigLIP was trained with padded texts and without a mask
             self._padded_tokens, self._pad_token = longest, _find_pad_token(directory, of_text)
         self._shape = load_processor(directory).find_only_shape()
         self.model: Any = start.load()
@@ -65,9 +66,10 @@ class DualRunner:
             self._measure(pictures, progress)
 
     def _try(self) -> tuple[PictureFacts, int]:
-        """The tokens of a picture, and the dimensions of vectors.
+        """Run the model once. Returns facts about its images, and the number of dimensions of its vectors.
 
-        Raises ModelError if the model does not take what its image processor makes, or has no one space for both.
+        Raises ModelError if the model does not accept the output of its image processor, or if its vectors of images
+        and of texts differ in size.
         """
         pixels = torch.zeros((1, *self._shape), dtype=self._dtype, device=self.device)
         try:
@@ -87,7 +89,7 @@ class DualRunner:
         return PictureFacts(self._shape, num_tokens), sizes[0]
 
     def _measure(self, pictures: PictureFacts, progress: Progress) -> None:
-        """Raises ModelError if the largest step does not fit beside the weights."""
+        """Run the largest step. Raises ModelError if it does not fit into memory beside the weights."""
         facts = self.facts
         number = max(1, min(facts.max_num_seqs, facts.max_num_batched_tokens // pictures.num_tokens))
         pixels = torch.zeros((number, *self._shape), dtype=self._dtype, device=self.device)
@@ -103,9 +105,9 @@ class DualRunner:
         progress(f"event=largest_step_fits mib={step_bytes / 2**20:.0f}")
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
-        """Begins a step: computes the picture or the prompt of each row, which the plan brings. No row samples.
+        """Begin a step, which computes the image or the text that the plan has for each row. No row samples.
 
-        On a GPU it launches the work; what the returned function returns waits for the results.
+        On a GPU this launches the work. It returns a function whose result is a function that waits for the results.
         """
         brought = {row.row: row for row in plan.admitted}
         prompts = [brought[row] for row in plan.rows]
@@ -132,15 +134,15 @@ class DualRunner:
         return lambda _: read
 
     def _embed_pictures(self, pixels: torch.Tensor) -> torch.Tensor:
-        """-> float32 (pictures, size)."""
+        """Compute one vector for each image, float32 (images, size), from pixels (images, channels, height, width)."""
         vectors: torch.Tensor = self.model.get_image_features(pixel_values=pixels).pooler_output
         return vectors.float()
 
     def _embed_texts(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """-> float32 (texts, size).
+        """Compute one vector for each text, float32 (texts, size).
 
-        Nothing is masked. SigLIP attends to its padding. CLIP's attention is causal, so no token sees what follows it;
-        its vector is that of the first end-of-text token, so a text is padded with its own last token.
+        There is no mask. SigLIP attends to its padding. CLIP's attention is causal, so no token sees later ones. Its
+        vector is that of the first end-of-text token, so a text is padded with its own last token.
         """
         longest = self._padded_tokens or max(map(len, texts))
         ids = np.full((len(texts), longest), self._pad_token, dtype=np.int64)
@@ -152,12 +154,15 @@ class DualRunner:
         return vectors.float()
 
     def free_memory(self) -> None:
-        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
+        """Return cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
 
 def _find_pad_token(directory: Path, of_text: Any) -> int:
-    """The tokenizer's padding, as its files name it, or that of config.json. Raises ModelError if there is none."""
+    """Return the padding token that the tokenizer's files name, otherwise that of config.json.
+
+    Raises ModelError if neither names one.
+    """
     named = read_object(directory / "tokenizer_config.json").get("pad_token")
     text = named.get("content") if isinstance(named, dict) else named
     found = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id(text) if isinstance(text, str) else None
@@ -168,7 +173,7 @@ def _find_pad_token(directory: Path, of_text: Any) -> int:
 
 
 def _check_settings(config: EngineConfig) -> None:
-    """Refuses settings that do not apply. Raises ConfigError."""
+    """Reject settings that do not apply to this kind of model. Raises ConfigError."""
     if config.attention_backend != "auto":
         raise ConfigError(
             f"`attention_backend: {config.attention_backend}` is set, but this model runs its own; leave it out"

@@ -1,8 +1,8 @@
-"""Runs plans: packed batch -> forward -> sampled tokens. The first file on a request's way that knows torch.
+"""Runs plans: packed batch -> forward -> sampled tokens. The first file on a request's way that uses torch.
 
-Built once by `build`, then called for every step: it is the `loop.executor` of one device. Owns the model, the KV
-caches and the rows; knows nothing of requests, queues or policies. Where there are graphs, `graphs` replays most
-steps. The others are eager.
+Built once by `build`, then called for each step: it is the `loop.executor` of one device. It owns the model, the KV
+caches and the rows, and knows nothing about requests, queues or policies. If there are CUDA graphs, `graphs` replays
+most steps. The other steps run eagerly.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,9 +48,9 @@ class GenerateRunner:
         load: Load | None = None,
         capture: Capture | None = None,
     ) -> None:
-        """Loads the model and allocates the KV caches. Raises ConfigError or ModelError.
+        """Load the model and allocate the KV caches. Raises ConfigError or ModelError.
 
-        `load`: as in `Start`. `capture`: used in place of CUDA graphs, so that a CPU can replay decodes too.
+        load: as in `Start`. capture: replaces CUDA graphs, so that a CPU can replay decodes too.
         """
         start = Start(config, placement, progress, load=load)
         self.device = start.device
@@ -64,9 +64,9 @@ class GenerateRunner:
         join_layers(self.model)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
-        if not self.backend.is_capturable or placement.world_size > 1:  # sums over ranks in graphs: not tried yet
+        if not self.backend.is_capturable or placement.world_size > 1:  # no all-reduce in graphs yet
             capture = None
-        num_spare = int(capture is not None)  # rows and blocks for the padding of graphs
+        num_spare = int(capture is not None)  # spare rows and blocks for the padding of graphs
         self.last_layer = find_last_layer(self.model, layers)
         self._rows = Rows(start.max_num_seqs + num_spare, max_model_len, config.block_size, self.device)
         num_blocks = self._allocate(start, layers, max_model_len, num_spare)
@@ -82,7 +82,8 @@ class GenerateRunner:
         self.graphs = self._make_graphs(capture, num_blocks, progress) if capture is not None else None
 
     def _allocate(self, start: Start, layers: list[LayerShape], max_model_len: int, num_spare: int) -> int:
-        """Allocates the KV caches beside the largest step. Returns the number of blocks but the spare ones."""
+        """Allocate the KV caches in the memory that the largest step leaves. Returns the number of blocks without spare
+        ones."""
         block_size, dtype = start.config.block_size, start.dtype
         block_bytes = self.backend.block_bytes(layers, block_size, dtype)
         vocab_size = self.model.get_input_embeddings().num_embeddings
@@ -100,7 +101,7 @@ class GenerateRunner:
         return num_blocks
 
     def _find_step_bytes(self, start: Start, num_tokens: int, max_model_len: int) -> int:
-        """Memory of a forward of so many tokens, with logits for every row."""
+        """Return the bytes that a forward of `num_tokens` tokens needs, with logits for every row."""
         positions = torch.arange(num_tokens, device=self.device)[None] % max_model_len
         step = (torch.zeros_like(positions), positions, positions.new_zeros(start.max_num_seqs), Probe())
         return start.find_step_bytes(
@@ -113,16 +114,17 @@ class GenerateRunner:
 
     @property
     def extra_warmup_tokens(self) -> int:
-        """One where the kernels run, whose layers compute a single row by kernels of its own (`kernels.one_row`)."""
+        """Return 1 if the Triton kernels run, because a layer computes a single row with other kernels
+        (`kernels.one_row`)."""
         return int(kernels.why_missing(self.device) is None)
 
     @property
     def graph_sizes(self) -> list[int]:
-        """Rows of the captured steps of decodes. None on a CPU."""
+        """Return the numbers of rows for which decodes are captured. Empty on a CPU."""
         return self.graphs.sizes(DecodeSteps.name) if self.graphs is not None else []
 
     def _make_graphs(self, capture: Capture, spare_block: int, progress: Progress) -> StepGraphs:
-        """Captures what fits."""
+        """Capture graphs of as many sizes as fit into memory."""
         rows, facts = self._rows, self.facts
         rows.block_tables[facts.max_num_seqs] = spare_block
         how = (rows, self.backend, self._forward, facts.block_size)
@@ -131,7 +133,7 @@ class GenerateRunner:
         graphs = StepGraphs(kinds, rows, self._sampler if self._sampler.chooses else None)
         with torch.inference_mode():
             graphs.capture(capture, progress)
-        free_cached_memory(self.device)  # of the runs before each capture
+        free_cached_memory(self.device)  # frees the memory of the runs before each capture
         return graphs
 
     def _find_largest_decode(self, max_num_seqs: int, capacity_tokens: int) -> int | None:
@@ -143,9 +145,10 @@ class GenerateRunner:
         return None if workload is None else workload.find_largest_graph(max_num_seqs, capacity_tokens)
 
     def begin(self, plan: StepPlan) -> Callable[[Sequence[RowMask]], Callable[[], StepResult]]:
-        """Begins a step: applies the plan's changes and computes the logits. The returned function samples: `_sample`.
+        """Begin a step: apply the plan's changes and compute the logits. Returns a function that samples, see
+        `_sample`.
 
-        On a GPU it launches all of that and waits for nothing.
+        On a GPU it launches all of this and waits for nothing.
         """
         with torch.inference_mode():
             self._rows.update(plan)
@@ -163,10 +166,10 @@ class GenerateRunner:
         found: Found | None,
         masks: Sequence[RowMask],
     ) -> Callable[[], StepResult]:
-        """Chooses the tokens and writes them into the rows. `found`: what the step's graph chose and wrote.
+        """Choose the tokens and write them into the rows. Returns a function that waits for the results.
 
-        On a GPU it only launches. So the next step, whose inputs are these tokens, can begin before they reach the
-        host. The returned function waits for them.
+        On a GPU it only launches work. So the next step, whose inputs are these tokens, can begin before they reach the
+        host. found: the tokens that the step's graph has chosen and written.
         """
         with torch.inference_mode():
             if found is not None and not masks and self._sampler.is_enough(samples):
@@ -186,13 +189,16 @@ class GenerateRunner:
         return self._forward(batch.input_ids, batch.position_ids, sample_rows, paged), batch.samples, None
 
     def free_memory(self) -> None:
-        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
+        """Return cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
     def _forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, sample_rows: torch.Tensor | int, paged: Paged
     ) -> torch.Tensor:
-        """input_ids, position_ids (1, T), sample_rows (R,), or 0 for all -> logits (R, vocabulary)."""
+        """Compute logits (R, vocabulary) from input_ids and position_ids, both (1, T).
+
+        sample_rows: the indices (R,) of tokens that get logits; 0 for all tokens.
+        """
         logits: torch.Tensor = self.model(
             input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=sample_rows, paged=paged
         ).logits
@@ -200,7 +206,7 @@ class GenerateRunner:
 
 
 def _start_copy(plan: StepPlan, sampled: Sampled) -> Callable[[], StepResult]:
-    """Starts the copy to the host. The returned function waits for it and makes the step's result."""
+    """Start the copy to the host. Returns a function that waits for the copy and returns the step's result."""
     asked = sampled.logprobs
     copy = HostCopy(sampled.token_ids, *(asked.tensors() if asked else ()))
 
@@ -218,7 +224,7 @@ def _start_copy(plan: StepPlan, sampled: Sampled) -> Callable[[], StepResult]:
 def _join_rows(
     plan: StepPlan, token_ids: list[int], logprobs: list[list[TokenLogprobs] | None], is_scored: list[bool]
 ) -> StepResult:
-    """Joins the entries of each row: the tokens that were sampled, and all log probabilities."""
+    """Join the entries of each row: the tokens that were sampled, and all log probabilities."""
     sampled: list[list[int]] = []
     told: list[list[TokenLogprobs] | None] = []
     entries = iter(zip(token_ids, logprobs, is_scored, strict=True))
@@ -230,7 +236,10 @@ def _join_rows(
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """The tokens that end a text, of the generation config or else of the model's. Drops ids that are no tokens."""
+    """Return the tokens that end a text, from the generation config, otherwise from the model's config.
+
+    Ids that are not in the vocabulary are dropped.
+    """
     vocab_size = model.get_input_embeddings().num_embeddings
     for config in (model.generation_config, model.config.get_text_config()):
         eos = getattr(config, "eos_token_id", None)

@@ -1,7 +1,7 @@
-"""Runs plans of a model that classifies images: pixels -> the model's own forward -> logits.
+"""Runs plans of a model that classifies images: computes logits from pixels with the model's own forward.
 
-Built once by `build`, in place of `generate`: it too is the `loop.executor` of one device. It keeps nothing between
-steps. Workers have made the pixels; pictures of one shape share a forward.
+Built once by `build`, in place of `generate`. Like it, this is the `loop.executor` of one device. It keeps no state
+between steps. Worker threads have prepared the pixels. Images of one shape are computed in one forward.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,17 +24,17 @@ from conveyor_engine.images.processor import SIDE_MAX, load_processor
 from conveyor_engine.wire.images import ImageFacts, Shape, read_pixels
 from conveyor_engine.wire.step import StepPlan, StepResult
 
-_PIXELS_MAX: Final = SIDE_MAX**2  # of a processed picture
+_PIXELS_MAX: Final = SIDE_MAX**2  # of a processed image
 
 
 class ImageClassifyRunner:
-    """One classifier on one device, ready to run after construction."""
+    """One image classifier on one device, ready to run after construction."""
 
     extra_warmup_tokens = 0
     graph_sizes: Sequence[int] = ()
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
-        """Loads the model. Raises ConfigError or ModelError."""
+        """Load the model. Raises ConfigError or ModelError."""
         _check_settings(config)
         start = Start(config, placement, progress, IMAGE_CLASSIFIER)
         self.device, self._dtype = start.device, start.dtype
@@ -59,7 +59,7 @@ class ImageClassifyRunner:
             self._measure(shape, progress)
 
     def _try(self, shape: Shape) -> None:
-        """Raises ModelError if the model does not take what its image processor makes."""
+        """Run the model once. Raises ModelError if it does not accept the output of its image processor."""
         try:
             with torch.inference_mode():
                 self._forward(torch.zeros((1, *shape), dtype=self._dtype, device=self.device))
@@ -70,7 +70,7 @@ class ImageClassifyRunner:
             raise ModelError(message) from error
 
     def _measure(self, shape: Shape, progress: Progress) -> None:
-        """Raises ModelError if the largest step does not fit beside the weights."""
+        """Run the largest step. Raises ModelError if it does not fit into memory beside the weights."""
         number = max(1, min(self.facts.max_num_seqs, self.facts.max_num_batched_tokens // shape.num_pixels))
         pixels = torch.zeros((number, *shape), dtype=self._dtype, device=self.device)
         settings = "`max_num_seqs` or `max_num_batched_tokens`"
@@ -78,9 +78,9 @@ class ImageClassifyRunner:
         progress(f"event=largest_step_fits mib={step_bytes / 2**20:.0f}")
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
-        """Begins a step: computes the picture of each row, which the plan brings. No row samples.
+        """Begin a step, which computes the image that the plan has for each row. No row samples.
 
-        On a GPU it launches the work; what the returned function returns waits for the results.
+        On a GPU this launches the work. It returns a function whose result is a function that waits for the results.
         """
         brought = {row.row: row.payload for row in plan.admitted}
         groups: dict[Shape, list[tuple[int, memoryview]]] = {}
@@ -104,17 +104,17 @@ class ImageClassifyRunner:
         return self._forward(stack_pictures(pictures, shape, self.device, self._dtype))
 
     def _forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """-> float32 (pictures, labels)."""
+        """Compute logits, float32 (images, labels), from pixels (images, channels, height, width)."""
         logits: torch.Tensor = self.model(pixel_values=pixels).logits
         return logits.float()
 
     def free_memory(self) -> None:
-        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
+        """Return cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
 
 def _check_settings(config: EngineConfig) -> None:
-    """Refuses settings that apply to text only. Raises ConfigError."""
+    """Reject settings that apply only to text. Raises ConfigError."""
     if config.max_model_len is not None:
         raise ConfigError(
             "`max_model_len` is set, but this model classifies images, which have no tokens; leave it out"

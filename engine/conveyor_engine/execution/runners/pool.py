@@ -1,6 +1,6 @@
-"""Runs plans of a model that embeds: the hidden states of each prompt become one vector.
+"""Runs plans of an embedding model, which turns the hidden states of each prompt into one vector.
 
-Built once by `build`; see `runners.packed`.
+Built once by `build`. See `runners.packed`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ from conveyor_engine.wire.step import AdmittedRow
 
 
 class PoolRunner(PackedRunner):
-    """One model that embeds."""
+    """One embedding model on one device."""
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
-        """Loads the model. Raises ConfigError or ModelError."""
+        """Load the model. Raises ConfigError or ModelError."""
         check_settings(config)
         start = Start(config, placement, progress, TEXT_ENCODER)
         self._pooling = read_pooling(Path(config.model))
@@ -40,7 +40,7 @@ class PoolRunner(PackedRunner):
         return self._pool([prompt.token_ids for prompt in prompts])
 
     def _pool(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """-> float32 (prompts, hidden)."""
+        """Compute one vector for each prompt, float32 (prompts, hidden)."""
         return pool(*self._encode(prompts), self._mode)
 
     def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
@@ -49,7 +49,7 @@ class PoolRunner(PackedRunner):
 
 
 def _describe(model_config: PretrainedConfig, instructions: Instructions) -> EmbeddingFacts:
-    """Reads the fields of config.json that vLLM reads: `is_matryoshka`, `matryoshka_dimensions`."""
+    """Return facts from the fields of config.json that vLLM reads: `is_matryoshka` and `matryoshka_dimensions`."""
     size = int(model_config.hidden_size)
     named = getattr(model_config, "matryoshka_dimensions", None)
     named = named if isinstance(named, list | tuple) else ()
