@@ -1,1 +1,1 @@
-"""The device: one step of the model, from token ids to sampled tokens or vectors."""
+"""Computes one step of the model on the device, from token ids to sampled tokens or vectors."""

@@ -1,7 +1,7 @@
-"""Turns a step plan into packed tensors: token ids, positions, slots, block tables.
+"""Turns a step plan into packed tensors: token ids, positions, slots and block tables.
 
-Used by `runners.generate` once per step, and by `graphs.mixed`. What depends on the plan's numbers alone is built in
-numpy on the host and copied array by array; tokens and block tables are gathered on the device, from `rows`. Knows
+Used by `runners.generate` once per step, and by `graphs.mixed`. What depends only on the numbers in the plan is built
+in numpy on the host and copied array by array. Tokens and block tables are gathered on the device, from `rows`. Knows
 neither requests nor models.
 """
 
@@ -23,7 +23,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Batch:
-    """The inputs of one forward over T packed tokens."""
+    """The inputs of one forward pass over T packed tokens."""
 
     input_ids: torch.Tensor  # int64 (1, T)
     position_ids: torch.Tensor  # int64 (1, T)
@@ -37,8 +37,8 @@ class Layout:
     """A plan's tokens, packed one row after another."""
 
     rows: Int64  # (rows,)
-    seq_lens: Int32  # (rows,): context including this step's tokens
-    starts: Int32  # (rows + 1,): each row's first token, and the number of all
+    seq_lens: Int32  # (rows,): length of the context including this step's tokens
+    starts: Int32  # (rows + 1,): each row's first token, and the total
     token_rows: Int64  # (T,)
     positions: Int64  # (T,)
     logit_indices: Int64  # (entries,): the tokens that get logits
@@ -51,7 +51,7 @@ class Layout:
 
 
 def lay_out(plan: StepPlan) -> Layout:
-    """What depends on the plan's numbers alone."""
+    """Compute the parts of a batch that depend only on the numbers in the plan."""
     rows = np.array(plan.rows, dtype=np.int64)
     lengths = np.array(plan.num_tokens, dtype=np.int32)
     computed = np.array(plan.num_computed_tokens, dtype=np.int32)
@@ -72,7 +72,7 @@ def lay_out(plan: StepPlan) -> Layout:
 
 
 def build_batch(plan: StepPlan, rows: Rows, block_size: int) -> Batch:
-    """Builds the packed batch of a plan. `rows` has applied the plan's changes before."""
+    """Build the packed batch for a plan. `rows` must have applied the plan's changes before."""
     device, layout = rows.token_ids.device, lay_out(plan)
     token_rows = to_device(layout.token_rows, device)
     position_ids = to_device(layout.positions, device)
@@ -98,7 +98,7 @@ def build_batch(plan: StepPlan, rows: Rows, block_size: int) -> Batch:
 
 
 def only_sampled(layer: int, batch: Batch, rows: Rows) -> LastLayer | None:
-    """What the last layer attends for, if those are not all tokens of the batch."""
+    """Return the tokens for which the last layer must attend; None if these are all tokens of the batch."""
     samples, device = batch.samples, rows.token_ids.device
     number = len(samples.rows)
     if number == batch.metadata.num_tokens:
@@ -122,6 +122,6 @@ def only_sampled(layer: int, batch: Batch, rows: Rows) -> LastLayer | None:
 
 
 def _logit_indices(starts: Int32, num_logits: Int64) -> Int64:
-    """The last `num_logits` tokens of each row, as indices into the packed tokens."""
+    """Return the indices of the last `num_logits` tokens of each row within the packed tokens."""
     ends = np.cumsum(num_logits)
     return np.arange(ends[-1]) + np.repeat(starts[1:] - ends, num_logits)

@@ -15,15 +15,15 @@ from conveyor_engine.execution.ranks import Fail, RankedRunner, Ranks
 from conveyor_engine.execution.start import Progress
 from conveyor_protocol.failure_reasons import FailureReason
 
-Executor = TypeVar("Executor")  # a `loop.executor.Executor`, of which this room knows nothing
-Build = Callable[[EngineConfig, Placement, Progress], Executor]  # the `execution` of a task: loads the model
+Executor = TypeVar("Executor")  # a `loop.executor.Executor`; this package does not import it
+Build = Callable[[EngineConfig, Placement, Progress], Executor]  # a task's `execution` function; it loads the model
 
 
 def build_runner(config: EngineConfig, progress: Progress = lambda _: None, fail: Fail = lambda *_: os._exit(1)) -> Any:
-    """A `loop.executor.Executor` with the model loaded.
+    """Return a `loop.executor.Executor` that has loaded the model.
 
-    `fail` ends the process, with a reason, when another rank of the model has ended. Raises ConfigError or ModelError;
-    what else it raises is a bug or a broken device.
+    fail: ends the process, with a reason, after another rank of the model has ended. Raises ConfigError or ModelError.
+    Any other exception is a bug or a broken device.
     """
     task, world_size = registry.find_task(config.task, Path(config.model)), config.tensor_parallel_size
     if world_size > 1 and not registry.load_about(task).divides:
@@ -37,7 +37,7 @@ def build_runner(config: EngineConfig, progress: Progress = lambda _: None, fail
 
 
 def load_rank(config: EngineConfig, rank: int, meeting: str) -> Any:
-    """The runner of another rank than 0, whose `begin` runs rank 0's plans. Raises as `build_runner`."""
+    """Return the runner of a rank other than 0, whose `begin` runs the plans of rank 0. Raises like `build_runner`."""
     task = registry.find_task(config.task, Path(config.model))
     place = partial(open_placement, config, rank, config.tensor_parallel_size, meeting)
     return _load(config, task, place, lambda _: None)

@@ -1,21 +1,22 @@
-"""Plans the number of KV blocks. Called by `runners.generate` after the model is loaded. No torch."""
+"""Computes the number of KV blocks. Called by `runners.generate` after the model is loaded. No torch."""
 
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_protocol.failure_reasons import FailureReason
 
-LARGEST_MEMORY_FRACTION = 0.95  # of the free memory, for num_kv_blocks; allocators and the driver need the rest
-CPU_DEFAULT_BYTES = 4 * 2**30  # the default's upper bound: other programs share a CPU's memory
-CACHE_BLOCKS_MAX = 2**20  # blocks that requests never fill hold cached prefixes; more of them cost more than they save
+LARGEST_MEMORY_FRACTION = 0.95  # maximum share of the free memory; allocators and the driver need the rest
+CPU_DEFAULT_BYTES = 4 * 2**30  # the default's upper limit, because other programs share a CPU's memory
+CACHE_BLOCKS_MAX = 2**20  # the prefix cache uses blocks that requests do not; more of them cost more than they save
 
 
 def plan_num_blocks(
     config: EngineConfig, *, max_num_seqs: int, max_model_len: int, block_bytes: int, free_bytes: int, is_cpu: bool
 ) -> int:
-    """Number of blocks: num_kv_blocks, or what fits. `free_bytes`: what weights and the largest step leave.
+    """Return the number of blocks: num_kv_blocks, or as many as fit.
 
-    Raises ConfigError: KVBudgetTooSmall if one request of max_model_len tokens does not fit into the blocks,
-    KVBudgetTooLarge if num_kv_blocks do not fit into the memory.
+    free_bytes: the memory that the weights and the largest step leave. Raises ConfigError: KVBudgetTooSmall if one
+    request of max_model_len tokens does not fit into the blocks, KVBudgetTooLarge if num_kv_blocks do not fit into the
+    memory.
     """
     needed = -(-max_model_len // config.block_size)
     if config.num_kv_blocks is not None:

@@ -1,4 +1,7 @@
-"""Finds the memory that the largest step takes beside the weights. Used by `start` after the model is loaded."""
+"""Measures or estimates the memory that the largest step needs in addition to the weights.
+
+Used by `start` after the model is loaded.
+"""
 
 from collections.abc import Callable
 
@@ -12,9 +15,10 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 
 def measure_step(device: torch.device, size: str, lower: str, run: Callable[[], object]) -> int:
-    """Bytes that `run`, a step of this size, takes on a GPU.
+    """Return the bytes that `run`, a step of this size, needs on a GPU.
 
-    Raises ModelError (OutOfMemory) if it does not fit; `lower` names the settings that make it smaller.
+    size, lower: the step's size and the settings that reduce it, for the error message. Raises ModelError (OutOfMemory)
+    if the step does not fit.
     """
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -29,7 +33,11 @@ def measure_step(device: torch.device, size: str, lower: str, run: Callable[[], 
 
 
 def estimate_step(model: PreTrainedModel, num_tokens: int, num_logits: int) -> int:
-    """Bytes on a CPU: float32 inputs and outputs of two of the widest layers but the head, and the float32 logits."""
+    """Estimate the bytes of a step on a CPU: float32 inputs and outputs of two of the widest layers, and float32
+    logits.
+
+    The head is not counted as a layer.
+    """
     head = model.get_output_embeddings()
     linears = [m for m in model.modules() if isinstance(m, PackedLinear | nn.Linear)]
     widest = max((m.in_features + m.out_features for m in linears if m is not head), default=0)

@@ -12,18 +12,21 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The type's name in the configuration's spelling."""
+    """Return the type's name as the configuration spells it."""
     return str(dtype).removeprefix("torch.")
 
 
 def find_context(model_config: PretrainedConfig) -> int | None:
-    """The model's context length in tokens; None if its configuration does not say it."""
+    """Return the model's context length in tokens; None if its configuration has none."""
     limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     return None if limit is None else int(limit)
 
 
 def choose_max_model_len(config: EngineConfig, limit: int | None) -> int:
-    """Tokens of the longest request. `limit`: the model's context length, None if unknown. Raises ConfigError."""
+    """Return the number of tokens of the longest request. Raises ConfigError.
+
+    limit: the model's context length in tokens; None if unknown.
+    """
     if config.max_model_len is None:
         if config.workload is not None:
             return _derive_max_model_len(config, config.workload, limit)
@@ -48,7 +51,7 @@ def _derive_max_model_len(config: EngineConfig, workload: Workload, limit: int |
 
 
 def choose_batch_limits(config: EngineConfig, device: torch.device) -> tuple[int, int]:
-    """(max_num_seqs, max_num_batched_tokens). Raises ConfigError."""
+    """Return (max_num_seqs, max_num_batched_tokens). Raises ConfigError."""
     max_num_seqs = 1 if config.batching_mode == "none" else config.max_num_seqs
     tokens = config.max_num_batched_tokens
     if tokens is None:

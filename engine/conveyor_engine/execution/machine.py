@@ -18,8 +18,8 @@ from conveyor_engine.errors import ConfigError
 from conveyor_protocol.failure_reasons import FailureReason
 
 _CPUINFO = Path("/proc/cpuinfo")
-OLDEST_CAPABILITY = (8, 0)  # below it bfloat16 is emulated, and the kernels' tiles exceed the shared memory
-_OLDEST_DRIVER = {"12": "525", "13": "580"}  # by major version of CUDA: its minor versions all run on that driver
+OLDEST_CAPABILITY = (8, 0)  # older GPUs emulate bfloat16, and have too little shared memory for the kernels' tiles
+_OLDEST_DRIVER = {"12": "525", "13": "580"}  # by CUDA's major version; all its minor versions run on this driver
 _DEVICE_FILES = Path("/dev"), "nvidia[0-9]*"
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
@@ -69,7 +69,7 @@ def choose_dtype(dtype: Dtype, device: torch.device, model_config: PretrainedCon
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether the CPU has bfloat16 instructions (AVX512-BF16, AMX, Arm BF16)."""
+    """Return whether the CPU has bfloat16 instructions (AVX512-BF16, AMX, Arm BF16)."""
     try:
         words = set(_CPUINFO.read_text().split())
     except OSError:

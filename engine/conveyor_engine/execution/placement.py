@@ -1,4 +1,4 @@
-"""The placement of a runner: its device, and its rank among the processes of one model.
+"""Defines on which device a runner is, and which rank it has among the processes of one model.
 
 Opened by `build` and `ranks`, and passed to a runner, which opens no device itself. Knows no models.
 """
@@ -16,26 +16,26 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import machine
 
-_LONGEST_WAIT: Final = timedelta(hours=2)  # of a rank for another one: while a large model is loaded, all others wait
+_LONGEST_WAIT: Final = timedelta(hours=2)  # for another rank; while one rank loads a large model, all others wait
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One process of those that compute a model together. A model on one device has one, of rank 0."""
+    """One of the processes that compute a model together. A model on one device has one process, rank 0."""
 
     device: torch.device
     rank: int = 0
     world_size: int = 1
 
     def wait_for_others(self) -> None:
-        """Return when all ranks have called it."""
+        """Wait until all ranks have called this method."""
         if self.world_size > 1:
             torch.distributed.all_reduce(torch.zeros(1, device=self.device))
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
 
     def agree_on_least(self, number: int) -> int:
-        """Return the least number that a rank has called it with."""
+        """Return the smallest number that any rank has passed."""
         if self.world_size == 1:
             return number
         least = torch.tensor([number], dtype=torch.int64, device=self.device)
@@ -44,10 +44,10 @@ class Placement:
 
 
 def open_placement(config: EngineConfig, rank: int = 0, world_size: int = 1, meeting: str = "") -> Placement:
-    """Open the configured device, on CUDA that with the rank's number, and meet the other ranks.
+    """Open the configured device and meet the other ranks. On CUDA, the rank is the number of the device.
 
-    On a CPU, sets torch's number of threads too, of which each rank gets an equal share. `meeting` is a file that all
-    ranks can reach and none has used. Raises ConfigError.
+    On a CPU, also sets torch's number of threads; each rank gets an equal share. meeting: path of a new file that all
+    ranks can reach. Raises ConfigError.
     """
     device = machine.choose_device(config.device)
     if device.type == "cpu":
@@ -66,7 +66,7 @@ def _meet(device: torch.device, rank: int, world_size: int, meeting: str) -> Non
             )
         torch.cuda.set_device(rank)
     else:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks of an engine share a host
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks of an engine are on one host
     torch.distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         init_method=f"file://{meeting}",
@@ -77,7 +77,8 @@ def _meet(device: torch.device, rank: int, world_size: int, meeting: str) -> Non
 
 
 def _set_num_threads(num_threads: int | None, world_size: int) -> None:
-    """Threads as configured, else as OMP_NUM_THREADS says, else one for each CPU of the container's limit."""
+    """Set the number of threads: the configured one, else OMP_NUM_THREADS, else one for each CPU of the container's
+    limit."""
     if num_threads is not None:
         torch.set_num_threads(max(1, num_threads // world_size))
     elif "OMP_NUM_THREADS" not in os.environ:
@@ -85,7 +86,7 @@ def _set_num_threads(num_threads: int | None, world_size: int) -> None:
 
 
 def free_cached_memory(device: torch.device) -> None:
-    """Returns torch's cached memory to the device. Raises if the device is broken."""
+    """Return torch's cached memory to the device. Raises if the device is broken."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Hidden states of packed sequences -> one vector each. Used by `runners.pool`."""
+"""Turns the hidden states of packed sequences into one vector for each sequence. Used by `runners.pool`."""
 
 import sys
 from typing import Any, Final
@@ -15,11 +15,14 @@ _DTYPES: Final[dict[EmbedDtype, torch.dtype]] = {
     "float16": torch.float16, "bfloat16": torch.bfloat16,
     "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
-_SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize has it
+_SMALLEST_NORM = 1e-12  # as in torch.nn.functional.normalize
 
 
 def pool(hidden: torch.Tensor, starts: list[int], mode: PoolingMode) -> torch.Tensor:
-    """hidden (T, H) of sequences that begin at starts[:-1] and end at starts[1:] -> float32 (sequences, H)."""
+    """Pool hidden states (T, H) into one vector for each sequence, float32 (sequences, H).
+
+    Sequence i has the tokens starts[i] .. starts[i + 1] - 1.
+    """
     bounds, device = np.array(starts), hidden.device
     if mode == "cls":
         return hidden[to_device(bounds[:-1], device)].float()
@@ -32,7 +35,10 @@ def pool(hidden: torch.Tensor, starts: list[int], mode: PoolingMode) -> torch.Te
 
 
 def finish(vector: npt.NDArray[np.float32], asked: PoolingParams, *, normalizes: bool) -> bytes:
-    """The vector as `asked`, of length 1 if `normalizes`, unless it is asked otherwise; empty if it is not finite."""
+    """Encode the vector as requested. Returns b"" if a number is not finite.
+
+    `asked` decides whether the vector is scaled to length 1; if it leaves this open, `normalizes` decides.
+    """
     vector = vector[: asked.dimensions]
     if not np.isfinite(vector).all():
         return b""
@@ -44,7 +50,7 @@ def finish(vector: npt.NDArray[np.float32], asked: PoolingParams, *, normalizes:
 
 
 def _convert(vector: npt.NDArray[np.float32], dtype: EmbedDtype) -> npt.NDArray[Any]:
-    """Rounded to another type, as integers with the same bytes: numpy does not have all of them."""
+    """Round the vector to another type. Returns integers with the same bytes, because numpy lacks some of the types."""
     kind = _DTYPES[dtype]
     same_size = torch.uint8 if kind.itemsize == 1 else torch.int16
     converted: npt.NDArray[Any] = torch.tensor(vector).to(kind).view(same_size).numpy()

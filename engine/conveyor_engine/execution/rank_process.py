@@ -27,7 +27,7 @@ _log = logging.getLogger(_PROGRAM)
 
 
 def _serve(messages: "SimpleQueue[ToRank]") -> None:
-    """Run the steps that rank 0 runs. Raises what the model or the device raises."""
+    """Run the steps that rank 0 runs. Raises the errors of the model and the device."""
     start = messages.get()
     assert isinstance(start, LoadRank)
     runner = load_rank(start.config, start.rank, start.meeting)
@@ -40,12 +40,12 @@ def _serve(messages: "SimpleQueue[ToRank]") -> None:
         elif isinstance(message, SampleStep):
             assert sample is not None
             if read is not None:
-                read()  # of the step before, so that this process runs at most one step ahead of its device
+                read()  # waits for the previous step, so that this process is at most one step ahead of its device
             read = sample(message.masks)
 
 
 def _receive(end: socket.socket, messages: "SimpleQueue[ToRank]") -> None:
-    """Queue the messages, also while a step computes. When rank 0 is gone, so is this process."""
+    """Queue the messages, even while a step computes. Exits when rank 0 is gone."""
     with contextlib.suppress(OSError), end.makefile("rb") as stream:
         for message in map(to_rank_decoder.decode, read_payloads(stream)):
             messages.put(message)
@@ -53,7 +53,7 @@ def _receive(end: socket.socket, messages: "SimpleQueue[ToRank]") -> None:
 
 
 def main() -> None:
-    """The program of a rank. It ends by `os._exit`."""
+    """Run the program of a rank. It ends with `os._exit`."""
     parser = argparse.ArgumentParser(prog=f"python -m {_PROGRAM}", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited end of a socket pair")
     configure_logging()

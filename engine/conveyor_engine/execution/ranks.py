@@ -1,8 +1,9 @@
-"""One model on several devices: a process for each rank, which run the same steps on their parts of the model.
+"""Runs one model on several devices. Each rank is a process that runs the same steps on its part of the model.
 
-Used by `build` in the engine process, which is rank 0. Each other rank is a `rank_process`. Rank 0 sends every plan and
-every mask. The ranks add up their results inside the forward (`models.divide`) and choose the same tokens, so only
-rank 0's are read. A rank that ends takes the engine with it: the others would wait for it in the middle of a step.
+Used by `build` in the engine process, which is rank 0. Every other rank is a `rank_process`. Rank 0 sends it each plan
+and each mask. The ranks add up their results inside the forward pass (`models.divide`) and choose the same tokens, so
+only those of rank 0 are read. If a rank ends, the engine ends too, because the other ranks would wait for it in the
+middle of a step.
 """
 
 import contextlib
@@ -31,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 
 class Ranks:
-    """The other ranks of rank 0's model."""
+    """The processes of all ranks other than 0."""
 
     def __init__(self, config: EngineConfig, fail: Fail) -> None:
-        """Starts their processes. `fail` is called if one of them ends."""
+        """Start the processes. `fail` is called if one of them ends."""
         self.world_size = config.tensor_parallel_size
         self._folder = tempfile.TemporaryDirectory(prefix="conveyor-ranks-")
-        self.meeting = str(Path(self._folder.name) / "meeting")  # a file, by which they find each other
+        self.meeting = str(Path(self._folder.name) / "meeting")  # a file through which the ranks find each other
         self._fail = fail
         self._oom_kills_before = count_oom_kills()
         self._ends: list[socket.socket] = []
@@ -54,14 +55,14 @@ class Ranks:
             ours.sendall(encode_frame(LoadRank(config, rank, self.meeting)))
 
     def send(self, message: ToRank) -> None:
-        """Sends the message to all of them. A rank that is gone ends the engine soon, so that is no error here."""
+        """Send the message to all other ranks. Ignores ranks that are gone, because these end the engine soon."""
         frame = encode_frame(message)
         with contextlib.suppress(OSError):
             for end in self._ends:
                 end.sendall(frame)
 
     def stop(self) -> None:
-        """Ends their processes, for a program that goes on without them."""
+        """End the processes, for a program that continues without them."""
         self._fail = lambda *_: None
         for end, process in zip(self._ends, self._processes, strict=True):
             end.shutdown(socket.SHUT_RDWR)
@@ -80,7 +81,7 @@ class Ranks:
 
 
 class RankedRunner:
-    """A `loop.executor.Executor`: rank 0's runner, whose steps the other ranks run too."""
+    """A `loop.executor.Executor` that runs rank 0's runner and makes the other ranks run the same steps."""
 
     def __init__(self, runner: Any, ranks: Ranks) -> None:
         self._runner = runner
@@ -90,7 +91,7 @@ class RankedRunner:
         self.graph_sizes: Sequence[int] = runner.graph_sizes
 
     def begin(self, plan: StepPlan) -> Callable[[Sequence[RowMask]], Callable[[], StepResult]]:
-        """As `Executor.begin`."""
+        """Begin a step, as `Executor.begin` does."""
         self._ranks.send(BeginStep(plan))
         return partial(self._sample, self._runner.begin(plan))
 
@@ -101,5 +102,5 @@ class RankedRunner:
         return sample(masks)
 
     def free_memory(self) -> None:
-        """Raises RuntimeError: after a failed step, the ranks are at different places."""
+        """Raise RuntimeError: after a failed step, the ranks are in different places."""
         raise RuntimeError(f"a step failed in rank 0 of {self._ranks.world_size}, and the other ranks wait in it")

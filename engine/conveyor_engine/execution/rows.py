@@ -1,7 +1,7 @@
-"""The state of each row on the device between steps: its tokens and its block table.
+"""Stores the state of each row on the device between steps: its tokens and its block table.
 
-Used by `runners.generate`, which applies each plan's changes and writes the sampled tokens back, so that the inputs of
-the next step are on the device already. Knows rows, not requests.
+`runners.generate` applies each plan's changes and writes the sampled tokens back, so that the inputs of the next step
+are already on the device. Knows rows, not requests.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,19 @@ from conveyor_engine.wire.step import AdmittedRow, StepPlan
 
 
 class Rows:
-    """State arrays on the device, by row."""
+    """The state arrays on the device, by row."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         max_blocks = -(-max_model_len // block_size)
         self._device = device
-        # One more than the context: the token sampled at the last position is kept too, though it is never computed.
+        # One more than the context: the token sampled at the last position is stored too, although it is never
+        # computed.
         self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
         self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
         self._num_blocks = [0] * max_num_seqs
 
     def update(self, plan: StepPlan) -> None:
-        """Applies the plan's changes since the last step."""
+        """Apply the plan's changes since the last step."""
         for admitted in plan.admitted:
             self._set_row(admitted)
         if plan.new_blocks:
@@ -47,7 +48,10 @@ class Rows:
         self.block_tables[row_of, column] = block_ids
 
     def append(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Writes sampled tokens; arguments are (samples,). -1, no token, becomes 0: its request ends in an error."""
+        """Write sampled tokens to the rows. All arguments are (samples,).
+
+        -1 (no token) is written as 0; its request ends in an error.
+        """
         self.token_ids[rows, positions] = token_ids.clamp_min(0).int()
 
     def _to_device(self, values: Sequence[int] | Sequence[tuple[int, ...]]) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Starts a runner: configuration, limits, weights, our own layers, memory, facts.
+"""Starts a runner: configuration, limits, weights, our own layers, memory and facts.
 
-Called by the runners, in this order: `Start`, `load`, the runner's own probe of the loaded model, `fuse`, the largest
-step, `facts`. Order, log lines and errors are the same for every runner. Knows no plans and no rows.
+The runners call it in this order: `Start`, `load`, the runner's own probe of the loaded model, `fuse`, the largest
+step, `facts`. Order, log lines and errors are the same for all runners. Knows no plans and no rows.
 """
 
 import time
@@ -38,9 +38,9 @@ class Start:
         kind: ModelKind = CAUSAL_LM,
         load: Load | None = None,
     ) -> None:
-        """Reads the model's configuration, and chooses number type and batch limits. Raises ConfigError or ModelError.
+        """Read the model's configuration, and choose number type and batch limits. Raises ConfigError or ModelError.
 
-        `load`: a source of the model other than its weights on disk, for measurements.
+        load: loads the model from another source than its weights on disk. For measurements.
         """
         self.device, self._placement = placement.device, placement
         self.model_config = load_config(config.model, kind)
@@ -49,10 +49,10 @@ class Start:
         self.config, self._kind, self.progress = config, kind, progress
         self._load_model = load or partial(load_model, kind=kind)
         self._began = 0.0
-        self._partial_sums: list[str] = []  # names of the products whose results the ranks add up
+        self._partial_sums: list[str] = []  # names of the products whose results the ranks must add up
 
     def load(self) -> PreTrainedModel:
-        """Loads the model, all of transformers' own modules. Raises ModelError."""
+        """Load the model, with transformers' own modules. Raises ModelError."""
         self._began = time.monotonic()
         task = "" if self._kind is CAUSAL_LM else f" task={self._kind.task}"
         path = self.config.model
@@ -62,7 +62,10 @@ class Start:
         return self._load_share(path)
 
     def _load_share(self, path: str) -> PreTrainedModel:
-        """Loads this rank's share. The ranks take turns, so that the host's memory holds one whole model at a time."""
+        """Load this rank's share of the model.
+
+        The ranks take turns, so that the host's memory holds one whole model at a time.
+        """
         placement = self._placement
         for turn in range(placement.world_size):
             if turn == placement.rank:
@@ -74,9 +77,10 @@ class Start:
         return model
 
     def fuse(self, model: PreTrainedModel, num_layers: int) -> None:
-        """Replaces modules by our own where they compute the same; for `attention_backend: torch` none.
+        """Replace modules by our own ones that compute the same. With `attention_backend: torch`, replace none.
 
-        Of a divided model, the results of the ranks are then added up. The compiled layers of a CPU cannot do that.
+        If the model is divided, also makes the ranks add up their results. The compiled layers for CPUs cannot do this,
+        so they are not used then.
         """
         if self.config.attention_backend != "torch":
             fused = fuse_model(model, whole_layers=self.device.type != "cpu" or not self._partial_sums)
@@ -87,19 +91,19 @@ class Start:
     def find_step_bytes(
         self, model: PreTrainedModel, num_tokens: int, settings: str, run: Callable[[], object], num_logits: int = 0
     ) -> int:
-        """Memory of a step beside weights and KV cache: measured on CUDA, estimated on a CPU.
+        """Return the bytes that a step needs in addition to weights and KV cache: measured on CUDA, estimated on a CPU.
 
-        `run` computes the step. Raises ModelError, which names the `settings` that make the step smaller, if a GPU has
-        too little memory.
+        run: computes the step. Raises ModelError if a GPU has too little memory. The message names the `settings` that
+        make the step smaller.
         """
         if self.device.type == "cuda":
             return measure_step(self.device, f"{num_tokens} tokens", settings, run)
         return estimate_step(model, num_tokens, num_logits)
 
     def plan_num_blocks(self, max_model_len: int, block_bytes: int, step_bytes: int) -> int:
-        """Number of KV blocks in the memory that weights and the largest step leave, in the rank with the least.
+        """Return the number of KV blocks that fit into the memory that the weights and the largest step leave.
 
-        Raises ConfigError.
+        All ranks use the number of the rank with the least memory. Raises ConfigError.
         """
         num_blocks = plan_num_blocks(
             self.config,
@@ -123,10 +127,10 @@ class Start:
         vocab_size: int = 0,
         of_task: bytes = b"",
     ) -> ModelFacts:
-        """What the start found out, with what only the runner knows.
+        """Return facts about the started model. The arguments are what only the runner knows.
 
-        `max_num_batched_tokens`: the budget of a step, where the default in tokens does not fit the task.
-        `vocab_size`: of a model that reads tokens and runs its own attention.
+        max_num_batched_tokens: the budget of a step, if the default in tokens does not suit the task. vocab_size: for
+        models that read tokens and run their own attention.
         """
         num_held = self._count_held(num_kv_blocks)
         if self.config.workload is not None:
@@ -151,7 +155,7 @@ class Start:
         )
 
     def _count_held(self, num_kv_blocks: int) -> int | None:
-        """Requests of the workload that the KV cache holds, if they are fewer than a batch."""
+        """Return how many requests of the configured workload the KV cache holds; None if they are at least a batch."""
         workload = self.config.workload
         if workload is None or not num_kv_blocks:
             return None
