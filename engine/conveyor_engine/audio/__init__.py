@@ -1,1 +1,1 @@
-"""From the bytes of a file to the sound that a model reads, within bounds. For workers and runners."""
+"""Decodes audio files into the features that a model reads, within limits. For workers and runners."""

@@ -1,6 +1,7 @@
-"""Recognises audio files by their first bytes, and finds those that end too early. Pure.
+"""Recognises audio files by their first bytes, and rejects truncated ones. Pure.
 
-Called by `decoding` before libsndfile reads a byte: it would guess at anything, and reads a cut file as a short one.
+Called by `decoding` before libsndfile reads the file. libsndfile would guess the format of any data, and would decode a
+truncated file as a short one.
 """
 
 import struct
@@ -9,7 +10,7 @@ from typing import Final
 from conveyor_engine.errors import InvalidRequest
 
 _SEND: Final = "send WAV, FLAC, MP3 or OGG"
-_OTHERS: Final = (  # that clients send, and no decoder is here: docs/adr/0109
+_OTHERS: Final = (  # formats that clients send but that no decoder here supports: docs/adr/0109
     (4, b"ftyp", "MP4 (m4a, mp4)"),
     (0, b"\x1a\x45\xdf\xa3", "WebM or Matroska"),
     (0, b"#!AMR", "AMR"),
@@ -20,13 +21,13 @@ _OTHERS: Final = (  # that clients send, and no decoder is here: docs/adr/0109
     (0, b"caff", "CAF"),
     (0, b".snd", "AU"),
 )
-_UNKNOWN_SIZES: Final = (0, 0x7FFFFFFF, 0xFFFFFFFF)  # of programs that write to a pipe
+_UNKNOWN_SIZES: Final = (0, 0x7FFFFFFF, 0xFFFFFFFF)  # written by programs that write to a pipe
 _OGG_HEAD: Final = 27
 _OGG_LAST: Final = 4  # the flag of a stream's last page
 
 
 def check_container(data: bytes, param: str) -> None:
-    """Raise InvalidRequest unless the bytes begin like WAV, FLAC, MP3 or OGG, and go on to the end."""
+    """Raise InvalidRequest unless the bytes begin like WAV, FLAC, MP3 or OGG and the file is complete."""
     if not data:
         raise InvalidRequest(f"{param} is empty; {_SEND}", param=param)
     for start, magic, name in _OTHERS:
@@ -41,7 +42,7 @@ def check_container(data: bytes, param: str) -> None:
 
 
 def _check_wav(data: bytes, param: str) -> None:
-    """Follow the chunks up to the one with samples."""
+    """Check that the chunk with the samples is there and complete. Raises InvalidRequest."""
     start = 12
     while start + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, start)

@@ -1,8 +1,8 @@
-"""Decodes one audio file into mono samples at the model's rate, within bounds. Runs in worker processes only.
+"""Decodes one audio file into mono samples at the model's rate, within limits. Runs in worker processes only.
 
-Anybody may have written the bytes. libsndfile decodes them piece by piece, and soxr resamples each piece, so memory
-does not depend on the length of a file. A file is refused by its header if that says that it is too long, and
-otherwise once its samples are too many.
+The bytes are not trusted. libsndfile decodes them piece by piece, and soxr resamples each piece, so memory does not
+depend on the length of a file. A file is rejected at once if its header says that it is too long. Otherwise it is
+rejected as soon as it has too many samples.
 """
 
 import io
@@ -17,12 +17,12 @@ import soxr
 from conveyor_engine.audio.containers import check_container
 from conveyor_engine.errors import InvalidRequest
 
-SECONDS_MAX: Final = 1500.0  # of one file: as many as OpenAI's newer models take
+SECONDS_MAX: Final = 1500.0  # limit for one file, as in OpenAI's newer models
 SECONDS_MIN: Final = 0.1
 _RATES: Final = (4_000, 192_000)
 _CHANNELS_MAX: Final = 8
 _PIECE_SECONDS: Final = 10.0
-_FORMATS: Final = {  # the codecs of each: the others of libsndfile are of no use to anybody, and old
+_FORMATS: Final = {  # the codecs of each format; libsndfile's others are old and hardly used
     "WAV": ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"),
     "WAVEX": ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"),
     "FLAC": ("PCM_S8", "PCM_16", "PCM_24"),
@@ -33,7 +33,7 @@ Samples = npt.NDArray[np.float32]
 
 
 def decode_audio(data: bytes, rate: int, param: str) -> Iterator[Samples]:
-    """Yield the file's sound: pieces of mono samples, `rate` a second. Raises InvalidRequest."""
+    """Yield the file's sound as pieces of mono samples, `rate` samples per second. Raises InvalidRequest."""
     check_container(data, param)
     try:
         yield from _resample(data, rate, param)
@@ -80,7 +80,7 @@ def _check_header(file: soundfile.SoundFile, param: str) -> None:
         )
     if not 1 <= file.channels <= _CHANNELS_MAX:
         raise InvalidRequest(f"{param} has {file.channels} channels; 1 to {_CHANNELS_MAX} is possible", param=param)
-    if file.format != "MP3" and file.frames < 2**62:  # an MP3's header may only estimate
+    if file.format != "MP3" and file.frames < 2**62:  # an MP3's header may contain only an estimate
         _check_length(file.frames / file.samplerate, param)
 
 

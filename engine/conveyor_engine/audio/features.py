@@ -1,7 +1,7 @@
 """Computes log-mel features as transformers' WhisperFeatureExtractor does, piece by piece and without torch.
 
-`load_extractor` is called by the fork server for the workers, and by the runner, which checks the model against it.
-The file is a tenant's: numbers are checked before anything is made by them.
+The fork server calls `load_extractor` for the workers, and so does the runner, which compares it with the model. The
+file comes from a tenant, so all numbers are checked before they are used.
 """
 
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ from conveyor_engine.model_files import read_object
 
 Samples = npt.NDArray[np.float32]
 FILE: Final = "preprocessor_config.json"
-_FLOOR: Final = 1e-10  # of a mel band's power
-_RANGE: Final = 8.0  # below the loudest band of the file, in powers of ten
-_LIMITS: Final = {  # of what the file may say, and what transformers takes if it does not
+_FLOOR: Final = 1e-10  # of the power in a mel band
+_RANGE: Final = 8.0  # in powers of ten, below the loudest band of the file
+_LIMITS: Final = {  # for each number in the file: transformers' default, minimum, maximum
     "feature_size": (80, 8, 256),
     "sampling_rate": (16_000, 16_000, 48_000),
     "hop_length": (160, 16, 4096),
@@ -31,7 +31,7 @@ _LIMITS: Final = {  # of what the file may say, and what transformers takes if i
 
 @dataclass(frozen=True)
 class Extractor:
-    """One model's features: `num_mels` numbers for each frame of `hop` samples."""
+    """Computes one model's features: `num_mels` numbers for each frame of `hop` samples."""
 
     num_mels: int
     rate: int
@@ -41,7 +41,7 @@ class Extractor:
 
     @property
     def window_frames(self) -> int:
-        """Frames of the window that the model's encoder reads."""
+        """Return the number of frames in the window that the model's encoder reads."""
         return self.window_seconds * self.rate // self.hop
 
     @cached_property
@@ -53,9 +53,9 @@ class Extractor:
         return np.hanning(self.n_fft + 1)[:-1].astype(np.float32)
 
     def extract(self, pieces: Iterable[Samples]) -> tuple[npt.NDArray[np.float32], int]:
-        """Return features (frames, num_mels) of a file's samples, and how many of these frames have sound.
+        """Return features (frames, num_mels) of a file's samples, and how many of these frames contain sound.
 
-        A file that is shorter than a window is filled up with silence. At least n_fft samples are needed.
+        A file that is shorter than a window is padded with silence. It needs at least n_fft samples.
         """
         half = self.n_fft // 2
         made: list[npt.NDArray[np.float32]] = []
@@ -101,7 +101,7 @@ def build_mel_filters(num_mels: int, n_fft: int, rate: int) -> npt.NDArray[np.fl
 
 
 def _to_mel(hertz: float) -> float:
-    """Linear up to 1 kHz, then logarithmic. Only for frequencies above that."""
+    """Convert hertz to mels, which are linear up to 1 kHz, then logarithmic. Only for frequencies above 1 kHz."""
     return 15.0 + float(np.log(hertz / 1000.0)) * 27.0 / float(np.log(6.4))
 
 
@@ -110,7 +110,7 @@ def _to_hertz(mels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def load_extractor(directory: Path) -> Extractor:
-    """Raises ModelError."""
+    """Read the extractor from the model's directory. Raises ModelError."""
     if not (directory / FILE).is_file():
         raise ModelError(f"{directory} has no {FILE}: save the model's feature extractor there (save_pretrained does)")
     content = read_object(directory / FILE)

@@ -1,1 +1,1 @@
-"""The engine's configuration: its fields and its sources."""
+"""Defines the engine's configuration: its fields and its sources."""

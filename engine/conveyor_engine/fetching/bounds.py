@@ -10,10 +10,10 @@ from typing import Final
 from conveyor_engine.errors import ModelError
 from conveyor_protocol.failure_reasons import FailureReason
 
-MAX_ANSWER_BYTES: Final = 32 << 20  # of a listing or an error; a hub's listing has about 300 bytes for each file
-MAX_FILES: Final = 1000  # at the root of a model; one answer of a bucket has as many
-MIN_BYTES: Final = 64 << 10  # that each answer has to bring
-WINDOW_SECONDS: Final = 60.0  # of waiting for it
+MAX_ANSWER_BYTES: Final = 32 << 20  # for a listing or an error; a hub's listing has about 300 bytes for each file
+MAX_FILES: Final = 1000  # at the root of a model; one response of a bucket lists as many
+MIN_BYTES: Final = 64 << 10  # minimum that a response must deliver ...
+WINDOW_SECONDS: Final = 60.0  # ... in this time of waiting
 
 
 class TooSlow(ModelError):

@@ -38,10 +38,10 @@ from conveyor_engine.fetching.source import (
 from conveyor_process.log import without_secrets
 from conveyor_protocol.failure_reasons import FailureReason
 
-BLOCK_BYTES = 16 << 20  # of one read, which is below MAX_ANSWER_BYTES; each connection has one in memory
+BLOCK_BYTES = 16 << 20  # per read; must be below MAX_ANSWER_BYTES; each connection holds one in memory
 CONNECTIONS = 8
 _CHUNK_BYTES = 256 << 10
-_DEFAULT_REGION = "us-east-1"  # S3 itself redirects from there, and other servers have no regions
+_DEFAULT_REGION = "us-east-1"  # S3 redirects from it to the right region, and other servers have no regions
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _MD5_OF_PARTS = re.compile(r"[0-9a-f]{32}-([1-9][0-9]{0,4})")
 _ETAG = re.compile(r"[A-Za-z0-9-]{1,128}")
@@ -59,7 +59,7 @@ class Bucket:
         with self._errors_explained():
             self._client = _connect()
         self._endpoint = without_secrets(self._client.meta.endpoint_url)
-        endpoint = self._client._endpoint  # botocore has no other way to what it receives
+        endpoint = self._client._endpoint  # botocore offers no other access to what it receives
         endpoint.http_session = _LimitedSession(endpoint.http_session, self._endpoint)
 
     def describe(self, commit: str | None = None) -> RemoteModel:
@@ -152,7 +152,7 @@ class Bucket:
                 f"{self._uri}: there are no credentials; set model.secretRef, or give the pods' ServiceAccount a role"
             )
             raise failed(message) from error
-        except (BotoCoreError, ValueError, LookupError) as error:  # LookupError: an answer without a member
+        except (BotoCoreError, ValueError, LookupError) as error:  # LookupError: the response lacks a field
             said = f"{type(error).__name__}: {without_secrets(str(error))}"
             raise failed(f"{self._uri} at {self._endpoint} cannot be fetched: {said}") from error
 
@@ -222,11 +222,11 @@ def _connect() -> Any:
         read_timeout=30,
         retries={"mode": "standard", "total_max_attempts": 3},
         max_pool_connections=CONNECTIONS,
-        response_checksum_validation="when_required",  # the others are of whole objects
+        response_checksum_validation="when_required",  # other checksums are of whole objects
     )
     return Session().create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
 
 
 def _is_encrypted(head: dict[str, Any]) -> bool:
-    """Whether the ETag describes other bytes than a read returns, as with some kinds of encryption."""
+    """Return whether the ETag describes other bytes than a read returns, as with some kinds of encryption."""
     return "SSECustomerAlgorithm" in head or str(head.get("ServerSideEncryption")).startswith("aws:kms")

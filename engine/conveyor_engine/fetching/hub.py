@@ -33,11 +33,11 @@ from conveyor_engine.fetching.source import (
 from conveyor_process.log import without_secrets
 from conveyor_protocol.failure_reasons import FailureReason
 
-# It has its own handler, which writes to stderr in another form.
+# huggingface_hub has its own handler, which writes to stderr in another format.
 logging.getLogger("huggingface_hub").handlers.clear()
 
 _TOKEN = re.compile(r"[!-~]*")
-_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # SHA-1 or SHA-256; a part of it becomes a part of a file's name
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # SHA-1 or SHA-256; its first characters become part of a file name
 _log = logging.getLogger(__name__)
 
 
@@ -148,7 +148,7 @@ def _errors_explained(repository: str, revision: str) -> Iterator[None]:
         raise failed(message) from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
-            raise  # the disk's, not the network's
+            raise  # an error of the disk, not of the network
         raise failed(
             f"{repository} {where} cannot be fetched: {type(error).__name__}: {without_secrets(str(error))}"
         ) from error

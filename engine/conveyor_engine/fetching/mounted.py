@@ -15,7 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 def check_model_directory(uri: str, directory: Path) -> None:
-    """Raise ModelError: ModelNotFound (with the directory's content) or ModelUnreadable."""
+    """Check that the directory contains a readable model.
+
+    Raises ModelError: ModelNotFound (with the directory's content) or ModelUnreadable.
+    """
     try:
         names = sorted(entry.name for entry in directory.iterdir())
         _check_links(directory, names, _find_volume(uri, directory))

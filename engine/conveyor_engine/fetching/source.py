@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 from conveyor_engine.errors import ModelError
 from conveyor_protocol.failure_reasons import FailureReason
 
-POOLING_FILE = "1_Pooling/config.json"  # of models that embed; no other file in a subfolder is downloaded
-_PLAIN_NAME = re.compile(r"(?!\.\.?$)[\w.+-]+")  # names are not trusted
+POOLING_FILE = "1_Pooling/config.json"  # used by embedding models; no other file in a subfolder is downloaded
+_PLAIN_NAME = re.compile(r"(?!\.\.?$)[\w.+-]+")  # names come from the source and are not trusted
 _MAX_NAME_BYTES = 200  # file systems allow 255, and an incomplete file has a longer name
 _HASH_BLOCK_BYTES = 1 << 20
 _PROGRESS_SECONDS = 5.0
@@ -35,7 +35,7 @@ class RemoteFile:
 class RemoteModel:
     """The files to download: those at the source's root, and one file in a subfolder (POOLING_FILE) if it is there."""
 
-    title: str  # for people
+    title: str  # for messages
     commit: str  # equal commits have equal files
     files: tuple[RemoteFile, ...]
 
@@ -94,7 +94,7 @@ class ProgressFile(io.FileIO):
             message += "the local copy was deleted"
             raise ModelError(message, reason=FailureReason.CHECKSUM_MISMATCH)
         written = 0
-        while written < len(data):  # a disk that becomes full writes a part first, and fails for the rest
+        while written < len(data):  # a disk that becomes full writes some bytes first, then fails
             written += super().write(data[written:])
         if time.monotonic() - self._spoke > _PROGRESS_SECONDS:
             self._spoke = time.monotonic()

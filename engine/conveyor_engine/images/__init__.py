@@ -1,1 +1,1 @@
-"""From the bytes of a file to the numbers that a model reads, within bounds. For workers and runners."""
+"""Decodes image files into the numbers that a model reads, within limits. For workers and runners."""

@@ -1,8 +1,8 @@
-"""Decodes one picture as transformers' `load_image` does, within bounds. Runs in worker processes only.
+"""Decodes one image as transformers' `load_image` does, within limits. Runs in worker processes only.
 
-Anybody may have written the bytes. Their header is read first: a picture with too many pixels is refused before its
-pixels are decoded. What Pillow decodes takes memory and CPU time in proportion to the pixels, so the limits of a job
-(`serving.preparing.process`) hold in any case.
+The bytes are not trusted. The header is read first: an image with too many pixels is rejected before its pixels are
+decoded. Memory and CPU time for decoding are proportional to the number of pixels. The limits of a job
+(`serving.preparing.process`) apply in any case.
 """
 
 import base64
@@ -15,28 +15,29 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from conveyor_engine.errors import InvalidRequest
 
-FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF")  # why these: docs/adr/0094
-PIXELS_MAX: Final = 2**24  # of one picture: 4096 x 4096
-ASPECT_MAX: Final = 100  # a processor that scales the shorter side makes the longer one as many times longer
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF")  # docs/adr/0094 explains this choice
+PIXELS_MAX: Final = 2**24  # of one image: 4096 x 4096
+ASPECT_MAX: Final = 100  # a processor that scales the shorter side also enlarges the longer one by this ratio
 _NAMES: Final = "JPEG, PNG, WebP or GIF"
 _SHALLOW: Final = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
 
 
 def decode_image(data: bytes, param: str) -> Image.Image:
-    """The picture in RGB, turned as its EXIF data say; of an animation the first one. Raises InvalidRequest."""
+    """Decode the image to RGB, rotated as its EXIF data say. Of an animation, decode the first frame. Raises
+    InvalidRequest."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Pillow would warn about is bounded here
+            warnings.simplefilter("ignore")  # this file limits everything that Pillow would warn about
             return _decode(data, param)
     except (InvalidRequest, MemoryError):
         raise
-    except Exception as error:  # Pillow raises nearly anything on a broken file
+    except Exception as error:  # Pillow may raise any error for a broken file
         what = " ".join(str(error).split())[:200] or type(error).__name__
         raise InvalidRequest(f"{param} is a broken image: {what}", param=param) from None
 
 
 def _decode(data: bytes, param: str) -> Image.Image:
-    Image.MAX_IMAGE_PIXELS = None  # the bound of this file is lower
+    Image.MAX_IMAGE_PIXELS = None  # the limit in this file is lower
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
@@ -56,7 +57,7 @@ def _decode(data: bytes, param: str) -> Image.Image:
 
 
 def read_base64(text: str, param: str) -> bytes:
-    """The bytes of a picture in a JSON body: base64, or a data: URI with it. Raises InvalidRequest."""
+    """Decode the image in a JSON body, which is base64 or a data: URI with base64. Raises InvalidRequest."""
     head = text[:128].lstrip().lower()
     if head.startswith("data:"):
         before, comma, text = text.partition(",")

@@ -1,11 +1,11 @@
-"""Encodes pictures as PNG. For threads beside an event loop: it takes 20 ms for each million pixels."""
+"""Encodes images as PNG. Call it in a thread, not in an event loop: it takes 20 ms for each million pixels."""
 
 
 def encode_png(width: int, height: int, pixels: bytes) -> bytes:
-    """`pixels`: a byte each of red, green and blue, row after row -> the file."""
+    """Return the PNG file. `pixels`: one byte each for red, green and blue, row by row."""
     import io
 
-    from PIL import Image  # only where pictures are made: it takes memory
+    from PIL import Image  # imported only when needed, because it takes memory
 
     file = io.BytesIO()
     Image.frombytes("RGB", (width, height), pixels).save(file, "PNG", compress_level=3)

@@ -1,7 +1,7 @@
-"""A model's image processor, as transformers loads it: resizing, cropping and normalising, on Pillow and numpy.
+"""Loads a model's image processor with transformers. It resizes, crops and normalises images with Pillow and numpy.
 
-Loaded by the fork server for the workers, where torch is not imported, and once by the runner, which asks it for the
-shape of pictures. The files are a tenant's: sizes are checked before anything is made by them, and no code is run.
+The fork server loads it for the workers, which do not import torch. The runner loads it once to find the shape of
+images. The files come from a tenant, so sizes are checked before they are used, and no code in them is run.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from conveyor_engine.errors import ModelError
 from conveyor_engine.wire.images import Shape
 
-SIDE_MAX: Final = 1024  # of a processed picture: 4 MiB in float32 for each channel
+SIDE_MAX: Final = 1024  # of a processed image: 4 MiB in float32 for each channel
 _FILES: Final = ("preprocessor_config.json", "processor_config.json")
 _PROBES: Final = ((64, 64), (96, 48), (48, 96))
 _ERRORS: Final = (
@@ -26,22 +26,23 @@ _ERRORS: Final = (
 
 
 class ImageProcessor:
-    """What one model does to each picture."""
+    """Preprocesses images for one model."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
 
     def process(self, image: Image.Image) -> npt.NDArray[np.float32]:
-        """RGB -> (channels, height, width), contiguous."""
+        """Preprocess an RGB image. Returns (channels, height, width), contiguous."""
         made = self._processor(images=image, return_tensors=None)["pixel_values"][0]
         return np.ascontiguousarray(made, dtype=np.float32)
 
     def find_shape(self) -> Shape:
-        """The shape of a square picture. Raises ModelError if pictures become something else than pixels."""
+        """Return the shape of a processed square image. Raises ModelError if the processor returns anything except
+        pixels."""
         return self._find_shapes()[0]
 
     def find_only_shape(self) -> Shape:
-        """The same, for a model whose pictures all have one shape. Raises ModelError too if they have others."""
+        """Return the same as `find_shape`. Also raises ModelError if the model's images do not all have one shape."""
         shape, *others = self._find_shapes()
         if any(other != shape for other in others):
             raise ModelError(f"the model's image processor makes pictures of several shapes: {[shape, *others]}")
@@ -61,7 +62,7 @@ class ImageProcessor:
 
 
 def load_processor(directory: Path) -> ImageProcessor:
-    """Raises ModelError."""
+    """Load the model's image processor. Raises ModelError."""
     if not any((directory / name).is_file() for name in _FILES):
         message = f"{directory} has no {_FILES[0]}: save the model's image processor there (save_pretrained does)"
         raise ModelError(message)
@@ -81,7 +82,7 @@ def load_processor(directory: Path) -> ImageProcessor:
 
 
 def _sides(processor: Any) -> Iterator[tuple[str, int]]:
-    """Each number of the sizes that it makes."""
+    """Yield the name and the value of each size that the processor produces."""
     for name in ("size", "crop_size", "pad_size"):
         size = getattr(processor, name, None) or {}
         for key in ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width"):
