@@ -32,10 +32,13 @@ def test_the_declared_limits_alone_do_not_hold_it() -> None:
     assert run(System(), requests).p95("between") > 1.5 * OBJECTIVE
 
 
+# With the documented length of a run it computes the page's table: at night, because a test above has its best limits.
 @pytest.mark.slow
-def test_the_command_compares_every_shape(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("shorter", [["--seconds", "5"], pytest.param([], marks=pytest.mark.nightly)], ids=str)
+def test_the_command_compares_every_shape(capsys: pytest.CaptureFixture[str], shorter: list[str]) -> None:
     (flags,) = re.findall(r"-m conveyor_bench objectives (.*)", (REPOSITORY / "docs/objectives.md").read_text())
-    assert command.main(flags.split()) == 0
+    code = command.main([*flags.split(), *shorter])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [f"shape={name}" for name in SHAPES]
-    assert all("best_fixed=none" not in line for line in lines)
+    assert code == 0 or shorter, "so short a run may miss"
+    assert shorter or all("best_fixed=none" not in line for line in lines)

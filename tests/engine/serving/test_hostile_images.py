@@ -16,7 +16,7 @@ GOOD = encode(draw(0))
 LARGEST = (4096, 4096)
 
 
-@pytest.fixture(scope="module", params=["vit", "convnext"])
+@pytest.fixture(scope="module", params=["vit", pytest.param("convnext", marks=pytest.mark.nightly)])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     folder = tmp_path_factory.mktemp("hostile")
     save_image_model(request.param, folder / "tiny")
