@@ -32,6 +32,27 @@ DTYPES = pytest.mark.parametrize(
 )
 
 
+def in_types(names: str, *cases: tuple[object, ...]) -> pytest.MarkDecorator:
+    """Parametrize `dtype` and these names: every case in float32, and in bfloat16 on a GPU.
+
+    In float16 CI runs the last case. The others show in one more way what it shows.
+    """
+    marks = {torch.float32: [], torch.bfloat16: FOR_BFLOAT16}
+    return pytest.mark.parametrize(
+        f"dtype, {names}",
+        [
+            pytest.param(
+                dtype,
+                *case,
+                marks=marks.get(dtype, pytest.mark.slow if case is cases[-1] else pytest.mark.nightly),
+                id="-".join(map(str, (*case, str(dtype)[6:]))),
+            )
+            for dtype in TOLERANCE
+            for case in cases
+        ],
+    )
+
+
 def sum_in_disorder(weights: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.float32]:
     """The cumulated weights, each with an error of its own: as a GPU's parallel sum rounds, many times as large."""
     ends: npt.NDArray[np.float32] = weights.cumsum(axis)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.engine.execution.attention.test_triton_backend import LAYERS, run_steps
-from tests.engine.execution.interpreter import DEVICE, DTYPES, HAVE_GPU, ON_DEVICE, TOLERANCE
+from tests.engine.execution.interpreter import DEVICE, HAVE_GPU, ON_DEVICE, TOLERANCE, in_types
 from tests.engine.references import Reference, add, run
 
 from conveyor_engine import execution
@@ -109,8 +109,7 @@ def assert_agrees(
 
 
 @KV_DTYPES
-@DTYPES
-@pytest.mark.parametrize(("window", "cap"), [(None, None), (20, 2.0)])
+@in_types("window, cap", (None, None), (20, 2.0))
 def test_decodes_prompts_and_chunks_are_attention_over_the_rounded_numbers(
     kv_dtype: torch.dtype, dtype: torch.dtype, window: int | None, cap: float | None
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.execution.attention.test_cpu_native import LAYERS, make_metadata
-from tests.engine.execution.interpreter import DEVICE, DTYPES, HAVE_GPU, ON_DEVICE, TOLERANCE
+from tests.engine.execution.interpreter import DEVICE, HAVE_GPU, ON_DEVICE, TOLERANCE, in_types
 from tests.engine.references import add, run, tokens_of
 from tests.engine.tiny_models import save_tiny_model
 from triton import knobs
@@ -77,8 +77,7 @@ def test_the_kernels_run_in_the_interpreter_or_on_a_gpu() -> None:
     assert HAVE_GPU or knobs.runtime.interpret, "triton was imported before TRITON_INTERPRET was set"
 
 
-@DTYPES
-@pytest.mark.parametrize(("window", "cap"), [(None, None), (9, None), (None, 3.0), (20, 2.0)])
+@in_types("window, cap", (None, None), (9, None), (None, 3.0), (20, 2.0))
 def test_both_backends_agree(dtype: torch.dtype, window: int | None, cap: float | None) -> None:
     assert_agrees(dtype, window=window, cap=cap)
 
@@ -93,8 +92,7 @@ def test_many_sequences_of_all_lengths_find_their_tiles() -> None:
     assert_agrees(torch.float32, layers=[LayerShape(2, 1, 16, 16)], steps=[(lengths, 5)])
 
 
-@DTYPES
-@pytest.mark.parametrize(("window", "cap"), [(None, None), (600, 3.0)])
+@in_types("window, cap", (None, None), (600, 3.0))
 def test_long_decodes_are_split_and_joined(dtype: torch.dtype, window: int | None, cap: float | None) -> None:
     """In two layers, so that the second finds the counters as the first left them."""
     steps: list[tuple[list[tuple[int, int]], int]] = [([(1, 1300), (1, 5), (1, 300)], 0)]

@@ -110,11 +110,15 @@ def make_core(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
-@pytest.mark.parametrize("kind", ["llama", pytest.param("gemma2", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("kind", "num_layers"),
+    [("llama", 2), pytest.param("gemma2", 3, marks=pytest.mark.nightly)],
+    ids=["llama", "gemma2"],
+)
 def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work], kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work], kind: str, num_layers: int
 ) -> None:
-    model = save_tiny_model(kind, tmp_path)
+    model = save_tiny_model(kind, tmp_path, num_hidden_layers=num_layers)
     core, runner = make_core(tmp_path, monkeypatch, capture)
     assert runner.graphs is not None
     assert runner.graphs.sizes("decodes") == [1, 2, 3], "every step could be recorded"
