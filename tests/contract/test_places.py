@@ -47,7 +47,7 @@ def static_engines(tmp_path: Path) -> Iterator[list[EngineServer]]:
         yield [engine.wait_ready() for engine in started]
 
 
-@pytest.fixture(scope="module", params=[2, 8])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.nightly), 8])  # 8: more than places
 def gateways(crd: Api, kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[list[GatewayProcess]]:
     with ExitStack() as stack:
         yield [stack.enter_context(GatewayProcess(kubeconfig)) for _ in range(request.param)]
