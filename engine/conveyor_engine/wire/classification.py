@@ -1,7 +1,7 @@
 """Encodes payloads and facts of the tasks that rank and classify texts. Only these tasks read them.
 
 A request's payload is the type of each token, one byte each; it is empty if all types are 0. A result's payload is the
-logit of each label. For a model that classifies tokens it is three numbers for each token: its likeliest label, that
+logit of each label. If the model classifies tokens, it is three numbers for each token: its most likely label, that
 label's logit, and its probability. All numbers are float32.
 """
 
@@ -20,9 +20,9 @@ class ClassifierFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     """The facts that only models that rank or classify have."""
 
     labels: tuple[str, ...]
-    activation: Activation  # what makes scores of its logits
-    num_token_types: int = 1  # it tells the texts of a pair apart by them, if there are several
-    classifies_tokens: bool = False  # each by itself
+    activation: Activation  # the function that turns logits into scores
+    num_token_types: int = 1  # if above 1, the types distinguish the texts of a pair
+    classifies_tokens: bool = False  # whether it classifies each token by itself
 
     def encode(self) -> bytes:
         """Encode the facts for `ModelFacts.of_task`."""

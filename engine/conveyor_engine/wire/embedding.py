@@ -12,11 +12,11 @@ NUM_BYTES: Final[dict[EmbedDtype, int]] = {"float32": 4, "float16": 2, "bfloat16
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How the vector of a prompt or a picture is made. The API process validates the values."""
+    """How the vector of a prompt or an image is computed. The API process validates the values."""
 
-    dimensions: int | None = None  # only so many, the first ones, if the model was trained for it; None: all
-    normalizes: bool | None = None  # to length 1; None: as the model's files say
-    pixels: bytes = b""  # of a picture, float32, channels first, in the model's shape; empty: the prompt's tokens count
+    dimensions: int | None = None  # keep only the first dimensions, this many; None: all
+    normalizes: bool | None = None  # whether to scale to length 1; None: as the model's files say
+    pixels: bytes = b""  # an image, float32, channels first, in the model's shape; empty: the input is the prompt
     dtype: EmbedDtype = "float32"  # of the numbers in the payload ...
     is_big_endian: bool = False  # ... and the order of their bytes
 
@@ -30,22 +30,22 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class PictureFacts(msgspec.Struct, frozen=True, array_like=True):
-    """The pictures that a model embeds beside texts."""
+    """The images that a model embeds in addition to texts."""
 
-    shape: Shape  # of each, processed
-    num_tokens: int  # that its encoder makes of one: what it costs of a step's budget
+    shape: Shape  # of each processed image
+    num_tokens: int  # tokens of its encoder for one image, which are its cost in a step's budget
 
 
 class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Properties of a model that embeds."""
 
     size: int  # dimensions of its vectors
-    is_matryoshka: bool = False  # whether the first dimensions of a vector are a vector too ...
-    matryoshka_dimensions: tuple[int, ...] = ()  # ... and which numbers of dimensions; empty: any number
+    is_matryoshka: bool = False  # whether the first dimensions of a vector are a vector themselves ...
+    matryoshka_dimensions: tuple[int, ...] = ()  # ... for these numbers of dimensions; empty: for any number
     instructions: dict[str, str] = {}  # texts that begin an input, by name
-    default_instruction: str = ""  # the name of that which begins an input that names none
+    default_instruction: str = ""  # name of the instruction for inputs that name none; empty: no instruction
     pictures: PictureFacts | None = None  # None: it embeds texts only
-    padded_tokens: int = 0  # to which each text is padded; 0: to no fixed number
+    padded_tokens: int = 0  # each text is padded to this length; 0: no padding
 
     def encode(self) -> bytes:
         """Encode the facts for `ModelFacts.of_task`."""

@@ -15,7 +15,7 @@ _SHAPE: Final = struct.Struct("<III")
 
 
 class Shape(NamedTuple):
-    """The shape of one processed picture."""
+    """The shape of one processed image."""
 
     channels: int
     height: int
@@ -35,8 +35,8 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The facts that only models that classify images have."""
 
     labels: tuple[str, ...]
-    activation: Activation  # what makes scores of its logits, unless a request says otherwise
-    shape: Shape  # of the picture that warms it up; of every picture, if its processor makes one size
+    activation: Activation  # the function that turns logits into scores, unless a request chooses another
+    shape: Shape  # of the image for the warm-up; of all images if the processor produces one size
 
     def encode(self) -> bytes:
         """Encode the facts for `ModelFacts.of_task`."""

@@ -1,4 +1,4 @@
-"""The English names of Whisper's languages, by their codes: what OpenAI's API calls them. Pure."""
+"""The English names of Whisper's languages by their codes, as OpenAI's API names them. Pure."""
 
 from typing import Final
 
@@ -20,6 +20,6 @@ _CODES: Final = {name: code for code, name in NAMES.items()}
 
 
 def find_code(language: str) -> str:
-    """The code of a language that is given by code or name. What is neither is returned as it is, in small letters."""
+    """Return the code of a language, given as a code or a name. Returns any other text unchanged, but in lower case."""
     lower = language.strip().lower()
     return _CODES.get(lower, lower)

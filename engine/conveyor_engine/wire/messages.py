@@ -27,9 +27,10 @@ class LoadModel(_Message):
 
 
 class Prompt(msgspec.Struct, array_like=True):
-    """One prompt, which has tokens, a payload or both; and its choices, each a request id and sampling parameters."""
+    """One prompt, which has tokens, a payload or both, and its choices. A choice is a request id and sampling
+    parameters."""
 
-    packed_token_ids: bytes  # uint32 each: as lists of numbers, what waits would take ten times the memory
+    packed_token_ids: bytes  # uint32 each; lists of numbers would take ten times the memory while they wait
     payload: bytes
     payload_cost: int
     cache_salt: str | None
@@ -48,8 +49,8 @@ class Add(_Message):
     party: str
     level: int
     deadline: float
-    grammar: str = ""  # of all of them ...
-    thinking: Thinking | None = None  # ... and what may come before it
+    grammar: str = ""  # of all these requests ...
+    thinking: Thinking | None = None  # ... and the thinking that may precede it
 
     @classmethod
     def of(cls, requests: Sequence[EngineRequest]) -> Self:
@@ -150,7 +151,7 @@ class Refused(_Message):
 
     request_ids: list[str]
     message: str
-    overloaded: bool  # else the request itself is at fault
+    overloaded: bool  # if false, the request itself is invalid
     param: str | None = None
     code: ErrorCode | None = None
 

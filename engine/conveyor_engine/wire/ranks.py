@@ -1,6 +1,8 @@
-"""What the engine process says to the other ranks of its model, in `frames` on one stream socket for each.
+"""Messages from the engine process to the other ranks of its model, sent as `frames` on one stream socket for each
+rank.
 
-Used by `execution.ranks` on both sides. A rank answers nothing but why it ends: its results are those of rank 0.
+Used by `execution.ranks` on both sides. A rank replies only to report why it ends. Its results are the same as those of
+rank 0.
 """
 
 import msgspec
@@ -15,7 +17,7 @@ class _Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class LoadRank(_Message):
-    """The first message: load this rank's part of the model. The ranks meet by the file `meeting`."""
+    """The first message: load this rank's part of the model. The ranks find each other through the file `meeting`."""
 
     config: EngineConfig
     rank: int

@@ -43,11 +43,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     seed: int | None = None  # fixes the random stream, keyed by (seed, position)
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()  # found by the API process; by the engine only if it holds answers back to their end
+    stop: tuple[str, ...] = ()  # searched by the API process; by the engine only if it holds answers back to their end
     skip_special_tokens: bool = True  # in the text in which stop strings are searched
     logprobs: int | None = None  # number of top log probabilities per token; 0 = only the chosen one
     logprob_token_ids: tuple[int, ...] = ()  # return log probabilities of these tokens instead of the top ones
-    prompt_logprobs: int | None = None  # as `logprobs`, for each token of the prompt except the first
+    prompt_logprobs: int | None = None  # like `logprobs`, for each token of the prompt except the first
 
 
 class Thinking(msgspec.Struct, frozen=True, array_like=True):
@@ -71,8 +71,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: Sequence[int] = ()
     payload: bytes = b""  # other input of the model's runner (numbers, pixels, parameters), as the task encodes it
     payload_cost: int = 0  # the payload's share of a step's budget, added to the prompt's tokens, in the task's unit
-    num_steps: int = 1  # of a payload that is computed in several steps: each costs `payload_cost`
-    group: int = 0  # requests of one number share a forward, such as pictures of one size; 0: all may
+    num_steps: int = 1  # for a payload that is computed in several steps, each of which costs `payload_cost`
+    group: int = 0  # only requests with the same number share a forward pass, such as images of one size; 0: any may
     params: SamplingParams | None = None  # None: no tokens are sampled
     grammar: str = ""  # the grammar that the answer follows, from `text.grammar`; empty: none
     thinking: Thinking | None = None  # set if there is a grammar, which begins after the thinking, or a budget

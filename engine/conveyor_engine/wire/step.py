@@ -44,12 +44,12 @@ class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
         sampling: RowSampling | None,
         payload: bytes = b"",
     ) -> Self:
-        """Make a mask. Copies both lists."""
+        """Make the new state of a row. Copies both lists."""
         return cls(row, array("I", token_ids).tobytes(), list(block_ids), sampling, payload)
 
     @property
     def token_ids(self) -> "array[int]":
-        """The tokens of the row."""
+        """Return the tokens of the row."""
         return array("I", self.packed_token_ids)
 
 
@@ -64,14 +64,14 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     is sampled, and the row's only output is a payload.
     """
 
-    number: int  # the result bears it too
+    number: int  # repeated in the result
     admitted: list[AdmittedRow]
     new_blocks: list[tuple[int, list[int]]]  # (row, blocks at the end of its table)
     rows: list[int]
     num_computed_tokens: list[int]
     num_tokens: list[int]
     num_logits: list[int]
-    num_decodes: int  # of the rows: these compute one token each
+    num_decodes: int  # the first rows, which compute one token each
 
 
 class RowMask(msgspec.Struct, frozen=True, array_like=True):

@@ -16,7 +16,7 @@ Datatype = Literal[
     "BYTES",
 ]  # fmt: skip
 DATATYPES: Final[tuple[Datatype, ...]] = get_args(Datatype)
-ARRAY_CODES: Final[Mapping[str, str]] = {  # of array.array, for the numbers that it has
+ARRAY_CODES: Final[Mapping[str, str]] = {  # type codes of array.array, for the types that it supports
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
     "FP32": "f", "FP64": "d",
 }  # fmt: skip
@@ -46,7 +46,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    lengths: dict[str, tuple[int, int]] = {}  # the least and the most of each length that varies, by its name
+    lengths: dict[str, tuple[int, int]] = {}  # minimum and maximum of each length that varies, by its name
 
     def bind(self, spec: TensorSpec, shape: Sequence[int], bound: dict[str, int]) -> bool:
         """Return whether an item may have this shape, given the lengths in `bound`.

@@ -19,14 +19,14 @@ _ERRORS: dict[str, type[ConveyorEngineError]] = {
 }
 
 
-INPUTS_MAX: Final = 8192  # of one body whose inputs take a step each; OpenAI has 2048, Cohere 10,000 documents
+INPUTS_MAX: Final = 8192  # for a body whose inputs take one step each; OpenAI allows 2048, Cohere 10,000 documents
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """Engine requests of one HTTP request that the engine accepts together, or not at all."""
 
-    num_tokens_of: dict[str, int]  # by request id: the engine's memory that it takes, in tokens of 4 bytes
-    add: bytes  # the message for the engine, encoded: the API process never handles what a prompt holds
+    num_tokens_of: dict[str, int]  # by request id: memory in the engine, in units of one token (4 bytes)
+    add: bytes  # the encoded message for the engine; the API process never decodes prompts
 
     @classmethod
     def of(cls, requests: Sequence[EngineRequest], grammar_bytes: int = 0) -> Self:
@@ -49,13 +49,13 @@ class Job(msgspec.Struct, array_like=True):
 
     kind: str
     facts: ModelFacts
-    num_requests_max: int  # the most that the engine accepts at once, for bodies whose requests are one part
+    num_requests_max: int  # limit of the engine for a body whose requests form one part
     arrival_time: float
     body: bytes
     level: int | None = None  # None: the body's `priority`
-    deadline: float = math.inf  # in the same seconds as the arrival time
-    json_bytes: int | None = None  # the beginning of the body that is JSON; None: all
-    content_type: str = ""  # of the body, as its header says
+    deadline: float = math.inf  # in the same clock as the arrival time
+    json_bytes: int | None = None  # number of bytes at the body's beginning that are JSON; None: all
+    content_type: str = ""  # the body's content type from the header
 
     def find_level(self, priority: int | None) -> int:
         """Return the level of the body's requests. A gateway's level takes precedence over the client's `priority`."""

@@ -51,7 +51,7 @@ class PredictRequest(TeiScoreFields):
         PlainValidator(_parse_inputs),
         WithJsonSchema({"anyOf": [_TEXT, _list_of(_TEXT, 2), _list_of(_list_of(_TEXT, 2))]}),
     ]
-    """A text, a pair of texts, or a list of lists of one text or two: each is classified by itself."""
+    """A text, a pair of texts, or a list of lists with one or two texts each. Each is classified by itself."""
 
     @property
     def is_batch(self) -> bool:

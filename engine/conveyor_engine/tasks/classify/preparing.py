@@ -44,7 +44,7 @@ class PreparedWords(PreparedTexts, frozen=True, kw_only=True, array_like=True):
     """A valid request for a model that classifies each token."""
 
     texts: list[str]
-    tokens: list[bytes]  # of each text, three uint32 a token: its id, where it begins and ends; NOWHERE: a special one
+    tokens: list[bytes]  # for each text, three uint32 per token: id, begin and end; special tokens have NOWHERE
 
     @property
     def num_bytes(self) -> int:

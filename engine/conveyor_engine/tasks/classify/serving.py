@@ -20,7 +20,7 @@ from conveyor_engine.tasks.classify.bodies import ClassificationRequest, Predict
 from conveyor_engine.tasks.classify.preparing import NOWHERE, PreparedTexts, PreparedWords
 from conveyor_engine.wire.classification import ClassifierFacts, read_logits, read_token_labels
 
-_OUTSIDE: Final = "O"  # the label of tokens that belong to nothing
+_OUTSIDE: Final = "O"  # the label of tokens that are not part of any entity
 
 
 class Classification(msgspec.Struct):
@@ -48,7 +48,7 @@ class Entity(msgspec.Struct):
 
     entity: str
     score: float
-    index: int  # of the token, special ones included
+    index: int  # index of the token, counting special tokens
     word: str
     start: int  # in characters of the text
     end: int
@@ -101,7 +101,7 @@ class ClassificationResponse(TextsResponse):
 
 
 class EntitiesResponse(TextsResponse):
-    """The tokens that have a label."""
+    """A response with the tokens that have a label."""
 
     async def _send_answer(self, send: Send) -> None:
         assert isinstance(self._prepared, PreparedWords)
@@ -139,7 +139,7 @@ class PredictResponse(TextsResponse):
 
 
 async def create_classification(request: Request) -> TextsResponse:
-    """Answers with the labels of each input. Each is an engine request of its own, so it shares batches with others."""
+    """Return the labels of each input. Each input is a separate engine request, so it shares batches with others."""
     if ClassifierFacts.read(model_facts(app_state(request))).classifies_tokens:
         return EntitiesResponse(await open_request(request, "classify_tokens"))
     return ClassificationResponse(await open_request(request, "classify"))
@@ -162,5 +162,5 @@ TASK: Final = TaskPaths(
         *TOKEN_PATHS,
     ),
     refine=lambda schemas: needs_inputs(schemas["ClassificationRequest"]),
-    inputs_bytes_max=4 * 2**20,  # half of what a gateway takes of one body by default
+    inputs_bytes_max=4 * 2**20,  # half of a gateway's default limit for a body
 )  # fmt: skip

@@ -23,7 +23,7 @@ from conveyor_engine.wire.tensors import Signature, TensorSpec
 
 _SYMBOL: Final = re.compile(r"(?:Symbol\('(\w+)'[^()]*\)|(\w+))", re.ASCII)
 _LENGTH_MAX: Final = 2**31 - 1
-_LEAST_OF_ONE: Final = 2  # export's smallest limit; such programs also run with 1, which torch.export's check allows
+_LEAST_OF_ONE: Final = 2  # torch.export's smallest limit; its checks let such programs also run with 1
 Dim = int | str
 """A number, the name of a length, or "" for an expression."""
 

@@ -19,7 +19,7 @@ from conveyor_engine.tasks.custom.archive import DTYPES
 
 _ATEN: Final = re.compile(r"torch\.ops\.aten\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
 _NAME: Final = re.compile(r"\w{1,1000}", re.ASCII)
-# What sizes are computed by.
+# Operators that compute sizes.
 _NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
     **{f"_operator.{name}": getattr(operator, name) for name in (
         "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pos", "eq", "ne", "lt", "le", "gt", "ge", "and_",
@@ -45,7 +45,7 @@ _GIVEN: Final = frozenset(["Tensor", "List[Tensor]", "int", "float", "bool", "nu
 _MEMORY_FORMATS: Final = {
     1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format,
 }  # fmt: skip
-# Checks of shapes and devices as they were when the program was exported; sizes are checked before it runs.
+# Checks of shapes and devices that hold at export. The engine checks sizes before the program runs.
 _SKIPPED: Final = frozenset(
     [
         "_assert_tensor_metadata",

@@ -19,30 +19,32 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Batching", "Datatype", "Model", "TensorSpec"]
 
 Batch = dict[str, "torch.Tensor | list[list[bytes]]"]
-"""By name, a tensor of all items, on the model's device. Of `BYTES`, the elements of each item, in row-major order."""
+"""A batch by tensor name: one tensor for all items, on the model's device. For `BYTES`: a list of each item's elements,
+in row-major order."""
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How items are joined to a batch. A `model.json` has the same fields."""
 
     ragged: Literal["stack", "pad", "pack"] = "stack"
-    """What becomes of items of different lengths. stack: items of equal shapes share a call, others get their own. pad:
-    each length is that of the longest item. pack: items follow each other without a dimension for the batch."""
+    """How items of different lengths are joined. stack: items of equal shape share a call, other items get their own
+    call. pad: each item is padded to the longest item. pack: items follow each other, without a batch dimension."""
     pad_values: dict[str, float] = {}
-    """pad: what fills an input; default: 0."""
+    """For pad: the value that fills the padding of an input, by name; default: 0."""
     mask: str | None = None
-    """pad: an input that the engine makes, (batch, length): true where an item is, false where it is padded."""
+    """For pad: name of an input that the engine creates, (batch, length): true for the item, false for padding."""
     lengths: str | None = None
-    """pad: an input that the engine makes, (batch,): the length of each item."""
+    """For pad: name of an input that the engine creates, (batch,): the length of each item."""
     offsets: str | None = None
-    """pack: an input that the engine makes, (batch + 1,): where each item begins, and where the last one ends."""
+    """For pack: name of an input that the engine creates, (batch + 1,): the start of each item, then the end of the
+    last."""
     outputs: tuple[str, ...] = ()
-    """Names of a program's outputs, in their order; default: the keys of its dictionary, else output, or output_0 and
-    so on. A class has names already."""
+    """Names of a program's outputs, in order; default: the keys of its dictionary, else output, or output_0 and so on.
+    Classes name their outputs already."""
 
     @property
     def made(self) -> tuple[str, ...]:
-        """The inputs that the engine makes and clients do not send."""
+        """Return the names of the inputs that the engine creates and clients do not send."""
         return tuple(name for name in (self.mask, self.lengths, self.offsets) if name is not None)
 
     def find_conflict(self) -> str | None:
@@ -55,21 +57,23 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Model(ABC):
-    """A model of your own: its tensors, how it is loaded, and how it computes a batch.
+    """Base class for your own model: declares its tensors, loads it, and computes batches.
 
-    The engine makes one, calls `load` once, and then `run` in one thread for each batch. An exception of `run` fails
-    the items that raise it when they are run alone, and no others.
+    The engine creates one instance, calls `load` once, and then calls `run` for each batch, in one thread. If `run`
+    raises an exception, the engine runs the items one by one or in smaller batches. Only the items that raise alone
+    fail.
     """
 
     inputs: ClassVar[Sequence[TensorSpec]]
-    """What clients send, of one item: without the batch."""
+    """The tensors that clients send for one item, without the batch dimension."""
     outputs: ClassVar[Sequence[TensorSpec]]
-    """What they get. An output whose shape has the name of a length gets the item's own length back."""
+    """The tensors that clients get for one item. In an output's shape, the name of a length stands for the item's own
+    length."""
     lengths: ClassVar[Mapping[str, tuple[int, int]]] = {}
-    """The least and the most of each length that shapes name."""
+    """Minimum and maximum of each length that the shapes name."""
     batching: ClassVar[Batching] = Batching()
     max_batch: ClassVar[int] = 2**31 - 1
-    """Items of the largest batch that it takes; packed, the sum of their lengths."""
+    """The largest number of items that a batch may have; if packed, the largest sum of their lengths."""
 
     def load(self, directory: Path, device: "torch.device") -> None:  # noqa: B027  a model may need nothing
         """Load the model. `directory` has the files of `spec.model.uri`."""

@@ -8,7 +8,7 @@ from conveyor_engine.wire.tensors import decode_tensors
 
 TASK: Final = TaskPaths(
     (),
-    inputs_bytes_max=8 * 2**20,  # what a gateway takes of one body by default
+    inputs_bytes_max=8 * 2**20,  # a gateway's default limit for a body
     inference=Inference(
         kind="tensors",
         read_signature=lambda facts: read_facts(facts).signature,

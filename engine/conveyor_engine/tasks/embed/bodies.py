@@ -17,29 +17,29 @@ class EmbeddingRequest(InputFields):
     place = Place.EMBEDDINGS
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
-    """Numbers, or their bytes in base64; or an answer of bytes alone, with the header `metadata` or without it."""
+    """How vectors are sent: as numbers, base64, or binary with (`bytes`) or without the header `metadata`."""
     embed_dtype: EmbedDtype | None = "float32"
-    """The type of numbers that are sent as bytes."""
+    """The number type of vectors that are sent as bytes."""
     endianness: Literal["native", "little", "big"] | None = "native"
-    """The order of their bytes; `native`: the engine's, which is little."""
+    """The byte order of vectors that are sent as bytes; `native`: the engine's, which is little-endian."""
     dimensions: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """Return only the first dimensions, this many; for models that were trained for it."""
+    """Return only this many dimensions, the first ones. Only for models that were trained for it."""
     prompt_name: str | None = None
-    """Which of the model's instructions begins each text, such as `query`; default: the model's own default."""
+    """The model's instruction to put in front of each text, such as `query`; default: the model's own default."""
     modality: Literal["text", "image"] | None = None
-    """What the inputs are; default: text. Each image is a data: URI with base64, or base64 alone."""
+    """The kind of the inputs; default: text. An image is a data: URI with base64, or base64 alone."""
     use_activation: bool | None = None
-    """Whether vectors have length 1; default: as the model's files say."""
+    """Whether to scale vectors to length 1; default: as the model's files say."""
 
 
 class EmbedRequest(TeiFields):
     """POST /embed."""
 
     inputs: Inputs
-    """A text, token ids, or a list of either: each is embedded by itself. No text may be empty."""
+    """A text, token ids, or a list of either. Each is embedded by itself. No text may be empty."""
     normalize: bool | None = True
-    """Whether vectors have length 1."""
+    """Whether to scale vectors to length 1."""
     prompt_name: str | None = None
-    """Which of the model's instructions begins each text, such as `query`; default: the model's own default."""
+    """The model's instruction to put in front of each text, such as `query`; default: the model's own default."""
     dimensions: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """Only so many dimensions, the first ones, of a model that was trained for it."""
+    """Return only this many dimensions, the first ones. Only for models that were trained for it."""

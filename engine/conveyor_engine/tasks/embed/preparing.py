@@ -18,7 +18,7 @@ from conveyor_engine.text.tokenizer import Truncation
 from conveyor_engine.wire.embedding import EmbeddingFacts, EmbedDtype, PictureFacts, PoolingParams
 from conveyor_engine.wire.worker import Job
 
-METADATA_INPUTS_MAX: Final = 48  # each takes 110 to 140 bytes of a header, and many clients read 8 KiB of one
+METADATA_INPUTS_MAX: Final = 48  # each needs 110 to 140 bytes of the header, and many clients accept 8 KiB for a header
 
 
 class PreparedEmbeddings(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
@@ -30,7 +30,7 @@ class PreparedEmbeddings(PreparedPrompts, frozen=True, kw_only=True, array_like=
 
 
 def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of /v1/embeddings. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, EmbeddingRequest, job.body)
     encoding, endianness = fields.encoding_format or "float", fields.endianness or "native"
     dtype = "float32" if encoding == "float" else fields.embed_dtype or "float32"
@@ -54,7 +54,7 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
 
 
 def prepare_embed(model: ServedModel, job: Job) -> PreparedEmbeddings:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of /embed. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, EmbedRequest, job.body)
     number = len(fields.inputs)
     check_num_inputs(number, "inputs")
@@ -77,7 +77,7 @@ class PreparedCosines(PreparedComparison, frozen=True, kw_only=True, array_like=
 
 
 def prepare_cosines(model: ServedModel, job: Job, comparison: Comparison) -> PreparedCosines:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a comparison, one engine request for each text. Raises InvalidRequest or UnknownModel."""
     first, second = comparison.first, comparison.second
     embedding = _check_size(job, len(first) + len(second), None, comparison.params[1].partition("[")[0])
     truncation, begin = comparison.truncation(job), _find_instruction(None, embedding)

@@ -138,5 +138,5 @@ TASK: Final = TaskPaths(
         *TOKEN_PATHS,
     ),
     refine=lambda schemas: needs_inputs(schemas["EmbeddingRequest"]),
-    inputs_bytes_max=4 * 2**20,  # half of what a gateway takes of one body by default
+    inputs_bytes_max=4 * 2**20,  # half of a gateway's default limit for a body
 )  # fmt: skip

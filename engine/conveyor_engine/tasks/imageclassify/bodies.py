@@ -19,21 +19,21 @@ class ImageOptions(ModelFields):
     """The options that choose which scores the response has."""
 
     top_k: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = TOP_K
-    """How many labels of each image, the best ones; more than the model has are all of them."""
+    """How many labels each image gets, best first; all labels if the model has fewer."""
     function_to_apply: Literal["default", "sigmoid", "softmax", "none"] | None = "default"
-    """What makes scores of the model's logits. default: softmax for one of several labels, sigmoid for several at
-    once or a single one, none for regression."""
+    """The function that turns logits into scores. default: softmax if exactly one of several labels applies, sigmoid
+    for a single label or several at once, none for regression."""
 
 
 class ImageClassificationRequest(ImageOptions):
     """POST /v1/images/classify with JSON."""
 
     images: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=IMAGES_MAX)]
-    """Each in base64, or as a data: URI with base64. URLs are not fetched."""
+    """The images, each in base64 or as a data: URI with base64. URLs are not fetched."""
 
 
 class ImageClassificationForm(ImageOptions):
     """POST /v1/images/classify with multipart/form-data."""
 
     image: Annotated[list[bytes], WithJsonSchema(_FILES)]
-    """A file; several parts of this name are several images."""
+    """An image file. Send several parts with this name for several images."""

@@ -21,12 +21,12 @@ from conveyor_engine.wire.worker import Job
 class PreparedImages(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
     """A valid request, in the order of its images."""
 
-    activation: Activation  # what makes scores of the logits
+    activation: Activation  # the function that turns logits into scores
     top_k: int
 
 
 def prepare_images(model: ServedModel, job: Job) -> PreparedImages:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a body of /v1/images/classify. Raises InvalidRequest or UnknownModel."""
     fields: ImageOptions
     if is_form(job.content_type):
         fields, files = parse_form(model, ImageOptions, job, "image", IMAGES_MAX)

@@ -1,4 +1,4 @@
-"""POST /v1/images/classify, and the Open Inference Protocol."""
+"""Serves POST /v1/images/classify and the Open Inference Protocol."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -65,7 +65,7 @@ class ImagesResponse(OneStepResponse):
 
 
 async def classify_images(request: Request) -> ImagesResponse:
-    """Answers with labels of each image. Each is an engine request of its own, so it shares batches with others."""
+    """Return the labels of each image. Each image is a separate engine request, so it shares batches with others."""
     return ImagesResponse(await open_request(request, "images"))
 
 
@@ -76,6 +76,6 @@ TASK: Final = TaskPaths(
             ImageClassificationList, form=ImageClassificationForm,
         ),
     ),
-    inputs_bytes_max=8 * 2**20,  # all that a gateway takes of one body by default
+    inputs_bytes_max=8 * 2**20,  # a gateway's default limit for a body
     inference=Inference("image_tensors", read_signature, read_outputs),
 )  # fmt: skip

@@ -15,11 +15,11 @@ from conveyor_engine.wire.worker import Job
 class PreparedPairs(PreparedComparison, frozen=True, kw_only=True, array_like=True):
     """A valid request, in the order of its pairs."""
 
-    activation: Activation  # what makes scores of the logits
+    activation: Activation  # the function that turns logits into scores
 
 
 def prepare_pairs(model: ServedModel, job: Job, comparison: Comparison) -> PreparedPairs:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a comparison, one engine request for each pair. Raises InvalidRequest or UnknownModel."""
     second = comparison.second
     first = comparison.first if len(comparison.first) > 1 else [comparison.first[0]] * len(second)
     prompts = encode_pairs(

@@ -22,6 +22,6 @@ class PairsResponse(ComparisonResponse):
 
 TASK: Final = TaskPaths(
     (*build_comparison_paths(PairsResponse), *TOKEN_PATHS),
-    inputs_bytes_max=4 * 2**20,  # half of what a gateway takes of one body by default
+    inputs_bytes_max=4 * 2**20,  # half of a gateway's default limit for a body
     refine=needs_pairs,
 )
