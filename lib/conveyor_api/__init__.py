@@ -1,5 +1,5 @@
-"""The InferenceService: its models, names, labels, defaults and conditions. Types only: no I/O, no process.
+"""Defines the InferenceService: its models, names, labels, defaults and conditions. Types only: no I/O, no process.
 
-Imported by operator, gateway and metrics server. The models are the one source of the CRD and of the API reference
-(`crds/generate.py`).
+Imported by operator, gateway and metrics server. `crds/generate.py` generates the CRD and the API reference from these
+models.
 """

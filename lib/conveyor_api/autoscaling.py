@@ -1,7 +1,7 @@
-"""`spec.autoscaling`: who chooses the replicas; for Conveyor's HorizontalPodAutoscaler, between how many and by what.
+"""`spec.autoscaling`: which autoscaler sets the replicas, with the limits and targets of Conveyor's HPA.
 
-`behavior` has the shape of autoscaling/v2; what it leaves open of scaling up is filled here. The operator builds the
-HPA.
+`behavior` has the form of autoscaling/v2. If it has no policies for scaling up, this module adds the defaults. The
+operator builds the HPA.
 """
 
 from typing import Annotated, ClassVar, Final, Literal
@@ -114,7 +114,7 @@ class Autoscaling(ApiModel):
 
     @property
     def fewest_running(self) -> int:
-        """Replicas while requests come, and to begin with."""
+        """Return the smallest number of replicas while the service is not idle, and the number to start with."""
         return max(1, self.min_replicas)
 
     @property
@@ -124,7 +124,7 @@ class Autoscaling(ApiModel):
 
     @property
     def is_external(self) -> bool:
-        """Whether the number is left to somebody of whom nothing is known."""
+        """Return whether an autoscaler that Conveyor does not know sets the number of replicas."""
         return self.provider == "External"
 
     @property
@@ -133,16 +133,16 @@ class Autoscaling(ApiModel):
 
     @property
     def says_how(self) -> bool:
-        """Whether it has what only a HorizontalPodAutoscaler on Conveyor's metrics acts by."""
+        """Return whether a field is set that only works with a HorizontalPodAutoscaler on Conveyor's metrics."""
         return bool(self.behavior or self.queue_depth_per_replica)
 
     @property
     def names_scale_up_policies(self) -> bool:
-        """Whether `behavior` says how fast to scale up."""
+        """Return whether `behavior` has policies for scaling up."""
         return bool(self.behavior and self.behavior.scale_up and self.behavior.scale_up.policies)
 
     def fill_behavior(self, scale_up_period_seconds: int) -> Behavior:
-        """`behavior`, with the policies of scaling up if it leaves them open."""
+        """Return `behavior`, with the default policies for scaling up if it has none."""
         given = self.behavior or Behavior()
         if self.names_scale_up_policies:
             return given

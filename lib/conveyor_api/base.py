@@ -1,7 +1,7 @@
-"""The base of all models of the resource: strict camelCase fields, and rules with a message each.
+"""The base of all models of the resource: strict camelCase fields, and rules that each have a message.
 
-A `Rule` is written once and read three times: the API server evaluates `cel`, the parser evaluates `holds`, the
-API reference prints `message`. Used by the modules that define the resource and by `crd`; nobody else.
+A `Rule` is written once and used three times: the API server evaluates `cel`, the parser evaluates `holds`, and the API
+reference prints `message`. Used by the modules that define the resource and by `crd`.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,11 @@ RULE_ERROR = "rule"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A constraint of a field (as `Annotated` metadata) or of an object (in `ApiModel.rules`).
+    """A constraint on a field (as `Annotated` metadata) or on an object (in `ApiModel.rules`).
 
-    `cel` must evaluate to true on the API server, `holds` on the parsed value; both see the value as `self`.
-    `field` names the member of an object that the error points at. `holds=None`: only the API server can tell.
+    The rule is kept if `cel` is true on the API server and `holds` is true for the parsed value. Both get the value as
+    `self`. `field` names the member of an object to which the error points. With `holds=None`, only the API server
+    checks the rule.
     """
 
     cel: str
@@ -31,12 +32,12 @@ class Rule:
     field: str | None = None
 
     def check(self, value: Any) -> None:
-        """Raise a pydantic error with this rule's sentence if `value` breaks it."""
+        """Raise a pydantic error with this rule's message if `value` violates it."""
         if self.holds is not None and not self.holds(value):
             raise PydanticCustomError(RULE_ERROR, "{message}", {"message": self.message, "field": self.field or ""})
 
     def to_manifest(self) -> dict[str, str]:
-        """The entry of `x-kubernetes-validations`."""
+        """Return the entry for `x-kubernetes-validations`."""
         entry = {"rule": self.cel, "message": self.message}
         return entry | {"fieldPath": f".{self.field}"} if self.field else entry
 
@@ -72,16 +73,16 @@ class KeyedBy:
 
 
 def add_rules(schema: JsonSchemaValue, rules: tuple[Rule, ...]) -> JsonSchemaValue:
-    """`schema` with `rules` added after those it has."""
+    """Return `schema` with `rules` added after the rules that it has."""
     if not rules:
         return schema
     return schema | {RULES_KEY: [*schema.get(RULES_KEY, []), *(rule.to_manifest() for rule in rules)]}
 
 
 class ApiModel(BaseModel):
-    """A frozen object of the resource. Loosely typed values are refused, as the API server does.
+    """A frozen object of the resource. Like the API server, it rejects values of the wrong type.
 
-    So are unknown fields, unless the reader says otherwise (`InferenceService.parse`).
+    It also rejects unknown fields, unless the caller allows them (`InferenceService.parse`).
     """
 
     model_config = ConfigDict(
@@ -110,5 +111,5 @@ class ApiModel(BaseModel):
         return found
 
     def to_manifest(self) -> dict[str, Any]:
-        """The object as a manifest: camelCase, defaults included, absent members left out."""
+        """Return the object as a manifest: camelCase, with defaults, without absent members."""
         return self.model_dump(exclude_none=True)

@@ -1,6 +1,6 @@
-"""`spec.batching` and `spec.kvCache`: how requests become batches, and what memory they may take.
+"""`spec.batching` and `spec.kvCache`: how requests become batches, and how much memory they may take.
 
-The numbers that gateway, operator and engine must agree on are derived here, once.
+Gateway, operator and engine must agree on some numbers. Those are derived here, once.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,9 @@ from conveyor_api.quantities import Duration, between, parse_duration_seconds
 BatchingMode = Literal["None", "Static", "Dynamic", "Continuous"]
 KVCacheDtype = Literal["Auto", "FP8", "INT8"]
 
-# What a service gets that names none. `status.effective` tells them: written into the object they could never follow
-# the device or a newer release. A Static batch should fill, the window of a Dynamic one should not be felt.
+# Defaults for services that do not set these fields. `status.effective` reports them. They are not written into the
+# object, because they could then not follow the device or a newer release. A Static batch should become full. The
+# window of a Dynamic batch should not be noticeable.
 DEFAULT_BATCH_SIZE: Final = 32
 DEFAULT_WINDOWS: Final[Mapping[BatchingMode, str]] = {"Static": "1s", "Dynamic": "10ms"}
 
@@ -29,9 +30,9 @@ Objective = Annotated[Duration, between("1ms", "1h")]
 
 
 class Objectives(ApiModel):
-    """Latencies that 95 of 100 should not exceed. The requests that an engine runs together, and the prompt tokens of a
-    step, follow the traffic so that they hold, below `maxBatchSize` and `maxBatchTokens`. Where no limits hold them,
-    those two stay."""
+    """Latencies that 95 of 100 requests or tokens should not exceed. The engine adapts to the traffic how many requests
+    run together and how many prompt tokens a step has, up to `maxBatchSize` and `maxBatchTokens`. If no limits meet the
+    objectives, those two apply."""
 
     rules: ClassVar = (
         Rule(
@@ -49,16 +50,16 @@ class Objectives(ApiModel):
     )
 
     time_to_first_token: Objective | None = None
-    """From a request's arrival at an engine to its first token, 1ms to 1h. Time during which the batch is full
+    """Time from a request's arrival at an engine to its first token, 1ms to 1h. Time during which the batch is full
     does not count; the autoscaler shortens it."""
     inter_token_latency: Objective | None = None
-    """Between two tokens of an answer, 1ms to 1h."""
+    """Time between two tokens of an answer, 1ms to 1h."""
     latency: Objective | None = None
-    """From a request's arrival at an engine to its result, 1ms to 1h, for tasks that take one step."""
+    """Time from a request's arrival at an engine to its result, 1ms to 1h, for tasks that take one step."""
 
     @property
     def of_tokens(self) -> bool:
-        """Whether they are for models that generate."""
+        """Return whether an objective for models that generate is set."""
         return self.time_to_first_token is not None or self.inter_token_latency is not None
 
 
@@ -129,34 +130,37 @@ class Batching(ApiModel):
     """Latencies that the engine meets by adapting its batch limits; default: the limits are fixed."""
 
     def settle(self, task: str | None) -> "Batching":
-        """The same with a mode: its own, or the one that services of this task have; None: the task is not known."""
+        """Return the same settings with a mode: the mode that is set, else the default for this task.
+
+        task: None if it is not known yet.
+        """
         if self.mode is not None:
             return self
         return self.model_copy(update={"mode": "Dynamic" if task in TASKS_OF_ONE_STEP else "Continuous"})
 
     @property
     def chosen_batch_size(self) -> int:
-        """`max_batch_size`, or the default, no more than a step may have tokens."""
+        """Return `max_batch_size` or the default, but not more than the tokens that a step may have."""
         return self.max_batch_size or min(DEFAULT_BATCH_SIZE, self.max_batch_tokens or DEFAULT_BATCH_SIZE)
 
     @property
     def effective_batch_size(self) -> int:
-        """B, the requests that one engine runs together: 1 for mode None."""
+        """Return how many requests one engine runs together: 1 for mode None."""
         return 1 if self.mode == "None" else self.chosen_batch_size
 
     @property
     def effective_window(self) -> str | None:
-        """How long a batch waits for more requests; None for modes without a window."""
+        """Return how long a batch waits for more requests; None for modes without a window."""
         return self.window or (None if self.mode is None else DEFAULT_WINDOWS.get(self.mode))
 
     @property
     def window_seconds(self) -> float:
-        """How long a batch waits for more requests, in seconds; 0 for modes without a window."""
+        """Return how long a batch waits for more requests, in seconds; 0 for modes without a window."""
         return parse_duration_seconds(self.effective_window or "0s")
 
     @property
     def engine_place_limit(self) -> int:
-        """Requests that one gateway may have on one engine at a time: its batch and an eighth, at least one more."""
+        """Return how many requests one gateway may have on one engine: its batch and an eighth, at least one more."""
         return self.effective_batch_size + max(1, self.effective_batch_size // 8)
 
 
@@ -191,10 +195,10 @@ class KVCache(ApiModel):
 
     @property
     def capacity_tokens(self) -> int | None:
-        """Tokens that fit into `block_budget` blocks; None when the budget is measured at start."""
+        """Return how many tokens fit into `block_budget` blocks; None if the budget is measured at start."""
         return None if self.block_budget is None else self.block_budget * self.block_size
 
     @property
     def memory_fraction(self) -> float | None:
-        """The share of memory to take; None leaves it to the engine, which takes less of a CPU's memory."""
+        """Return the share of memory to use; None if the engine decides, which uses less of a CPU's memory."""
         return None if self.memory_percent is None else self.memory_percent / 100

@@ -1,7 +1,7 @@
-"""The conditions of an InferenceService and every reason they may carry, with what each means.
+"""The conditions of an InferenceService, and the meaning of each reason that they may have.
 
-Written by the operator, read by people, tests and the API reference. Which reason belongs to which condition is
-said here once; when a reason applies is the operator's knowledge.
+Written by the operator; read by people, tests and the API reference. This module defines which reason belongs to which
+condition. The operator decides when a reason applies.
 """
 
 from enum import StrEnum
@@ -11,7 +11,7 @@ from conveyor_protocol.failure_reasons import OF_THE_MODEL, FailureReason
 
 
 class ConditionType(StrEnum):
-    """The type of a condition. `Ready` summarises the others, except `NameClaimed`."""
+    """The type of a condition. `Ready` summarises all others except `NameClaimed`."""
 
     READY = "Ready"
     PROGRESSING = "Progressing"
@@ -43,9 +43,9 @@ CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
 
 
 class Reason(StrEnum):
-    """Why a condition is what it is."""
+    """The reason for a condition's status."""
 
-    # All is well.
+    # Everything works.
     READY = "Ready"
     UP_TO_DATE = "UpToDate"
     MODEL_LOADED = "ModelLoaded"
@@ -56,16 +56,16 @@ class Reason(StrEnum):
     EXTERNAL_AUTOSCALER = "ExternalAutoscaler"
     SCALED_TO_ZERO = "ScaledToZero"
     STARTING_FROM_ZERO = "StartingFromZero"
-    # All is well, and something is wasted.
+    # Everything works, but resources are unused.
     GPUS_UNUSED = "GPUsUnused"
-    # On the way.
+    # In progress.
     ROLLING_OUT = "RollingOut"
     MODEL_DOWNLOADING = "ModelDownloading"
     MODEL_LOADING = "ModelLoading"
     PODS_STARTING = "PodsStarting"
     NO_READY_ENDPOINTS = "NoReadyEndpoints"
     WAITING_FOR_AUTOSCALER = "WaitingForAutoscaler"
-    # The resource, or what it needs, is wrong.
+    # The resource, or an object that it needs, is wrong.
     INVALID_SPEC = "InvalidSpec"
     CHILD_REFUSED = "ChildRefused"
     CHILD_NOT_OWNED = "ChildNotOwned"
@@ -160,11 +160,12 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.NAME_NOT_ALLOWED: "The served name has the form `NAMESPACE/NAME` of a service in another namespace.",
 }
 
-# Reasons that an engine or a model download may write into its termination message, by the condition they falsify.
+# Reasons that an engine or a model download may write into its termination message, by the condition that they make
+# False.
 MODEL_FAILURES: Final = frozenset(map(Reason, OF_THE_MODEL))
 ENGINE_FAILURES: Final = frozenset(map(Reason, FailureReason)) - MODEL_FAILURES
 
-# Reasons that keep pods from running or from being ready. All conditions that depend on the pods carry the same one.
+# Reasons that keep pods from running or from being ready. All conditions that depend on the pods have the same one.
 POD_FAILURES: Final = (
     Reason.CHILD_REFUSED,
     Reason.CHILD_NOT_OWNED,
@@ -181,7 +182,7 @@ POD_FAILURES: Final = (
     Reason.PROGRESS_DEADLINE_EXCEEDED,
 )
 
-# Of those, the ones that waiting does not mend. A crash may be over after a restart, and a node may be on its way.
+# Those that do not pass with time. A crash may be over after a restart, and a node may be added.
 LASTING_FAILURES: Final = frozenset(POD_FAILURES) - {
     Reason.OOM_KILLED,
     Reason.OUT_OF_MEMORY,

@@ -1,7 +1,7 @@
-"""The catalogue of all paths of a service, each with its method and its kind. Pure.
+"""Lists all paths of a service, each with its method and its kind. Pure.
 
-The gateway routes by it; tests/contract/test_endpoints.py holds the engine to it. A new endpoint is a row here and a
-path of a task in the engine.
+The gateway routes by this list, and tests/contract/test_endpoints.py checks the engine against it. A new endpoint needs
+a row here and a path of a task in the engine.
 """
 
 import re
@@ -16,27 +16,27 @@ from conveyor_protocol.uploads import AUDIO_BYTES_MAX
 class Kind(StrEnum):
     """How the gateway handles a request."""
 
-    ENGINE = "engine"  # sends it to an engine, once that has a place for it
+    ENGINE = "engine"  # sends it to an engine that has a free place for it
     LIST_MODELS = "list_models"
     GET_MODEL = "get_model"
-    STATUS = "status"  # whether requests are answered, and by which version
-    ENGINE_PAGE = "engine_page"  # what any engine of the service says of its model
-    DESCRIBE = "describe"  # all of this, as an OpenAPI document
+    STATUS = "status"  # whether the service is ready, and its version
+    ENGINE_PAGE = "engine_page"  # facts about the model, from any engine of the service
+    DESCRIBE = "describe"  # all endpoints, as an OpenAPI document
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A path below the base URL of a service. `{model}` in it is any model's id, `{version}` a version of the model."""
+    """A path below the base URL of a service. `{model}` stands for the id of any model, `{version}` for its version."""
 
     method: str
     path: str
     kind: Kind
-    models: str = ""  # what a model does that an engine answers it for; of `ENGINE`
-    may_stream: bool = False  # whether a client may ask for the answer as events
-    max_bytes: int = 0  # of a body, where it may be longer than those of other paths
+    models: str = ""  # for `ENGINE`: what the model must do so that an engine answers the path
+    may_stream: bool = False  # whether a client may request the answer as events
+    max_bytes: int = 0  # limit of the body, if it may be larger than on other paths
 
     def match(self, path: str) -> dict[str, str] | None:
-        """The model and the version that the path names, as it is written; None if it is another path."""
+        """Return the model and the version in the path, as written; None if the path does not match."""
         match = self._pattern.fullmatch(path)
         return None if match is None else match.groupdict()
 
@@ -50,9 +50,9 @@ class Endpoint:
         return re.compile(pattern.replace(r"\{version\}", "(?P<version>[^/]+)"))
 
 
-# The Open Inference Protocol has a path for a model and one for each version of it. The first one that fits counts.
+# The Open Inference Protocol has a path for a model and one for each version of it. The first match counts.
 MODELS_OF_V2: Final = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
-# Clients ask for the status beside /v1 and below it.
+# Clients request the status both next to /v1 and below it.
 ENDPOINTS: Final = (
     Endpoint("POST", "/v1/completions", Kind.ENGINE, "generates text", may_stream=True),
     Endpoint("POST", "/v1/chat/completions", Kind.ENGINE, "generates text", may_stream=True),
@@ -83,5 +83,5 @@ ENDPOINTS: Final = (
 
 
 def find_endpoint(path: str) -> Endpoint | None:
-    """The endpoint of a path; the prefix that names the service is cut off already."""
+    """Return the endpoint of a path, without the prefix that names the service; None if there is none."""
     return next((endpoint for endpoint in ENDPOINTS if endpoint.match(path) is not None), None)

@@ -20,10 +20,10 @@ ReasoningParser = Literal["Auto", "None", "Think", "Mistral", "SeedOSS"]
 
 TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "Custom")
 TASKS_OF_FILES: Final[tuple[Task, ...]] = ("ImageClassify", "Transcribe")
-TASKS_WITHOUT_TOKENS: Final[tuple[Task, ...]] = (*TASKS_OF_FILES, "ImageGenerate")  # or whose lengths are fixed
+TASKS_WITHOUT_TOKENS: Final[tuple[Task, ...]] = (*TASKS_OF_FILES, "ImageGenerate")  # the last one has fixed lengths
 TASKS_WITHOUT_OBJECTIVES: Final[tuple[Task, ...]] = ("ImageGenerate",)
 DEFAULT_QUEUED_REQUESTS: Final = 256
-# Flags of vLLM that are made from other fields: given twice, the last one would win without a word.
+# Flags of vLLM that are set from other fields. If one were given twice, the last one would silently win.
 VLLM_FLAGS: Final = (
     "--config", "--model", "--served-model-name", "--host", "--port", "--dtype", "--max-model-len", "--max-num-seqs",
     "--max-num-batched-tokens", "--gpu-memory-utilization", "--num-gpu-blocks-override", "--block-size",

@@ -9,7 +9,7 @@ from conveyor_api import names
 from conveyor_api.base import ApiModel, KeyedBy, Rule
 from conveyor_api.scheduling import Name
 
-# The engine's settings that no field of the resource governs; the rest of its environment follows the spec.
+# Engine settings that no field of the resource controls. The spec determines all other variables.
 FREE_ENGINE_SETTINGS: Final = (
     "ATTENTION_BACKEND",
     "ENFORCE_EAGER",
@@ -32,7 +32,7 @@ class KeySelector(ApiModel):
     key: Name
     """Key of the value."""
     optional: bool | None = None
-    """Start without the variable when object or key is missing."""
+    """Start without the variable if the object or the key is missing."""
 
 
 class FieldSelector(ApiModel):

@@ -1,9 +1,9 @@
 """Errors in a resource that is being parsed.
 
     ConveyorApiError
-    └── InvalidResource      an InferenceService does not say what it may say; carries every problem found
+    └── InvalidResource      an InferenceService is not valid; has every problem that was found
 
-Raised by `InferenceService.parse`; the operator turns it into a condition, the gateway keeps to what it read last.
+Raised by `InferenceService.parse`. The operator reports it as a condition. The gateway keeps the last valid version.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ConveyorApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a resource: where (`spec.batching.window`) and what, as a sentence."""
+    """One problem in a resource: its path (`spec.batching.window`), and a sentence about it."""
 
     path: str
     message: str
@@ -43,7 +43,7 @@ class InvalidResource(ConveyorApiError):
 
 
 def _problem(details: ErrorDetails) -> Problem:
-    """A pydantic error as a problem with the path and the words of Kubernetes."""
+    """Convert a pydantic error to a problem, with Kubernetes' paths and words."""
     path = ""
     for part in details["loc"]:
         path += f".{part}" if str(part).isidentifier() else f"[{part}]"

@@ -49,11 +49,11 @@ class HubModel:
     """`hf://organisation/name[@revision]`: a repository of the Hugging Face hub."""
 
     repository: str  # organisation/name
-    revision: str  # branch, tag or commit; "main" when the uri names none
+    revision: str  # branch, tag or commit; "main" if the uri names none
 
     @property
     def directory(self) -> str:
-        """The folder of the downloaded model in the engine's pod, one for each repository and revision."""
+        """Return the folder of the downloaded model in the engine's pod, one for each repository and revision."""
         return f"{names.HUB_MODELS_PATH}/{self.repository}/{self.revision.replace('/', '--')}"
 
 
@@ -66,7 +66,8 @@ class BucketModel:
 
     @property
     def directory(self) -> str:
-        """The folder of the downloaded model in the engine's pod. No prefix leads into the folder of another prefix."""
+        """Return the folder of the downloaded model in the engine's pod. It is never inside the folder of another
+        prefix."""
         return f"{names.BUCKET_MODELS_PATH}/{self.bucket}/{self.prefix}/~model"
 
 
@@ -79,7 +80,7 @@ class VolumeModel:
 
     @property
     def directory(self) -> str:
-        """Where the model lies in the engine's pod."""
+        """Return the model's folder in the engine's pod."""
         return f"{names.VOLUME_MODELS_PATH}/{self.path}"
 
 
@@ -88,11 +89,11 @@ class ImageModel:
     """`oci://reference[//path]`: a folder of an image, which the node pulls and mounts read-only."""
 
     reference: str  # registry/repository[:tag][@digest]
-    path: str  # inside the image, without a leading slash; empty: all of it
+    path: str  # inside the image, without a leading slash; empty: the whole image
 
     @property
     def directory(self) -> str:
-        """Where the model lies in the engine's pod."""
+        """Return the model's folder in the engine's pod."""
         return f"{names.IMAGE_MODELS_PATH}/{self.path}".rstrip("/")
 
 
@@ -289,5 +290,5 @@ class Model(ApiModel):
 
     @property
     def source(self) -> ModelSource:
-        """The parsed uri."""
+        """Return the parsed uri."""
         return parse_model_uri(self.uri)

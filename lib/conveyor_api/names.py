@@ -1,7 +1,7 @@
-"""Names that several programs share: API group, children, labels, ports, paths, metrics.
+"""Names that several programs share: API group, children, labels, ports, paths and metrics.
 
-Imported by the operator, the gateway, the metrics server and the CRD generator. Pure: no I/O, no defaults of
-the resource (those are in `spec`), no knowledge of who uses a name for what.
+Imported by the operator, the gateway, the metrics server and the CRD generator. Pure: no I/O, and no defaults of the
+resource, which are in `spec`. It does not know who uses a name.
 """
 
 from typing import Final
@@ -15,39 +15,39 @@ SINGULAR: Final = "inferenceservice"
 SHORT_NAME: Final = "infsvc"
 CRD_NAME: Final = f"{PLURAL}.{GROUP}"
 
-# A namespace's claim to a name on the gateway's root.
+# A namespace's claim to a name at the gateway's root.
 SERVED_NAME_KIND: Final = "ServedName"
 SERVED_NAME_PLURAL: Final = "servednames"
 SERVED_NAME_CRD_NAME: Final = f"{SERVED_NAME_PLURAL}.{GROUP}"
-MAX_SERVED_NAMES: Final = 100  # of one namespace
+MAX_SERVED_NAMES: Final = 100  # limit for one namespace
 
-# Field managers of server-side apply. The second one only ever owns spec.replicas of a Deployment.
+# Field managers of server-side apply. The second one owns only spec.replicas of a Deployment.
 FIELD_MANAGER: Final = "conveyor"
 REPLICAS_FIELD_MANAGER: Final = "conveyor-replicas"
 
-# What the chart installs.
+# Objects that the chart installs.
 SYSTEM_NAMESPACE: Final = "conveyor-system"
 CLUSTER_DOMAIN: Final = "cluster.local"
 GATEWAY_SERVICE: Final = "conveyor-gateway"
 GATEWAY_ADMIN_SERVICE: Final = "conveyor-gateway-admin"
 METRICS_SERVICE: Final = "conveyor-metrics"
 METRICS_TLS_SECRET: Final = "conveyor-metrics-tls"
-OPERATOR_LEASE: Final = "conveyor-operator"  # its holder is the operator that acts
+OPERATOR_LEASE: Final = "conveyor-operator"  # the operator that holds it reconciles
 METRICS_API_ROLE: Final = "conveyor-operator-metrics-api"  # ClusterRole; owns the APIServices
 
-# Ports (containers' own, except where a name says Service).
+# Ports of the containers, except names that contain SERVICE.
 ENGINE_PORT: Final = 8000
 ENGINE_PORT_NAME: Final = "http"
 GATEWAY_PORT: Final = 8080
 GATEWAY_SERVICE_PORT: Final = 80
 GATEWAY_ADMIN_PORT: Final = 8081
-METRICS_PORT: Final = 10250  # the one that the firewalls of private clusters let the control plane reach
+METRICS_PORT: Final = 10250  # firewalls of private clusters allow the control plane to reach this port
 METRICS_PORT_NAME: Final = "https"
 METRICS_SERVICE_PORT: Final = 443
 METRICS_ADMIN_PORT: Final = 8081
 OPERATOR_ADMIN_PORT: Final = 8081
 
-# HTTP paths. The gateway, which answers them to clients and load balancers too, says /healthz for /livez.
+# HTTP paths. The gateway also answers clients and load balancers, and uses /healthz in place of /livez.
 LIVENESS_PATH: Final = "/livez"
 READINESS_PATH: Final = "/readyz"
 GATEWAY_HEALTH_PATH: Final = "/healthz"
@@ -63,11 +63,11 @@ INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 PART_OF_LABEL: Final = "app.kubernetes.io/part-of"
 GATEWAY_POD_LABELS: Final = {NAME_LABEL: "conveyor-gateway"}
-TUNE_ANNOTATION: Final = f"{GROUP}/tune"  # what `kubectl conveyor tune` puts back
-TUNE_LABEL: Final = f"{GROUP}/tune-of"  # of a copy: the name of the service that is tuned
+TUNE_ANNOTATION: Final = f"{GROUP}/tune"  # the values that `kubectl conveyor tune` restores
+TUNE_LABEL: Final = f"{GROUP}/tune-of"  # on a copy: the name of the service that is tuned
 CONFIG_HASH_ANNOTATION: Final = f"{GROUP}/config-hash"
 
-# The engine's container: where things are mounted, and how it says why it ended.
+# The engine's container: its mount points, and how it reports why it ended.
 ENGINE_CONFIG_KEY: Final = "engine.yaml"
 ENGINE_CONFIG_PATH: Final = f"/etc/conveyor/{ENGINE_CONFIG_KEY}"
 ENGINE_ENV_PREFIX: Final = "CONVEYOR_ENGINE_"
@@ -79,8 +79,8 @@ IMAGE_MODELS_PATH: Final = f"{MODELS_PATH}/oci"
 TERMINATION_LOG_ENV: Final = "TERMINATION_LOG"
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 HUB_TOKEN_ENV: Final = "HF_TOKEN"
-HUB_TOKEN_KEY: Final = "token"  # of a Secret, unless secretRef names another
-# Keys of a Secret and variables of the fetch: what it has to have, and what it may have.
+HUB_TOKEN_KEY: Final = "token"  # key of a Secret, unless secretRef names another
+# Keys of a Secret, which become variables of the model download: required ones, then optional ones.
 BUCKET_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 BUCKET_OPTIONAL_KEYS: Final = ("AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL")
 CONFIG_VOLUME: Final = "config"
@@ -89,7 +89,7 @@ SHARED_MEMORY_VOLUME: Final = "shared-memory"
 SCRATCH_VOLUME: Final = "scratch"
 POD_VOLUMES: Final = (CONFIG_VOLUME, MODEL_VOLUME, SHARED_MEMORY_VOLUME, SCRATCH_VOLUME)
 
-# Devices: GPUs, of which an engine may use several, and MIG slices, of which it uses one.
+# Devices: GPUs, of which an engine may use several, and MIG slices, of which it may use one.
 GPU_VENDOR: Final = "nvidia.com/"
 GPU: Final = "nvidia.com/gpu"
 
@@ -98,19 +98,19 @@ METRICS_GROUP: Final = "custom.metrics.k8s.io"
 METRICS_VERSIONS: Final = ("v1beta2", "v1beta1")
 IN_FLIGHT_METRIC: Final = "inference_in_flight"
 QUEUE_DEPTH_METRIC: Final = "inference_queue_depth"
-# Of one class of `queue.classes`, which the label names.
+# Metrics of one class of `queue.classes`, which the label names.
 CLASS_QUEUED_METRIC: Final = "inference_class_queued"
 CLASS_WAIT_METRIC: Final = "inference_class_wait_seconds"
 CLASS_LABEL: Final = "request_class"
-# Of engines with `batching.objectives`: the requests that one runs together, and how many have a reason for it, which
-# the label names.
+# Metrics of engines with `batching.objectives`: the number of requests that one engine runs together, and the number of
+# engines whose limits have the reason in the label.
 RUNNING_LIMIT_METRIC: Final = "inference_running_limit"
 LIMITED_ENGINES_METRIC: Final = "inference_limited_engines"
 LIMIT_LABEL: Final = "limit_reason"
-# In external.metrics.k8s.io, KEDA calls the metric of its first trigger s0-metric-api-NAME.
+# KEDA names the metric of its first trigger s0-metric-api-NAME in external.metrics.k8s.io.
 KEDA_METRIC_PREFIX: Final = "metric-api-"
 READABLE_GATEWAYS: Final = {"gateways": "Readable"}
-"""Label of a metric's sum over the gateways that answer, where the sum without it needs all of them."""
+"""Label for a metric's sum over the gateways that respond. The sum without this label needs all gateways."""
 
 MAX_SERVICE_NAME_LENGTH: Final = 40  # leaves room for "-engine-<hash8>" and the pods' suffixes
 ENGINE_SUFFIX: Final = "-engine"
@@ -118,42 +118,43 @@ PREWARM_SUFFIX: Final = ".prewarm"
 
 
 def engine_name(service: str) -> str:
-    """Name of the Deployment, headless Service, HPA, PDB and ServiceAccount of `service`."""
+    """Return the name of the Deployment, headless Service, HPA, PDB and ServiceAccount of `service`."""
     return f"{service}{ENGINE_SUFFIX}"
 
 
 def public_service_name(service: str) -> str:
-    """Name of the ExternalName Service that points at the gateway."""
+    """Return the name of the ExternalName Service that points at the gateway."""
     return service
 
 
 def config_map_name(service: str, config_hash: str) -> str:
-    """Name of the immutable ConfigMap that holds `engine.yaml`; `config_hash` is eight hexadecimal digits."""
+    """Return the name of the immutable ConfigMap with `engine.yaml`. `config_hash` has eight hexadecimal digits."""
     return f"{engine_name(service)}-{config_hash}"
 
 
 def model_claim_name(service: str) -> str:
-    """Name of the PersistentVolumeClaim made for `model.cache.strategy: PVC` without a `claimName`."""
+    """Return the name of the PersistentVolumeClaim that is created for `model.cache.strategy: PVC` without a
+    `claimName`."""
     return f"{service}-models"
 
 
 def prewarm_name(service: str, job_hash: str) -> str:
-    """Name of the Job that fetches the model of `service`; `job_hash` is eight hexadecimal digits."""
+    """Return the name of the Job that downloads the model of `service`. `job_hash` has eight hexadecimal digits."""
     return f"{service}-prewarm-{job_hash}"
 
 
 def prewarm_pod_selector(service: str) -> dict[str, str]:
-    """The label of that Job's pods. No service has a dot in its name, so nothing else has this value."""
+    """Return the label that selects that Job's pods. Service names have no dots, so no other pod has this value."""
     return {INFERENCE_SERVICE_LABEL: f"{service}{PREWARM_SUFFIX}"}
 
 
 def prewarm_labels(service: str) -> dict[str, str]:
-    """All labels of that Job's pods."""
+    """Return all labels of that Job's pods."""
     return child_labels(service) | {NAME_LABEL: "conveyor-prewarm"} | prewarm_pod_selector(service)
 
 
 def child_labels(service: str) -> dict[str, str]:
-    """Labels of every child and every engine pod of `service`."""
+    """Return the labels of every child and every engine pod of `service`."""
     return {
         NAME_LABEL: "conveyor-engine",
         INSTANCE_LABEL: service,
@@ -164,25 +165,26 @@ def child_labels(service: str) -> dict[str, str]:
 
 
 def pod_selector(service: str) -> dict[str, str]:
-    """The one label that selects the engine pods of `service`."""
+    """Return the one label that selects the engine pods of `service`."""
     return {INFERENCE_SERVICE_LABEL: service}
 
 
 def pod_selector_string(service: str) -> str:
-    """`pod_selector` as `/scale` and `status.selector` want it."""
+    """Return `pod_selector` in the form of `/scale` and `status.selector`."""
     return f"{INFERENCE_SERVICE_LABEL}={service}"
 
 
 def gateway_host(system_namespace: str = SYSTEM_NAMESPACE, cluster_domain: str = CLUSTER_DOMAIN) -> str:
-    """The gateway's name inside the cluster; also the target of the public ExternalName Services."""
+    """Return the gateway's name inside the cluster, which is also the target of the public ExternalName Services."""
     return f"{GATEWAY_SERVICE}.{system_namespace}.svc.{cluster_domain}"
 
 
 def metrics_url(system_namespace: str = SYSTEM_NAMESPACE, cluster_domain: str = CLUSTER_DOMAIN) -> str:
-    """The metrics server's plain port inside the cluster, for who reads pages and no API."""
+    """Return the URL of the metrics server's plain port inside the cluster, for clients that read pages instead of an
+    API."""
     return f"http://{METRICS_SERVICE}.{system_namespace}.svc.{cluster_domain}:{METRICS_ADMIN_PORT}"
 
 
 def gateway_path(namespace: str, service: str) -> str:
-    """Path on the gateway under which `service` speaks its API, without a trailing slash."""
+    """Return the path on the gateway below which `service` serves its API, without a trailing slash."""
     return f"/{namespace}/{service}/v1"

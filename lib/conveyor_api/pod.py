@@ -1,8 +1,7 @@
-"""`spec.pod`: what belongs to the engine's pods as such, in Kubernetes' own words.
+"""`spec.pod`: settings of the engine's pods, with Kubernetes' own names.
 
-All of it goes into the pods as it is, beside what Conveyor puts there; what is Conveyor's own cannot be replaced. Every
-member is typed and bounded: an untyped one would let a tenant put JSON of any depth into an object that all processes
-read.
+They are copied into the pods unchanged, in addition to Conveyor's own settings, which they cannot replace. Every member
+is typed and limited. An untyped member would let a tenant put JSON of any depth into an object that all processes read.
 """
 
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -63,7 +62,7 @@ class ImagePullSecret(ApiModel):
 
 
 class ResourceClaim(ApiModel):
-    """A device by dynamic resource allocation; the engine gets all of them, the model download none."""
+    """A device by dynamic resource allocation. The engine gets all of these devices, the model download none."""
 
     rules: ClassVar = (
         Rule(
@@ -78,7 +77,7 @@ class ResourceClaim(ApiModel):
     resource_claim_name: Name | None = None
     """ResourceClaim that all pods share."""
     resource_claim_template_name: Name | None = None
-    """ResourceClaimTemplate of which each pod gets a claim of its own."""
+    """ResourceClaimTemplate from which each pod gets a claim of its own."""
 
 
 class Pod(ApiModel):
@@ -95,11 +94,11 @@ class Pod(ApiModel):
     )
 
     labels: PodLabels = Field(default_factory=dict)
-    """Labels, beside Conveyor's."""
+    """Labels in addition to Conveyor's."""
     annotations: PodAnnotations = Field(default_factory=dict)
-    """Annotations, beside Conveyor's."""
+    """Annotations in addition to Conveyor's."""
     service_account_name: Name | None = None
-    """ServiceAccount of the pods; default: one that Conveyor makes. Its token is never mounted."""
+    """ServiceAccount of the pods; default: one that Conveyor creates. Its token is never mounted."""
     node_selector: Labels = Field(default_factory=dict)
     """Labels that a node must have."""
     tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A profile: what the platform team gives to the services that name it. It comes with the installation."""
+"""A profile: settings of the platform team for the services that name it. The chart installs it."""
 
 from conveyor_api.base import ApiModel
 from conveyor_api.pod import Pod
@@ -6,7 +6,7 @@ from conveyor_api.resources import Resources
 
 
 class Profile(ApiModel):
-    """The parts of a spec that a profile may say, as they stand there."""
+    """The parts of a spec that a profile may set."""
 
     resources: Resources = Resources()
     """Resources of the engine's container."""

@@ -1,6 +1,6 @@
-"""The scalar types of Kubernetes that pydantic does not have: Quantity, Duration, int-or-percent.
+"""The scalar types of Kubernetes that pydantic lacks: Quantity, Duration, int-or-percent.
 
-Used by the models of the resource; `parse_quantity` and `parse_duration_seconds` also by whoever needs the number.
+Used by the models of the resource. Other modules use `parse_quantity` and `parse_duration_seconds` to get numbers.
 Knows nothing of the resource.
 """
 
@@ -23,7 +23,7 @@ _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_quantity(value: int | str) -> Decimal:
-    """A Kubernetes quantity as a number: `"500m"` is 0.5, `"10Gi"` 10 x 2**30. ValueError if it is none."""
+    """Convert a Kubernetes quantity to a number: `"500m"` is 0.5, `"10Gi"` is 10 x 2**30. Raises ValueError."""
     match = _QUANTITY.fullmatch(str(value))
     if match is None:
         raise ValueError(f"{value!r} is not a quantity such as 500m, 2 or 10Gi")
@@ -35,25 +35,25 @@ def parse_quantity(value: int | str) -> Decimal:
 
 
 def format_quantity(value: float) -> str:
-    """`value` as a quantity: `"26"`, or in thousandths when fractional: `"25600m"` (rounded to the nearest)."""
+    """Return `value` as a quantity: `"26"`, or rounded to thousandths if it is fractional: `"25600m"`."""
     milli = round(value * 1000)
     return f"{milli}m" if milli % 1000 else str(milli // 1000)
 
 
 def parse_duration_seconds(value: str) -> float:
-    """A duration such as `"1m30s"` or `"10ms"` in seconds. ValueError if it is none."""
+    """Convert a duration such as `"1m30s"` or `"10ms"` to seconds. Raises ValueError."""
     if _DURATION.fullmatch(value) is None:
         raise ValueError(f"{value!r} is not a duration such as 10ms, 2s or 1m30s")
     return sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"([0-9]+)(ms|s|m|h)", value))
 
 
 def is_zero(value: int | str) -> bool:
-    """Whether an int-or-percent is 0 or 0%."""
+    """Return whether an int-or-percent is 0 or 0%."""
     return value in (0, "0%")
 
 
 class IntOrString:
-    """Marks `int | str` as `x-kubernetes-int-or-string`; a boolean is neither."""
+    """Marks `int | str` as `x-kubernetes-int-or-string`. A boolean is not allowed."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return handler(source)
@@ -104,7 +104,7 @@ Duration = Annotated[
 
 
 def between(least: str, most: str) -> Rule:
-    """Bounds of a Duration, both allowed. What is no duration at all is left to `Duration`'s own rule."""
+    """Return a rule with the limits of a Duration, both allowed. Invalid durations have a rule of their own."""
     low, high = parse_duration_seconds(least), parse_duration_seconds(most)
     return Rule(
         f"!{_DURATION_CEL} || (duration(self) >= duration('{least}') && duration(self) <= duration('{most}'))",

@@ -113,5 +113,5 @@ class Queue(ApiModel):
 
     @property
     def ordered_classes(self) -> list[RequestClass]:
-        """The best first."""
+        """Return the classes, best first."""
         return sorted(self.classes, key=lambda each: each.level)

@@ -1,6 +1,6 @@
-"""The API reference (`docs/api-reference.md`), written from the CRD and from the meanings of conditions.
+"""Writes the API reference (`docs/api-reference.md`) from the CRD and from the meanings of conditions.
 
-Called by `generate`. Pure. It reads the structural schema, so it says what the API server enforces.
+Called by `generate`. Pure. It reads the structural schema, so it documents what the API server enforces.
 """
 
 import textwrap
@@ -42,7 +42,7 @@ _LIMITS = {
 
 
 def build_reference() -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page as Markdown."""
     schema = build_schema()
     blocks = [_INTRODUCTION, "## metadata", "\n".join(_rules(schema))]
     for name in ("spec", "status"):
@@ -54,7 +54,7 @@ def build_reference() -> str:
 
 
 def _object(path: str, schema: Schema) -> Iterator[str]:
-    """The blocks of one object: its meaning, its members, its rules; then its members' sections."""
+    """Yield the Markdown blocks of one object: its meaning, members and rules, then its members' sections."""
     required = schema.get("required", [])
     rows = [_row(name, member, name in required) for name, member in schema["properties"].items()]
     yield schema["description"]
@@ -74,7 +74,7 @@ def _table(header: tuple[str, ...], rows: list[str]) -> str:
 
 
 def _nested(schema: Schema) -> tuple[Schema | None, str]:
-    """The object that a member is or holds, with what its path ends in."""
+    """Return the object that a member is or contains, and the suffix of its path."""
     if "properties" in schema:
         return schema, ""
     items = schema.get("items", {})
@@ -87,7 +87,7 @@ def _row(name: str, schema: Schema, required: bool) -> str:
 
 
 def _default(schema: Schema) -> str:
-    """An object's default is that of its members, which have tables of their own."""
+    """Return the default for the table. The default of an object is in the tables of its members."""
     default = schema.get("default", "")
     return "" if default == "" or isinstance(default, dict) else f"`{default}`"
 
@@ -120,7 +120,7 @@ def _rules(schema: Schema) -> Iterator[str]:
 
 
 def _member_rules(schema: Schema) -> Iterator[str]:
-    """The sentences of the members that are values themselves."""
+    """Yield the rules of members that are not objects."""
     for name, member in schema["properties"].items():
         if "properties" not in member:
             values = member.get("additionalProperties", {})

@@ -1,4 +1,4 @@
-"""The InferenceService itself, and the one way to read it: `InferenceService.parse`.
+"""The InferenceService, and the only way to read it: `InferenceService.parse`.
 
 Called by the operator and the gateway with bodies from the API server. Pure.
 """
@@ -18,13 +18,13 @@ from conveyor_api.status import InferenceServiceStatus
 from conveyor_api.workload import P95_SUM_CEL
 
 # The model's own limit is known once a pod has read its config.json. An edit beyond it would replace running pods by
-# pods that cannot start, so the API server refuses it.
+# pods that cannot start, so the API server rejects it.
 _UNKNOWN_LIMIT = (
     "!has(oldSelf.status) || !has(oldSelf.status.model) || !has(oldSelf.status.model.contextLength)"
     " || !has(oldSelf.status.model.uri) || oldSelf.status.model.uri != self.spec.model.uri"
 )
 
-# The access mode of a claim never changes. Where one node at a time may have it, a second pod might wait for ever.
+# The access mode of a claim never changes. If only one node at a time may mount it, a second pod might wait for ever.
 _ONE_NODE = (
     "has(oldSelf.status) && has(oldSelf.status.effective) && has(oldSelf.status.effective.cacheAccessMode)"
     " && oldSelf.status.effective.cacheAccessMode == 'ReadWriteOnce'"
@@ -33,7 +33,7 @@ _ONE_NODE = (
 
 
 def _one_pod(spec: str) -> str:
-    """CEL: at most one pod at a time."""
+    """Return a CEL expression that is true if there is at most one pod at a time."""
     most = f"(has({spec}.autoscaling) ? {spec}.autoscaling.maxReplicas : has({spec}.replicas) ? {spec}.replicas : 1)"
     return f"({most} <= 1 && (!has({spec}.rollout) || {NO_SURGE.format(rollout=f'{spec}.rollout')}))"
 
@@ -114,10 +114,11 @@ class InferenceService(ApiModel):
 
     @classmethod
     def parse(cls, body: Mapping[str, Any], *, known_only: bool = False) -> Self:
-        """The resource that `body` (JSON from the API server) is. InvalidResource names every field that is wrong.
+        """Parse `body`, JSON from the API server. Raises InvalidResource, which names every field that is wrong.
 
-        An unknown field is ignored. The API server refuses or prunes fields that its CRD lacks, so an unknown one
-        belongs to a newer release, during an upgrade or after a downgrade. `known_only` refuses it, as the CRD does.
+        Unknown fields are ignored. The API server rejects or prunes fields that its CRD lacks. So an unknown field
+        belongs to a newer release, during an upgrade or after a downgrade. With `known_only`, unknown fields are
+        rejected, as the CRD does.
         """
         try:
             return cls.model_validate(dict(body), by_alias=True, by_name=False, extra=None if known_only else "ignore")
@@ -126,28 +127,29 @@ class InferenceService(ApiModel):
 
     @property
     def name(self) -> str:
-        """`metadata.name`."""
+        """Return `metadata.name`."""
         return self.metadata.name
 
     @property
     def namespace(self) -> str:
-        """`metadata.namespace`."""
+        """Return `metadata.namespace`."""
         return self.metadata.namespace
 
     @property
     def key(self) -> str:
-        """`namespace/name`, as logs, /demand and the gateway say it."""
+        """Return `namespace/name`, as used in logs, in /demand and by the gateway."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def task(self) -> str | None:
-        """The task of the model, from the spec or its files; None until a pod has read the files."""
+        """Return the task of the model, from the spec or from its files; None until a pod has read the files."""
         model = self.status.model
         return self.spec.task or (model.task if model is not None and model.uri == self.spec.model.uri else None)
 
     @property
     def max_model_len(self) -> int | None:
-        """Tokens of the longest request; None until a pod has read the model's files, unless the spec sets it."""
+        """Return the tokens of the longest request; None until a pod has read the model's files, unless the spec sets
+        it."""
         spec, model = self.spec, self.status.model
         made_for = model.context_length if model is not None and model.uri == spec.model.uri else None
         if spec.engine.max_model_len is not None or spec.workload is None or made_for is None:
@@ -156,10 +158,10 @@ class InferenceService(ApiModel):
 
     @property
     def batching(self) -> Batching:
-        """`spec.batching` with the mode that the task has by default. vLLM batches in its own way, whatever it does."""
+        """Return `spec.batching` with the default mode for the task. vLLM always batches in its own way."""
         return self.spec.batching.settle(self.task if self.spec.runtime == "Conveyor" else None)
 
     @property
     def served_model_name(self) -> str:
-        """The name that clients put in `model`."""
+        """Return the name that clients put in `model`."""
         return self.spec.model.name or self.name

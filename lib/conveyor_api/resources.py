@@ -1,4 +1,4 @@
-"""`spec.resources`: what one engine asks of its node."""
+"""`spec.resources`: the resources that one engine requests."""
 
 import re
 from typing import Annotated, ClassVar, Final
@@ -18,8 +18,8 @@ def _is_amount(value: int | str) -> bool:
         return False
 
 
-# Kubernetes counts a value that may be a number or a string as long as a whole request, so the cost of these rules
-# is near its limit: hence few resources, and guards only where a wrong value would hide the sentence.
+# For the cost of a rule, Kubernetes assumes that a number-or-string is as long as a whole request. The rules here are
+# near the limit of the cost. So there are few resources, and guards only where a wrong value would hide the message.
 ResourceAmounts = Annotated[
     dict[
         str,
@@ -77,4 +77,4 @@ class Resources(ApiModel):
     requests: ResourceAmounts = Field(default_factory=dict)
     """Amounts that are reserved."""
     limits: ResourceAmounts = Field(default_factory=dict)
-    """Amounts that are never exceeded; GPUs are given here."""
+    """Amounts that are never exceeded. Set GPUs here."""

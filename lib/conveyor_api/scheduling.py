@@ -1,7 +1,7 @@
-"""The scheduling fields of `spec.pod`, with the meaning that they have in a pod's spec.
+"""The scheduling fields of `spec.pod`, with the same meaning as in a pod's spec.
 
-Every member is typed and bounded here. An untyped one would let a tenant put JSON of any depth and width into an
-object that all of Conveyor's processes read, and let a mistake through that only the Deployment's apply would find.
+Every member is typed and limited here. An untyped member would let a tenant put JSON of any size into an object that
+all of Conveyor's processes read. Also, mistakes would only be found when the Deployment is applied.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -41,30 +41,30 @@ class NodeTerm(ApiModel):
 
 
 class RequiredNodes(ApiModel):
-    """Nodes that match one term or more."""
+    """Nodes that match at least one term."""
 
     node_selector_terms: Annotated[list[NodeTerm], Field(min_length=1, max_length=16)]
     """The terms."""
 
 
 class PreferredNodes(ApiModel):
-    """Nodes that are better than others."""
+    """Nodes that are preferred to others."""
 
     weight: Weight
-    """How much better."""
+    """Weight of the preference."""
     preference: NodeTerm
-    """Which nodes."""
+    """The preferred nodes."""
 
 
 class NodeAffinity(ApiModel):
-    """On which nodes the pods may run."""
+    """Nodes on which the pods may run."""
 
     required_during_scheduling_ignored_during_execution: RequiredNodes | None = None
-    """Only on these nodes."""
+    """The pods run only on these nodes."""
     preferred_during_scheduling_ignored_during_execution: Annotated[list[PreferredNodes], Field(max_length=16)] = Field(
         default_factory=list
     )
-    """Rather on these nodes."""
+    """The pods run on these nodes if possible."""
 
 
 class LabelRequirement(ApiModel):
@@ -91,20 +91,20 @@ LabelKeys = Annotated[list[Key], Field(max_length=16)]
 
 
 class PodTerm(ApiModel):
-    """Pods near which, or away from which, the pods run."""
+    """Pods near which, or away from which, the pods must run."""
 
     topology_key: Key
-    """Node label that says what is near, for example `kubernetes.io/hostname`."""
+    """Node label whose equal values mean near, for example `kubernetes.io/hostname`."""
     label_selector: LabelSelector | None = None
-    """Which pods."""
+    """The pods."""
     match_label_keys: LabelKeys = Field(default_factory=list)
-    """Labels in which those pods must equal the engine's own."""
+    """Labels whose values must equal those of the engine's pods."""
     mismatch_label_keys: LabelKeys = Field(default_factory=list)
-    """Labels in which they must differ."""
+    """Labels whose values must differ from those of the engine's pods."""
     namespaces: Annotated[list[Annotated[str, Field(max_length=63)]], Field(max_length=32)] = Field(
         default_factory=list
     )
-    """In which namespaces; default: the service's own."""
+    """Namespaces of the pods; default: the service's own."""
     namespace_selector: LabelSelector | None = None
     """Further namespaces, by label."""
 
@@ -113,13 +113,13 @@ class WeightedPodTerm(ApiModel):
     """A term that is preferred."""
 
     weight: Weight
-    """How much."""
+    """Weight of the preference."""
     pod_affinity_term: PodTerm
     """The term."""
 
 
 class PodAffinity(ApiModel):
-    """Nearness to other pods."""
+    """Rules about other pods."""
 
     required_during_scheduling_ignored_during_execution: Annotated[list[PodTerm], Field(max_length=16)] = Field(
         default_factory=list
@@ -128,14 +128,14 @@ class PodAffinity(ApiModel):
     preferred_during_scheduling_ignored_during_execution: Annotated[list[WeightedPodTerm], Field(max_length=16)] = (
         Field(default_factory=list)
     )
-    """These terms rather hold."""
+    """These terms hold if possible."""
 
 
 class Affinity(ApiModel):
     """Nodes and pods that attract or repel the pods."""
 
     node_affinity: NodeAffinity | None = None
-    """On which nodes they may run."""
+    """Nodes on which they may run."""
     pod_affinity: PodAffinity | None = None
     """Pods to be near."""
     pod_anti_affinity: PodAffinity | None = None
@@ -154,17 +154,17 @@ class TopologySpreadConstraint(ApiModel):
     )
 
     max_skew: Annotated[int, Field(ge=1, le=10_000)]
-    """Most pods that one group may have more than another."""
+    """Maximum difference between the numbers of pods in two groups."""
     topology_key: Key
     """Node label that forms the groups."""
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
     """Action for a pod that would exceed `maxSkew`."""
     label_selector: LabelSelector | None = None
-    """Which pods are counted."""
+    """The pods that are counted."""
     match_label_keys: LabelKeys = Field(default_factory=list)
-    """Labels in which counted pods must equal the engine's own."""
+    """Labels whose values must equal those of the engine's pods for a pod to be counted."""
     min_domains: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Least number of groups."""
+    """Minimum number of groups."""
     node_affinity_policy: Literal["Honor", "Ignore"] | None = None
     """Whether only nodes that the pods may run on are counted; default Honor."""
     node_taints_policy: Literal["Honor", "Ignore"] | None = None
@@ -172,15 +172,15 @@ class TopologySpreadConstraint(ApiModel):
 
 
 class Toleration(ApiModel):
-    """A taint that the pods accept. The taint `nvidia.com/gpu` is tolerated already when a GPU is asked for."""
+    """A taint that the pods accept. If a GPU is requested, the taint `nvidia.com/gpu` is tolerated anyway."""
 
     key: Annotated[str, Field(max_length=317)] | None = None
-    """Key of the taint; none with operator Exists tolerates all."""
+    """Key of the taint; if it is not set, the operator Exists tolerates all taints."""
     operator: Annotated[str, Field(max_length=16)] | None = None
     """Equal (Kubernetes' default), Exists, or another that the cluster knows."""
     value: Label | None = None
     """Value of the taint."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect of the taint; none means all."""
+    """Effect of the taint; if it is not set, all effects."""
     toleration_seconds: Annotated[int, Field(ge=0)] | None = None
     """How long a pod stays after a NoExecute taint appears."""

@@ -1,6 +1,6 @@
-"""ServedName: a namespace's claim to a name on the gateway's root, and which claims a namespace may make.
+"""ServedName: a namespace's claim to a name at the gateway's root, and the names that a namespace may claim.
 
-Made by the operator, read by it and by the gateway. Pure.
+The operator creates it; operator and gateway read it. Pure.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from conveyor_api.model import ModelName
 from conveyor_api.resource import Metadata
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-# A name of this form may be the `namespace/name` of some service, now or later.
+# A name of this form may be the `namespace/name` of a service that exists or will exist.
 _SERVICE_KEY: Final = re.compile(rf"({_LABEL})/{_LABEL}")
 _SLUG_CHARACTERS: Final = 40
 
@@ -42,7 +42,7 @@ class ServedName(ApiModel):
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
-        """The claim that `body` (JSON from the API server) is. Raises InvalidResource."""
+        """Parse `body`, JSON from the API server, as a claim. Raises InvalidResource."""
         try:
             return cls.model_validate(dict(body), by_alias=True, by_name=False, extra="ignore")
         except ValidationError as error:
@@ -50,15 +50,16 @@ class ServedName(ApiModel):
 
 
 def may_claim(namespace: str, name: str) -> bool:
-    """A name that may be another namespace's `namespace/name` is never claimed."""
+    """Return whether the namespace may claim the name: not if it may be another namespace's `namespace/name`."""
     match = _SERVICE_KEY.fullmatch(name)
     return match is None or match[1] == namespace
 
 
 def object_name(name: str) -> str:
-    """Name of the ServedName for a served name: itself where Kubernetes allows that, else a readable part and a hash.
+    """Return the object name for a served name: the name itself if Kubernetes allows it, else a readable part and a
+    hash.
 
-    Only the second form has a dot, so no two names get the same object but by a collision of the hash.
+    Only the second form has a dot. So two names get the same object name only if their hashes collide.
     """
     if re.fullmatch(_LABEL, name):
         return name
@@ -67,7 +68,7 @@ def object_name(name: str) -> str:
 
 
 def build_served_name(namespace: str, name: str) -> dict[str, Any]:
-    """The manifest of a claim."""
+    """Return the manifest of a claim."""
     labels = {names.MANAGED_BY_LABEL: "conveyor"}
     return {
         "apiVersion": names.API_VERSION,
@@ -78,6 +79,9 @@ def build_served_name(namespace: str, name: str) -> dict[str, Any]:
 
 
 def root_name(system_namespace: str) -> str:
-    """The gateways' own name. The operator claims it after those of all services, and gateways are ready from then on:
-    so an upgrade to the first release with claims takes no name away."""
+    """Return the gateways' own name.
+
+    The operator claims it after the names of all services, and gateways are not ready before. So an upgrade to the
+    first release with claims loses no names.
+    """
     return f"{system_namespace}/{names.GATEWAY_SERVICE}"

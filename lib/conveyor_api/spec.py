@@ -1,7 +1,7 @@
-"""`spec` as a whole: what a person asks for.
+"""`spec` as a whole: the state that a user wants.
 
 Parts: `model`, `engine`, `batching`, `autoscaling`, `resources`, `pod`; the small ones are here. Defaults and limits
-live in these models only; the CRD and the API reference are generated from them.
+are only in these models; the CRD and the API reference are generated from them.
 """
 
 from typing import Annotated, ClassVar, Final
@@ -31,7 +31,7 @@ from conveyor_api.scheduling import Name
 from conveyor_api.workload import P95_SUM_CEL, Workload
 
 NO_SURGE: Final = "(!has({rollout}.maxSurge) || string({rollout}.maxSurge) in ['0', '0%'])"
-"""CEL: a rollout that is not told to make pods above the wanted number."""
+"""CEL expression: a rollout that does not allow pods above the desired number."""
 
 _P95_SUM = P95_SUM_CEL.format(at="")
 _CREDENTIALS = (names.HUB_TOKEN_ENV, *names.BUCKET_KEYS, "AWS_SESSION_TOKEN")
@@ -60,12 +60,12 @@ class Rollout(ApiModel):
 
     @property
     def is_open(self) -> bool:
-        """Whether no field is set."""
+        """Return whether no field is set."""
         return self.max_surge is None and self.max_unavailable is None
 
     @property
     def given(self) -> tuple[int | str, int | str]:
-        """maxSurge and maxUnavailable if at least one is set; the other defaults to 0 or 1."""
+        """Return maxSurge and maxUnavailable if at least one is set; the other defaults to 0 or 1."""
         surge, unavailable = self.max_surge, self.max_unavailable
         return 0 if surge is None else surge, 1 if unavailable is None else unavailable
 
@@ -328,13 +328,13 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def gpus(self) -> int:
-        """The GPUs, or slices of GPUs, that each engine requests."""
+        """Return the number of GPUs, or slices of GPUs, that each engine requests."""
         limits = self.resources.limits
         return sum(int(amount) for name, amount in limits.items() if name.startswith(names.GPU_VENDOR))
 
     @property
     def tensor_parallel_size(self) -> int:
-        """The GPUs that compute one model together. Only whole GPUs can, and only for models that generate text."""
+        """Return how many GPUs compute one model together: only whole GPUs, and only for models that generate text."""
         if self.engine.tensor_parallel_size is not None:
             return self.engine.tensor_parallel_size
         if self.runtime == "VLLM" or self.task not in (None, "Generate"):
@@ -343,26 +343,27 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def first_replicas(self) -> int:
-        """The number of engines of a new service."""
+        """Return the number of engines of a new service."""
         if self.autoscaling is not None:
             return self.autoscaling.fewest_running
         return 1 if self.replicas is None else self.replicas
 
     @property
     def most_replicas(self) -> int:
-        """The largest possible number of engines."""
+        """Return the largest possible number of engines."""
         return self.first_replicas if self.autoscaling is None else self.autoscaling.max_replicas
 
     @property
     def in_flight_target(self) -> float | None:
-        """Requests in flight per replica that the autoscaler aims at; None when replicas are fixed."""
+        """Return the autoscaler's target for requests in flight per replica; None if the replicas are fixed."""
         if self.autoscaling is None:
             return None
         return max(1.0, self.batching.effective_batch_size * self.autoscaling.target_utilization_percent / 100)
 
     @property
     def queue_depth_target(self) -> int | None:
-        """Requests waiting beyond the window per replica that the autoscaler aims at; None when replicas are fixed."""
+        """Return the autoscaler's target for requests per replica that wait beyond the window; None if replicas are
+        fixed."""
         if self.autoscaling is None:
             return None
         return self.autoscaling.queue_depth_per_replica or max(1, self.batching.effective_batch_size // 8)

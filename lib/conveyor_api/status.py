@@ -1,7 +1,7 @@
-"""`status`: what the operator has seen. Written by it alone, through the `/status` subresource.
+"""`status`: the state that the operator has observed. Only the operator writes it, through the `/status` subresource.
 
-Read leniently (unknown fields are ignored), since after a downgrade a newer operator's status may still be there.
-Texts have limits here; `text.clip` shortens what is longer before it is sent.
+Unknown fields are ignored, because the status of a newer operator may remain after a downgrade. Texts have limits here;
+`text.clip` shortens longer ones before they are sent.
 """
 
 from typing import Annotated, Final, Literal

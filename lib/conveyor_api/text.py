@@ -1,7 +1,7 @@
-"""Text that others wrote, before people read it: printable, and no longer than its place. Pure.
+"""Makes text from other programs fit for people to read: printable, and not too long. Pure.
 
-Pods, engines, model files and other tenants write parts of what stands in a status, an Event or a terminal. `clip` and
-`make_printable` are the one gate for it. Log lines quote their values themselves (`conveyor_process.log`).
+Pods, engines, model files and other tenants write parts of a status, an Event or a terminal's output. All of these
+texts pass through `clip` or `make_printable`. Log lines quote their values themselves (`conveyor_process.log`).
 """
 
 from typing import Final
@@ -11,10 +11,11 @@ _UNPRINTABLE: Final = "\ufffd"
 
 
 def make_printable(text: str) -> str:
-    """`text` with spaces for other white space, and U+FFFD for every other character that `str.isprintable` refuses.
+    """Return `text` with spaces for other white space, and U+FFFD for each other character that is not printable.
 
-    Those are control characters, which terminals obey; marks that reorder or hide text; and lone surrogates, which the
-    API server changes, so that a status would never be equal to what was written.
+    `str.isprintable` decides. Not printable are control characters, which terminals obey, and marks that reorder or
+    hide text. Lone surrogates are not printable either: the API server changes them, so a status would never equal the
+    one that was written.
     """
     if text.isprintable():
         return text
@@ -22,7 +23,7 @@ def make_printable(text: str) -> str:
 
 
 def clip(message: str, max_bytes: int = MAX_MESSAGE_BYTES) -> str:
-    """`message`, printable and shortened to `max_bytes` of UTF-8."""
+    """Return `message`, printable and shortened to `max_bytes` of UTF-8."""
     encoded = make_printable(message[: max_bytes + 1]).encode()
     if len(encoded) <= max_bytes:
         return encoded.decode()

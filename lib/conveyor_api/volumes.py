@@ -1,7 +1,7 @@
-"""`spec.pod.volumes` and `spec.pod.volumeMounts`: files beside the model.
+"""`spec.pod.volumes` and `spec.pod.volumeMounts`: files in addition to the model.
 
-The kinds of volume are those that the Pod Security Standard "restricted" allows and that need no driver; a folder of
-the node is none of them. An emptyDir must have a limit, so that no pod fills its node.
+The kinds of volume are those that the Pod Security Standard "restricted" allows and that need no driver. So folders of
+the node are not allowed. An emptyDir must have a limit, so that no pod fills its node.
 """
 
 import re
@@ -17,7 +17,7 @@ from conveyor_api.scheduling import Name
 _NAME_PATTERN: Final = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _PATH_PATTERN: Final = "^(/[A-Za-z0-9_@+=.-]+)+$"
 _DOTS_PATTERN: Final = "/[.]{1,2}(/|$)"
-# Folders of the system, and those in which Conveyor has put something.
+# Folders of the system, and folders that Conveyor uses.
 _TAKEN_PATTERN: Final = "^/(etc$|etc/conveyor(/|$)|(dev|proc|sys|tmp|models)(/|$))"
 
 
@@ -28,7 +28,7 @@ def _is_size(text: str) -> bool:
         return False
 
 
-# A string, which costs a rule within a list less than a quantity's number or string does.
+# A string. In a list, a rule on a string costs less than one on a quantity, which may be a number.
 SizeLimit = Annotated[
     str,
     Field(max_length=20),
@@ -58,9 +58,9 @@ class ConfigMapVolume(ApiModel):
     name: Name
     """Name of the ConfigMap."""
     items: KeysToPaths = Field(default_factory=list)
-    """Keys to take, with their files; none: all, each as a file of its name."""
+    """Keys to include, with their files; default: all keys, each as a file with its name."""
     optional: bool | None = None
-    """Start without it when it is missing."""
+    """Start without the files if the ConfigMap is missing."""
 
 
 class SecretVolume(ApiModel):
@@ -69,9 +69,9 @@ class SecretVolume(ApiModel):
     secret_name: Name
     """Name of the Secret."""
     items: KeysToPaths = Field(default_factory=list)
-    """Keys to take, with their files; none: all, each as a file of its name."""
+    """Keys to include, with their files; default: all keys, each as a file with its name."""
     optional: bool | None = None
-    """Start without it when it is missing."""
+    """Start without the files if the Secret is missing."""
 
 
 class ClaimVolume(ApiModel):
@@ -80,16 +80,16 @@ class ClaimVolume(ApiModel):
     claim_name: Name
     """Name of the claim."""
     read_only: bool | None = None
-    """Mount it for reading only."""
+    """Mount it read-only."""
 
 
 class EmptyDirVolume(ApiModel):
-    """A folder that goes with the pod."""
+    """A folder that is deleted with the pod."""
 
     size_limit: SizeLimit
-    """Most that it may hold; beyond it the pod is evicted."""
+    """Limit of the folder's size. If it is exceeded, the pod is evicted."""
     medium: Literal["Memory"] | None = None
-    """Memory: keep it there, where it counts as the pod's; default: the node's disk."""
+    """Memory: keep the folder in memory, which counts as the pod's; default: on the node's disk."""
 
 
 class Volume(ApiModel):
@@ -128,7 +128,7 @@ class Volume(ApiModel):
     persistent_volume_claim: ClaimVolume | None = None
     """A PersistentVolumeClaim."""
     empty_dir: EmptyDirVolume | None = None
-    """A folder that goes with the pod."""
+    """A folder that is deleted with the pod."""
 
 
 class VolumeMount(ApiModel):
@@ -152,9 +152,9 @@ class VolumeMount(ApiModel):
     ]
     """Folder, or with `subPath` file, in the container."""
     sub_path: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    """Path within the volume; default: all of it."""
+    """Path within the volume; default: the whole volume."""
     read_only: bool | None = None
-    """Mount it for reading only."""
+    """Mount it read-only."""
 
 
 Volumes = Annotated[list[Volume], Field(max_length=16), KeyedBy("name")]
