@@ -1,6 +1,6 @@
-"""Makes a real Kubernetes for development, tests and the demo on this machine, and removes it completely.
+"""Makes a real Kubernetes on this machine for development, tests and the demo, and removes it completely.
 
-Two sizes: `control_plane.ControlPlane` (API server and controllers, no pods; seconds) and a whole cluster
-(`python -m e2e.cluster up`), by one of two providers: `local` (plain processes) or `kind`.
-Nothing here knows what Conveyor is; it hands out a kubeconfig.
+There are two sizes. `control_plane.ControlPlane` has the API server and controllers, but no pods; it starts in seconds.
+`python -m e2e.cluster up` makes a whole cluster, with one of two providers: `local` (plain processes) or `kind`. This
+package knows nothing of Conveyor; it returns a kubeconfig.
 """

@@ -1,7 +1,7 @@
-"""`python -m e2e.cluster`: the cluster from the command line, for the Makefile and for people.
+"""`python -m e2e.cluster`: the command line for the cluster, used by the Makefile and by people.
 
-CLUSTER=local|kind chooses the provider; `provider` says what holds without it. One command at a time changes a cluster.
-Errors that a person can fix are printed as one sentence; everything else keeps its traceback.
+CLUSTER=local|kind chooses the provider; `provider` defines the default. Only one command at a time changes a cluster.
+Errors that a user can fix are printed as one sentence. All others keep their traceback.
 """
 
 import argparse

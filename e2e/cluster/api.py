@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 class ApiError(RuntimeError):
-    """The API server refused; `code` is the HTTP status."""
+    """The API server returned an error. `code` is the HTTP status."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -65,7 +65,7 @@ class _Connection(http.client.HTTPSConnection):
 
 
 class Api:
-    """Calls as the user of a kubeconfig written by `certificates.write_kubeconfig` (or by kind: same form)."""
+    """Calls the API server as the user of a kubeconfig, written by `certificates.write_kubeconfig` or by kind."""
 
     def __init__(self, kubeconfig: Path) -> None:
         server, self._tls = read_kubeconfig(kubeconfig)
@@ -82,7 +82,7 @@ class Api:
         return self.call("DELETE", path)
 
     def apply(self, path: str, body: Json) -> Json:
-        """Apply an object by server-side apply. path: of the object."""
+        """Apply an object with server-side apply. `path` is the object's own path."""
         path += "?fieldManager=conveyor-cluster&force=true"
         return self.call("PATCH", path, body, "application/apply-patch+yaml")
 

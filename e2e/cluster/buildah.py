@@ -1,7 +1,6 @@
-"""Builds images without a daemon: buildah in a store of its own below the cache folder, and a Debian base made here.
+"""Builds images without a daemon: with buildah, a store below the cache folder, and a Debian base built here.
 
-Called by `images` where Docker does not build. The base stands in for `python:3.x-slim`, since this way
-no image registry is needed at all.
+Called by `images` if Docker does not build. The base replaces `python:3.x-slim`, so no image registry is needed.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from e2e.cluster.paths import CACHE, REPOSITORY
 from e2e.cluster.progress import announced
 
 _RELEASE = "bookworm"
-# python3-dev: like python:3.x-slim, the base has Python's headers (Triton compiles against them).
+# python3-dev: like python:3.x-slim, the base has Python's headers, because Triton compiles against them.
 _PACKAGES = ("python3", "python3-venv", "python3-dev", "ca-certificates")
 _AUTHORITIES = "/etc/ssl/certs"
 
@@ -27,8 +26,9 @@ _STORE = ("--storage-driver", "overlay", "--root", CACHE / "images", "--runroot"
 def build(name: str, dockerfile: Path) -> set[str]:
     """Build one of the repository's Dockerfiles. Layers are cached in the store.
 
-    Returns the identities of all that the build made or found in the cache, cut as buildah prints them: `prune` keeps
-    them. What names no image (a stage that files are copied from) can be told from waste by nothing else.
+    Returns the ids of all images that the build made or found in the cache, shortened as buildah prints them. `prune`
+    keeps these. Nothing else distinguishes an unnamed image that is still used, such as a stage that files are copied
+    from, from waste.
     """
     base = _base()
     with announced(f"images: building {name}"):
@@ -46,16 +46,16 @@ def prune(used: set[str]) -> None:
     images = [line.removeprefix("sha256:").split() for line in listed]
     unused = [identity for identity, name in images if name == "<none>" and identity[:11] not in used]
     if unused:
-        _buildah("rmi", *unused)  # newest first, as they are listed: none stands on one that goes before it
+        _buildah("rmi", *unused)  # listed newest first, so none depends on an earlier one in the list
 
 
 def remove(name: str) -> None:
-    """Removes an image with the layers that no other one has."""
+    """Remove an image, and the layers that no other image has."""
     programs.run_quietly("buildah", *_STORE, "rmi", name)
 
 
 def export(name: str, layout: Path) -> None:
-    """Writes an image into an OCI layout, uncompressed; a layer that is there already is neither read nor written."""
+    """Write an image into an OCI layout, uncompressed. Layers that are already there are neither read nor written."""
     store = f"overlay@{CACHE / 'images'}+{CACHE / 'images-run'}"
     options = ["--quiet", "--insecure-policy", "--dest-oci-accept-uncompressed-layers"]
     programs.run_quietly("skopeo", "copy", *options, f"containers-storage:[{store}]{name}", f"oci:{layout}:{name}")

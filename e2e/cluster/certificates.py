@@ -1,6 +1,7 @@
 """Makes the certificates of a cluster: two authorities, their certificates, and the service account key.
 
-Called once per cluster start; elliptic curve keys, so that it takes milliseconds. Knows no process and no port.
+Called once when a cluster starts. The keys are elliptic curve keys, so that this takes milliseconds. Knows no process
+and no port.
 """
 
 import base64
@@ -41,7 +42,7 @@ class Authority:
         self.certificate.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
 
     def issue(self, file: str, common_name: str, group: str = "", names: Sequence[str] = ()) -> KeyPair:
-        """A leaf for client and server use; `names` are its DNS names and IP addresses."""
+        """Issue a certificate for client and server use. `names` are its DNS names and IP addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
         builder = _builder(_subject(common_name, group), self._name, key.public_key())
@@ -56,7 +57,7 @@ class Authority:
 
 
 def write_service_account_key(folder: Path) -> tuple[Path, Path]:
-    """The key that signs service account tokens: (public, private)."""
+    """Write the key that signs service account tokens. Returns the paths of (public key, private key)."""
     key = ec.generate_private_key(ec.SECP256R1())
     public, private = folder / "service-account.pub", folder / "service-account.key"
     encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -73,7 +74,7 @@ def write_private_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def write_kubeconfig(path: Path, context: str, server: str, authority: Path, pair: KeyPair) -> Path:
-    """A kubeconfig that carries its certificates, so that it works from wherever it is copied to."""
+    """Write a kubeconfig that contains its certificates, so that copies of it work anywhere."""
     user = {"client-certificate-data": _base64(pair.certificate), "client-key-data": _base64(pair.key)}
     cluster = {"server": server, "certificate-authority-data": _base64(authority)}
     content = {

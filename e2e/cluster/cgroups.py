@@ -1,6 +1,6 @@
-"""One control group that holds every container of the local cluster, so that all of them can be found and ended.
+"""Manages the control group of all containers of the local cluster, so that all of them can be found and killed.
 
-Called by `local`. Works with version 1 (a tree per controller) and version 2 (one tree).
+Called by `local`. Works with version 1 (one tree for each controller) and version 2 (one tree).
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NAME = "conveyor"
-SHIMS = f"{NAME}/shims"  # containerd's helpers, one per pod; they outlive containerd
+SHIMS = f"{NAME}/shims"  # containerd's helpers, one for each pod; they outlive containerd
 
 _MOUNT = Path("/sys/fs/cgroup")
 
@@ -22,13 +22,13 @@ def create() -> None:
     for tree in _trees():
         for parent, group in ((tree, tree / NAME), (tree / NAME, tree / SHIMS)):
             group.mkdir(exist_ok=True)
-            for inherited in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group of version 1: nothing could run
+            for inherited in ("cpuset.cpus", "cpuset.mems"):  # a new group of version 1 has none, so nothing could run
                 if tree.name == "cpuset":
                     (group / inherited).write_text((parent / inherited).read_text())
 
 
 def delete() -> None:
-    """Kills what runs in the group and removes it."""
+    """Kill all processes in the group and remove it."""
     deadline = time.monotonic() + 10
     while pids := set(_pids()):
         for pid in pids:
@@ -44,7 +44,7 @@ def delete() -> None:
 
 
 def left() -> list[str]:
-    """Names the groups that `delete` would remove."""
+    """Return the names of the groups that `delete` would remove."""
     return [f"control group {tree / NAME}" for tree in _trees() if (tree / NAME).exists()]
 
 
@@ -55,7 +55,7 @@ def _trees() -> list[Path]:
 
 
 def _groups() -> Iterator[Path]:
-    """The group and all below it in every tree, children first."""
+    """Yield the group and all groups below it in every tree, children first."""
     for tree in _trees():
         for folder, _, _ in os.walk(tree / NAME, topdown=False):
             yield Path(folder)

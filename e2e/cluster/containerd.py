@@ -1,6 +1,6 @@
-"""The container runtime of a node: its image store, and what the local one leaves behind.
+"""Controls the container runtime of a node: its image store, and what remains of the local one.
 
-Called by `local` and `load`. Everything is in the namespace that the kubelet's images live in.
+Called by `local` and `load`. Everything is in the namespace of the kubelet's images.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ BLOBS = IMAGE_STORE / "io.containerd.content.v1.content" / "blobs"
 
 
 class Containerd:
-    """A running containerd, by the client's command that reaches it; its first word is a program of ours."""
+    """A running containerd. `client` is the command line that reaches it; its first word is a program of `programs`."""
 
     def __init__(self, *client: str | Path) -> None:
         program, *arguments = map(str, client)
@@ -49,13 +49,14 @@ class Containerd:
         return str(manifest["config"]["digest"])
 
     def tag_image(self, name: str, other: str) -> None:
-        """Gives an image a second name, taken from whatever had it."""
+        """Give an image a second name. If another image had that name, it loses it."""
         self._run("images", "tag", "--force", name, other)
 
     def keep_images(self, names: Collection[str]) -> None:
-        """Removes every image but those of these names, and waits until its layers are gone.
+        """Remove all images except those with these names, and wait until their layers are gone.
 
-        An image also has the kubelet's name for it, its identity: only without any name its layers go.
+        An image also has the kubelet's name for it, which is its id. Its layers are removed only when it has no name
+        left.
         """
         digests = {line.split()[0]: line.split()[2] for line in self._run("images", "ls").splitlines()[1:]}
         kept = {digests.get(name) for name in names}
@@ -63,7 +64,7 @@ class Containerd:
             self._run("images", "rm", "--sync", *old)
 
     def import_layout(self, layout: Path) -> None:
-        """Imports an OCI layout; layers that are symbolic links stand for content that is here already."""
+        """Import an OCI layout. Layers that are symbolic links stand for content that is already in the store."""
         files = [path for path in sorted(layout.rglob("*")) if path.is_file() and not path.is_symlink()]
         quiet = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
         importer = programs.start(*self._client, "images", "import", "-", **quiet)
@@ -88,7 +89,7 @@ class Containerd:
 
 
 def remove_shim_sockets(state: Path) -> None:
-    """Removes the sockets of a dead containerd's shims, whose place is fixed and outside of its state folder."""
+    """Remove the sockets of a dead containerd's shims, which are at a fixed place outside its state folder."""
     for bundle in state.glob("io.containerd.runtime.v2.task/*/*"):
         for note in ("address", "bootstrap.json"):
             with contextlib.suppress(FileNotFoundError):

@@ -1,26 +1,27 @@
-"""etcd, kube-apiserver and kube-controller-manager as plain processes: real Kubernetes without pods, in seconds.
+"""Runs etcd, kube-apiserver and kube-controller-manager as plain processes: real Kubernetes without pods, in seconds.
 
-How a test uses it (fixtures in `tests/conftest.py`, programs from `make tools`):
+A test uses it like this (fixtures in `tests/conftest.py`, programs from `make tools`):
 
     def test_something(control_plane, namespace):   # one control plane per session or xdist worker,
         control_plane.kubeconfig                    # a fresh namespace per test; also the fixture `kubeconfig`
 
-or by hand, several at a time:
+Or directly, also several at a time:
 
     with ControlPlane(hpa_sync_period_seconds=1) as control_plane:
         subprocess.run([binary("kubectl"), "--kubeconfig", control_plane.kubeconfig, "get", "ns"])
 
-Real here: validation and CEL, server-side apply, garbage collection, the Deployment and HPA controllers, RBAC, quotas.
-Not here: scheduler, nodes, pods that run, cluster IPs, DNS.
+It has validation and CEL, server-side apply, garbage collection, the Deployment and HPA controllers, RBAC and quotas.
+It has no scheduler, no nodes, no running pods, no cluster IPs and no DNS.
 
-An aggregated API served by the test itself on 127.0.0.1:PORT: make a Service of `type: ExternalName` with
-`externalName: localhost` and an APIService whose `service.port` is PORT. The API server calls https://localhost:PORT,
-expects a certificate for `<service>.<namespace>.svc` signed by the APIService's `caBundle`, and shows the client
-certificate `control_plane.front_proxy`, signed by `control_plane.front_proxy_authority` (the same authority stands in
-the ConfigMap `kube-system/extension-apiserver-authentication`, as everywhere).
+A test can serve an aggregated API itself on 127.0.0.1:PORT. It creates a Service of `type: ExternalName` with
+`externalName: localhost`, and an APIService whose `service.port` is PORT. The API server then calls
+https://localhost:PORT and expects a certificate for `<service>.<namespace>.svc` that is signed by the APIService's
+`caBundle`. It presents the client certificate `control_plane.front_proxy`, signed by
+`control_plane.front_proxy_authority`. As in every cluster, the ConfigMap
+`kube-system/extension-apiserver-authentication` has this authority.
 
-The processes die with the thread that called `start`, and `stop` removes the folder. Also the base of the `local`
-cluster, which adds nodes. Not safe to share between threads that start it.
+The processes die with the thread that called `start`, and `stop` removes the folder. The `local` cluster adds nodes to
+this control plane. Threads that start it must not share it.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ from e2e.cluster.certificates import Authority, KeyPair, write_kubeconfig, write
 from e2e.cluster.paths import CACHE
 from e2e.cluster.processes import Processes, Recorded, started_ticks
 
-# Go collects its garbage more seldom: a seventh less CPU for 200 MiB more memory.
+# Collect garbage less often: takes a seventh less CPU time and 200 MiB more memory.
 _ENVIRONMENT = {"GOGC": "400"}
 
 
@@ -57,7 +58,7 @@ class Settings:
 
 
 class ControlPlane:
-    """One control plane in a folder of its own; `kubeconfig` is valid after `start`."""
+    """One control plane in its own folder. `kubeconfig` is valid after `start`."""
 
     def __init__(
         self,
@@ -97,7 +98,8 @@ class ControlPlane:
         return f"https://{self._settings.address}:{self.port}"
 
     def start(self) -> None:
-        """Returns when the API answers and the controllers work (the default ServiceAccount exists)."""
+        """Start the processes. Returns when the API answers and the controllers work (the default ServiceAccount
+        exists)."""
         self.processes.start("etcd", self._etcd_command(), _ENVIRONMENT)
         self.processes.start("kube-apiserver", self._api_server_command(), _ENVIRONMENT)
         api = Api(self.kubeconfig)
@@ -108,14 +110,14 @@ class ControlPlane:
         wait_until("kube-controller-manager", lambda: api.reachable(account), 60, check)
 
     def stop(self) -> None:
-        """Stops the processes and removes the folder; may be called twice."""
+        """Stop the processes and remove the folder. May be called twice."""
         self._port_holder.close()
         if self.folder.exists():
-            self.processes.stop(grace_seconds=0)  # nothing they hold outlives the folder
+            self.processes.stop(grace_seconds=0)  # nothing that they hold outlives the folder
             shutil.rmtree(self.folder)
 
     def issue_kubeconfig(self, file: str, user: str, group: str = "") -> Path:
-        """A kubeconfig for another identity of this cluster, say a node or one of the tests' users."""
+        """Write a kubeconfig for another identity of this cluster, for example a node or one of the tests' users."""
         pair = self.authority.issue(file, user, group)
         path = self.folder / f"{file}.kubeconfig"
         return write_kubeconfig(path, self._settings.context, self.server, self.authority.certificate, pair)
@@ -144,7 +146,7 @@ class ControlPlane:
             "etcd",
             f"--data-dir={self.folder}/etcd",
             f"--listen-client-urls={self._etcd_url}",
-            "--advertise-client-urls=http://127.0.0.1:2379",  # the flag wants a URL; it is never called
+            "--advertise-client-urls=http://127.0.0.1:2379",  # the flag requires a URL, which nobody calls
             "--listen-peer-urls=http://127.0.0.1:0",
             "--unsafe-no-fsync",  # the data does not outlive the machine
             "--log-level=warn",
@@ -157,7 +159,7 @@ class ControlPlane:
             f"--etcd-servers={self._etcd_url}",
             f"--bind-address={'127.0.0.1' if settings.address == '127.0.0.1' else '0.0.0.0'}",
             f"--secure-port={self.port}",
-            "--permit-port-sharing",  # `_port_holder` keeps the port for us until the server is there
+            "--permit-port-sharing",  # `_port_holder` reserves the port until the server has started
             f"--cert-dir={self._certificates}",
             f"--tls-cert-file={self._serving.certificate}",
             f"--tls-private-key-file={self._serving.key}",
@@ -185,7 +187,7 @@ class ControlPlane:
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--proxy-client-cert-file={self.front_proxy.certificate}",
             f"--proxy-client-key-file={self.front_proxy.key}",
-            # With it, ExternalName is refused; without it, an address in a pod network is not found.
+            # If true, ExternalName is rejected. If false, addresses in a pod network are not found.
             f"--enable-aggregator-routing={str(settings.aggregate_through_pods).lower()}",
             f"--advertise-address={settings.address}",
             *reconciler,
@@ -200,33 +202,33 @@ class ControlPlane:
             f"--authorization-kubeconfig={kubeconfig}",
             "--secure-port=0",
             "--leader-elect=false",
-            # At the 20 calls a second of the default, the tokens of its own controllers take five seconds.
+            # With the default of 20 calls a second, creating the tokens of its own controllers takes five seconds.
             "--kube-api-qps=400",
             "--kube-api-burst=800",
             "--use-service-account-credentials",
             f"--service-account-private-key-file={self._service_account[1]}",
             f"--root-ca-file={self.authority.certificate}",
-            f"--flex-volume-plugin-dir={self.folder}/volume-plugins",  # it makes the folder
+            f"--flex-volume-plugin-dir={self.folder}/volume-plugins",  # the controller manager creates this folder
             f"--horizontal-pod-autoscaler-sync-period={settings.hpa_sync_period_seconds}s",
             f"--horizontal-pod-autoscaler-downscale-stabilization={settings.hpa_downscale_stabilization_seconds}s",
         ]
 
 
 def _make_folder() -> Path:
-    """A folder named after this process; those of processes that are gone are removed on the way."""
+    """Make a folder named after this process. Also remove the folders of processes that no longer exist."""
     base = CACHE / "control-planes"
     base.mkdir(parents=True, exist_ok=True)
     for left in base.iterdir():
         pid, ticks, _ = left.name.split("-")
         if not Recorded("owner", int(pid), int(ticks)).alive():
-            with contextlib.suppress(FileNotFoundError):  # another process may be sweeping too
+            with contextlib.suppress(FileNotFoundError):  # another process may be removing it too
                 Processes(left, die_with_parent=True).stop(grace_seconds=0)
             shutil.rmtree(left, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{started_ticks(os.getpid())}-", dir=base))
 
 
 def _hold_free_port() -> socket.socket:
-    """A bound, never listening socket: nobody else gets the port, and a server with SO_REUSEPORT may share it."""
+    """Return a bound socket that never listens. It reserves the port, which only a server with SO_REUSEPORT shares."""
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     holder.bind(("", 0))

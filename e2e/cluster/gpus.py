@@ -1,7 +1,7 @@
-"""Adds fake GPUs to nodes: it writes the capacity into the Node's status, as a device plugin does.
+"""Adds fake GPUs to nodes by writing the capacity into the Node's status, as a device plugin does.
 
-Called by the providers after the node is ready. The kubelet keeps resources that it does not own; a kubelet that
-registers anew loses them, so a repeated `up` writes them again.
+Called by the providers after the node is ready. The kubelet keeps resources that it does not own. A kubelet that
+registers again loses them, so a repeated `up` writes them again.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ COUNT = 16
 
 
 def fake(kubeconfig: Path) -> None:
-    """Gives `COUNT` GPUs to every node that carries NVIDIA's label."""
+    """Give `COUNT` GPUs to every node that has NVIDIA's label."""
     api = Api(kubeconfig)
     field = RESOURCE.replace("/", "~1")
     operations = [

@@ -1,7 +1,7 @@
-"""Builds the two container images, with Docker or with buildah, and knows what each of them has built.
+"""Builds the two container images with Docker or with buildah, and finds the ids of built images.
 
-Called by `python -m e2e.cluster images`, the loaders and the installation, which say which of the two it is.
-Does not load them anywhere.
+Called by `python -m e2e.cluster images`, the loaders and the installation; the caller chooses between Docker and
+buildah. Does not load images anywhere.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from e2e.cluster.progress import announced
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A Dockerfile of the repository and the repository name of what it builds, as container runtimes spell it."""
+    """A Dockerfile of the repository, and the repository name of its image as container runtimes spell it."""
 
     repository: str
     dockerfile: Path
@@ -39,12 +39,12 @@ IMAGES = {
     "control": Image("docker.io/conveyor/control", REPOSITORY / "operator" / "Dockerfile"),
     "engine": Image("docker.io/conveyor/engine", REPOSITORY / "engine" / "Dockerfile"),
 }
-# A copy of the uv.lock of the latest build: with another one nearly all of the engine image is built anew.
+# A copy of the uv.lock of the latest build. If it differs, nearly all of the engine image must be built again.
 BUILT_FROM = CACHE / "images" / "built-from-uv.lock"
 
 
 class ImageMissing(RuntimeError):
-    """An image is not built yet; the message names the command that builds it."""
+    """An image has not been built. The message names the command that builds it."""
 
 
 def image_id(image: Image, docker: bool) -> str:
@@ -60,15 +60,15 @@ def image_id(image: Image, docker: bool) -> str:
 
 
 def loaded_tag(name: str, docker: bool) -> str:
-    """The tag that `load` gives to the built image `control` or `engine`.
+    """Return the tag that `load` gives to the built image `control` or `engine`.
 
-    It changes with the content, so an upgrade of the chart replaces the pods exactly when their code changed.
+    The tag changes with the content. So an upgrade of the chart replaces the pods exactly if their code has changed.
     """
     return f"dev-{image_id(IMAGES[name], docker)[:12]}"
 
 
 def build_all(docker: bool) -> None:
-    """Builds both images; with buildah, also drops what they replace."""
+    """Build both images. With buildah, also remove the images that they replace."""
     programs.require(*(("docker",) if docker else programs.IMAGES))
     if docker:
         for image in IMAGES.values():

@@ -1,8 +1,8 @@
-"""The parent of the local cluster's processes: starts them, waits for those that end, and stops them in their order.
+"""Runs the parent of the local cluster's processes: it starts them, waits for those that end, and stops them in order.
 
-A process of its own, started by `local.up` and ended by `local.down` with SIGTERM. Whatever becomes an orphan
-below it (a shim of containerd, a container's process) becomes its child. So nothing is left as a zombie where the
-machine's first process reaps no orphans, as in many containers; only the keeper itself cannot be waited for there.
+It is a process of its own. `local.up` starts it, and `local.down` ends it with SIGTERM. Orphans below it (a shim of
+containerd, a container's process) become its children. So no zombies remain on machines whose first process does not
+reap orphans, as in many containers. Only the keeper itself may remain as a zombie there.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ def launch(module: str) -> bool:
 
 
 def keep(start: Callable[[], None], stop: Callable[[], None], log: Path, answer: int) -> None:
-    """Calls `start`, then waits for SIGTERM, then calls `stop`; reaps every orphan in between and at the end."""
+    """Call `start`, wait for SIGTERM, then call `stop`. Reap all orphans meanwhile and at the end."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # while it starts
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # while `start` runs
     try:
         start()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
@@ -60,13 +60,13 @@ def keep(start: Callable[[], None], stop: Callable[[], None], log: Path, answer:
             _reap(os.WNOHANG)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})  # what `stop` runs inherits it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})  # programs of `stop` inherit it
         stop()
         _reap(0)
 
 
 def _reap(options: int) -> None:
-    """Waits for children: for those that have ended, or with options 0 for all."""
+    """Wait for children: for those that have ended, or with options 0 for all."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, options)[0]:
             pass

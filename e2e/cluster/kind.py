@@ -1,7 +1,7 @@
-"""The `kind` provider: nodes in containers, where a Docker daemon and kind are at hand (hosted CI, laptops).
+"""The `kind` provider: nodes in containers, if a Docker daemon and kind are installed (hosted CI, laptops).
 
-Called by the command line. One control-plane node that also takes ordinary pods, and one worker that looks like a GPU
-node: NVIDIA's label and taint.
+Called by the command line. There is one control-plane node, which also runs ordinary pods, and one worker with the
+label and the taint of an NVIDIA GPU node.
 """
 
 import functools
@@ -16,15 +16,15 @@ from e2e.cluster.paths import CACHE
 NAME = "conveyor"
 CONTEXT = f"kind-{NAME}"
 KUBECONFIG = CACHE / "kind" / "kubeconfig"
-# A port of this machine leads to one of the nodes, and there to the gateway if the chart gets these values.
+# This port of the machine leads to a node, and from there to the gateway if the chart has these values.
 GATEWAY_PORT, _NODE_PORT = 18080, 30080
 CHART_VALUES = ("gateway.service.type=NodePort", f"gateway.service.nodePort={_NODE_PORT}")
-# The node whose pods run an image, as kind names it: the taint keeps all but the engines from the worker, and an engine
-# without a GPU has no place here. On both nodes the engine's image would take 12 GB more.
+# For each image, the node whose pods run it. The taint keeps all pods except engines away from the worker, and engines
+# without a GPU do not fit here. Loading the engine's image on both nodes would take 12 GB more.
 NODES = {"control": f"{NAME}-control-plane", "engine": f"{NAME}-worker"}
 
 _AUTOSCALER = {
-    # Kubernetes' own are 15 and 300 s; shorter ones keep the demo short.
+    # Kubernetes' defaults are 15 and 300 s. Shorter times keep the demo short.
     "horizontal-pod-autoscaler-sync-period": "5s",
     "horizontal-pod-autoscaler-downscale-stabilization": "10s",
 }
@@ -75,18 +75,18 @@ def down() -> None:
 
 
 def configuration() -> dict[str, Any]:
-    """kind's configuration; JSON is YAML."""
+    """Return kind's configuration as JSON, which is also YAML."""
     taint = {"key": gpus.RESOURCE, "value": "present", "effect": "NoSchedule"}
     worker = {
         "role": "worker",
         "labels": {gpus.LABEL: "true"},
         "kubeadmConfigPatches": [_taints_patch("JoinConfiguration", [taint])],
-        # What a hostPath volume may name: the cache folder, where the demo's model lies.
+        # The only folder that a hostPath volume may name: the cache folder, which has the demo's model.
         "extraMounts": [{"hostPath": str(CACHE), "containerPath": str(CACHE)}],
     }
     control = {
         "role": "control-plane",
-        # kind takes kubeadm's own taint away only where there is no second node.
+        # kind removes kubeadm's own taint only if there is no second node.
         "kubeadmConfigPatches": [_taints_patch("InitConfiguration", []), *_autoscaler_patches()],
         "extraPortMappings": [{"containerPort": _NODE_PORT, "hostPort": GATEWAY_PORT, "listenAddress": "127.0.0.1"}],
     }
@@ -94,12 +94,13 @@ def configuration() -> dict[str, Any]:
 
 
 def _taints_patch(kind: str, taints: list[dict[str, str]]) -> str:
-    """All of a node's taints, for every version of kubeadm's API: they spell these alike."""
+    """Return a patch with all taints of a node. All versions of kubeadm's API spell them alike."""
     return json.dumps({"kind": kind, "nodeRegistration": {"taints": taints}})
 
 
 def _autoscaler_patches() -> list[str]:
-    """One patch per version of kubeadm's API, because they spell arguments differently; kind takes the fitting one."""
+    """Return one patch for each version of kubeadm's API, because they spell arguments differently. kind applies the
+    right one."""
     listed = [{"name": name, "value": value} for name, value in _AUTOSCALER.items()]
     return [
         json.dumps(

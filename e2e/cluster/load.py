@@ -1,8 +1,9 @@
-"""Brings the built images to the nodes of the running cluster, as little of them as possible.
+"""Loads the built images into the nodes of the running cluster, and copies only what is missing.
 
-Called by `python -m e2e.cluster load`. The tag that an image gets on a node is taken from its digest. kind's nodes do
-not get an image with that tag again; locally the digest itself is compared, and layers that are there are not copied.
-What one story alone runs is brought by its name, which changes with what it is made from, and kept nowhere else.
+Called by `python -m e2e.cluster load`. The digest of an image determines its tag on the nodes. kind's nodes do not get
+an image again if they have one with that tag. The local provider compares the digest itself, and does not copy layers
+that are there. An image that only one story runs is loaded under its own name, which changes with its sources. It is
+not kept elsewhere.
 """
 
 import json
@@ -71,9 +72,9 @@ def _stream(name: str, target: str, node: str) -> None:
     load = ("load", "image-archive", "/dev/stdin", "--name", kind.NAME, "--nodes", node)
     loaded = programs.run("kind", *load, stdin=save.stdout)
     assert save.stdout is not None
-    save.stdout.close()  # if kind went, saving ends too
+    save.stdout.close()  # so that `docker save` ends if kind has failed
     save.wait()
-    programs.run("docker", "rmi", target, stdout=subprocess.DEVNULL)  # the name alone
+    programs.run("docker", "rmi", target, stdout=subprocess.DEVNULL)  # removes only the name
     loaded.check_returncode()
     if save.returncode:
         raise subprocess.CalledProcessError(save.returncode, save.args)
@@ -84,7 +85,7 @@ def _copy(name: str, target: str, runtime: Containerd) -> None:
         layout = Path(folder)
         blobs = layout / "blobs" / "sha256"
         blobs.mkdir(parents=True)
-        for blob in (BLOBS / "sha256").iterdir():  # same form on both sides: a file named by its digest
+        for blob in (BLOBS / "sha256").iterdir():  # both sides have the same format: a file named by its digest
             (blobs / blob.name).symlink_to(blob)
         buildah.export(name, layout)
         index = json.loads((layout / "index.json").read_text())

@@ -1,8 +1,8 @@
-"""The `local` provider: a whole cluster of plain processes on this machine, needing no container of its own to run in.
+"""The `local` provider: a whole cluster of plain processes on this machine, without an outer container.
 
-Called by the command line; `keeper` runs this module as the parent of the cluster's processes. All of it lives in
-`<cache>/local`, apart from the image store, which outlives the cluster.
-`down` needs nothing but that folder and the fixed names of `network` and `cgroups`, so it works after any crash.
+Called by the command line. `keeper` runs this module as the parent of the cluster's processes. All of it is in
+`<cache>/local`, except the image store, which outlives the cluster. `down` needs only that folder and the fixed names
+of `network` and `cgroups`, so it works after any crash.
 """
 
 import contextlib
@@ -31,26 +31,26 @@ _SETTINGS = Settings(
     service_address=network.SERVICE_ADDRESS,
     aggregate_through_pods=True,
     die_with_parent=False,
-    # Kubernetes' own are 15 and 300 s; shorter ones keep the demo short.
+    # Kubernetes' defaults are 15 and 300 s. Shorter times keep the demo short.
     hpa_sync_period_seconds=5,
     hpa_downscale_stabilization_seconds=10,
 )
-# The folder of this name is a constant of the kubelet; it is removed only where this cluster made it.
+# The kubelet requires this folder. It is removed only if this cluster created it.
 _KUBELET_FOLDER = Path("/var/lib/kubelet")
 _MARK = "made-by-conveyor"
 _LOG_LINKS = Path("/var/log/containers")
-# Made by the kubelet, containerd and the CNI plugins, wherever their own folders are.
+# The kubelet, containerd and the CNI plugins create these, whatever folders they are configured to use.
 _FIXED_FOLDERS = [_LOG_LINKS] + [
     Path(path) for path in ("/run/containerd/s", "/run/containerd", "/var/lib/cni/results", "/var/lib/cni")
 ]
 
 
 class NotStarted(RuntimeError):
-    """`up` failed; the message names the logs."""
+    """`up` failed. The message names the logs."""
 
 
 class TracesLeft(RuntimeError):
-    """`down` could not remove all of the cluster; the message names what is left."""
+    """`down` could not remove all of the cluster. The message names what is left."""
 
 
 def up() -> None:
@@ -69,8 +69,8 @@ def down() -> None:
     """Remove every trace of the cluster. Does nothing if there is none."""
     processes = Processes(FOLDER, die_with_parent=False)
     recorded = processes.recorded()
-    processes.stop([keeper.NAME], grace_seconds=30)  # it stops the others and waits for them
-    _stop_processes()  # where it was killed
+    processes.stop([keeper.NAME], grace_seconds=30)  # it stops the other processes and waits for them
+    _stop_processes()  # if the keeper was killed
     network.delete()
     sysctls.restore(FOLDER)
     remove_shim_sockets(FOLDER / "containerd")
@@ -79,7 +79,7 @@ def down() -> None:
     _remove_log_links()
     _remove_empty_folders()
     shutil.rmtree(FOLDER)
-    with contextlib.suppress(TimeoutError):  # the kernel takes the network of ended pods away a little later
+    with contextlib.suppress(TimeoutError):  # the kernel removes the network of ended pods a little later
         wait_until("the end", lambda: not left(recorded), 10, lambda: None)
     if traces := left(recorded):
         raise TracesLeft(f"still there: {', '.join(traces)}")
@@ -143,7 +143,7 @@ def _stop_processes() -> None:
     """Stop all processes but the keeper, and all containers. Programs that restart others are stopped first."""
     processes = Processes(FOLDER, die_with_parent=False)
     processes.stop(["kubelet"], grace_seconds=0)
-    processes.stop(["containerd"])  # gently: its image store stays
+    processes.stop(["containerd"])  # gently, because its image store is kept
     if others := [process.name for process in processes.recorded() if process.name != keeper.NAME]:
         processes.stop(others, grace_seconds=0)
     cgroups.delete()
@@ -154,11 +154,11 @@ def _start_containerd(processes: Processes, node: Node) -> None:
     processes.start("containerd", node.containerd())
     wait_until("containerd", runtime.ready, 30, processes.check)
     runtime.import_pause_image(PAUSE_IMAGE)
-    if runtime.forget_containers():  # it keeps in memory what it has read at its start
+    if runtime.forget_containers():  # it keeps the records in memory that it has read at its start
         processes.stop(["containerd"])
         processes.start("containerd", node.containerd())
         wait_until("containerd", runtime.ready, 30, processes.check)
-    # No pod runs yet, so only what was loaded last is of use; the rest may be gigabytes.
+    # No pod runs yet, so only the images loaded last are useful. The others may take gigabytes.
     runtime.keep_images([PAUSE_IMAGE, *(image.loaded_last for image in images.IMAGES.values())])
 
 
@@ -171,7 +171,7 @@ def _node_ready(api: Api) -> bool:
 def _unmount_below(folder: Path) -> None:
     for point in reversed(_mounts_below(folder)):
         programs.run("umount", "--lazy", point, check=True)
-    if left := _mounts_below(folder):  # what is mounted there may be a person's data: do not delete through it
+    if left := _mounts_below(folder):  # it may contain a user's data, which must not be deleted
         raise RuntimeError(f"still mounted: {left}")
 
 
@@ -204,7 +204,7 @@ def _log_links() -> list[Path]:
 
 def _remove_empty_folders() -> None:
     for folder in _FIXED_FOLDERS:
-        with contextlib.suppress(OSError):  # not there, or not empty and so not only ours
+        with contextlib.suppress(OSError):  # the folder does not exist, or has files of others
             folder.rmdir()
 
 

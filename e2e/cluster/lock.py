@@ -1,6 +1,6 @@
 """A lock, so that only one command at a time changes the cluster of a cache folder.
 
-Called by the command line. The lock goes with the process that holds it, however that ends.
+Called by the command line. The kernel releases the lock when the process that holds it ends for any reason.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""The network of the local cluster: one node address on a bridge of its own, routed pods, no trace when it is gone.
+"""Creates and removes the network of the local cluster: one node address on its own bridge, and routed pods.
 
-Called by `local`. Pods hang on veth pairs (CNI plugin `ptp`), so that every packet passes the host's routing and
-kube-proxy's rules apply without any bridge filter. Knows no process.
+Called by `local`. Pods are connected by veth pairs (CNI plugin `ptp`). So every packet passes the host's routing, and
+kube-proxy's rules apply without a bridge filter. Knows no process.
 """
 
 import json
@@ -19,10 +19,10 @@ CNI_PLUGINS = "/usr/lib/cni"
 
 _NFT_TABLE = "conveyor"
 _NFT_TABLES = (("ip", _NFT_TABLE), ("ip", "kube-proxy"), ("ip6", "kube-proxy"))
-# Lets packets past a firewall that drops unknown ones, as Docker's does.
+# Lets packets pass a firewall that drops unknown ones, as Docker's does.
 _FORWARDED = (("-s", POD_CIDR), ("-d", POD_CIDR))
 _CNI_RESULTS = Path("/var/lib/cni/results")
-# Pods reach the world by the host's address; inside the cluster every address stays what it is.
+# Pods reach the outside with the host's address. Inside the cluster, addresses are not translated.
 _MASQUERADE = f"""
 table ip {_NFT_TABLE} {{
   chain leave {{
@@ -37,7 +37,7 @@ def create() -> None:
     _run("ip", "link", "add", BRIDGE, "type", "bridge")
     _run("ip", "address", "add", f"{NODE_ADDRESS}/24", "dev", BRIDGE)
     _run("ip", "link", "set", BRIDGE, "up")
-    # Without a route a connection to a service address fails before kube-proxy's rules see it.
+    # Without a route, a connection to a service address fails before kube-proxy's rules see it.
     _run("ip", "route", "add", SERVICE_CIDR, "dev", BRIDGE)
     programs.run("nft", "-f", "-", input=_MASQUERADE, text=True, check=True)
     if _firewall() != ["-P FORWARD ACCEPT"]:
@@ -47,7 +47,7 @@ def create() -> None:
 
 
 def delete() -> None:
-    """Removes all that `create`, kube-proxy and the CNI plugins made; what is not there is no error."""
+    """Remove everything that `create`, kube-proxy and the CNI plugins made. Missing parts are no error."""
     _run("ip", "link", "delete", BRIDGE, check=False)
     for family, table in _NFT_TABLES:
         _run("nft", "delete", "table", family, table, check=False)
@@ -55,7 +55,7 @@ def delete() -> None:
         _run("iptables", "--wait", "-D", "FORWARD", *end, "-j", "ACCEPT", check=False)
     for result in _CNI_RESULTS.glob(f"{CNI_NAME}-*"):
         pod = json.loads(result.read_text())["containerId"]
-        for file in _CNI_RESULTS.glob(f"*-{pod}-*"):  # its loopback has one too
+        for file in _CNI_RESULTS.glob(f"*-{pod}-*"):  # the pod's loopback has a result too
             file.unlink()
 
 
@@ -64,7 +64,7 @@ def exists() -> bool:
 
 
 def left() -> list[str]:
-    """Names what `delete` would remove, and routes to pods."""
+    """Return the names of the parts that `delete` would remove, and routes to pods."""
     tables = _output("nft", "list", "tables").splitlines()
     routes = _output("ip", "route", "show", "root", POD_CIDR).splitlines()
     return [
@@ -87,7 +87,7 @@ def cni_configuration(data_folder: Path) -> dict[str, object]:
 
 
 def _firewall() -> list[str]:
-    """The rules of iptables for forwarded packets; looking at them makes no table."""
+    """Return iptables' rules for forwarded packets. Listing them creates no table."""
     return _output("iptables", "--wait", "-S", "FORWARD").splitlines()
 
 

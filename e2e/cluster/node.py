@@ -1,6 +1,6 @@
-"""What turns a control plane into a cluster: the programs of its one node, their configuration and their flags.
+"""Configures the programs that turn a control plane into a cluster with one node: their files and flags.
 
-Called by `local`, which starts them. Writes files into the cluster's folder; starts nothing.
+Called by `local`, which starts the programs. Writes files into the cluster's folder and starts nothing.
 """
 
 import json
@@ -13,14 +13,14 @@ from e2e.cluster.tools import module_hash
 
 NAME = "conveyor-local"
 PAUSE_IMAGE = f"docker.io/conveyor/pause:{module_hash()}"
-# The image store outlives the cluster: a new one must not import gigabytes again.
+# The image store outlives the cluster, so that a new cluster does not import gigabytes again.
 IMAGE_STORE = CACHE / "containerd"
 
 Command = list[str | Path]
 
 
 class Node:
-    """Configuration of the node's programs in `folder`; kubeconfigs of their users lie there already."""
+    """The configuration of the node's programs in `folder`, which already has the kubeconfigs of their users."""
 
     def __init__(self, folder: Path, authority: Path) -> None:
         self._folder = folder
@@ -61,7 +61,7 @@ class Node:
             "clusterCIDR": network.POD_CIDR,
             "clientConnection": {"kubeconfig": str(self._kubeconfig("proxy"))},
             "hostnameOverride": NAME,
-            # The machine's settings stay as they are.
+            # Do not change the machine's settings.
             "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
             "healthzBindAddress": f"{network.NODE_ADDRESS}:10256",
             "metricsBindAddress": f"{network.NODE_ADDRESS}:10249",
@@ -71,7 +71,8 @@ class Node:
         return ["kube-proxy", f"--config={config}"]
 
     def dns(self) -> Command:
-        """CoreDNS on the node's address, as a plain process: names work before the first pod runs."""
+        """Return the command for CoreDNS on the node's address, as a plain process. So names work before the first pod
+        runs."""
         config = self._folder / "Corefile"
         upstream = "forward . /etc/resolv.conf" if _has_name_server() else ""
         config.write_text(
@@ -100,7 +101,7 @@ class Node:
             "containerRuntimeEndpoint": f"unix://{self.containerd_socket}",
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{cgroups.NAME}",
-            "makeIPTablesUtilChains": False,  # unused here, and they would stay
+            "makeIPTablesUtilChains": False,  # not needed here, and they would remain
             "failCgroupV1": False,
             "failSwapOn": False,
             "clusterDNS": [network.NODE_ADDRESS],
@@ -108,7 +109,7 @@ class Node:
             "resolvConf": str(folder / "resolv.conf"),
             "podLogsDir": str(folder / "pod-logs"),
             "volumePluginDir": str(folder / "volume-plugins"),
-            # A development machine is never empty: neither images nor pods go because of its disk.
+            # The disk of a development machine may be nearly full: do not delete images or evict pods for that.
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         }

@@ -1,6 +1,7 @@
-"""Where everything made by this package lives: one cache folder, no file elsewhere.
+"""Paths of everything that this package makes. All of it is in one cache folder.
 
-Used by every module of the package. `CONVEYOR_CACHE` moves the folder (unix sockets live in it: keep it short).
+Used by every module of the package. `CONVEYOR_CACHE` sets another folder. Keep its path short, because it contains Unix
+sockets.
 """
 
 import os

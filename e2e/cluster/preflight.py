@@ -1,7 +1,8 @@
-"""`python3 -m e2e.cluster.preflight demo|vllm|cluster|clients`: whether this machine can do it, and how long it takes.
+"""`python3 -m e2e.cluster.preflight demo|vllm|cluster|clients`: checks whether this machine can run it, and how long it
+takes.
 
-Called by make before anything long begins. Everything that is missing is named here at once, a line each; Debian's
-packages are installed here, so that the steps that then run side by side need none. Standard library only.
+make calls this before anything long begins. It lists everything that is missing, one line each. It installs Debian's
+packages, so that the steps that then run in parallel need not. Standard library only.
 """
 
 import filecmp
@@ -26,13 +27,14 @@ _PYTHON_OLDEST = (3, 11)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A part of the set-up that is not there yet: what it took on two cores (docs/benchmarks.md), and its disk."""
+    """A part of the set-up that is still to be done, with its time on two cores (docs/benchmarks.md) and its disk
+    space."""
 
     name: str
     minutes: float
-    gigabytes: float  # that stay
-    passing: float = 0.0  # gigabytes on top, which are given back when it is done
-    scales: bool = False  # with the number of cores
+    gigabytes: float  # kept after the step
+    passing: float = 0.0  # additional gigabytes while the step runs
+    scales: bool = False  # whether its time depends on the number of cores
 
 
 PACKAGES = Step("Python's packages", 1.5, 7)
@@ -45,7 +47,7 @@ VLLM = Step("vLLM's image", 17, 13, passing=11)
 
 
 def check(todo: Iterable[Step], with_images: bool) -> None:
-    """Raises `ProgramMissing` with a line for each missing thing; installs Debian's packages."""
+    """Raise `ProgramMissing` with a line for each missing thing. Installs Debian's packages."""
     lacking = [*_lacking_for_python(todo), *(_lacking_for_kind() if kind.wanted() else _lacking_for_local())]
     if lacking:
         raise programs.ProgramMissing("\n".join(lacking))
@@ -54,7 +56,7 @@ def check(todo: Iterable[Step], with_images: bool) -> None:
 
 
 def steps(with_vllm: bool = False) -> Iterator[Step]:
-    """Return the steps that `make demo` or `make vllm` needs on this machine, as far as can be seen."""
+    """Yield the steps that `make demo` or `make vllm` still needs on this machine, as far as can be seen."""
     if not (REPOSITORY / ".venv" / ".complete").exists():
         yield PACKAGES
     if not kind.wanted() and not all(tools.tool_named(name).path.exists() for name in tools.CLUSTER):
@@ -122,7 +124,7 @@ def _lacking_for_go() -> Iterator[str]:
 
 
 def _images_are_of_today() -> bool:
-    """Return whether at most the project's own code must be built and brought to the node, which takes seconds."""
+    """Return whether at most the project's own code must be built and loaded into the node, which takes seconds."""
     return BUILT_FROM.exists() and filecmp.cmp(BUILT_FROM, REPOSITORY / "uv.lock", shallow=False)
 
 

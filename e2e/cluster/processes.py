@@ -1,7 +1,7 @@
-"""Starts processes, remembers them in a file, and stops exactly those.
+"""Starts processes, records them in a file, and stops exactly those.
 
-Used by the control plane and the local cluster. A process is known by its id and its start time, so an id that the
-kernel has given to another process is never touched. Knows nothing of what the processes do.
+Used by the control plane and the local cluster. A process is identified by its id and its start time. So a process that
+later gets the same id is never signalled. Knows nothing of what the processes do.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ class Recorded:
 
 
 class ProcessFailed(RuntimeError):
-    """A process ended or was not ready in time; the message holds the end of its log."""
+    """A process ended, or was not ready in time. The message contains the end of its log."""
 
 
 class Processes:
     """The processes of one cluster, recorded in `<folder>/processes.jsonl`, their logs in `<folder>/logs`."""
 
     def __init__(self, folder: Path, die_with_parent: bool) -> None:
-        """`die_with_parent`: the kernel kills them when the thread that started them ends."""
+        """die_with_parent: the kernel kills the processes when the thread that started them ends."""
         self._folder = folder
         self._file = folder / "processes.jsonl"
         self._die_with_parent = die_with_parent
@@ -49,7 +49,7 @@ class Processes:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] = {}) -> None:
-        """Starts a program of `programs`, whose name is the first word of the command."""
+        """Start a program of `programs`. Its name is the first word of the command."""
         program, *arguments = map(str, command)
         with self.log(name).open("ab") as log:
             child = programs.start(
@@ -85,14 +85,14 @@ class Processes:
         return [Recorded(**json.loads(line)) for line in self._file.read_text().splitlines()]
 
     def check(self) -> None:
-        """Raises `ProcessFailed` with the end of the log of the first process that has ended."""
+        """Raise `ProcessFailed` with the end of its log if a process has ended."""
         for process in self.recorded():
             if not process.alive():
                 tail = self.log(process.name).read_text(errors="replace")[-3000:]
                 raise ProcessFailed(f"{process.name} has ended; its log ends with:\n{tail}")
 
     def stop(self, names: Sequence[str] = (), grace_seconds: float = 5) -> None:
-        """Stops the named processes (all without names), the latest first; kills what does not obey in time."""
+        """Stop the named processes (without names: all), the latest first. Kills those that do not end in time."""
         chosen = [process for process in self.recorded() if not names or process.name in names]
         for process in reversed(chosen):
             _signal(process, signal.SIGTERM)
@@ -123,7 +123,7 @@ def started_ticks(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before ")" may hold spaces
+    fields = stat.rpartition(")")[2].split()  # the name before ")" may contain spaces
     return None if fields[0] in "ZX" else int(fields[19])
 
 

@@ -1,9 +1,9 @@
-"""Every program that this package runs: where it comes from, and the only way to run it.
+"""Lists all programs that this package runs, and is the only module that runs them.
 
-A program is in a package of Debian, which is installed when it is needed, or built (`tools`), or what a person
-installs. A program that is in none of the tables below cannot be run, so none is ever run before it is there; a test
-looks that no other module starts processes. Standard library only: `preflight` runs before the virtual environment
-exists.
+A program comes from a Debian package, which is installed when it is needed; or it is built (`tools`); or the user
+installs it. A program that is in none of the tables below cannot be run. So no program is run before it is installed. A
+test checks that no other module starts processes. Standard library only: `preflight` runs before the virtual
+environment exists.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any
 from e2e.cluster.paths import CACHE
 from e2e.cluster.tools import ALL, ProgramMissing, binary
 
-# The package of each program. The kubelet and containerd run some of them on their own.
+# The package of each program. The kubelet and containerd run some of them themselves.
 DEBIAN_PACKAGES = {
     "buildah": "buildah",
     "chroot": "coreutils",
@@ -47,23 +47,23 @@ INSTALLED_BY_PEOPLE = {
     "node": "Node.js is needed for one of the clients: install Node.js 20 or newer",
     "npm": "npm is needed for one of the clients: install Node.js 20 or newer with npm",
 }
-# What a local cluster needs, and what building its images does.
+# Programs for a local cluster, and for building its images.
 CLUSTER = (
     "containerd", "runc", "/usr/lib/cni/ptp", "conntrack", "ethtool", "ip", "iptables", "nft", "socat", "umount"
 )  # fmt: skip
 IMAGES = ("buildah", "debootstrap", "skopeo")
 CLIENTS = ("node", "npm")
 
-# Where Debian keeps what only root runs; not on every PATH.
+# Debian's folders for root's programs, which are not on every PATH.
 _OF_ROOT = os.pathsep.join(["/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
 class ProgramFailed(RuntimeError):
-    """A program did not end with 0."""
+    """A program ended with an exit code other than 0."""
 
 
 def run(program: str | Path, *arguments: str | Path, **options: Any) -> "subprocess.CompletedProcess[Any]":
-    """`subprocess.run` of a program that is known here; a Path is one that the caller has installed by one of them."""
+    """Call `subprocess.run` for a known program. A Path is a program that the caller has installed with a known one."""
     return subprocess.run(command(program, *arguments), **options)
 
 
@@ -77,7 +77,7 @@ def run_quietly(program: str, *arguments: str | Path) -> str:
 
 
 def start(program: str | Path, *arguments: str | Path, **options: Any) -> "subprocess.Popen[Any]":
-    """`subprocess.Popen` of a program that is known here."""
+    """Call `subprocess.Popen` for a known program."""
     return subprocess.Popen(command(program, *arguments), **options)
 
 
@@ -110,7 +110,7 @@ def _uv() -> str:
 
 
 def found(program: str) -> str | None:
-    """Return the path of a program that is installed already."""
+    """Return the path of a program that is already installed; None if it is not."""
     return shutil.which(program, path=search_path())
 
 
@@ -145,7 +145,7 @@ def _apt_get(packages: Iterable[str]) -> list[str]:
 def _install(packages: list[str]) -> None:
     print(f"installing Debian packages: {' '.join(packages)} ...", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    patience = ["-o", "DPkg::Lock::Timeout=300"]  # another installation may be under way
+    patience = ["-o", "DPkg::Lock::Timeout=300"]  # another installation may be running
     for step in (["apt-get", "update"], _apt_get(packages)):
         done = subprocess.run(
             [*step, *patience], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

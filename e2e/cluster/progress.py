@@ -1,6 +1,7 @@
-"""Prints progress, so that no step of the set-up is silent for more than a quarter of a minute.
+"""Prints progress, so that no step of the set-up is silent for more than 15 seconds.
 
-Called by whatever takes long. Lines, not bars: several steps run side by side, and their output may go to a file.
+Called by everything that takes long. Prints lines, not bars, because several steps run in parallel and the output may
+go to a file.
 """
 
 import contextlib
@@ -13,7 +14,8 @@ SILENT_SECONDS_MAX = 15.0
 
 @contextlib.contextmanager
 def announced(what: str) -> Iterator[None]:
-    """Prints that `what` begins, every quarter of a minute that it goes on, and how long it took if it succeeds."""
+    """Print that `what` begins, then every 15 seconds that it still runs, and at the end how long it took if it
+    succeeded."""
     started, ended = time.monotonic(), threading.Event()
 
     def repeat() -> None:

@@ -1,8 +1,8 @@
 """Chooses the provider that a command uses.
 
-CLUSTER=local|kind decides. Without it, the one whose cluster is up: what `make demo CLUSTER=local` brought up is what
-`make demo-url` then means. Else `kind` where a Docker daemon and kind answer, else `local`.
-Called by the command line. Knows no provider's insides.
+CLUSTER=local|kind decides. Otherwise it is the provider whose cluster is up, so `make demo-url` finds the cluster of
+`make demo CLUSTER=local`. If none is up, it is `kind` if a Docker daemon and kind work, otherwise `local`. Called by
+the command line. Knows no internals of a provider.
 """
 
 import os
@@ -14,7 +14,7 @@ PROVIDERS = {"local": local, "kind": kind}
 
 
 class ContextRefused(RuntimeError):
-    """KUBECONFIG names a cluster that is not one of ours."""
+    """KUBECONFIG names a cluster that this package has not made."""
 
 
 def addressed() -> ModuleType:
@@ -34,7 +34,7 @@ def existing() -> list[ModuleType]:
 
 
 def builds_with_docker() -> bool:
-    """kind's nodes take images from Docker, the local one from buildah; who is not root has only Docker."""
+    """Return whether Docker builds the images. kind's nodes need that, and so do users who are not root."""
     return addressed() is kind or (os.geteuid() != 0 and kind.docker_answers())
 
 

@@ -1,12 +1,12 @@
-"""Kernel settings that a whole cluster changes for the whole machine: noted before, put back when it is gone.
+"""Records the kernel settings that a whole cluster changes, and restores them after it is removed.
 
-Called by `local`. kube-proxy's are not here: its configuration tells it to leave them alone.
+Called by `local`. kube-proxy's settings are not here, because its configuration prevents it from changing any.
 """
 
 import json
 from pathlib import Path
 
-# What `network` sets, and the kubelet (`setupKernelTunables` of its container manager).
+# The settings that `network` and the kubelet (`setupKernelTunables` of its container manager) change.
 _OURS = {
     "net/ipv4/ip_forward": "1",
     "vm/overcommit_memory": "1",
@@ -28,7 +28,7 @@ def note(folder: Path) -> None:
 
 
 def noted(folder: Path) -> dict[str, str]:
-    """Return names below /proc/sys with the values before the cluster; empty if it has changed nothing."""
+    """Return names below /proc/sys with their values before the cluster; empty if it has changed none."""
     return json.loads(_file(folder).read_text()) if _file(folder).exists() else {}
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 
 def host_path_claim(namespace: str, name: str, path: str) -> list[dict[str, Any]]:
-    """A PersistentVolume on `path` of the node and a claim `name` bound to it and to nothing else.
+    """Return a PersistentVolume for `path` on the node, and a claim `name` that is bound only to it.
 
-    With kind, `path` is inside the node's container (the demo's models are mounted there by its configuration).
+    With kind, `path` is inside the node's container, where kind's configuration mounts the demo's models.
     """
     volume = f"{namespace}-{name}"
     shared = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}

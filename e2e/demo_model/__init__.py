@@ -1,12 +1,14 @@
-"""Models to try offline, one for each task, trained here in minutes on the documentation that every Python carries.
+"""Models to try offline, one for each task. They are trained here in minutes, on the documentation that is part of
+Python.
 
-`demo` is a small Llama, so that the demo's answers read like text about Python with nothing downloaded. Small BERTs are
-`demo-embed`, which finds a page by a question, `demo-rerank`, which orders texts by one, and `demo-classify`, which
-names a text's subject. `demo-image` is a small ResNet, which names the shape in a picture, `demo-clip` a small CLIP,
-which finds pictures by words, and `demo-paint` a small diffusion model, which paints such pictures. `demo-audio` is a
-small Whisper, which understands tones. `custom` is a program of torch.export. Used by `e2e.services` and by
-`python -m e2e.demo_model`; knows nothing of Kubernetes. `corpus` writes the text, `train` and the modules like it learn
-it.
+`demo` is a small Llama, so that the demo's answers look like text about Python without a download. Three models are
+small BERTs: `demo-embed` finds a page for a question, `demo-rerank` orders texts by a question, and `demo-classify`
+names a text's subject. `demo-image` is a small ResNet that names the shape in an image. `demo-clip` is a small CLIP
+that finds images by words. `demo-paint` is a small diffusion model that paints such images. `demo-audio` is a small
+Whisper that understands tones. `custom` is a program of torch.export.
+
+Used by `e2e.services` and by `python -m e2e.demo_model`. Knows nothing of Kubernetes. `corpus` writes the text, and the
+modules named `train...` train the models on it.
 """
 
 import hashlib
@@ -18,11 +20,11 @@ from pathlib import Path
 
 from e2e.cluster.paths import CACHE
 
-COMPLETE = ".complete"  # written last, holds the model's key: a folder without it is half made, or of an old recipe
+COMPLETE = ".complete"  # written last, with the model's key; without it, the folder is incomplete or of an older recipe
 DEMO, EMBEDDING, RERANKER, CLASSIFIER = "demo", "demo-embed", "demo-rerank", "demo-classify"
 IMAGE_CLASSIFIER, IMAGE_EMBEDDING, PAINTER = "demo-image", "demo-clip", "demo-paint"
 SPEECH, PROGRAM = "demo-audio", "custom"
-# The modules that make each; the last one has `train`.
+# The modules that make each model. The last one has the function `train`.
 SOURCES = {
     DEMO: ("corpus", "train"),
     EMBEDDING: ("corpus", "bert", "train_encoder"),
@@ -37,7 +39,7 @@ SOURCES = {
 
 
 def model_key(name: str = DEMO) -> str:
-    """What the model is made from, as 12 hex digits: the scripts and the text they train on."""
+    """Return a hash of the model's sources, 12 hexadecimal digits: of the scripts and of the text to train on."""
     from e2e.demo_model.corpus import topics
 
     digest = hashlib.sha256()
@@ -49,9 +51,9 @@ def model_key(name: str = DEMO) -> str:
 
 
 def demo_model_directory(name: str = DEMO) -> Path:
-    """The folder `name` of the trained model, trained first if the cache lacks it. Prints its progress to stderr.
+    """Return the folder of the trained model. Trains it first if the cache lacks it, with progress on stderr.
 
-    Its place does not change with the recipe: volumes of clusters name it.
+    The folder's path does not change with the recipe, because volumes of clusters name it.
     """
     directory = CACHE / "models" / name
     marker = directory / COMPLETE
@@ -61,7 +63,7 @@ def demo_model_directory(name: str = DEMO) -> Path:
 
 
 def make(directory: Path, name: str = DEMO) -> None:
-    """Train into a folder beside `directory`, then move it there: whoever sees `directory` sees a whole model."""
+    """Train in a folder next to `directory`, then rename it. So `directory` never has an incomplete model."""
     train = import_module(f"e2e.demo_model.{SOURCES[name][-1]}").train
     half_made = directory.with_name(f".{directory.name}.{os.getpid()}")
     half_made.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`python -m e2e.demo_model [NAME] [--out DIR]`: train a model, or find it in the cache; prints the folder."""
+"""`python -m e2e.demo_model [NAME] [--out DIR]`: train a model, or find it in the cache, and print its folder."""
 
 import argparse
 from pathlib import Path

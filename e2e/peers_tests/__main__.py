@@ -1,6 +1,6 @@
-"""`python -m e2e.peers_tests [TEST...]`: run vLLM's own tests against the engine; called by `make peers-tests`.
+"""`python -m e2e.peers_tests [TEST...]`: run vLLM's own tests against the engine. Called by `make peers-tests`.
 
-Progress is on standard error, a line for each test. Standard output has one JSON object: `passed`, `failed`,
+Progress goes to standard error, one line for each test. Standard output has one JSON object with `passed`, `failed`,
 `not_applicable` and `files`. A run of all files also writes their table into docs/peers-tests.md.
 """
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def provide_models(folder: Path) -> Path:
-    """The models, made once for each state of the files that say how."""
+    """Return the folder of the models. They are made again only if the scripts that make them have changed."""
     here = Path(__file__).parent
     text = b"".join((here / name).read_bytes() for name in ("models.py", "lessons.py", "words.py"))
     directory = source.FOLDER / f"models-{hashlib.sha256(text + source.VERSION.encode()).hexdigest()[:8]}"
@@ -62,7 +62,7 @@ def provide_models(folder: Path) -> Path:
 
 
 def _environment(folder: Path, models: Path, report: Path) -> dict[str, str]:
-    """No hub: its cache has all that the tests name."""
+    """Return the environment of the tests. They use no hub, because its cache has everything that they name."""
     return {
         **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
         "PYTHONPATH": os.pathsep.join([str(folder), str(REPOSITORY)]),

@@ -1,4 +1,4 @@
-"""What the arguments of `vllm serve` are as settings of the engine. Used by `plugin`. Imports neither side."""
+"""Translates arguments of `vllm serve` to settings of the engine. Used by `plugin`. Imports neither program."""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Our setting for each of vLLM's that has one; its value is the same.
+# vLLM's flags with an equivalent flag of the engine, which has the same value.
 _SAME = {
     "--max-model-len": "--max-model-len",
     "--max-num-seqs": "--max-num-seqs",
@@ -14,10 +14,10 @@ _SAME = {
     "--host": "--host",
     "--port": "--port",
 }
-_MARKS = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}  # which the engine finds in the template
+_MARKS = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}  # the engine finds them in the template
 _TOOL_PARSERS = {"hermes": "hermes", "llama3_json": "llama3_json", "mistral": "mistral"}
 _REASONING_PARSERS = {"qwen3": "think", "deepseek_r1": "think", "mistral": "mistral"}
-# What decides how vLLM computes, or opens what the engine always has open. None of it changes an answer of ours.
+# Flags that change how vLLM computes, or that enable what the engine always has. They do not change our answers.
 _WITHOUT_EFFECT = {
     "--enforce-eager", "--dtype", "--gpu-memory-utilization", "--seed", "--runner", "--enable-auto-tool-choice",
     "--structured-outputs-config.backend", "--enable-prompt-tokens-details", "--enable-chunked-prefill",
@@ -26,10 +26,11 @@ _WITHOUT_EFFECT = {
     "--enable-server-load-tracking", "--show-hidden-metrics-for-version", "--enable-tokenizer-info-endpoint",
     "--skip-tokenizer-init", "--max-logprobs", "--enable-request-id-headers",
 }  # fmt: skip
-# A test of what these do is not applicable (`files` has its name); the others of its file are.
+# Flags for features that the engine lacks. Tests of the feature are not applicable (`files` names them); other tests of
+# the same file run.
 _LEFT_OUT = {
     "--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras",  # adapters
-    "--enable-per-request-metrics",  # times of a request in its answer
+    "--enable-per-request-metrics",  # times of a request in its response
 }  # fmt: skip
 _MISSING = {
     "--uds": "unix sockets",
@@ -47,22 +48,23 @@ _MISSING = {
 
 
 class NotApplicable(Exception):
-    """The server cannot be started as a test wants it; the text says what the engine does not have."""
+    """The engine cannot be started with the arguments of a test. The message names the missing feature."""
 
 
 @dataclass(slots=True)
 class Arguments:
-    """A command line for the engine, without the model."""
+    """The command line of the engine, without the model."""
 
     settings: list[str] = field(default_factory=list)
-    chat_template: str | None = None  # the text of one that takes the place of the model's
-    config: dict[str, Any] = field(default_factory=dict)  # fields that its config.json gets
+    chat_template: str | None = None  # the text of a template that replaces the model's own
+    config: dict[str, Any] = field(default_factory=dict)  # fields to add to the model's config.json
 
 
 def translate(arguments: Sequence[str]) -> Arguments:
-    """Raises NotApplicable for what the engine lacks, and ValueError for an argument that no table here has."""
+    """Translate the arguments. Raises NotApplicable for features that the engine lacks, ValueError for unknown
+    arguments."""
     translated = Arguments()
-    parsers = {"--tool-parser": "none", "--reasoning-parser": "none"}  # what vLLM has without an argument
+    parsers = {"--tool-parser": "none", "--reasoning-parser": "none"}  # vLLM's defaults
     for flag, values in _split(arguments):
         value = values[0] if values else ""
         if flag in _MISSING:
@@ -89,7 +91,7 @@ def translate(arguments: Sequence[str]) -> Arguments:
 
 
 def _split(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Each flag with its values, from `--flag value...` and `--flag=value`."""
+    """Return each flag with its values, given as `--flag value...` or `--flag=value`."""
     flags: list[tuple[str, list[str]]] = []
     for word in arguments:
         if word.startswith("-"):

@@ -1,4 +1,4 @@
-"""Which of vLLM's test files are run, and which tests do not apply to the engine, with the reason. Pure."""
+"""Lists which of vLLM's test files are run, and which tests do not apply to the engine, with the reason. Pure."""
 
 from typing import Final
 
@@ -53,7 +53,7 @@ FILES: Final = (
     f"{P}/token_classify/test_online.py",
     f"{P}/token_embed/test_online.py",
 )
-# By the first pattern that a test's name matches.
+# Reasons by pattern. The first pattern that matches a test's name counts.
 NOT_APPLICABLE: Final = (
     ("*[*lora*]*", "LoRA adapters"),
     ("*/test_models.py::*", "LoRA adapters"),

@@ -1,4 +1,5 @@
-"""What a run has shown: counts for `__main__`, and the tables of docs/peers-tests.md. Pure, but for the page's file."""
+"""Collects the results of a run: counts for `__main__`, and the tables of docs/peers-tests.md. Pure except for that
+file."""
 
 import json
 from collections import Counter
@@ -14,7 +15,7 @@ _REASON_CHARACTERS = 100
 
 @dataclass(slots=True)
 class Results:
-    """By test: its outcome and why. A test that fails after it passed, in a fixture's end, has failed."""
+    """The outcome of each test, and its reason. If a fixture fails after the test has passed, the test has failed."""
 
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -26,7 +27,7 @@ class Results:
         return list(dict.fromkeys(test.partition("::")[0] for test in self.outcomes))
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the results as JSON, for programs."""
         kinds = ("passed", "failed", "not_applicable")
         return {
             **{kind: self.count(kind) for kind in kinds},
@@ -36,7 +37,7 @@ class Results:
 
 
 def read_results(lines: Iterable[str]) -> Results:
-    """From what `plugin` writes."""
+    """Read the results that `plugin` has written."""
     results = Results()
     for line in lines:
         told = json.loads(line)
@@ -50,14 +51,14 @@ def read_results(lines: Iterable[str]) -> Results:
 
 
 def write_table(page: Path, results: Results, version: str) -> None:
-    """Put the tables in the place of the page's last ones."""
+    """Replace the tables in the page."""
     text = page.read_text()
     begin, end = text.index(_BEGIN), text.index(_END)
     page.write_text(text[:begin] + _BEGIN + "\n" + "\n".join(build_table(results, version)) + "\n" + text[end:])
 
 
 def build_table(results: Results, version: str) -> list[str]:
-    """A row for each file, then one for each reason why tests do not apply."""
+    """Return the lines of the table: a row for each file, then one for each reason why tests do not apply."""
     counts = [results.count(kind) for kind in ("passed", "failed", "not_applicable")]
     lines = [
         f"vLLM {version}: {counts[0]} tests pass, {counts[1]} fail, {counts[2]} do not apply.",
@@ -84,6 +85,6 @@ def _name(test: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """One line of a table."""
+    """Return the text as one line for a cell of a table."""
     line = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'").replace("[", "\\[")
     return line if len(line) <= _REASON_CHARACTERS else line[: _REASON_CHARACTERS - 3] + "..."

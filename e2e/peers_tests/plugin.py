@@ -1,7 +1,7 @@
-"""The pytest plugin that puts the engine in the place of `vllm serve`. Runs in vLLM's environment.
+"""The pytest plugin that replaces `vllm serve` by the engine. Runs in vLLM's environment.
 
-Its settings are in variables: CONVEYOR_PYTHON runs the engine, CONVEYOR_MODELS is the folder of `models`, and
-CONVEYOR_REPORT the file that gets a line of JSON for each test.
+Environment variables configure it: CONVEYOR_PYTHON is the Python that runs the engine, CONVEYOR_MODELS the folder of
+`models`, and CONVEYOR_REPORT the file that gets a line of JSON for each test.
 """
 
 import fnmatch
@@ -24,18 +24,18 @@ from e2e.peers_tests.arguments import NotApplicable, translate
 from e2e.peers_tests.files import NOT_APPLICABLE
 from e2e.peers_tests.templates import with_changes
 
-vllm.platforms.current_platform = CpuPlatform()  # vLLM finds it by how it was built, and nothing is built here
-utils = importlib.import_module("tests.utils")  # which looks at the platform
+vllm.platforms.current_platform = CpuPlatform()  # vLLM detects it by its build, and it is not built here
+utils = importlib.import_module("tests.utils")  # imports vLLM's platform
 
 REASON = "not applicable: "
 _MODELS = Path(os.environ["CONVEYOR_MODELS"])
 
 
 class EngineServer(utils.RemoteOpenAIServer):  # type: ignore[misc]
-    """Started and ended as vLLM's; the process is the engine's."""
+    """A server that is started and ended like vLLM's, but its process is the engine."""
 
     def _pre_download_model(self, model: str, args: Any) -> None:
-        """The models are in the cache."""
+        """Do nothing: the models are already in the cache."""
 
     def _get_gpu_memory_used(self) -> None:
         return None
@@ -63,7 +63,7 @@ class EngineServer(utils.RemoteOpenAIServer):  # type: ignore[misc]
 
 
 def _environment() -> dict[str, str]:
-    """Without what this environment needs for itself."""
+    """Return the environment variables without those that only this process needs."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
@@ -71,7 +71,7 @@ utils.RemoteOpenAIServer = EngineServer
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests that need a server, and mark those that are not applicable."""
+    """Keep only the tests that need a server, and mark those that are not applicable."""
     wanted, others = [], []
     for item in items:
         (wanted if _needs_server(item) else others).append(item)
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _needs_server(item: pytest.Item) -> bool:
-    """Whether the test, or a fixture of it, starts one."""
+    """Return whether the test, or one of its fixtures, starts a server."""
     functions = [getattr(item, "function", None)]
     fixtures = getattr(item, "_fixtureinfo", None)
     if fixtures is not None:
@@ -96,7 +96,7 @@ def _needs_server(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """One line for each phase that did not pass, and for each call that did."""
+    """Write a line for each phase that did not pass, and for each call that passed."""
     report = yield
     if report.when == "call" or not report.passed:
         reason = str(call.excinfo.value) if call.excinfo else ""

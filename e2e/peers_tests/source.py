@@ -1,6 +1,7 @@
-"""vLLM's source with its tests, and an environment that can import them. Used by `__main__`.
+"""Downloads vLLM's source with its tests, and makes an environment that can import them. Used by `__main__`.
 
-The tests import vLLM's protocol classes and tokenizers, which are Python. Nothing of it is compiled or stubbed.
+The tests import vLLM's protocol classes and tokenizers, which are Python code. Nothing of vLLM is compiled or replaced
+by stubs.
 """
 
 import hashlib
@@ -20,8 +21,8 @@ URL = (
 )
 SHA256 = "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112"
 PACKAGES = (
-    "torch==2.15.0",  # the engine's
-    *("pytest==9.2.0", "pytest-asyncio==1.5.0", "pytest-timeout==2.4.0", "tblib==3.2.2"),  # what its conftest.py needs
+    "torch==2.15.0",  # the same version as the engine's
+    *("pytest==9.2.0", "pytest-asyncio==1.5.0", "pytest-timeout==2.4.0", "tblib==3.2.2"),  # for vLLM's conftest.py
     *("schemathesis==4.32.5", "sentence-transformers==6.2.0"),
 )
 FOLDER = CACHE / "peers-tests"
@@ -30,7 +31,8 @@ _COMPLETE = ".complete"
 
 
 def fetch() -> Path:
-    """The folder of the unpacked source, downloaded once. Raises SystemExit if the archive is not the pinned one."""
+    """Return the folder of the unpacked source, which is downloaded once. Raises SystemExit if the archive is not the
+    pinned one."""
     folder = FOLDER / f"vllm-{VERSION}"
     if (folder / _COMPLETE).exists():
         return folder
@@ -50,7 +52,8 @@ def fetch() -> Path:
 
 
 def install(source: Path) -> Path:
-    """The Python of an environment with what the tests import, made once for each version and list of packages."""
+    """Return the Python of an environment with the tests' imports. It is made once for each version and list of
+    packages."""
     requirements = source / "requirements" / "common.txt"
     key = hashlib.sha256("\0".join([sys.version, VERSION, *PACKAGES]).encode()).hexdigest()[:8]
     folder = FOLDER / f"environment-{key}"

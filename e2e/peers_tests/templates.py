@@ -1,4 +1,4 @@
-"""A model with another chat template or config.json. Used by `plugin` and `models`; imports nothing of either side."""
+"""Copies a model with another chat template or config.json. Used by `plugin` and `models`; imports neither program."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from typing import Any
 def with_changes(
     model: Path, directory: Path, template: str | None = None, config: Mapping[str, Any] | None = None
 ) -> Path:
-    """A copy of the model with another chat template, and with these fields in its config.json.
+    """Copy the model with another chat template, and with these fields in its config.json. Returns the folder.
 
-    Its weights are the same files.
+    The copy's weights are links to the same files.
     """
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)

@@ -1,10 +1,10 @@
-"""The programs of Kubernetes that are built here: which they are, what pins them, and where they lie once built.
+"""Defines the programs of Kubernetes that are built here: their versions, and their paths once built.
 
-Called by whoever needs one: `binary("kubectl")`. `build` makes them. Standard library only: it runs before the
+`binary("kubectl")` returns a path. `build` builds the programs. Standard library only, because it runs before the
 virtual environment exists. Knows nothing of clusters.
 
-This folder is the Go module too: one for all programs, so that what they share has one version and is compiled
-once. They go to `<cache>/tools/<hash of the module>/`, so that a new version never meets an old one.
+This folder is also the Go module: one for all programs, so that they share dependencies in one version, which are
+compiled once. The programs are in `<cache>/tools/<hash of the module>/`, so that new versions never mix with old ones.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class Tool:
 
     @property
     def built_as(self) -> str:
-        """The name that `go build` gives the program: the package's last word that is no major version."""
+        """Return the name that `go build` gives the program: the last part of the package, without a major version."""
         return re.sub(r"/v\d+$", "", self.package).rsplit("/", 1)[-1]
 
 
@@ -53,18 +53,18 @@ TOOLS = (
 )
 
 
-# What people have of their own too, and what a cluster that is not built here is used with.
+# Programs that users may have installed themselves, and that clusters made elsewhere need.
 CLIENTS = ("kubectl", "helm")
 ALL = tuple(tool.name for tool in TOOLS)
-CLUSTER = tuple(name for name in ALL if name != "kubeconform")  # that one checks the chart, in tests
+CLUSTER = tuple(name for name in ALL if name != "kubeconform")  # kubeconform checks the chart in tests
 
 
 class ProgramMissing(RuntimeError):
-    """A program is not there; the message says how to have it."""
+    """A program is not installed. The message says how to install it."""
 
 
 def module_hash() -> str:
-    """Identity of the module: what is pinned in it and our own programs, byte for byte."""
+    """Return the hash of the module: of the pinned versions and of our own programs, byte for byte."""
     digest = hashlib.sha256()
     for file in [*sorted(MODULE.glob("go.*")), *sorted(MODULE.glob("*/*.go"))]:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -80,7 +80,7 @@ def tool_named(name: str) -> Tool:
 
 
 def binary(name: str) -> Path:
-    """Path of a built program, or of a client on the PATH that was not built; `ProgramMissing` if it is not there."""
+    """Return the path of a built program, or of a client on the PATH that was not built. Raises `ProgramMissing`."""
     tool = tool_named(name)
     if tool.path.exists():
         return tool.path
@@ -90,5 +90,5 @@ def binary(name: str) -> Path:
 
 
 def search_path() -> str:
-    """PATH with the built programs in front, for people's commands."""
+    """Return PATH with the built programs in front, for users' commands."""
     return os.pathsep.join([str(TOOLS[0].path.parent), os.environ.get("PATH", "")])

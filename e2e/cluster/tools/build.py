@@ -1,7 +1,8 @@
 """`python3 -m e2e.cluster.tools.build all|cluster`: build the programs of Kubernetes that are not in the cache yet.
 
-From the Go module of this folder; `cluster` means what `make cluster` and its users need. Standard library only, so
-that it runs beside the making of the virtual environment. An interrupted build goes on from what it has compiled.
+They are built from the Go module in this folder. `cluster` means the programs that `make cluster` and its users need.
+Standard library only, so that it can run while the virtual environment is made. An interrupted build continues with the
+packages that it has compiled.
 """
 
 import os
@@ -21,7 +22,7 @@ from e2e.cluster.tools import ALL, CLIENTS, CLUSTER, MODULE, ProgramMissing, Too
 KUBERNETES_VERSION = "1.37.1"
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _PROGRESS_SECONDS = 15.0
-# With less frequent garbage collection the compiler takes a tenth less time, and half a gigabyte at most.
+# With less frequent garbage collection the compiler takes a tenth less time, and at most half a gigabyte.
 _COMPILER_GOGC = "300"
 
 
@@ -30,14 +31,14 @@ def missing(names: Iterable[str]) -> list[Tool]:
 
 
 def build_missing(names: Iterable[str]) -> None:
-    """Builds those that are not there; `ProgramMissing` without Go."""
+    """Build the programs that are missing. Raises `ProgramMissing` without Go."""
     if tools := missing(names):
         programs.require("go")
         _build(tools)
 
 
 def provide_clients() -> None:
-    """Builds `CLIENTS` where Go is there, else takes them from the PATH; `ProgramMissing` where neither can be."""
+    """Build `CLIENTS` if Go is installed, otherwise find them on the PATH. Raises `ProgramMissing` if neither works."""
     if programs.found("go"):
         build_missing(CLIENTS)
         return
@@ -49,7 +50,8 @@ def provide_clients() -> None:
 
 
 def _build(tools: Sequence[Tool]) -> None:
-    """In one go, so that one program is linked while another is compiled; drops the compiler's caches at the end."""
+    """Build all programs in one command, so that one is linked while another is compiled. Then delete the compiler's
+    caches."""
     packages = [tool.package for tool in tools]
     with announced(f"programs: fetching the modules of {', '.join(tool.name for tool in tools)}"):
         listed = programs.run("go", "list", "-deps", *packages, capture_output=True, **_in_module())
@@ -57,7 +59,7 @@ def _build(tools: Sequence[Tool]) -> None:
         raise ProgramMissing(f"the modules of Kubernetes could not be fetched:\n{listed.stderr[-2000:]}")
     started = time.monotonic()
     partial = folder() / "partial"
-    # Without debug information a package is compiled in an eighth less time.
+    # Without debug information, compiling takes an eighth less time.
     flags = ["-v", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={_linker_flags()}", "-o", f"{partial}/"]
     with programs.start("go", "build", *flags, *packages, stderr=subprocess.PIPE, **_in_module()) as compiler:
         assert compiler.stderr is not None
@@ -68,12 +70,12 @@ def _build(tools: Sequence[Tool]) -> None:
         (partial / tool.built_as).rename(tool.path)
     shutil.rmtree(partial)
     print(f"programs: built in {time.monotonic() - started:.0f} s", flush=True)
-    # They take 9 GB and serve nothing once the programs are built.
+    # The caches take 9 GB and are useless once the programs are built.
     shutil.rmtree(CACHE / "go", ignore_errors=True)
 
 
 def _show_progress(lines: Iterable[str], total: int, started: float) -> None:
-    """Counts the packages that `go build -v` names; whatever else it says is passed on."""
+    """Count the packages that `go build -v` names, and print its other output."""
     num_compiled, shown = 0, time.monotonic()
     for line in lines:
         if re.fullmatch(r"[^\s:]+\n", line) is None:
