@@ -1,6 +1,6 @@
-"""Triton's interpreter where there is no GPU: to be imported before triton and the kernels are.
+"""Enables Triton's interpreter if there is no GPU. Must be imported before triton and the kernels.
 
-The interpreter computes bfloat16 wrongly, so that type is tried on a GPU only.
+The interpreter computes bfloat16 wrongly, so that type is tested only on a GPU.
 """
 
 import os
@@ -14,7 +14,7 @@ HAVE_GPU = torch.cuda.is_available()
 if not HAVE_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton and the kernels are first imported
 
-ON_DEVICE = [pytest.mark.gpu] if HAVE_GPU else []  # of tests that run without a GPU too, in the interpreter
+ON_DEVICE = [pytest.mark.gpu] if HAVE_GPU else []  # for tests that also run without a GPU, in the interpreter
 DEVICE = torch.device("cuda" if HAVE_GPU else "cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 FOR_BFLOAT16 = [
@@ -54,7 +54,7 @@ def in_types(names: str, *cases: tuple[object, ...]) -> pytest.MarkDecorator:
 
 
 def sum_in_disorder(weights: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.float32]:
-    """The cumulated weights, each with an error of its own: as a GPU's parallel sum rounds, many times as large."""
+    """Return the cumulated weights, each with its own error, like a GPU's parallel sum but with larger errors."""
     ends: npt.NDArray[np.float32] = weights.cumsum(axis)
     errors = np.random.default_rng(0).uniform(-0.02, 0.02, ends.shape)
     return (ends * (1 + errors)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Packed tensors of a step: the right tokens at the right positions in the right slots."""
+"""Checks the packed tensors of a step: the right tokens at the right positions in the right slots."""
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ def build(
     admitted: list[AdmittedRow] | None = None,
     new_blocks: list[tuple[int, list[int]]] | None = None,
 ) -> Batch:
-    """`work`: (row, computed before, tokens now, logits) each; those of one token are decodes."""
+    """Build a batch. `work`: (row, computed before, tokens now, logits) for each; rows with one token are decodes."""
     row_ids, computed, num_tokens, num_logits = (list(column) for column in zip(*work, strict=True))
     plan = StepPlan(0, admitted or [], new_blocks or [], row_ids, computed, num_tokens, num_logits, num_tokens.count(1))
     rows.update(plan)
@@ -30,7 +30,7 @@ def build(
 
 
 def mixed(rows: Rows | None = None) -> Batch:
-    """A decode at position 5, a chunk at 2..4 that ends its prompt, one at 0..1 that does not."""
+    """Return a decode at position 5, a chunk at 2..4 that ends its prompt, and one at 0..1 that does not."""
     admitted = [
         AdmittedRow.of(2, [10, 11, 12, 13, 14, 15], [7, 3], SAMPLING),
         AdmittedRow.of(0, [20, 21, 22, 23, 24], [1, 5], SAMPLING),

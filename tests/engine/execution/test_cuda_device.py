@@ -1,4 +1,4 @@
-"""A GPU that cannot be used is reported with CUDA's own error and what it needs; the CPU never stands in for it."""
+"""Checks that a GPU that cannot be used is reported with CUDA's error and the solution, and not replaced by the CPU."""
 
 import ctypes
 from pathlib import Path
@@ -19,7 +19,7 @@ DEVICES: tuple[Device, ...] = ("auto", "cuda")
 
 
 class Node:
-    """What an engine can see of its node: device files, the driver's library and version, and CUDA's error."""
+    """The parts of a node that an engine can see: device files, the driver's library and version, and CUDA's error."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self._monkeypatch, self._folder = monkeypatch, folder
@@ -50,7 +50,7 @@ class Node:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Node:
-    """One without GPU and driver."""
+    """Return a node without GPU and driver."""
 
     def load(_: str) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
@@ -92,7 +92,7 @@ def test_an_old_driver_is_named_with_the_one_that_is_needed(node: Node, device: 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_driver_that_does_not_start_is_an_error(node: Node, device: Device) -> None:
-    """802: a machine of several GPUs whose fabric manager does not run."""
+    """802: a machine with several GPUs whose fabric manager does not run."""
     node.has_driver("580.65.06", cu_init=802)
     node.cuda_fails("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized")
     assert "CUDA cannot start: Unexpected error from cudaGetDeviceCount()" in refusal(device)
@@ -106,7 +106,7 @@ def test_a_driver_that_does_not_start_is_an_error(node: Node, device: Device) ->
 def test_a_gpu_that_torch_does_not_see_is_an_error(
     node: Node, device: Device, error: str, kind: type[Exception]
 ) -> None:
-    """Its driver is not mounted or not found, it has no MIG instance, or torch is another build."""
+    """Its driver is not mounted or not found, it has no MIG instance, or this torch has no CUDA."""
     node.has_device_file()
     node.cuda_fails(error, kind)
     assert f"there is a GPU, but CUDA cannot start: {error.removesuffix('.')}" in refusal(device)

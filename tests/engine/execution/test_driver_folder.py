@@ -1,6 +1,6 @@
-"""A driver that a node mounts into the image without ldconfig is found by torch's library loader and by Triton.
+"""Checks that torch's library loader and Triton find a driver that a node mounts into the image without ldconfig.
 
-The driver is a library of one function, in the folder that the environment of engine/Dockerfile names.
+The driver is a library with one function, in the folder that the environment of engine/Dockerfile names.
 """
 
 import os
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="
 
 
 def image_environment() -> dict[str, str]:
-    """The variables of the image's last stage."""
+    """Return the environment variables of the image's last stage."""
     last_stage = (ROOT / "engine/Dockerfile").read_text().replace("\\\n", " ").rpartition("\nFROM ")[2]
     return dict(re.findall(r"(\w+)=(\S+)", " ".join(re.findall(r"^ENV (.*)$", last_stage, re.M))))
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """The image's search path of libraries, with a folder of this machine in place of the node's."""
+    """Return the image's library search path, with a folder of this machine in place of the node's folder."""
     if COMPILER is None:
         pytest.skip("needs a C compiler")
     source, driver = tmp_path / "driver.c", tmp_path / "libcuda.so.1"

@@ -1,4 +1,4 @@
-"""How many KV blocks there are, and the error when there cannot be enough."""
+"""Tests the number of KV blocks, and the error if too few fit."""
 
 from typing import Any
 

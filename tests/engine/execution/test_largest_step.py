@@ -1,4 +1,4 @@
-"""A model whose largest step does not fit into the memory says which settings make it smaller, and does not start."""
+"""Checks that a model whose largest step does not fit into memory does not start, and that the error names settings."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ MIB = 2**20
 
 @pytest.fixture
 def peak(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets what CUDA says of the memory, of which the weights have 3 MiB."""
+    """Return a function that sets the peak memory that CUDA reports. The weights take 3 MiB of it."""
     told = {"memory_allocated": 3 * MIB, "max_memory_allocated": 3 * MIB}
     for name in told:
         monkeypatch.setattr(torch.cuda, name, lambda device, name=name: told[name])
@@ -52,7 +52,7 @@ def test_a_step_that_does_not_fit_names_the_settings(peak: Callable[[int], None]
 def test_the_largest_step_of_a_model_that_embeds_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: Callable[[int], None], budget: int, lengths: list[int]
 ) -> None:
-    """The longest prompt has a step alone where it exceeds the budget; there are four rows."""
+    """The longest prompt runs alone if it exceeds the budget. There are four rows."""
     save_encoder("bert", tmp_path)
     runner = make_core(tmp_path, max_num_batched_tokens=budget).executor
     assert isinstance(runner, PoolRunner)

@@ -1,4 +1,4 @@
-"""What is found out about the machine, and what is refused because of it."""
+"""Tests what is detected about the machine, and what is rejected because of it."""
 
 from pathlib import Path
 

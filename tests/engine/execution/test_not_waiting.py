@@ -1,6 +1,6 @@
-"""A GPU is given a whole step without being asked for a number: that would wait for all that it has to do.
+"""Checks that a whole step is launched on a GPU without reading a number, which would wait for all of its work.
 
-The GPU is pretended by torch's fake tensors, which have shapes and no numbers, so that whatever asks for one raises.
+The GPU is simulated by torch's fake tensors. They have shapes but no numbers, so reading a number raises an error.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ VOCAB_SIZE, BLOCK_SIZE = 1000, 4
 
 @pytest.fixture(autouse=True)
 def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fake tensors know no pinned memory, and small ones would keep the numbers that they are made of.
+    """Fake tensors support no pinned memory, and small ones would keep the numbers that they are made from.
 
     The kernels that sample are not launched.
     """
@@ -71,7 +71,7 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run_step(*asked: dict[str, Any]) -> None:
-    """Prompts of three tokens, which are admitted and get their first token; and a chunk of one that samples none."""
+    """Run prompts of three tokens, which are admitted and get their first token, and a chunk that samples none."""
     state = Rows(8, 32, BLOCK_SIZE, CUDA)
     chooser = Sampler(8, VOCAB_SIZE, CUDA, state.token_ids)
     sampling = [RowSampling(SamplingParams(**params), 5, 3 + params.get("min_tokens", 0), (1, 2)) for params in asked]
@@ -123,7 +123,7 @@ def test_steps_are_captured_and_given_without_waiting(monkeypatch: pytest.Monkey
     for module in (decodes, mixed):
         monkeypatch.setattr(module, "copy_into", copy_into)
     state = Rows(9, 32, BLOCK_SIZE, CUDA)
-    how = (state, TorchPaged(), forward, BLOCK_SIZE)  # a backend that is asked for nothing
+    how = (state, TorchPaged(), forward, BLOCK_SIZE)  # a backend that is not called
     chooser = Sampler(9, VOCAB_SIZE, CUDA, state.token_ids)
     graphs = StepGraphs([DecodeSteps(*how), MixedSteps(*how, 32)], state, chooser)
     graphs.capture(run_again, lambda _: None)
@@ -153,7 +153,7 @@ def test_vectors_are_pooled_without_waiting(mode: PoolingMode) -> None:
 
 
 def pretend(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    """A model with pretended weights: real ones are made first, because their making asks for numbers."""
+    """Return a model with fake weights. Real ones are made first, because making them reads numbers."""
     with unset_fake_temporarily():
         model = build()
     for module in model.modules():
@@ -195,7 +195,7 @@ def test_images_and_texts_are_embedded_without_waiting(kind: str, monkeypatch: p
 
 
 def test_tokens_of_speech_are_chosen_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to the question whether rows have ended, which comes every few tokens."""
+    """Run up to the check whether rows have ended, which comes every few tokens."""
     monkeypatch.setattr(
         speech, "to_device", lambda array, device: torch.empty(array.shape, dtype=torch.int64, device=CUDA)
     )

@@ -1,4 +1,4 @@
-"""A start that runs out of memory reports that, wherever it happens: no model runs half fused or counts as unknown."""
+"""Checks that a start that runs out of memory reports it, wherever it happens, and leaves no half-fused model."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ BROKEN = torch.AcceleratorError("CUDA error: an illegal memory access was encoun
 
 
 def fail_at(call: int, error: BaseException, original: Callable[..., object]) -> Callable[..., object]:
-    """`original`, which raises at its so many-th call."""
+    """Return `original` wrapped so that its call with this number raises the error."""
     calls = iter(range(call))
 
     def fail(*arguments: object, **named: object) -> object:

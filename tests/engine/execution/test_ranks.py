@@ -1,4 +1,4 @@
-"""A model divided among ranks answers as one that is whole. Two processes on the CPU, which add up by gloo."""
+"""Checks that a model divided among ranks answers like a whole one. Two processes on the CPU add up with gloo."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ GetReference = Callable[[str], Reference]
 
 @contextmanager
 def divided(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RankedRunner, list[str]]]:
-    """The runner of rank 0, and the lines of its start."""
+    """Yield the runner of rank 0, and the log lines of its start."""
     started: list[Ranks] = []
     lines: list[str] = []
 
@@ -77,7 +77,7 @@ def test_two_ranks_give_the_tokens_of_generate(
 
 
 def _sample_masked(core: EngineCore, prompt: list[int], allowed: list[int]) -> int:
-    """The first token after the prompt, if only these are allowed."""
+    """Return the first token after the prompt if only these tokens are allowed."""
     bits = bytearray(-(-VOCAB_SIZE // 8))
     for token in allowed:
         bits[token // 8] |= 1 << token % 8

@@ -1,4 +1,4 @@
-"""Every runner starts alike: on the device that it is given, with the same log lines, beside its largest step."""
+"""Checks that every runner starts alike: on the given device, with the same log lines, after its largest step."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,7 +59,7 @@ def threads() -> Iterator[None]:
 def test_a_cpu_gets_its_threads_by_configuration_environment_or_limit(
     monkeypatch: pytest.MonkeyPatch, configured: int | None, environment: str | None, expected: int
 ) -> None:
-    """torch has read OMP_NUM_THREADS when it was imported: its number, here 2, stays."""
+    """torch reads OMP_NUM_THREADS when it is imported. Its number, 2 here, stays."""
     torch.set_num_threads(2)
     monkeypatch.setattr(cgroup, "num_cpus", lambda: 5)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -87,9 +87,9 @@ def test_a_gpu_runs_a_step_to_measure_it_and_a_cpu_does_not(
 def test_the_kv_cache_gets_what_weights_the_largest_step_and_graphs_leave(
     reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch, has_graphs: bool
 ) -> None:
-    """Graphs keep the memory of the largest step that they hold, and their padding has a block of its own."""
+    """Graphs keep the memory of their largest step, and their padding has its own block."""
     ref = reference("llama")
-    steps = {5000: 1_000_000, 2048: 300_000}  # by tokens: the budget's, the largest graph's
+    steps = {5000: 1_000_000, 2048: 300_000}  # by tokens: for the budget, for the largest graph
     monkeypatch.setattr(start, "estimate_step", lambda model, num_tokens, num_logits: steps[num_tokens])
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 16_000_000)
     monkeypatch.setattr("conveyor_engine.execution.runners.generate.peak_bytes", lambda *_: 100_000)

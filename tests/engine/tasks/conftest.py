@@ -8,5 +8,5 @@ from tests.engine.tasks.softmax_model import install_softmax
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed packages."""
+    """Return a folder of installed packages."""
     return install_softmax(tmp_path_factory.mktemp("packages"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def install_softmax(folder: Path) -> Path:
-    """Writes the metadata that pip writes of an installed package."""
+    """Write the metadata that pip writes for an installed package."""
     metadata = folder / "softmax_task-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: softmax-task\nVersion: 1.0\n")

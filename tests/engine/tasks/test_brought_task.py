@@ -1,4 +1,4 @@
-"""A task that an installed package brings is served end to end: its folder, `softmax/`, is all that it adds."""
+"""Tests that the task of an installed package is served end to end. Its folder, `softmax/`, is all that it adds."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

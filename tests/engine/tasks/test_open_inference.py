@@ -1,4 +1,4 @@
-"""The Open Inference Protocol on a real server, by the client of Triton; the task is that of `softmax/`."""
+"""Tests the Open Inference Protocol on a real server with Triton's client. The task is the one of `softmax/`."""
 
 import json
 import struct

@@ -1,7 +1,8 @@
-"""The cache in 8 bits, on a GPU or else through Triton's interpreter.
+"""Tests the cache in 8 bits, on a GPU or otherwise in Triton's interpreter.
 
-Kernels are compared with plain torch over the same rounded numbers, a whole engine with transformers. The interpreter
-rounds float32 to e4m3 wrongly (127.9 becomes 64), so without a GPU plain torch writes what the kernels read of it.
+Kernels are compared with plain torch on the same rounded numbers, and a whole engine with transformers. The interpreter
+rounds float32 to e4m3 wrongly (127.9 becomes 64). So without a GPU, plain torch writes the numbers that the kernels
+read.
 """
 
 from collections.abc import Callable
@@ -47,9 +48,9 @@ CUDA = torch.device("cuda")
 
 
 def in_8_bits(x: torch.Tensor, kv_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (..., D) -> (numbers of `kv_dtype`, a scale for each vector (..., 1) float32).
+    """Convert x (..., D) to (numbers of `kv_dtype`, a scale for each vector (..., 1), float32).
 
-    By the same operations as the kernels, because numbers of 16 bits often lie half way between two of 8 bits.
+    It uses the same operations as the kernels, because 16-bit numbers often lie half way between two 8-bit ones.
     """
     scales = x.float().abs().amax(-1, keepdim=True)
     largest = 127.0 if kv_dtype == INT8 else 448.0
@@ -58,13 +59,13 @@ def in_8_bits(x: torch.Tensor, kv_dtype: torch.dtype) -> tuple[torch.Tensor, tor
 
 
 def rounded(x: torch.Tensor, kv_dtype: torch.dtype) -> torch.Tensor:
-    """x (..., D) as 8 bits hold it."""
+    """Return x (..., D) rounded to 8 bits."""
     numbers, scales = in_8_bits(x, kv_dtype)
     return numbers.float() / (127 if kv_dtype == INT8 else 448) * scales
 
 
 class Rounded(TorchPaged):
-    """Plain torch in float32 over keys and values that were rounded before they were written."""
+    """Plain torch in float32, on keys and values that are rounded before they are written."""
 
     def __init__(self, kv_dtype: torch.dtype) -> None:
         super().__init__(torch.float32)
@@ -78,7 +79,7 @@ class Rounded(TorchPaged):
 
 
 class WrittenByTorch(TritonPaged):
-    """Our kernels over what plain torch has written."""
+    """Our kernels, reading a cache that plain torch has written."""
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         slots = metadata.slot_mapping[: metadata.num_tokens]
@@ -94,7 +95,7 @@ def make_backend(num_processors: int, kv_dtype: torch.dtype) -> TritonPaged:
 
 
 def held(cache: SlotCache) -> torch.Tensor:
-    """What the cache holds, (slots, Hkv, D) float32."""
+    """Return the content of the cache, (slots, Hkv, D), float32."""
     assert cache.scales is not None
     return cache.numbers.float() / cache.largest * cache.scales.t()[..., None]
 
@@ -225,14 +226,14 @@ def test_the_setting_chooses_the_type(
     )
 
 
-@pytest.mark.nightly  # 80 s
+@pytest.mark.nightly  # takes 80 s
 def test_an_engine_with_int8_chooses_nearly_every_token_that_transformers_chooses(
     reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of 60 tokens, after the tokens before it as transformers chose them; and three answers as they go on.
+    """Compare each of 60 tokens after transformers' own earlier tokens, and three answers that continue by themselves.
 
-    It chooses 59 of the 60, and 119 of 120 with all six prompts. The model is random, and rounds to other tokens more
-    easily than a trained one.
+    The engine chooses 59 of the 60 tokens, and 119 of 120 with all six prompts. The model is random, so rounding
+    changes tokens more easily than in a trained model.
     """
     ref = reference("qwen3")
     monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)

@@ -1,4 +1,4 @@
-"""The compiled attention backend against the one in plain torch, through the protocol that the engine uses."""
+"""Compares the compiled attention backend with the one in plain torch, through the engine's protocol."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ LAYERS = [LayerShape(4, 2, 16, 16), LayerShape(6, 3, 24, 8)]
 
 
 def make_metadata(lengths: list[tuple[int, int]], padding: int = 0) -> AttentionMetadata:
-    """lengths: (query tokens, context) of each row; blocks are handed out in a fixed odd order."""
+    """Build metadata. lengths: (query tokens, context) of each row. Blocks are assigned in a fixed irregular order."""
     queries, totals = (np.array(column, dtype=np.int32) for column in zip(*lengths, strict=True))
     starts = np.concatenate([[0], queries.cumsum()]).astype(np.int32)
     widest = -(-int(totals.max()) // 16)
@@ -43,7 +43,7 @@ def make_metadata(lengths: list[tuple[int, int]], padding: int = 0) -> Attention
 
 
 def run_steps(backend: AttentionBackend, dtype: torch.dtype, window: int | None, cap: float | None) -> torch.Tensor:
-    """A prefill, a chunk and two decodes, in two layers; all outputs in one tensor."""
+    """Run a prefill, a chunk and two decodes in two layers. Returns all outputs in one tensor."""
     backend.allocate(LAYERS, 32, 16, dtype, CPU)
     outputs = []
     generator = torch.Generator().manual_seed(0)
@@ -51,7 +51,7 @@ def run_steps(backend: AttentionBackend, dtype: torch.dtype, window: int | None,
         metadata = make_metadata(lengths, padding)
         for index, layer in enumerate(LAYERS):
             tokens = metadata.num_tokens + padding
-            packed = torch.randn((tokens, 100, 24), generator=generator).to(dtype)  # slices of it have odd strides
+            packed = torch.randn((tokens, 100, 24), generator=generator).to(dtype)  # its slices have irregular strides
             query = packed[:, : layer.num_heads, : layer.head_dim]
             key = packed[:, 20 : 20 + layer.num_kv_heads, : layer.head_dim]
             value = packed[:, 50 : 50 + layer.num_kv_heads, : layer.value_dim]

@@ -1,4 +1,4 @@
-"""Attention over whole sequences by the compiled kernels, against the one in plain torch, through `Paged`."""
+"""Compares attention over whole sequences by the compiled kernels with plain torch, through `Paged`."""
 
 from itertools import accumulate
 
@@ -20,7 +20,7 @@ LAYERS = [LayerShape(4, 2, 16, 16), LayerShape(6, 6, 24, 8), LayerShape(4, 2, 16
 
 
 def tensors(layer: LayerShape, dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
-    """Query, key and value as slices of one tensor, as merged projections give them."""
+    """Return query, key and value as slices of one tensor, as merged projections return them."""
     merged = torch.randn((STARTS[-1], 30, 24), generator=torch.Generator().manual_seed(seed)).to(dtype)
     return [
         merged[:, : layer.num_heads, : layer.head_dim],
@@ -37,7 +37,7 @@ def test_both_agree_in_layers_of_one_step(
     dtype: torch.dtype, tolerance: float, causal: bool, window: int | None, cap: float | None
 ) -> None:
     ours, plain = PackedNative(STARTS), Packed(STARTS)
-    for index, layer in enumerate(LAYERS):  # the third has the shape of the first, and its blocks
+    for index, layer in enumerate(LAYERS):  # the third layer has the shape of the first and reuses its blocks
         spec = AttentionSpec(index, 0.4, window, cap, causal)
         inputs = tensors(layer, dtype, index)
         out = ours.attend(spec, *inputs)

@@ -1,4 +1,4 @@
-"""The plain torch backend against attention written down directly, over a dense mask and float64."""
+"""Compares the plain torch backend with a direct definition of attention, with a dense mask in float64."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SCALING = 0.37
 
 
 def metadata_of(query_lens: list[int], seq_lens: list[int], num_blocks: int) -> AttentionMetadata:
-    """A batch of rows with shuffled blocks of their own; rows of one query token come first."""
+    """Build a batch whose rows have their own shuffled blocks. Rows with one query token come first."""
     starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
     width = -(-max(seq_lens) // BLOCK_SIZE)
     shuffled = np.random.default_rng(0).permutation(num_blocks)[: len(seq_lens) * width]
@@ -39,7 +39,7 @@ def metadata_of(query_lens: list[int], seq_lens: list[int], num_blocks: int) -> 
 def dense_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None, softcap: float | None
 ) -> torch.Tensor:
-    """query (n, H, D) at the end of key (L, Hkv, D), value (L, Hkv, Dv) -> (n, H, Dv), token by token."""
+    """Compute attention: query (n, H, D), the last n tokens, with key (L, Hkv, D), value (L, Hkv, Dv) -> (n, H, Dv)."""
     group = query.shape[1] // key.shape[1]
     out = torch.zeros(*query.shape[:2], value.shape[2], dtype=torch.float64)
     for token in range(query.shape[0]):
@@ -69,14 +69,14 @@ def test_it_attends_as_written_down(heads: tuple[int, int], window: int | None, 
     queries = [torch.randn(n, num_heads, 8) for n in query_lens]
 
     def write(lengths: list[int], last: list[int]) -> AttentionMetadata:
-        """Writes tokens length - n .. length - 1 of each row."""
+        """Write tokens length - n .. length - 1 of each row."""
         spans = [slice(length - n, length) for n, length in zip(last, lengths, strict=True)]
         metadata = metadata_of(last, lengths, 32)
         packed = [torch.cat([t[s] for t, s in zip(tensors, spans, strict=True)]) for tensors in (keys, values)]
         backend.write_kv(1, packed[0], packed[1], metadata)
         return metadata
 
-    write(seq_lens, seq_lens)  # all at once, then the last ones again, as a step does
+    write(seq_lens, seq_lens)  # all tokens at once, then the last ones again, as a step does
     metadata = write(seq_lens, query_lens)
     out = backend.attend(AttentionSpec(1, SCALING, window, softcap), torch.cat(queries), metadata)
     expected = [dense_attention(q, k, v, window, softcap) for q, k, v in zip(queries, keys, values, strict=True)]

@@ -1,4 +1,4 @@
-"""The Triton kernels against the backend in plain torch: on a GPU, or else through Triton's interpreter."""
+"""Compares the Triton kernels with the backend in plain torch, on a GPU or otherwise in Triton's interpreter."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +45,7 @@ def run_steps(
     cap: float | None = None,
     steps: list[tuple[list[tuple[int, int]], int]] = STEPS,
 ) -> torch.Tensor:
-    """All outputs of these steps, in every layer, in one tensor."""
+    """Return all outputs of these steps, in every layer, in one tensor."""
     backend.allocate(layers, 256, 16, dtype, DEVICE)
     outputs = []
     generator = torch.Generator().manual_seed(0)
@@ -56,7 +56,7 @@ def run_steps(
         for index, layer in enumerate(layers):
             heads = layer.num_heads + 2 * layer.num_kv_heads
             shape = (metadata.num_tokens + padding, heads, max(layer.head_dim, layer.value_dim) + 3)
-            packed = torch.randn(shape, generator=generator).to(dtype).to(DEVICE)  # slices of it have odd strides
+            packed = torch.randn(shape, generator=generator).to(dtype).to(DEVICE)  # slices of it have irregular strides
             query, key, value = packed.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
             key, value = key[..., : layer.head_dim], value[..., : layer.value_dim]
             backend.write_kv(index, key, value, metadata)
@@ -94,16 +94,16 @@ def test_many_sequences_of_all_lengths_find_their_tiles() -> None:
 
 @in_types("window, cap", (None, None), (600, 3.0))
 def test_long_decodes_are_split_and_joined(dtype: torch.dtype, window: int | None, cap: float | None) -> None:
-    """In two layers, so that the second finds the counters as the first left them."""
+    """Use two layers, so that the second one starts with the counters that the first one left."""
     steps: list[tuple[list[tuple[int, int]], int]] = [([(1, 1300), (1, 5), (1, 300)], 0)]
     layers = [LayerShape(4, 2, 16, 16)] * 2
     assert_agrees(dtype, num_processors=8, layers=layers, window=window, cap=cap, steps=steps)
 
 
 class Compilations:
-    """What Triton would compile for a GPU, told apart as its own launcher does it: `seen` is (kernel, its key).
+    """Records what Triton would compile for a GPU, as (kernel, key) in `seen`, with the keys of its own launcher.
 
-    Without `run` the kernels do nothing.
+    Without `run`, the kernels do nothing.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ class Compilations:
         return Watched()
 
 
-# The norm with a residual and without; the product of one row with a norm, gated, and with a residual.
+# The norm with and without a residual; the product of one row with a norm, gated, and with a residual.
 OURS = ["_prepare_heads", "_rms_norm", "_rms_norm", "_silu_mul", *["_multiply_row"] * 3]
 
 
@@ -158,7 +158,7 @@ def test_warm_up_compiles_all_that_serving_needs(
     sampling = ["_choose", "_hash_rows", "_weigh_slices"]
     assert sorted(name for name, _ in warm) == sorted(["_attend", "_attend", "_plan_decodes", *others, *sampling])
     compilations.run = False
-    monkeypatch.setattr(torch, "empty", torch.zeros)  # what the kernels do not write is a number
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # memory that the kernels do not write then has numbers
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
     monkeypatch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
     lengths = [(1, 9), (70, 5), (20, 8), (5, 7), (37, 3), (50, 3), (33, 2)]

@@ -1,6 +1,6 @@
-"""A step of every dense kind of model asks the device for nothing, so a CUDA graph can hold it.
+"""Checks that a step of every dense kind of model reads nothing from the device, so that a CUDA graph can contain it.
 
-transformers' own modules, around our attention, on CUDA tensors without numbers: whoever reads one raises.
+transformers' own modules run with our attention on CUDA tensors without numbers. Reading a number raises an error.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
 
 CUDA = torch.device("cuda")
-EXPERTS = {"deepseek_v3", "mixtral", "qwen3_moe"}  # transformers asks the driver how to multiply them
+EXPERTS = {"deepseek_v3", "mixtral", "qwen3_moe"}  # transformers asks the driver how to multiply experts
 
 
 def run_before(work: Work) -> Work:
@@ -32,7 +32,7 @@ def run_before(work: Work) -> Work:
 
 
 def move(model: PreTrainedModel) -> None:
-    """To the pretended GPU, without its numbers."""
+    """Move the model to the fake GPU, without its numbers."""
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():

@@ -1,6 +1,6 @@
-"""A capture that fails leaves an engine that computes every step without graphs, on each version of torch.
+"""Checks that after a failed capture the engine computes every step without graphs, on each version of torch.
 
-CUDA is pretended: what torch's graphs and its allocator do in such a case was read in their binaries.
+CUDA is simulated. The behaviour of torch's graphs and allocator in this case was read in their binaries.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ INVALIDATED = torch.AcceleratorError("CUDA error: operation failed due to a prev
 
 
 class PretendedCuda:
-    """The parts of torch that a capture uses, on a stream that somebody waits for in every capture."""
+    """The parts of torch that a capture uses. Something waits for the stream in every capture."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, end_closes_pool: bool, work_raises: bool) -> None:
         self._end_closes_pool, self._work_raises = end_closes_pool, work_raises
@@ -102,6 +102,6 @@ def test_a_capture_that_fails_leaves_an_engine_that_starts_without_graphs(
 
 @pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this torch is built without CUDA")
 def test_torch_has_the_call_that_closes_a_pool() -> None:
-    """It is private, and called by `torch.cuda.use_mem_pool` too. With these arguments no pool is open."""
+    """The function is private, and `torch.cuda.use_mem_pool` calls it too. With these arguments no pool is open."""
     with pytest.raises(RuntimeError):
         torch._C._cuda_endAllocateToPool(0, POOL)

@@ -1,7 +1,8 @@
-"""What a graph would hold of a step: every operation and launch on the tensors of the capture, nothing else.
+"""Checks what a graph would contain of a step: all operations and launches on the capture's tensors, and nothing else.
 
-They are recorded as a capture does, and replayed without the engine's code over buffers with other numbers. A number
-that Python had read, or a tensor of another step, would give other tokens. Kernels run in Triton's interpreter.
+They are recorded as a capture does, and replayed without the engine's code on buffers with other numbers. If Python had
+read a number, or if the work used a tensor of another step, the tokens would differ. Kernels run in Triton's
+interpreter.
 """
 
 from collections.abc import Callable
@@ -41,7 +42,7 @@ READS = {
 
 
 class Recording(TorchDispatchMode):
-    """Torch's operations and Triton's launches, in their order."""
+    """Records torch's operations and Triton's launches in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ class Recording(TorchDispatchMode):
 
 
 def _into(out: Any, call: Callable[[], Any]) -> None:
-    """Computes it again, to where it was computed first."""
+    """Repeat a call and write its results into the tensors of the first call."""
     for old, new in zip(tree_leaves(out), tree_leaves(call()), strict=True):
         if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
             old.copy_(new)
@@ -138,7 +139,7 @@ def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generat
 def test_tokens_that_a_graph_chooses_are_those_chosen_outside_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work]
 ) -> None:
-    """Steps that a graph chooses for whole, in part (cuts), and not at all (penalties), one after another."""
+    """Run steps for which a graph chooses all tokens, some (cuts), and none (penalties), one after another."""
     save_tiny_model("llama", tmp_path, num_hidden_layers=1)
     asked: list[dict[str, Any]] = [
         {"max_tokens": 5, "temperature": 0.0},

@@ -1,6 +1,6 @@
-"""Steps over static buffers give the tokens of packed steps, and their padding touches nothing.
+"""Checks that steps over static buffers give the same tokens as packed steps, and that their padding changes nothing.
 
-There is no graph here: the same work is run again. `test_replay` replays it.
+There is no graph here: the same work runs again. `test_replay` replays it.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def graphs_of(core: EngineCore) -> StepGraphs:
 
 
 class Seen:
-    """The steps that are run so, as they come: rows of decodes, and tokens of others."""
+    """Records the steps that run in this way: the rows of decodes, and the tokens of other steps."""
 
     def __init__(self, core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decodes: list[int] = []
@@ -96,7 +96,7 @@ def test_every_mode_and_parameter_gives_the_tokens_of_packed_steps(
 
 
 def comparable(outputs: dict[str, list[RequestOutput]]) -> dict[str, Any]:
-    """Tokens, how they ended, and the tokens of log probabilities: products of other sizes round differently."""
+    """Return tokens, finish reasons, and the tokens of log probabilities. Products of other sizes round differently."""
     return {
         name: (
             tokens_of(said),
@@ -124,7 +124,7 @@ def test_requests_that_come_and_go_at_random_get_the_same_tokens(
 
 
 def run_at_random(core: EngineCore, random: Random) -> dict[str, list[int]]:
-    """Twenty requests, some of which begin alike or are given up; the plans hang on the random numbers alone."""
+    """Run twenty requests, some with the same beginning and some aborted. Only the random numbers decide the plans."""
     shared = [random.randrange(1, VOCAB_SIZE) for _ in range(40)]
     told: dict[str, list[int]] = {}
     waiting = [str(number) for number in range(20)]
@@ -142,14 +142,14 @@ def run_at_random(core: EngineCore, random: Random) -> dict[str, list[int]]:
 
 
 def test_padding_changes_nothing(reference: GetReference, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its row's token is: no logit of another row, and no key or value but in its own block."""
+    """Whatever the spare row's token is, no logit of another row changes, and no key or value outside its block."""
     ref = reference("llama")
     core = make_core(ref, max_num_batched_tokens=200)
     graphs, caches = graphs_of(core), [c for pair in core.executor.backend._caches for c in pair]  # type: ignore[attr-defined]
     replay, padded = graphs.run, []
 
     def run_with(token: int, plan: StepPlan) -> list[torch.Tensor]:
-        graphs._rows.token_ids[4, 0] = token  # the padding's
+        graphs._rows.token_ids[4, 0] = token  # the padding's token
         logits, *_ = replay(plan) or pytest.fail("no graph")
         return [logits.clone(), *(cache[:64].clone() for cache in caches)]
 
@@ -168,7 +168,7 @@ def test_padding_changes_nothing(reference: GetReference, monkeypatch: pytest.Mo
 def test_a_prompt_whose_tokens_are_scored_has_no_graph(
     reference: GetReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its step has more logits than rows."""
+    """Such a step has more logits than rows."""
     told = []
     for capture in (run_again, None):
         core = make_core(reference("llama"), capture=capture, max_num_batched_tokens=200)

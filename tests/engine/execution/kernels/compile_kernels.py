@@ -1,10 +1,11 @@
-"""Compiles every Triton kernel that layers and the sampler launch, for GPUs that are not there, as they launch it.
+"""Compiles every Triton kernel that layers and the sampler launch, for GPUs that are absent, with the launches' own
+arguments.
 
-A program of its own, since a process with Triton's interpreter cannot compile. The layers run on tensors without
-numbers; each launch goes through Triton's own launcher up to where the GPU would begin, so types, alignment, constants
-and options are those of a real launch, and cannot drift from it. What is compiled lies in Triton's cache for next time.
-`python -m tests.engine.execution.kernels.compile_kernels` prints the table, with `FILE CAPABILITY ...` it writes it.
-Where there is little shared memory attention in float32 is compiled too, which takes the most.
+It is a program of its own, because a process with Triton's interpreter cannot compile. The layers run on tensors
+without numbers. Each launch passes through Triton's own launcher until the GPU would begin. So types, alignment,
+constants and options are always those of a real launch. Triton's cache keeps the compiled kernels. `python -m
+tests.engine.execution.kernels.compile_kernels` prints the table; with `FILE CAPABILITY ...` it writes the table to a
+file. For GPUs with little shared memory it also compiles attention in float32, which needs the most.
 """
 
 import pickle
@@ -34,11 +35,11 @@ from triton.runtime.jit import JITFunction
 
 from conveyor_engine.execution.kernels import part
 
-EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # of the KV cache; e4m3 from 8.9 on
+EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # types of the KV cache; e4m3 needs 8.9 or newer
 
 
 class AbsentGpu:
-    """As much of a Triton driver as its launcher asks before a kernel begins."""
+    """The part of a Triton driver that its launcher uses before a kernel begins."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
@@ -47,14 +48,14 @@ class AbsentGpu:
         return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
-        return self._capability  # the launcher keeps apart by device what it has compiled
+        return self._capability  # the launcher keeps compiled kernels by device
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
 class Pointer:
-    """A tensor without numbers as the launcher sees one: a type, and an address whose alignment counts."""
+    """A tensor without numbers as the launcher needs it: its type, and an address whose alignment matters."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
@@ -97,7 +98,7 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
             prepare_uniforms(64)()
             prepare_sampling(64)()
             prepare_cuts(64)()
-        place = ("sampler", "draws from float32", capability)  # what processors leave
+        place = ("sampler", "draws from float32", capability)  # the type that processors return
         with FakeTensorMode(), torch.inference_mode():
             prepare_cuts(64, torch.float32)()
     return list(found.values())
@@ -120,7 +121,7 @@ def _describe(kernel: Any, layer: str, step: str, capability: int) -> Compiled:
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:
-    """What the binary itself says that it takes."""
+    """Return the resources that the binary itself declares."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -1,4 +1,4 @@
-"""What is told of a compiled kernel. Without Triton, so that whoever reads it can have its interpreter."""
+"""Describes a compiled kernel. Without Triton, so that tests that use its interpreter can import this."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ SMALL_CAPABILITIES = (86, 89, 120)  # their blocks have less shared memory
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel for one GPU, where it was launched first."""
+    """One kernel for one GPU, at its first launch."""
 
     name: str
     layer: str
@@ -16,9 +16,9 @@ class Compiled:
     capability: int
     num_warps: int
     num_stages: int
-    registers: int  # of each thread
-    stack_bytes: int  # of each thread: where registers are spilled to
-    shared_bytes: int  # of each block
+    registers: int  # per thread
+    stack_bytes: int  # per thread: memory for spilled registers
+    shared_bytes: int  # per block
     ptx: str = field(repr=False)
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""Decoder layers of real models' shapes on CUDA tensors that have no numbers, steps for them, and sampling.
+"""Decoder layers with the shapes of real models on CUDA tensors without numbers, steps for them, and sampling.
 
-Whatever launches kernels does here as on a GPU; the caller decides what a launch is. To be called in a FakeTensorMode.
+Kernels are launched here as on a GPU; the caller decides what a launch does. Call this in a FakeTensorMode.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,13 @@ MULTIPROCESSORS = 132
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one layer."""
+    """The shape of one layer."""
 
     hidden: int
     intermediate: int
     heads: LayerShape
     has_head_norms: bool = False
-    sandwich: bool = False  # norms after attention and MLP too, as Gemma's
+    sandwich: bool = False  # also has norms after attention and MLP, like Gemma
     window: int | None = None
     softcap: float | None = None
 
@@ -50,7 +50,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Step:
-    """The rows of a batch: (query tokens, context) of each, decodes first."""
+    """The rows of a batch, (query tokens, context) each, decodes first."""
 
     rows: tuple[tuple[int, int], ...]
 
@@ -63,7 +63,7 @@ STEPS = {
 
 
 def make_layer(shape: Shape, dtype: torch.dtype = torch.bfloat16) -> DecoderLayer:
-    """As `recognise` makes it of the model's own."""
+    """Make a layer as `recognise` makes it from a model's own layer."""
     heads, elementwise = shape.heads, choose_elementwise(CUDA, dtype)
     linear = partial(nn.Linear, bias=False, device=CUDA, dtype=dtype)
 
@@ -96,7 +96,7 @@ def _gelu_mul(x: torch.Tensor) -> torch.Tensor:
 def make_paged(
     shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None
 ) -> PagedStep:
-    """The step's batch on a cache of one layer."""
+    """Build the step's batch on a cache with one layer."""
     backend = TritonPaged(MULTIPROCESSORS, kv_dtype)
     backend.allocate([shape.heads], NUM_BLOCKS, BLOCK_SIZE, dtype, CUDA)
     queries, totals = (np.array(column, dtype=np.int32) for column in zip(*step.rows, strict=True))
@@ -119,7 +119,7 @@ def make_paged(
 def prepare_attention(
     shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None
 ) -> Callable[[], object]:
-    """What a layer that is not ours calls."""
+    """Return the attention call of a layer that is not ours."""
     paged, heads = make_paged(shape, step, dtype, kv_dtype), shape.heads
     qkv = torch.empty(
         (paged.metadata.num_tokens, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), dtype=dtype, device=CUDA
@@ -131,7 +131,7 @@ def prepare_attention(
 def prepare(
     shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None
 ) -> Callable[[], object]:
-    """The call of a layer, with all that a step has ready for it."""
+    """Return the call of a layer, with all of a step's data prepared."""
     layer, paged = make_layer(shape, dtype), make_paged(shape, step, dtype, kv_dtype)
     tokens = paged.metadata.num_tokens
     rotation = torch.empty((2, 1, tokens, shape.heads.head_dim), dtype=dtype, device=CUDA).unbind()
@@ -140,14 +140,14 @@ def prepare(
 
 
 def prepare_sampling(rows: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
-    """Drawing from the logits of Qwen3's vocabulary."""
+    """Return a call that draws from logits with Qwen3's vocabulary."""
     logits = torch.empty((rows, 151_936), dtype=dtype, device=CUDA)
     draws, uniforms = torch.empty((rows, 2), device=CUDA), torch.empty((rows, 1), device=CUDA)
     return partial(sample, logits, draws, uniforms, 1e-5, 1 - 1e-6)
 
 
 def prepare_uniforms(rows: int) -> Callable[[], object]:
-    """The rows' uniform numbers."""
+    """Return a call that computes the uniform numbers of the rows."""
     seeds, entries = (
         torch.empty((rows, 1), dtype=torch.int64, device=CUDA),
         torch.empty(rows, dtype=torch.int64, device=CUDA),
@@ -156,7 +156,7 @@ def prepare_uniforms(rows: int) -> Callable[[], object]:
 
 
 def prepare_cuts(rows: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
-    """Drawing from the kept ones of the same logits."""
+    """Return a call that draws from the tokens that the cuts keep of such logits."""
     logits = torch.empty((rows, 151_936), dtype=dtype, device=CUDA)
     draws, uniforms = torch.empty((rows, 4), device=CUDA), torch.empty((rows, 1), device=CUDA)
     best, tokens = torch.empty(rows, device=CUDA), torch.empty(rows, dtype=torch.int64, device=CUDA)

@@ -1,28 +1,28 @@
-"""What the main loop of a kernel does, read in its PTX: in which order, and which load waits for which."""
+"""Analyses the main loop of a kernel in its PTX: the order of operations, and which load waits for which."""
 
 import re
 
 _REGISTER = re.compile(r"%[a-z]+\d+")
-_COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global\s+\[[^]]*\], \[([^]]*)\]")  # its source's address
+_COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global\s+\[[^]]*\], \[([^]]*)\]")  # the address of its source
 
 
 def product_loop(ptx: str) -> list[str]:
-    """The lines of the loop in which matrices are multiplied."""
+    """Return the lines of the loop that multiplies matrices."""
     lines = [line.strip() for line in ptx.splitlines()]
     starts = {line.split(":")[0]: number for number, line in enumerate(lines) if line.startswith("$L__BB")}
     jumps = [(number, re.search(r"\bbra(?:\.uni)?\s+(\$\w+);", line)) for number, line in enumerate(lines)]
     jumps_back = [(starts[jump[1]], number) for number, jump in jumps if jump and starts.get(jump[1], number) < number]
     loops = [lines[start:end] for start, end in jumps_back if any("mma" in line for line in lines[start:end])]
-    return max(loops, key=len)  # it may have several ways back to its beginning
+    return max(loops, key=len)  # it may have several jumps back to its beginning
 
 
 def copies_in_flight(loop: list[str]) -> int:
-    """How many groups of asynchronous copies to shared memory are still under way where the loop waits."""
+    """Return how many groups of asynchronous copies to shared memory are still running when the loop waits."""
     return min((int(line.split()[-1].rstrip(";"), 0) for line in loop if "cp.async.wait_group" in line), default=0)
 
 
 def copied_from_where_a_load_just_said(loop: list[str]) -> list[str]:
-    """Asynchronous copies whose address hangs on something loaded in the same iteration."""
+    """Return the asynchronous copies whose address depends on a load of the same iteration."""
     loaded: set[str] = set()  # registers
     found = []
     for line in loop:

@@ -1,4 +1,4 @@
-"""What the Triton kernels become on the GPUs they are for, seen without one: `compile_kernels` makes it."""
+"""Checks the Triton kernels as compiled for their GPUs by `compile_kernels`, without a GPU."""
 
 import os
 import pickle
@@ -19,13 +19,13 @@ KERNELS = {
     *("_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_silu_mul", "_multiply_row"),
     *("_hash_rows", "_weigh_slices", "_choose", "_cut"),
 }
-SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # the most that one block may have
-# Triton 3.6 spills two registers in the kernel for cuts on sm_90, and six on sm_120. In prompts over 8 bits it spills
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # the limit for one block
+# Triton 3.6 spills two registers in the kernel for cuts on sm_90, and six on sm_120. For prompts over 8 bits it spills
 # 40 bytes on sm_80 and 224 on sm_100 (int8, heads of 128).
 IS_OLDEST = version("triton").startswith("3.6.")
 SPILLED_BYTES_MOST = 8 if IS_OLDEST else 0
 
-pytestmark = pytest.mark.timeout(900)  # the first time; Triton keeps what it has compiled
+pytestmark = pytest.mark.timeout(900)  # for the first run; Triton caches compiled kernels
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def spilled_most(kernel: Compiled) -> int:
 
 
 def test_attention_over_8_bits_converts_at_full_rate(compiled: list[Compiled]) -> None:
-    """Of e4m3, by way of float32: a unit with a fraction of the rate (F2F) converts float16 to bfloat16."""
+    """e4m3 must be converted by way of float32: the unit that converts float16 to bfloat16 (F2F) is much slower."""
     loops = [product_loop(k.ptx) for k in compiled if k.name == "_attend" and "fp8" in k.step]
     assert len(loops) >= 2
     for loop in loops:
@@ -77,7 +77,7 @@ def test_every_kernel_fits_into_a_blocks_shared_memory(compiled: list[Compiled])
 
 @pytest.mark.nightly
 def test_every_kernel_fits_into_a_blocks_shared_memory_on_parts_that_have_less(tmp_path: Path) -> None:
-    """On an A10 (8.6), an L4 or L40S (8.9) and an RTX PRO 6000 (12.0); on the first of them in float32 too."""
+    """Checks an A10 (8.6), an L4 or L40S (8.9) and an RTX PRO 6000 (12.0); on the first one also float32."""
     compiled = compile_for(SMALL_CAPABILITIES, tmp_path)
     assert {kernel.capability for kernel in compiled} == set(SMALL_CAPABILITIES)
     assert above_shared_memory(compiled) == []
@@ -90,7 +90,7 @@ def loops_of_attention(compiled: list[Compiled]) -> dict[str, list[str]]:
 
 
 def test_keys_and_values_are_copied_while_the_tile_before_them_is_computed_with(compiled: list[Compiled]) -> None:
-    """Where the loop waits for one tile's two copies, the two of the next are under way."""
+    """When the loop waits for the two copies of one tile, the two of the next tile are running."""
     loops = loops_of_attention(compiled)
     assert [kernel for kernel, loop in loops.items() if copies_in_flight(loop) < 2] == []
     assert [kernel for kernel, loop in loops.items() if any("ld.global.v" in line for line in loop)] == []
@@ -103,9 +103,9 @@ def test_blocks_are_looked_up_an_iteration_before_they_are_copied(compiled: list
 
 
 def test_a_share_is_there_before_it_is_said_to_be_and_read_after_that(compiled: list[Compiled]) -> None:
-    """All threads have stored, one adds to the counter, all know the count, and only then they read what others stored.
+    """All threads store, one increments the counter, all read the count, and only then they read what others stored.
 
-    In decodes of attention; `.cg`: from the cache that the multiprocessors share.
+    For attention of decodes. `.cg`: from the cache that the multiprocessors share.
     """
     order = re.compile(r"bar\.sync|atom\.global\.gpu\.acq_rel|st\.global|ld\.global\.cg")
     decodes = [kernel for kernel in compiled if kernel.name == "_attend" and "decode" in kernel.step]

@@ -1,4 +1,4 @@
-"""The kernel for top_k and top_p keeps what their definition in float64 keeps, and draws each kept token by its share.
+"""Checks that the kernel for top_k and top_p keeps the tokens of a definition in float64, and draws each by its weight.
 
 Equal logits are kept or cut together.
 """
@@ -35,7 +35,7 @@ JUST_BELOW_ONE = 1 - 2**-24
 
 @dataclass(frozen=True)
 class Row:
-    """How one row is cut."""
+    """The parameters of one row."""
 
     top_k: int = 0
     top_p: float = 1.0
@@ -43,7 +43,7 @@ class Row:
     temperature: float = 1.0
 
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:
-        """The definition: the weights (vocabulary,) in float64, 0 where cut."""
+        """Return the weights (vocabulary,) in float64, 0 where cut. This is the definition."""
         logits = logits.double()
         weights = ((logits - logits.max()) / self.temperature).exp()
         weights[weights < self.min_p] = 0
@@ -55,7 +55,7 @@ class Row:
         return weights
 
     def made_clear(self, logits: torch.Tensor) -> "Row":
-        """With a top_p that rounding cannot move to another token, and keeps the same."""
+        """Return the row with a top_p that keeps the same tokens, but is not sensitive to rounding."""
         if self.top_p == 1:
             return self
         kept, of_all = self.weigh(logits), replace(self, top_p=1.0).weigh(logits)
@@ -68,8 +68,8 @@ ROWS = [
     *(Row(top_p=0.99), Row(50, 0.9), Row(5000, 0.8), Row(50, 0.9, 0.1, 0.7), Row(0, 0.9, 0.05, 1.5)),
     *(Row(3000, 1.0, 0.3, 2.0), Row(top_p=0.9, temperature=1e-5), Row(top_p=0.9, temperature=30.0)),
 ]
-LOGITS = {"peaked": 3.0, "flat": 0.3, "below zero": -1.0}  # their spread
-# CI runs each spread, and both types of the interpreter. The other pairs show in one more way what these show.
+LOGITS = {"peaked": 3.0, "flat": 0.3, "below zero": -1.0}  # the spread of the logits
+# CI runs each spread, and both types of the interpreter. The other pairs only repeat these in one more way.
 MARKS = {
     ("peaked", torch.float32): [],
     ("flat", torch.float32): [pytest.mark.slow],
@@ -95,7 +95,7 @@ def make_logits(spread: float, dtype: torch.dtype, vocab_size: int = 9000) -> to
 
 
 def draw(logits: torch.Tensor, rows: list[Row], uniforms: list[float]) -> list[int]:
-    """A token for each row of logits (rows, vocabulary)."""
+    """Draw a token for each row of logits (rows, vocabulary)."""
     off = logits.shape[1]
     draws = [[row.temperature, find_floor(row.min_p), row.top_k or off, row.top_p] for row in rows]
     tokens = torch.full((len(rows),), UNTOUCHED, device=DEVICE)
@@ -108,7 +108,7 @@ def draw(logits: torch.Tensor, rows: list[Row], uniforms: list[float]) -> list[i
 @CASES
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_the_kept_tokens_are_those_of_the_definition(dtype: torch.dtype, spread: float, row: Row) -> None:
-    """In ascending order the first that can be drawn is the least that is kept."""
+    """In ascending order, the first token that can be drawn is the smallest one that is kept."""
     logits = make_logits(spread, dtype).sort().values
     row = row.made_clear(logits)
     assert draw(logits[None], [row], [0.0]) == [int((row.weigh(logits) > 0).nonzero()[0])]
@@ -215,7 +215,7 @@ def test_a_rows_token_is_its_own_whatever_else_is_in_the_batch() -> None:
 
 
 def test_the_sampler_draws_rows_with_cuts_by_this_kernel_and_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mixed batch. Rows that keep one token, or have none, are as without the kernels."""
+    """In a mixed batch, rows that keep one token, or have no cuts, get the same tokens as without the kernels."""
     asked = [
         *({"temperature": 0.0}, {}, {"temperature": 0.7, "min_p": 0.2}, {"top_k": 1}, {"top_p": 1e-6}),
         *({"top_k": 1, "min_tokens": 2, "stop_token_ids": (7,)}, {"top_k": 5}, {"top_p": 0.9}, {"top_p": 0.9}),

@@ -1,4 +1,4 @@
-"""Shares of decodes: each key of each row once, in no more programs than are launched, and no long row alone."""
+"""Checks the shares of decodes: each key once, at most as many programs as launched, and long rows divided."""
 
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ def plan(lengths: list[int], *, window: int | None = None, processors: int = 12,
 
 
 def shares_of(made: DecodePlan, lengths: list[int]) -> list[list[Share]]:
-    """The keys of each row's programs, in their order. Checks what all programs are told of their row."""
+    """Return the keys of each row's programs, in order. Checks what all programs are told about their row."""
     shares: list[list[Share]] = [[] for _ in lengths]
     for program, (row, seq_len, begin, end, first, count) in enumerate(made.work.T.tolist()):
         if row >= 0:
@@ -46,7 +46,7 @@ def shares_of(made: DecodePlan, lengths: list[int]) -> list[list[Share]]:
 def test_each_key_that_a_row_sees_is_in_one_share(
     lengths: list[int], window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_plan, "_ROWS_AT_ONCE", 64)  # so that 66 rows are read in two turns
+    monkeypatch.setattr(decode_plan, "_ROWS_AT_ONCE", 64)  # so that 66 rows are read in two passes
     for length, shares in zip(lengths, shares_of(plan(lengths, window=window), lengths), strict=True):
         assert shares[0][0] == max(0, length - (window or length))
         assert shares[-1][1] == length

@@ -1,6 +1,7 @@
-"""How many kernels a decoder layer launches on a GPU, and sampling. It is pretended: CUDA tensors without numbers.
+"""Counts the kernels that a decoder layer and sampling launch on a GPU. It is simulated by CUDA tensors without
+numbers.
 
-Whoever asks for a number, and so would wait for the GPU, raises.
+Reading a number, which would wait for the GPU, raises an error.
 """
 
 from collections.abc import Callable
@@ -21,12 +22,12 @@ NO_KERNEL = {
     *(aten._unsafe_view.default, torch.ops.prim.device.default),
 }
 LAYER = ["_rms_norm", "linear", "_prepare_heads", "_attend", "linear", "_rms_norm", "linear", "_silu_mul", "addmm_"]
-PLANNED = [*LAYER[:3], "_plan_decodes", *LAYER[3:]]  # a step's first layer
+PLANNED = [*LAYER[:3], "_plan_decodes", *LAYER[3:]]  # the first layer of a step
 OF_A_ROW = ["_multiply_row", "_prepare_heads", "_attend", *["_multiply_row"] * 3]
 
 
 class Launches(TorchDispatchMode):
-    """The kernels that torch and Triton would launch, in their order."""
+    """The kernels that torch and Triton would launch, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The kernel that hashes seeds and positions gives the numbers that the host computes."""
+"""Checks that the kernel that hashes seeds and positions gives the same numbers as the host."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Tiny random models of many families, on attention that needs no cache: what `fuse` is tried on."""
+"""Makes tiny random models of many families, with attention that needs no cache. The tests of `fuse` use them."""
 
 from typing import Any
 
@@ -39,14 +39,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Phi3": _GQA,
     "Olmo2": _GQA,
     "Granite": _GQA,
-    "Cohere": _GQA,  # rotates neighbours: keeps its own
+    "Cohere": _GQA,  # it rotates neighbouring dimensions, so its attention is not replaced
     "Glm": _HEADS,
     "Mixtral": _HEADS,
 }
 
 
 class Dense:
-    """`Paged` for one whole sequence; windows and caps are left to the tests of attention."""
+    """A `Paged` for one whole sequence. It ignores windows and caps, which the tests of attention check."""
 
     def __init__(self) -> None:
         self.asked: list[AttentionSpec] = []

@@ -1,4 +1,4 @@
-"""torch's operations in place of the compiled kernels: the same formulas."""
+"""Checks that torch's operations, which replace missing compiled kernels, compute the same formulas."""
 
 import pytest
 import torch

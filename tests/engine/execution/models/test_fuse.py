@@ -1,4 +1,4 @@
-"""What is replaced in tiny random models of many families, and that their answers stay."""
+"""Checks which modules are replaced in tiny random models of many families, and that their results stay the same."""
 
 import copy
 import types
@@ -23,7 +23,7 @@ WHOLE = ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma", "Gemma2", "Gemma3Text", 
 
 @pytest.fixture(params=["native", "torch"], autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With the compiled kernels, and as where there are none: on a GPU, or without a compiler."""
+    """Run each test with the compiled kernels and without them, as on a GPU or without a compiler."""
     if request.param == "torch":
         monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
     elif reason := native.why_missing():
@@ -67,7 +67,7 @@ def test_whole_layers_and_the_output_layer_hold_all_linear_weights_in_packed_ord
     assert any(type(module) is nn.Linear for module in model.modules()) == (kernels == "torch")
 
 
-@pytest.mark.parametrize("family", ["Qwen3", "Mixtral"])  # replaced whole, and part by part
+@pytest.mark.parametrize("family", ["Qwen3", "Mixtral"])  # one is replaced as a whole, the other part by part
 def test_an_original_is_freed_before_the_next_layer_is_replaced(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a start would need memory for two copies of the weights."""
     model = make_model(family, num_hidden_layers=4)
@@ -156,7 +156,7 @@ def _scale_branches(layer: nn.Module) -> None:
 
 
 def _scale_small_branches(layer: nn.Module) -> None:
-    """As quiet beside the residual as the branches of a trained model can be."""
+    """Make the branches as small compared to the residual as those of a trained model can be."""
     for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
         linear.weight.data *= 0.01
     _scale_branches(layer)
@@ -221,7 +221,7 @@ def test_attention_that_differs_only_for_some_input_keeps_its_code(change: Calla
 
 
 class _Passing(nn.Module):
-    """Calls a layer with an argument of its own."""
+    """Calls a layer with an additional argument."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ def test_a_norm_that_only_looks_alike_keeps_its_code() -> None:
             self.weight, self.eps = nn.Parameter(torch.ones(8)), 1e-5
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps).reciprocal()  # eps outside the root
+            return x * (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps).reciprocal()  # eps is outside the root
 
     model = make_model("Llama")
     model.odd = OddRMSNorm()
@@ -277,7 +277,7 @@ def test_an_mlp_with_another_activation_has_one_product_for_gate_and_up_too() ->
 
 
 def test_a_whole_layer_asks_the_step_itself_for_attention() -> None:
-    """No attention function of transformers is between: a native call may stand for the whole layer."""
+    """None of transformers' attention functions is called, so one native call can compute the whole layer."""
     model = make_model("Mistral")
     fuse_model(model)
     paged = Dense()

@@ -1,4 +1,4 @@
-"""The last layer goes on with the sampled tokens alone, where what the model does after it allows that."""
+"""Checks that the last layer computes only the sampled tokens, if the model's operations after it allow that."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 
 CPU = torch.device("cpu")
-SAMPLES_BY_STEP = [0, 0, 0, 1]  # a prompt of 50 tokens in chunks of up to 13
+SAMPLES_BY_STEP = [0, 0, 0, 1]  # for a prompt of 50 tokens in chunks of at most 13
 
 
 def find(model: PreTrainedModel) -> int | None:
@@ -46,7 +46,7 @@ class _Mean(nn.Module):
 
 
 class _Places(nn.Module):
-    """Numbers tokens."""
+    """Adds something that depends on a token's index."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states + torch.arange(hidden_states.shape[1])[:, None]
@@ -65,7 +65,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 def _rows_after_the_last_layer(core: EngineCore) -> list[int]:
-    """To which each step adds the tokens that the last norm gets."""
+    """Return a list to which each step adds the number of tokens that the last norm gets."""
     rows: list[int] = []
     assert isinstance(core.executor, GenerateRunner)
     model: Any = core.executor.model

@@ -1,4 +1,5 @@
-"""The factory of projections: which kernel, what it computes, and the plain weights again."""
+"""Checks the factory of projections: which kernel it chooses, what this computes, and that it returns the plain
+weights."""
 
 import pytest
 import torch

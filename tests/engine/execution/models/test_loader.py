@@ -1,4 +1,4 @@
-"""Models that would load and answer wrongly are refused, each with a sentence that says why."""
+"""Checks that models that would load but give wrong answers are rejected, each with a sentence that explains it."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def load(directory: Path) -> list[Any]:
-    """As the engine loads a model; the layers' shapes."""
+    """Load a model as the engine does. Returns the shapes of its layers."""
     config = load_config(str(directory))
     model = load_model(str(directory), config, torch.float32, CPU)
     return probe_layers(model, CPU)

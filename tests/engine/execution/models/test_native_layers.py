@@ -1,4 +1,4 @@
-"""All layers of a model in one call of the compiled kernels, where the model calls them one like the other."""
+"""Checks that all layers of a model run in one call of the compiled kernels, if the model calls all of them alike."""
 
 import types
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_a_step_is_one_call_and_the_last_layer_apart_only_where_not_all_tokens_a
     monkeypatch.setattr(native.Layers, "forward", counted)
     core = reference.make_core(attention_backend="native")
     num_layers = core.executor.model.config.num_hidden_layers  # type: ignore[attr-defined]
-    counts.clear()  # of the warm-up
+    counts.clear()  # those of the warm-up
     add(core, "a", reference.prompts[1], max_tokens=3)
     run(core)
     assert set(counts[:-2]) == {num_layers - 1}
@@ -102,7 +102,7 @@ def test_a_step_is_one_call_and_the_last_layer_apart_only_where_not_all_tokens_a
 
 
 def test_two_engines_over_one_model_keep_their_caches_apart(reference: Reference) -> None:
-    """Layers that were joined once take the caches of the backend that calls."""
+    """Layers that were joined once use the caches of the backend that calls."""
     cores = [reference.make_core(attention_backend="native") for _ in range(2)]
     cores[1].executor.model = cores[0].executor.model  # type: ignore[attr-defined]
     told: list[list[int]] = [[], []]

@@ -1,4 +1,4 @@
-"""A model's files say its task, its pooling and the length of its inputs; what else they ask is refused."""
+"""Checks that a model's files set its task, its pooling and its input length, and that other settings are rejected."""
 
 import json
 import os
@@ -125,7 +125,7 @@ def test_the_newer_word_for_a_pooling_is_understood(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "auto_class"), [("qwen3", AutoModelForCausalLM), ("bert", AutoModelForMaskedLM)])
 def test_a_checkpoint_with_a_head_embeds_as_without_it(tmp_path: Path, kind: str, auto_class: Any) -> None:
-    """As Qwen3-Embedding and BERT themselves are saved."""
+    """Save the files as Qwen3-Embedding and BERT have them."""
     model = save_encoder(kind, tmp_path, auto_class)
     write_files(tmp_path, "pooling_mode_lasttoken", normalizes=True)
     expected = [embed(model.base_model, prompt, "pooling_mode_lasttoken", normalizes=True) for prompt in PROMPTS]
@@ -147,7 +147,7 @@ def test_weights_that_are_missing_are_refused_but_those_of_the_pooler(tmp_path: 
 
 @pytest.mark.parametrize("lowers", [True, False])
 def test_lower_case_is_the_tokenizer_s_work(tmp_path: Path, lowers: bool) -> None:
-    """Many models of uncased tokenizers ask for it once more."""
+    """Many models with uncased tokenizers request lower case again."""
     write_files(tmp_path, "pooling_mode_mean_tokens", normalizes=True)
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": true}')
     write_tokenizer(tmp_path)

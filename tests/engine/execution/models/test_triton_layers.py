@@ -1,6 +1,6 @@
-"""The engine's layers for CUDA, on a GPU or else through Triton's interpreter.
+"""Tests the engine's layers for CUDA, on a GPU or otherwise in Triton's interpreter.
 
-Kernels are compared with their definitions, whole models with transformers' own layers.
+Kernels are compared with their definitions, and whole models with transformers' own layers.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.triton_layers import TritonAttention, TritonDecoderLayer, _add_product
 from conveyor_engine.execution.runners import generate
 
-# Of the sigmoid of a large negative number, which is 0 then, as it should be.
+# From the sigmoid of a large negative number, which is correctly 0.
 pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
 
 
@@ -126,7 +126,7 @@ def test_a_layer_gives_a_row_alone_what_it_gives_it_among_others(family: str) ->
     rotation = model.model.rotary_emb(hidden, torch.arange(3, device=DEVICE)[None])
 
     class OwnValues:
-        """Attention of each token over itself alone."""
+        """Attention of each token to itself only."""
 
         runs_bidirectional = False
 

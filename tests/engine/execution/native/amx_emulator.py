@@ -1,8 +1,9 @@
-"""A plugin of pytest: the compiled kernels use AMX, which `amx_emulator.c` executes where the CPU has AVX512 alone.
+"""A pytest plugin that executes the AMX instructions of the compiled kernels in `amx_emulator.c`, on CPUs with only
+AVX512.
 
-What runs is the machine code of the library that is shipped; only its answer to whether the CPU has AMX is overwritten,
-in the memory of this process. `test_emulated_tiles.py` runs tests with it, in a process of their own, since nobody else
-may handle SIGILL: `pytest -p tests.engine.execution.native.amx_emulator -p no:faulthandler ...`.
+The machine code of the shipped library runs. Only its check for AMX is overwritten, in the memory of this process.
+`test_emulated_tiles.py` runs tests with it in a separate process, because nothing else may handle SIGILL: `pytest -p
+tests.engine.execution.native.amx_emulator -p no:faulthandler ...`.
 """
 
 import ctypes
@@ -31,7 +32,7 @@ def pytest_configure() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """For who runs this: whether anything was emulated, and all tiles were released."""
+    """Print whether anything was emulated, and whether all tiles were released."""
     counts = (_emulator().emulated_products(), _emulator().threads_with_tiles())
     terminalreporter.write_line("emulated products of tiles: {}, threads that kept tiles: {}".format(*counts))
 
@@ -47,7 +48,7 @@ def _emulator() -> ctypes.CDLL:
 
 
 def _answer_yes(loaded: ctypes.CDLL, path: Path, function: str) -> None:
-    """Overwrites a function that the library keeps to itself."""
+    """Overwrite a private function of the library so that it returns true."""
     listed = subprocess.run(["nm", str(path)], capture_output=True, text=True, check=True).stdout.splitlines()
     offsets = {words[2]: int(words[0], 16) for words in map(str.split, listed) if len(words) == 3}
     exported = ctypes.cast(loaded.cv_isa, ctypes.c_void_p).value

@@ -1,4 +1,4 @@
-"""What the tests of the kernels compare by, and random input for them."""
+"""Comparisons and random inputs for the tests of the kernels."""
 
 import itertools
 
@@ -11,13 +11,13 @@ RUNS = [
     pytest.mark.skipif(native.why_missing() is not None, reason=f"needs the compiled kernels: {native.why_missing()}"),
     pytest.mark.usefixtures("isa"),
 ]
-# Largest error next to the largest value of the exact result: one rounding of the result, and float32 sums.
+# Largest error relative to the largest value of the exact result: one rounding of the result, and float32 sums.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 6e-3}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
 def assert_close(actual: torch.Tensor, exact: torch.Tensor, tolerance: float | None = None) -> None:
-    """NaN and infinity fail: they compare false."""
+    """Assert that the error is small. NaN and infinity fail, because they compare false."""
     assert actual.shape == exact.shape
     error = (actual.double() - exact).abs().max() / exact.abs().max()
     assert error <= (TOLERANCE[actual.dtype] if tolerance is None else tolerance), f"relative error {error:.1e}"
@@ -28,12 +28,12 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 class Sequences:
-    """Random sequences in a shuffled paged cache, poisoned with NaN wherever nothing was written."""
+    """Random sequences in a shuffled paged cache. All unwritten places contain NaN."""
 
     def __init__(
         self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, value_dim: int, dtype: torch.dtype
     ) -> None:
-        """lengths: (query tokens, tokens in the cache with them) of each sequence."""
+        """lengths: (query tokens, tokens in the cache including these) of each sequence."""
         self.lengths, self.value_dim = lengths, value_dim
         blocks = [-(-total // 16) for _, total in lengths]
         order = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(3)).to(torch.int32)

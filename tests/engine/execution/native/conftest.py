@@ -1,4 +1,4 @@
-"""Every instruction set of the compiled kernels that this CPU has."""
+"""A fixture for every instruction set of the compiled kernels that this CPU has."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The compiled kernels' use of AMX, executed in software where the CPU has AVX512 alone (`amx_emulator.py`)."""
+"""Tests how the compiled kernels use AMX, executed in software on CPUs with only AVX512 (`amx_emulator.py`)."""
 
 import os
 import re

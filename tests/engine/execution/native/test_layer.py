@@ -1,4 +1,4 @@
-"""Decoder layers of the compiled kernels: in two calls against the definition in float64, in one against the two."""
+"""Compares decoder layers of the compiled kernels: two calls with the definition in float64, one call with the two."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from conveyor_engine.execution import native
 
 pytestmark = RUNS
 
-HIDDEN, HEADS, KV_HEADS, DIM, SIZE = 40, 4, 2, 24, 64  # AMX multiplies 96 and 64 by tiles, 40 not
+HIDDEN, HEADS, KV_HEADS, DIM, SIZE = 40, 4, 2, 24, 64  # AMX multiplies 96 and 64 with tiles, but not 40
 SHAPES = {"qkv": (192, HIDDEN), "out": (HIDDEN, 96), "gate_up": (2 * SIZE, HIDDEN), "down": (HIDDEN, SIZE)}
 KINDS = pytest.mark.parametrize(("rotary", "with_norms", "with_biases"), [(24, True, False), (10, False, True)])
 
 
 @dataclass(frozen=True)
 class Plain:
-    """The weights of a layer, as the definition takes them."""
+    """The weights of a layer in the form of the definition."""
 
     weights: dict[str, torch.Tensor]
     biases: dict[str, torch.Tensor | None]
@@ -50,7 +50,7 @@ def norm(x: torch.Tensor, by: native.Norm) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x (T, heads, D) by cos, sin (1, T, R)."""
+    """Rotate x (T, heads, D) by cos, sin (1, T, R)."""
     part, rest = x.split([cos.shape[2], x.shape[2] - cos.shape[2]], dim=-1)
     first, second = part.chunk(2, dim=-1)
     turned = part * cos[0, :, None].double() + torch.cat([-second, first], -1) * sin[0, :, None].double()
@@ -83,7 +83,7 @@ def test_a_layer_in_two_calls_equals_its_definition(
 
 
 class Cached:
-    """The second step of two sequences, whose blocks lie in between each other: a decode and a chunk, and padding."""
+    """The second step of two sequences with interleaved blocks: a decode, a chunk, and padding."""
 
     def __init__(self, dtype: torch.dtype, rotary: int) -> None:
         self.tables = torch.tensor([[3, 1, 0], [2, 4, 5]], dtype=torch.int32)
@@ -122,7 +122,7 @@ def test_a_layer_in_one_call_is_the_same_to_the_bit(
 ) -> None:
     layer = make_plain(dtype, with_norms, with_biases).layer(window, softcap)
     one, two = Cached(dtype, rotary), Cached(dtype, rotary)
-    for _ in range(2):  # the second time in memory that was used
+    for _ in range(2):  # the second time in memory that has been used
         assert torch.equal(one.run(layer), two.run_in_two(layer, window, softcap))
     assert all(torch.equal(*both) for both in zip(one.caches, two.caches, strict=True))
     assert not torch.equal(one.caches[0], Cached(dtype, rotary).caches[0]), "something was written"

@@ -1,4 +1,4 @@
-"""Loading the compiled kernels beside the OpenMP runtime that torch has loaded."""
+"""Tests loading the compiled kernels together with the OpenMP runtime that torch has loaded."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from conveyor_engine.execution import native
 
-# As torch's builds for arm64 do: nothing that torch loads can be seen by others.
+# Like torch's builds for arm64: other libraries see nothing that torch loads.
 _KEPT_TO_ITSELF = """
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Memory of weights and caches: zeros, and in huge pages where there is one to fill."""
+"""Checks the memory of weights and caches: it is zero, and in huge pages if it fills one."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def flags_of(address: int) -> list[str]:
-    """VmFlags of the mapping that holds the address."""
+    """Return VmFlags of the mapping that contains the address."""
     inside, flags = False, list[str]()
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split()[0]

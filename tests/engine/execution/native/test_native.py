@@ -1,4 +1,4 @@
-"""The compiled CPU kernels against torch in float64, on every instruction set this CPU has."""
+"""Compares the compiled CPU kernels with torch in float64, on every instruction set of this CPU."""
 
 import pytest
 import torch

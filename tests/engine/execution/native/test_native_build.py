@@ -1,4 +1,4 @@
-"""Compiling the CPU kernels: what is compiled, and what a missing or failing compiler says."""
+"""Tests compiling the CPU kernels: what is compiled, and the messages for a missing or failing compiler."""
 
 import platform
 import runpy

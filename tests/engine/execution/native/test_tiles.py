@@ -1,4 +1,4 @@
-"""Products by AMX's tiles. Where the CPU has none, test_emulated_tiles.py runs these."""
+"""Tests products with AMX's tiles. On a CPU without AMX, test_emulated_tiles.py runs these tests."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ BFLOAT16 = torch.bfloat16
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, residual: torch.Tensor | None
 ) -> None:
-    """Into y, as a layer calls it."""
+    """Compute the product into y, as a layer does."""
     packed = native.pack_linear(weight)
     pointers = (None if each is None else each.data_ptr() for each in (bias, residual))
     call = library.Linear(
@@ -57,7 +57,7 @@ def test_a_long_prompt_is_cut_into_blocks() -> None:
 
 
 def test_a_row_gives_the_same_bits_alone_and_among_any_number_of_others() -> None:
-    """Of sums that cancel there is left what rounding left, which another order of adding would show."""
+    """In sums that cancel, only rounding errors remain. Another order of addition would change them."""
     x, weight = random(70, 160, dtype=BFLOAT16), random(45, 160, dtype=BFLOAT16, seed=1)
     x, packed = torch.cat([x, x], 1), native.pack_linear(torch.cat([weight, -weight], 1))
     whole = native.linear(x, packed)
@@ -89,7 +89,7 @@ def test_what_is_not_finite_stays_in_its_row_and_its_column(rows: int) -> None:
     for y, row, column in (
         (native.linear(in_rows, native.pack_linear(weight)), {1, rows - 1}, set(range(48))),
         (native.linear(x, native.pack_linear(in_columns)), set(range(rows)), {37}),
-        (native.linear(x, native.pack_linear(weight)), set(), set()),  # where the others have been
+        (native.linear(x, native.pack_linear(weight)), set(), set()),  # where the previous cases were computed
     ):
         touched = torch.zeros(rows, 48, dtype=torch.bool)
         touched[torch.tensor([*row], dtype=torch.long)[:, None], torch.tensor([*column], dtype=torch.long)] = True

@@ -1,4 +1,4 @@
-"""The kernels that sample: the right token of each row, and through the sampler the same tokens as torch's way."""
+"""Tests the kernels that sample: the right token for each row, and in the sampler the same tokens as with torch."""
 
 import math
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ from conveyor_engine.execution.sampling.sampler import AtOnce
 
 pytestmark = ON_DEVICE
 NO_TOKENS = torch.zeros((0, 0), dtype=torch.int32)  # of rows without penalties
-SIZES = [5, 4096, 4097, 9000]  # of the vocabulary: less than a slice of Triton's, one, a token more, several
+SIZES = [5, 4096, 4097, 9000]  # of the vocabulary: less than a slice of Triton's, one slice, one token more, several
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One that samples, in float32 on the CPU, and the types of logits that can be tried on it here."""
+    """A kernel that samples, in float32 on the CPU, and the types of logits that can be tested here."""
 
     of: AtOnce
     device: torch.device
@@ -131,7 +131,7 @@ def test_a_token_of_probability_zero_is_never_drawn(kernel: Kernel, uniform: flo
 def test_a_token_of_probability_zero_is_never_drawn_even_if_the_cumulated_weights_fall(
     monkeypatch: pytest.MonkeyPatch, vocab_size: int, draw_from: dict[str, Any] | None
 ) -> None:
-    """By the kernel of Triton (None), and by torch with these parameters."""
+    """Tests Triton's kernel (None), and torch with these parameters."""
     rows = 64
     logits = make_logits(rows, vocab_size)
     logits[torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < 0.7] = -math.inf

@@ -1,4 +1,4 @@
-"""The processors beside transformers' own, or where it has none beside vLLM's definition written down plainly."""
+"""Compares the processors with transformers' own, or with a plain definition of vLLM's if transformers has none."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from conveyor_engine.wire.step import NOTHING_ALLOWED
 CPU = torch.device("cpu")
 ROWS, VOCABULARY, CONTEXT = 6, 50, 40
 PROMPTS = [1, 4, 7, 10, 2, 30]  # tokens of each row's prompt ...
-LENGTHS = [2, 4, 12, 33, 3, 39]  # ... and of all that it has
+LENGTHS = [2, 4, 12, 33, 3, 39]  # ... and of all of its tokens
 TOKEN_IDS = torch.randint(0, VOCABULARY // 4, (ROWS, CONTEXT + 1), generator=torch.Generator().manual_seed(1)).int()
 
 
@@ -41,7 +41,7 @@ def make_logits(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def process(params: dict[int, dict[str, Any]], logits: torch.Tensor) -> torch.Tensor:
-    """The logits of all rows after the processors that may change the best token, some rows with parameters."""
+    """Return the logits of all rows after the processors that may change the best token. Some rows have parameters."""
     processors = [each for each in build_processors(ROWS, CPU, TOKEN_IDS) if each.changes_best]
     pipeline = Pipeline(processors, ROWS)
     for row in range(ROWS):
@@ -54,7 +54,7 @@ def tokens_of(row: int, begin: int = 0) -> torch.Tensor:
 
 
 def penalized(row: int, logits: torch.Tensor, presence: float, frequency: float) -> torch.Tensor:
-    """vLLM's definition: of the output alone."""
+    """Return vLLM's definition of the penalties, which counts only the output."""
     counts = torch.bincount(tokens_of(row, PROMPTS[row])[0], minlength=VOCABULARY)
     return logits - frequency * counts - presence * (counts > 0)
 
@@ -84,7 +84,7 @@ def test_penalties_are_those_of_transformers_and_vllm(
 
 
 def test_a_bias_and_bad_words_are_those_of_transformers() -> None:
-    """Bad words of the output alone, as in vLLM; transformers is given no prompt."""
+    """Bad words count only in the output, as in vLLM. So transformers gets no prompt."""
     in_output = tokens_of(3, PROMPTS[3])[0].tolist()
     words = [[7], [*in_output[-2:], 9], [*in_output[-4:-2], 10], [*in_output[-5:], 11], [*in_output[-1:], 9]]
     bias = {(3,): 5.5, (49,): -100.0, (7,): 2.0}
@@ -100,7 +100,7 @@ def test_a_bias_and_bad_words_are_those_of_transformers() -> None:
 
 
 def test_bad_words_that_the_prompt_began_may_be_completed() -> None:
-    begun = tokens_of(4, 0)[0].tolist()  # two tokens of prompt, one of output
+    begun = tokens_of(4, 0)[0].tolist()  # two prompt tokens, one output token
     logits = make_logits()
     found = process({4: {"bad_words": ((*begun, 20), (begun[2], 21))}}, logits)
     assert torch.isinf(found[4]).nonzero().squeeze(1).tolist() == [21]

@@ -1,4 +1,4 @@
-"""Masks: only allowed tokens are chosen, by every way of choosing, and nobody else's logits change."""
+"""Checks masks: every way of choosing chooses only allowed tokens, and the logits of other rows do not change."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ ALLOWED = (3, 200, 383)
 
 def mask_of(row: int, *allowed: int) -> RowMask:
     bits = sum(1 << token_id for token_id in allowed)
-    return RowMask(row, bits.to_bytes(VOCABULARY // 8 + 4, "little"))  # longer than the vocabulary, as some are
+    return RowMask(row, bits.to_bytes(VOCABULARY // 8 + 4, "little"))  # longer than the vocabulary, as some masks are
 
 
 @pytest.mark.parametrize(

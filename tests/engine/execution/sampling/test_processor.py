@@ -1,4 +1,4 @@
-"""A processor made outside: it changes the rows that use it, in its place of the order, and costs nobody else."""
+"""Tests an external processor: it changes only the rows that use it, in its order, and costs other rows nothing."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Bias:
-    """Adds to one token of each row of seed 1, in its tokens before some position."""
+    """Adds to the logit of one token in each row with seed 1, at positions before a limit."""
 
     changes_best = True
 
@@ -47,7 +47,7 @@ def make_sampler(processors: Sequence[LogitProcessor], *rows: RowSampling) -> Sa
 
 
 def sample(sampler: Sampler, *rows: int, position: int = 4) -> list[int]:
-    """The tokens of these rows, from logits of which token 3 is the best."""
+    """Return the tokens of these rows, from logits in which token 3 is the best."""
     logits = torch.zeros(len(rows), VOCABULARY)
     logits[:, 3] = 1.0
     samples = Samples.of(np.array(rows), np.full(len(rows), position), CPU)
@@ -96,7 +96,7 @@ def test_processors_act_in_their_order(order: tuple[int, int]) -> None:
 
 
 def test_a_processor_that_keeps_the_best_spares_rows_that_take_the_best() -> None:
-    """It sees each row's logits relative to the largest, in float32."""
+    """The processor gets each row's logits relative to the largest one, in float32."""
 
     class OnlyTheBest(Bias):
         changes_best = False

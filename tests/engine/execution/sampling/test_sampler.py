@@ -1,4 +1,4 @@
-"""What the sampler chooses: the right token, the right frequencies, and the same again for the same seed."""
+"""Tests what the sampler chooses: the right token, the right frequencies, and the same tokens for the same seed."""
 
 import math
 from collections import Counter
@@ -21,12 +21,12 @@ PROBABILITIES = (0.4, 0.3, 0.15, 0.1, 0.05)
 
 
 def row(**params: Any) -> RowSampling:
-    """Of a request with a prompt of four tokens."""
+    """Return the sampling of a request with a prompt of four tokens."""
     return make_state(**params).sampling
 
 
 def admit(rows: list[RowSampling], vocab_size: int) -> Sampler:
-    """A sampler that has just these rows."""
+    """Return a sampler that has exactly these rows."""
     sampler = Sampler(max(1, len(rows)), vocab_size, torch.device("cpu"), torch.zeros((len(rows), 64)).int())
     for number, sampling in enumerate(rows):
         sampler.set_row(number, sampling)
@@ -34,7 +34,7 @@ def admit(rows: list[RowSampling], vocab_size: int) -> Sampler:
 
 
 def samples(num_rows: int, position: int = 4) -> Samples:
-    """One entry for each row, all at one position."""
+    """Return one entry for each row, all at one position."""
     return Samples.of(np.arange(num_rows), np.full(num_rows, position), torch.device("cpu"))
 
 
@@ -45,19 +45,19 @@ def draw(logits: torch.Tensor, rows: list[RowSampling]) -> Sampled:
 def sample(
     logits: torch.Tensor, rows: list[RowSampling], position: int = 4, shared: Sampler | None = None
 ) -> list[int]:
-    """The tokens; `position` is that of all of them. `shared` has the rows already."""
+    """Return the tokens. `position` applies to all rows; `shared` is a sampler that has the rows already."""
     sampler = shared or admit(rows, logits.shape[1])
     tokens: list[int] = sampler.sample(logits, samples(len(rows), position)).token_ids.tolist()
     return tokens
 
 
 def logits_of(*probabilities: float, rows: int = 1) -> torch.Tensor:
-    """Logits whose softmax is `probabilities`, the same in all rows."""
+    """Return logits whose softmax is `probabilities`, the same in all rows."""
     return torch.tensor([math.log(p) if p else -math.inf for p in probabilities]).repeat(rows, 1)
 
 
 def frequencies(**params: Any) -> list[float]:
-    """How often each of the five tokens is drawn from PROBABILITIES, over differently seeded rows."""
+    """Return how often each of the five tokens is drawn from PROBABILITIES, over rows with different seeds."""
     rows = 20_000
     states = [row(seed=seed, **params) for seed in range(rows)]
     tokens = sample(logits_of(*PROBABILITIES, rows=rows), states)
@@ -92,7 +92,8 @@ def test_parameters_too_small_for_float32_take_the_best_token(params: dict[str, 
     ],
 )
 def test_a_seed_gives_these_very_tokens(params: dict[str, Any], tokens: list[int]) -> None:
-    """Written down when top_k, top_p and temperature were first taken apart: an upgrade repeats old answers."""
+    """Compares with tokens recorded when top_k, top_p and temperature were separated, so that upgrades repeat old
+    answers."""
     angles = torch.arange(8 * 1000, dtype=torch.float64) ** 2 * 0.37
     logits = 6 * angles.sin().float().view(8, 1000)
     sampler = admit([row(seed=42, **params)] * 8, 1000)
@@ -150,7 +151,7 @@ def test_top_p_keeps_the_fewest_that_reach_it(top_p: float, kept: int) -> None:
 
 
 def test_top_p_is_of_what_top_k_has_left() -> None:
-    # of 0.4 and 0.3 the first alone is 0.57
+    # with 0.4 and 0.3, the first alone has 0.57
     assert frequencies(top_k=2, top_p=0.5) == expected(0.4, 0, 0, 0, 0)
 
 
@@ -170,7 +171,7 @@ def test_each_row_has_its_own_parameters() -> None:
 
 
 def test_only_rows_that_choose_at_random_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weighing is the costly part: exp over the vocabulary, in float32. Without the kernels that sample at once."""
+    """Weighing is expensive: exp over the vocabulary, in float32. Tests without the kernels that sample at once."""
     monkeypatch.setattr(sampler_module, "_find_kernel", lambda device: None)
     weighed: list[int] = []
     exp = torch.Tensor.exp_
@@ -183,7 +184,7 @@ def test_only_rows_that_choose_at_random_are_weighed(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("vocab_size", [128 * 40, 5000, 31])
 @pytest.mark.parametrize("spread", [0.01, 3])
 def test_the_few_best_are_found_wherever_they_are(vocab_size: int, spread: float) -> None:
-    """Also where they are all in one block, and in bfloat16, where many are equal."""
+    """Also if all of them are in one block, and in bfloat16, where many logits are equal."""
     torch.manual_seed(0)
     logits = torch.randn(6, vocab_size).mul(spread).to(torch.bfloat16)
     logits[0, : cuts.FEW * 2] += 9
@@ -219,7 +220,7 @@ def test_a_large_top_k_makes_nobody_else_look_at_more_tokens(monkeypatch: pytest
 )
 def test_a_seed_repeats_its_tokens_whatever_else_is_in_the_batch(params: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    logits = (torch.randn(40, 32_000) * 3 * 16).round() / 16  # many equal ones, as in bfloat16
+    logits = (torch.randn(40, 32_000) * 3 * 16).round() / 16  # many equal logits, as in bfloat16
 
     def drawn_beside(neighbours: int) -> list[int]:
         tokens: list[int] = []
@@ -332,7 +333,7 @@ def test_what_the_rows_ask_for_is_done_at_once_and_not_row_by_row() -> None:
     ],
 )
 def test_only_cuts_without_a_small_top_k_wait_for_what_the_device_computes(params: dict[str, Any], waits: bool) -> None:
-    """The host has to know which rows the first candidates do not serve. Nothing else makes a device stand still."""
+    """The host must know for which rows the first candidates are too few. It waits for the device only for this."""
     rows = [row(temperature=0, min_tokens=9, logprobs=1), row(min_tokens=9, seed=1, **params)]
     shared = admit(rows, 1000)
     with Operations() as operations:

@@ -1,4 +1,4 @@
-"""Programs of torch.export and classes, small ones of each kind that is served."""
+"""Writes small programs of torch.export, and defines small classes, of each kind that the engine serves."""
 
 import json
 import warnings
@@ -15,7 +15,7 @@ LENGTH_MAX = 12
 
 
 class Dense(torch.nn.Module):
-    """Two inputs of fixed shapes, two outputs by name, weights of all kinds."""
+    """Has two inputs of fixed shape, two named outputs, and weights of all kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Dense(torch.nn.Module):
 
 
 class Encoder(torch.nn.Module):
-    """Sequences of different lengths, padded, with a mask."""
+    """Takes padded sequences of different lengths, with a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,8 @@ class Encoder(torch.nn.Module):
 
 
 class Bag(torch.nn.Module):
-    """Sequences of different lengths, packed, with offsets: a vector of each sequence, and a number of each element."""
+    """Takes packed sequences of different lengths, with offsets. Returns a vector per sequence and a number per
+    element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class Bag(torch.nn.Module):
 
 
 class Conv(torch.nn.Module):
-    """Pictures of different sizes, without padding."""
+    """Takes images of different sizes, without padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +121,7 @@ WRITERS: dict[str, Callable[[Path], torch.nn.Module]] = {
 
 
 class Words(Model):
-    """A class that takes strings and numbers, and refuses some."""
+    """A class that takes strings and numbers, and raises errors for some."""
 
     inputs = (TensorSpec("text", "BYTES", ()), TensorSpec("times", "INT64", (1,)))
     outputs = (TensorSpec("upper", "BYTES", ()), TensorSpec("length", "INT64", ()))
@@ -139,7 +140,7 @@ class Words(Model):
 
 
 class Mean(Model):
-    """A class that takes numbers of different lengths, padded, with their lengths."""
+    """A class that takes padded numbers of different lengths, with their lengths."""
 
     inputs = (TensorSpec("numbers", "FP32", ("n",)),)
     outputs = (TensorSpec("mean", "FP32", ()), TensorSpec("centred", "FP32", ("n",)))
@@ -157,4 +158,4 @@ class Mean(Model):
 
 
 class Nothing:
-    """No model."""
+    """A class that is not a model."""

@@ -1,4 +1,4 @@
-"""Custom models in the engine's core: every item gets what the program gives to it alone, whatever is in its batch."""
+"""Tests custom models in the engine's core: every item gets the same result as alone, whatever is in its batch."""
 
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,7 @@ def test_a_class_pads_and_answers_are_cut(tmp_path: Path) -> None:
 
 
 class Wrong(Model):
-    """Gives what it has not declared."""
+    """Returns other outputs than it declares."""
 
     inputs = (TensorSpec("x", "FP32", (2,)),)
     outputs = (TensorSpec("y", "FP32", (2,)),)
@@ -215,7 +215,7 @@ def test_a_class_that_cannot_be_is_refused(signature: Signature, batching: Batch
 
 
 def test_a_length_that_is_not_the_batchs_own_fails_its_item(tmp_path: Path) -> None:
-    """Workers compare shapes with the signature; what they let through and the model refuses fails alone."""
+    """Workers compare shapes with the signature. An item that passes but that the model rejects fails alone."""
     WRITERS["encoder"](tmp_path)
     core = start(tmp_path)
     good = {"ids": write_tensor(torch.tensor([1, 2, 3]))}

@@ -1,4 +1,4 @@
-"""Programs of torch.export: what clients send follows from them, and they compute what torch computes."""
+"""Tests programs of torch.export: their inputs are derived correctly, and they compute the same as torch."""
 
 import json
 import pickle
@@ -42,7 +42,7 @@ SIGNATURES = {
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, torch.nn.Module]]:
-    """A folder with a program of a kind, and the module that it is made of."""
+    """Return a function that returns a folder with a program of a kind, and the module that it was exported from."""
     made: dict[str, tuple[Path, torch.nn.Module]] = {}
 
     def get(kind: str) -> tuple[Path, torch.nn.Module]:
@@ -131,7 +131,7 @@ def test_settings_that_do_not_fit_are_refused(
 
 
 class Counts(torch.nn.Module):
-    """Remembers how often it was called."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Counts(torch.nn.Module):
 
 
 class Branches(torch.nn.Module):
-    """Control flow."""
+    """Has control flow."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
@@ -173,7 +173,7 @@ def test_a_program_that_is_no_model_is_refused(
 
 
 class Runs:
-    """What a pickle runs when it is loaded."""
+    """An object whose pickle runs code when it is loaded."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -183,7 +183,7 @@ class Runs:
 
 
 def rewrite(source: Path, target: Path, change: Callable[[str, bytes], bytes | None], **how: Any) -> None:
-    """A copy of the archive in which `change` has its way with each file."""
+    """Copy the archive and apply `change` to each file."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", **how) as new:
         for entry in old.infolist():
             if (data := change(entry.filename, old.read(entry))) is not None:
@@ -191,7 +191,7 @@ def rewrite(source: Path, target: Path, change: Callable[[str, bytes], bytes | N
 
 
 def edit(name: str, change: Callable[[Any], None]) -> Callable[[str, bytes], bytes]:
-    """A change of one JSON file."""
+    """Return a `change` that edits one JSON file."""
 
     def apply(path: str, data: bytes) -> bytes:
         if not path.endswith(name):

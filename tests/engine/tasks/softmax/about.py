@@ -1,4 +1,4 @@
-"""A task that another package brings: the smallest complete one. Its model makes probabilities of numbers."""
+"""The smallest complete task of another package. Its model computes probabilities from numbers."""
 
 from typing import Final
 

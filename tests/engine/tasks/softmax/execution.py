@@ -17,7 +17,7 @@ from conveyor_engine.wire.step import StepPlan, StepResult
 
 
 class SoftmaxModule(torch.nn.Module):
-    """numbers (rows, N) -> probabilities (rows, N)."""
+    """Computes probabilities (rows, N) from numbers (rows, N)."""
 
     def __init__(self, temperature: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From a body with lists of numbers to an engine request for each."""
+"""Turns a body with lists of numbers into one engine request for each list."""
 
 import uuid
 from array import array
@@ -26,11 +26,11 @@ class SoftmaxRequest(ModelFields):
 
 
 class PreparedSoftmax(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An admissible request."""
+    """A valid request."""
 
     id: str
     request_ids: list[str]
-    nums_prompt_tokens: list[int]  # none: numbers are not tokens
+    nums_prompt_tokens: list[int]  # empty: numbers are not tokens
     arrival_time: float
     ignored_fields: int
     param: str
@@ -73,7 +73,7 @@ def _prepare_tensors(model: ServedModel, job: Job) -> PreparedInference:
 
 
 def read_signature(facts: ModelFacts) -> Signature:
-    """One tensor of any length in, one out."""
+    """Return the signature: one input and one output, both of any length."""
     taken, given = (TensorSpec(name, "FP32", ("n",)) for name in ("numbers", "probabilities"))
     return Signature((taken,), (given,), {"n": (1, facts.max_model_len)})
 

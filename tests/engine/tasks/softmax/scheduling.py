@@ -1,4 +1,4 @@
-"""A request is one list of numbers, in one step: each number costs as much as a token."""
+"""Scheduling of requests that are one list of numbers and take one step. Each number costs as much as a token."""
 
 from array import array
 from typing import Final
@@ -8,7 +8,7 @@ from conveyor_engine.wire.request import EngineRequest
 
 
 class Softmax(OneStep):
-    """All of its requests can run: the workers check them."""
+    """The task. All of its requests are valid, because the workers check them."""
 
     result_name = "probabilities"
 

@@ -1,4 +1,4 @@
-"""POST /v1/softmax."""
+"""Serves POST /v1/softmax."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,14 @@ from conveyor_engine.wire.tensors import Tensor
 
 
 class Probabilities(msgspec.Struct):
-    """The answer, in the inputs' order."""
+    """The response, in the order of the inputs."""
 
     model: str
     data: list[list[float]]
 
 
 class SoftmaxResponse(OneStepResponse):
-    """All probabilities, or one error."""
+    """Responds with all probabilities, or with one error."""
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         yield encode(Probabilities(self._state.model.name, [array("f", payload).tolist() for payload in payloads]))
