@@ -1,4 +1,5 @@
-"""The command line of the cluster: whose cluster a command means, what it needs, and that two do not meet."""
+"""Tests the cluster's command line: which cluster a command changes, what it requires, and that only one runs at a
+time."""
 
 import os
 import subprocess
@@ -98,7 +99,7 @@ def test_kubectl_and_helm_keep_their_cache_in_ours(tmp_path: Path) -> None:
 
 
 def test_without_go_kind_does_with_the_clients_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools, "CACHE", tmp_path / "cache")  # where nothing is built
+    monkeypatch.setattr(tools, "CACHE", tmp_path / "cache")  # an empty cache of built programs
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(tools.ProgramMissing, match=r"kubectl and helm are needed: .* Go"):
         build.provide_clients()

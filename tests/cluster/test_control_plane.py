@@ -1,4 +1,4 @@
-"""The control plane that the other tests stand on: quick, several at a time, and gone afterwards."""
+"""Tests the control plane that other tests use: it is fast, several can run at a time, and it leaves nothing."""
 
 import contextlib
 import os
@@ -53,13 +53,13 @@ def test_an_owner_that_was_killed_leaves_nothing() -> None:
     owner.wait()
     owner.stdout.close()
     wait_until("their end", lambda: not _processes_in(folder), 5, lambda: None)
-    ControlPlane().stop()  # the next one sweeps what killed ones left, before it starts
+    ControlPlane().stop()  # the next one removes the remains of killed ones before it starts
     assert not folder.exists()
 
 
 def _processes_in(folder: Path) -> list[str]:
     commands = []
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            commands.append((process / "cmdline").read_text())  # empty of one that has ended and was not waited for
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            commands.append((process / "cmdline").read_text())  # empty for a zombie
     return [command for command in commands if str(folder) in command]

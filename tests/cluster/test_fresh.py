@@ -1,4 +1,4 @@
-"""The bare root's command, up to the point where it would make one; CI makes one and brings the cluster up in it."""
+"""Tests the command for the bare Debian root, until it would make one. CI makes one and starts the cluster in it."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from e2e.cluster.tools import ProgramMissing
 from e2e.fresh import __main__ as fresh
 from e2e.fresh import root
 
-# A root of this machine's own programs. `down` is what ends a cluster there.
+# A root with this machine's own programs. `down` ends a cluster there.
 RUN = """
 import signal, sys
 from pathlib import Path

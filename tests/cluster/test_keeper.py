@@ -1,4 +1,4 @@
-"""The parent of the local cluster's processes, below a first process that reaps no child, as in many containers."""
+"""Tests the parent of the local cluster's processes, if the first process reaps no children, as in many containers."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from e2e.cluster.api import wait_until
 from e2e.cluster.paths import REPOSITORY
 from e2e.cluster.processes import Processes
 
-# A cluster of two processes, one of which leaves an orphan, as containerd leaves its shims.
+# A cluster of two processes. One of them leaves an orphan, as containerd leaves its shims.
 CLUSTER = """
 import sys
 from pathlib import Path
@@ -56,7 +56,7 @@ def zombies() -> list[str]:
 
 def test_nothing_but_the_keeper_is_left_to_a_parent_that_waits_for_nobody(tmp_path: Path) -> None:
     before = zombies()
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to this process
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
     try:
         assert launch(tmp_path) == "True\n"
         processes = Processes(tmp_path, die_with_parent=False)

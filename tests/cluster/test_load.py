@@ -1,4 +1,4 @@
-"""Images on their way to kind's nodes. Docker and kind are stand-ins here, which note what they are asked."""
+"""Tests loading images into kind's nodes. Docker and kind are replaced by programs that record their arguments."""
 
 import subprocess
 from pathlib import Path

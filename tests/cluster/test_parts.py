@@ -1,4 +1,4 @@
-"""What the cluster is made of, each piece against a real API server or a real process."""
+"""Tests the parts of the cluster, each with a real API server or a real process."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from e2e.cluster.volumes import host_path_claim
 
 def test_labelled_nodes_get_gpus_and_others_do_not(control_plane: ControlPlane) -> None:
     api = Api(control_plane.kubeconfig)
-    status = {"capacity": {"cpu": "1"}, "allocatable": {"cpu": "1"}}  # as a kubelet's first words
+    status = {"capacity": {"cpu": "1"}, "allocatable": {"cpu": "1"}}  # as a kubelet first reports it
     for name, labels in (("with-gpus", {gpus.LABEL: "true"}), ("without-gpus", {})):
         api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": labels}, "status": status})
     gpus.fake(control_plane.kubeconfig)
@@ -97,7 +97,7 @@ def write_all(folder: Path, texts: dict[str, str]) -> None:
 def test_what_is_left_of_a_network_is_named_until_it_is_deleted(firewall: str, ways_past_it: list[str]) -> None:
     code = (
         "from e2e.cluster import network as n\n"
-        "n._CNI_RESULTS = n.Path('/none')\n"  # files are not of a namespace: they may be a running cluster's
+        "n._CNI_RESULTS = n.Path('/none')\n"  # namespaces do not separate files, so these may be a running cluster's
         "def rules(): return n._output('nft', 'list', 'ruleset')\n"
         "before, first = rules(), n.left(); n.create(); there = n.left(); n.delete()\n"
         "print([first, there, n.left(), rules() == before])"
@@ -113,7 +113,8 @@ def test_what_is_left_of_a_network_is_named_until_it_is_deleted(firewall: str, w
 def test_kinds_control_plane_takes_pods_that_tolerate_nothing() -> None:
     control, _ = kind.configuration()["nodes"]
     patches = [json.loads(patch) for patch in control["kubeadmConfigPatches"]]
-    # An empty list, not none: without one kubeadm sets its own taint. No apiVersion: it fits all of them.
+    # The list must be empty, not absent: otherwise kubeadm sets its own taint. Without apiVersion, it fits all
+    # versions.
     assert {"kind": "InitConfiguration", "nodeRegistration": {"taints": []}} in patches
 
 

@@ -1,4 +1,4 @@
-"""Where other programs come from: one place, asked before they run; a missing one is named in a line."""
+"""Checks that one module provides all external programs, before they run, and that missing ones are named in a line."""
 
 import ast
 import os
@@ -17,7 +17,7 @@ from e2e.cluster.paths import REPOSITORY
 MODULES = sorted(
     path for path in (REPOSITORY / "e2e").rglob("*.py") if not path.name.startswith(("test_", "crash"))
 )  # fmt: skip
-# What starts a process. `programs` calls them for everybody; the stories' own shell is a person's.
+# Functions that start a process. Only `programs` may call them, except for the shell that the stories use like a user.
 STARTERS = {
     "subprocess": {"run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput"},
     "os": {"system", "popen", "posix_spawn", "posix_spawnp", "startfile"},
@@ -27,7 +27,7 @@ STARTERS = {
 
 
 def started_elsewhere(source: str) -> list[str]:
-    """The calls that start a process, and the imports by which such a call could have another name."""
+    """Return the calls that start a process, and imports that could give such a call another name."""
     found = []
     tree = ast.parse(source)
     types = {node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript)}  # Popen[bytes]
@@ -73,7 +73,7 @@ def test_a_program_in_no_table_cannot_be_run() -> None:
 
 
 def test_a_program_is_installed_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without buildah: the package's installation is a stand-in that puts the program on the PATH."""
+    """A machine without buildah. The installation of the package is replaced: it puts the program on the PATH."""
     installed: list[list[str]] = []
 
     def install(packages: list[str]) -> None:
@@ -91,7 +91,7 @@ def test_a_program_is_installed_before_it_runs(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with Python and no other program, nothing built, nobody who may install, and a disk that is large."""
+    """A machine with Python and no other program, nothing built, no permission to install, and a large disk."""
     monkeypatch.setattr(programs, "search_path", lambda: str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))

@@ -1,6 +1,7 @@
-"""What is kept of images and what goes. buildah and ctr are stand-ins, which list images and note what they remove.
+"""Tests which images are kept and which are removed. buildah and ctr are replaced by programs that record what they
+remove.
 
-Gigabytes depend on it: the engine image has six, and stands in both stores.
+This matters for gigabytes: the engine's image has six, and is in both stores.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Records the decisions of a real HPA controller for metric values from a script.
 
-`python -m tests.insight.recording` writes `recorded.json` beside it, in about three minutes: the HPAs of
-`HPAS`, all at once, on a control plane of their own.
+`python -m tests.insight.recording` writes `recorded.json` next to this file, in about three minutes. It runs all HPAs
+of `HPAS` at once, on their own control plane.
 """
 
 import json
@@ -36,7 +36,8 @@ Json = dict[str, Any]
 Values = tuple[int | None, int | None]
 
 RECORDED = Path(__file__).with_name("recorded.json")
-# Looks come a second beside the periods and windows below, so that it is clear what is within them.
+# The controller decides one second away from the ends of the periods and windows below, so it is clear what is within
+# them.
 CONTROLLER = Controller(sync_period_seconds=2, downscale_stabilization_seconds=7)
 AUTOSCALING = {"minReplicas": 2, "maxReplicas": 30, "targetUtilizationPercent": 100}
 _HPAS_PATH = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers"
@@ -75,7 +76,7 @@ HPAS: dict[str, Json | None] = {
 
 @dataclass
 class Hpa:
-    """One HPA of a recording. `rows`: when it looked, the replicas before, in flight, queue depth."""
+    """One HPA of a recording. `rows`: time of the decision, replicas before it, requests in flight, queue depth."""
 
     name: str
     body: Json
@@ -91,15 +92,15 @@ class Hpa:
         asked.pop("behavior", None)
         asked |= {} if behavior is None else {"behavior": behavior}
         script = play(name)
-        next(script)  # up to where it wants to know the replicas
+        next(script)  # until it needs the number of replicas
         return cls(name, body | {"metadata": {"name": name}, "spec": asked}, script)
 
 
 def play(seed: str) -> Generator[Values, int, None]:
-    """Plateaus and jumps, metrics that cannot be read, and now and then in flight at the edge of the tolerance.
+    """Yield values: plateaus, jumps, unreadable metrics, and sometimes in-flight values at the edge of the tolerance.
 
-    It is sent the replicas that there are. Its first looks ask for these: the very first one is slow, and when the
-    controller began it is not known, but by its window's end nobody asks.
+    It gets the present number of replicas. Its first values ask for the same number. The first decision is slow, and it
+    is not known when the controller began, so both are kept without effect until the window has passed.
     """
     random = Random(seed)
     replicas = yield (None, None)
@@ -118,11 +119,11 @@ def _lose(random: Random, value: int) -> int | None:
 
 
 class ValueServer(ThreadingHTTPServer):
-    """custom.metrics.k8s.io: the values of the scripts, the next pair with each read of a first metric."""
+    """Serves custom.metrics.k8s.io: the values of the scripts, a new pair for each read of the first metric."""
 
     def __init__(self, api: Api, hpas: list[Hpa], context: ssl.SSLContext) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.daemon_threads = False  # so that closing waits for them
+        self.daemon_threads = False  # so that closing waits for the threads
         self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self._api = api
         self._hpas = {hpa.name: hpa for hpa in hpas}
@@ -130,11 +131,11 @@ class ValueServer(ThreadingHTTPServer):
         self._replicas: dict[str, int] = {}
 
     def read(self, name: str, metric: str) -> int | None:
-        """The controller reads both metrics, in this order, and decides; a look is noted with the second."""
+        """Return a value. The controller reads both metrics in this order and decides; the second read adds a row."""
         if metric == names.IN_FLIGHT_METRIC:
             deployment = self._api.get(f"{_DEPLOYMENTS_PATH}/{name}")
             self._replicas[name] = int(deployment["spec"]["replicas"])
-            # The tolerance is of the pods that there are: until they are as many as asked for, nothing is known.
+            # The tolerance depends on the pods that exist. Until all requested pods exist, return no values.
             is_settled = deployment["status"].get("replicas") == self._replicas[name]
             self._values[name] = self._hpas[name].script.send(self._replicas[name]) if is_settled else (None, None)
             return self._values[name][0]
@@ -178,7 +179,7 @@ def serving(plane: ControlPlane, hpas: list[Hpa]) -> Iterator[Api]:
 
 
 def record(num_looks: int) -> list[Hpa]:
-    """Every HPA of `HPAS` over so many looks. An HPA before them waits for the API, so that no look goes unnoticed."""
+    """Record every HPA of `HPAS` over `num_looks` decisions. An earlier HPA waits for the API, so none is missed."""
     first, hpas = Hpa.make("first", None), [Hpa.make(name, behavior) for name, behavior in HPAS.items()]
     with (
         ControlPlane(CONTROLLER.sync_period_seconds, CONTROLLER.downscale_stabilization_seconds) as plane,

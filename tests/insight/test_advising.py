@@ -1,4 +1,4 @@
-"""Advice by the decision flow of docs/batching.md, for traffic that is written by hand."""
+"""Tests advice by the decision flow of docs/batching.md, for traffic written by hand."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ def make_service(task: str | None = "Generate", **spec: Any) -> InferenceService
 
 
 def make_histogram(value: float, number: int) -> Histogram:
-    """All values the same: buckets that end a hair below it and at it."""
+    """Return a histogram of equal values, with buckets that end just below them and at them."""
     histogram = Histogram(total=value * number)
     histogram.counts.update({value * 0.999: 0, value: number, math.inf: number})
     return histogram

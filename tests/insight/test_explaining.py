@@ -161,7 +161,7 @@ def test_without_engines_it_says_whether_a_request_starts_one() -> None:
 
 
 def test_a_service_that_may_go_to_zero_is_told_with_its_own_bounds_and_its_idle_timeout() -> None:
-    """Its HorizontalPodAutoscaler has 1, which nobody wrote."""
+    """Its HorizontalPodAutoscaler has 1, which no user wrote."""
     sleepy = {"minReplicas": 0, "maxReplicas": 3, "idleTimeout": "7m"}
     facts = make_facts(0, 0, asked=1, autoscaling=sleepy)
     assert decide(facts) == (1, Reason.AT_MINIMUM)
@@ -203,6 +203,6 @@ def test_pods_that_are_not_ready_count_and_the_conditions_say_why() -> None:
 
 
 def test_a_pod_that_cannot_be_made_does_not_count() -> None:
-    """The controller measures by the pods that exist: 60 of 2 x 30 is the target, whatever is asked for."""
+    """The controller counts the pods that exist: 60 is the target of 2 x 30, whatever number is requested."""
     found: Explanation = explain(make_facts(60, 0, asked=3, deployment=make_deployment(3, replicas=2)))
     assert found.metrics[0].ratio == 1

@@ -1,4 +1,4 @@
-"""Tests what `explain` reads, with answers that a real cluster gives only for a moment."""
+"""Tests what `explain` reads, with responses that a real cluster gives only for a moment."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ EXTERNAL = {
 
 
 class Answers:
-    """Answers like `cluster.Cluster`, with a service, its HorizontalPodAutoscaler, and 7 for every metric."""
+    """Responds like `cluster.Cluster`, with a service, its HorizontalPodAutoscaler, and 7 for every metric."""
 
     def __init__(self, owner: str, *metrics: object, **spec: object) -> None:
         self._spec = spec

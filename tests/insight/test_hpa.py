@@ -1,4 +1,4 @@
-"""The simulator's HPA decides what the controller of kube-controller-manager decides."""
+"""Checks that the simulator's HPA decides the same as the controller of kube-controller-manager."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +16,11 @@ ALL_RECORDED: list[Json] = json.loads(RECORDED.read_text())
 
 
 def replay(body: Json, rows: Iterable[Sequence[Any]], slack_seconds: float) -> Iterator[tuple[set[int], int]]:
-    """Of each look: what the simulator makes of it at, before and after our note of it, and what the controller did.
+    """Yield for each decision: the simulator's results at, before and after the recorded time, and the controller's
+    result.
 
-    The period of a policy may end between our note and the controller's. The history is that of the controller, so
-    that one difference is told once.
+    The period of a policy may end between our record and the controller's decision. The simulator gets the controller's
+    history, so that one difference does not cause others.
     """
     hpa = Hpa(body, CONTROLLER)
     for (at, replicas, in_flight, depth), (_, then, _, _) in pairwise(rows):

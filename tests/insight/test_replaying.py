@@ -66,7 +66,7 @@ def test_another_behavior_does_otherwise(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_documented_command_prints_the_documented_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of docs/autoscaling.md."""
+    """The sizes in docs/autoscaling.md."""
     page = (REPOSITORY / "docs" / "autoscaling.md").read_text()
     (command,) = [line for line in page.splitlines() if line.startswith("kubectl conveyor replay")]
     recorded = record(*(make_facts(120, 20, asked=asked) for asked in (1, 3, 3)))

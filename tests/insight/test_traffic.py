@@ -1,4 +1,4 @@
-"""Tests that the pages of engines are read and summed."""
+"""Checks that the metrics pages of engines are read and summed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Figures of answers that are written by hand, against objectives."""
+"""Tests figures of answers written by hand, and whether they meet objectives."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""Objectives are spelled as in the spec, or short."""
+"""Checks that objectives may be written as in the spec, or in short form."""
 
 import pytest
 

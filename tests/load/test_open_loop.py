@@ -1,4 +1,4 @@
-"""Requests are sent when they are due, to a real server that answers as it likes."""
+"""Checks that requests are sent when they are due, to a real server that responds at any speed."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def usage(prompt: int, completion: int) -> Json:
 
 
 async def stream(request: web.Request) -> web.StreamResponse:
-    """Three tokens for each token of a word's four, 50 ms apart, whatever is asked."""
+    """Stream three tokens for each word of four, 50 ms apart, whatever the request asks for."""
     body = json.loads(await request.read())
     response = web.StreamResponse(headers=EVENT_STREAM)
     await response.prepare(request)

@@ -1,4 +1,5 @@
-"""Recorded traces are read as they are, or refused by line; drawn ones have the percentiles asked for."""
+"""Checks that recorded traces are read unchanged, or rejected with a line number, and that drawn ones have the
+percentiles."""
 
 import json
 
@@ -25,7 +26,7 @@ def test_a_recorded_trace_begins_at_zero_and_keeps_its_gaps() -> None:
 
 def test_a_trace_at_another_rate_keeps_its_pattern_and_starts_again_where_it_ends() -> None:
     trace = read_trace(write(*LINES))
-    faster = trace.at_rate(4, 2)  # a sixth of the time, and three requests every 0.75 s
+    faster = trace.at_rate(4, 2)  # in a sixth of the time, and three requests every 0.75 s
     assert [arrival.at for arrival in faster.arrivals[:4]] == pytest.approx([0, 1 / 12, 0.5, 0.75])
     assert len(faster.arrivals) == 8
     assert [arrival.input_tokens for arrival in faster.arrivals] == [100, 200, 300, 100, 200, 300, 100, 200]

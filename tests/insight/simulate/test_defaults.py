@@ -1,4 +1,4 @@
-"""The bars that the operator's defaults were chosen by (docs/adr/0024-a-step-up-waits-for-its-pods.md)."""
+"""Checks the limits by which the operator's defaults were chosen (docs/adr/0024-a-step-up-waits-for-its-pods.md)."""
 
 from dataclasses import replace
 

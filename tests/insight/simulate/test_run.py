@@ -1,4 +1,4 @@
-"""A run: what goes in comes out, the HPA of the operator's own manifest decides, and the figures mean what they say."""
+"""Tests a simulated run: all requests leave it, the operator's own HPA decides, and the figures are right."""
 
 from dataclasses import replace
 
@@ -23,19 +23,20 @@ def make_case(trace: Recorded, batch_size: int = 1, **changes: object) -> Case:
 
 
 def at(*seconds: float, runs: float = 10) -> Recorded:
-    """Arrivals at these times, and one at 100 s, which ends the trace."""
+    """Return arrivals at these times, and one at 100 s, which ends the trace."""
     return Recorded((*(Arrival(each, runs) for each in seconds), Arrival(100, runs)))
 
 
 def test_requests_wait_for_a_place_in_a_running_batch() -> None:
-    """Two places on an engine that runs one: the second waits inside it, the third in the gateway."""
+    """An engine that runs one request has two places: the second request waits in it, the third in the gateway."""
     outcome = Run(make_case(at(0, 1, 2)), 0).go()
     assert outcome.waits == [0, 9, 18, 0]
     assert outcome.failed == 0
 
 
 def test_pods_come_when_they_are_ready() -> None:
-    """Three in flight at the look of 15 s are three replicas; a second pod takes the third request at 35 s."""
+    """With three requests in flight, the decision at 15 s asks for three replicas; a second pod takes the third at 35
+    s."""
     outcome = Run(make_case(at(0, 1, 2, runs=50), start_seconds=20), 0).go()
     assert [(sample.replicas, sample.ready) for sample in outcome.samples[:4]] == [(3, 1), (3, 1), (3, 3), (3, 3)]
     assert outcome.waits[:2] == [0, 33]
@@ -71,7 +72,7 @@ def test_a_seed_is_one_course_of_events() -> None:
 
 
 def test_a_request_takes_the_places_of_several_where_the_cache_is_the_limit() -> None:
-    """Four in flight, of which two wait, of a batch of 8 of which two run: each takes four places."""
+    """Four in flight, of which two wait, in a batch of 8 of which two run: each request counts as four places."""
     outcome = Run(make_case(at(0, 0, 0, 0, runs=50), batch_size=8, carries=2), 0).go()
     assert (outcome.samples[0].in_flight, outcome.samples[0].queue_depth) == (16, 8)
 

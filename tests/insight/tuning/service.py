@@ -1,4 +1,4 @@
-"""A service by arithmetic: `limit` requests run at once, each in time that grows with the limit."""
+"""A simulated service: `limit` requests run at once, each in a time that grows with the limit."""
 
 from conveyor_insight.tuning.candidates import Candidate
 from conveyor_insight.tuning.sweep import CannotRun
@@ -7,7 +7,7 @@ from conveyor_load.requests import Target
 
 
 class Arithmetic:
-    """Serves up to `capacity` requests a second by candidate, with a latency that rises steeply beyond it."""
+    """Serves up to `capacity` requests per second for each candidate. Above that, the latency rises steeply."""
 
     def __init__(self, capacity: dict[Candidate, float]) -> None:
         self._capacity = capacity

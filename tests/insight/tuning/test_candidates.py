@@ -1,4 +1,4 @@
-"""What is tried of a spec, and what a patch of it says."""
+"""Tests which candidates a spec has, and what a patch of it contains."""
 
 import pytest
 

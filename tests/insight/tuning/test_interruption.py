@@ -1,4 +1,4 @@
-"""Signals end a sweep in order, once."""
+"""Checks that signals end a sweep in order, and only once."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ def test_without_a_signal_the_code_is_the_work_s_and_errors_are_its_own() -> Non
 
 
 async def test_a_call_in_a_thread_ends_before_its_cancellation_is_told() -> None:
-    """Else what it writes could come after what puts it back."""
+    """Otherwise its write could come after the restoring write."""
     begun, release, ended = asyncio.Event(), asyncio.Event(), False
     loop = asyncio.get_running_loop()
 

@@ -66,9 +66,9 @@ async def test_a_setting_that_does_not_run_is_told_and_the_others_are_tried() ->
 @pytest.mark.parametrize(
     ("capacity", "chosen"),
     [
-        ({8: 10, 16: 10.4}, 8),  # the current one, within 5 %
+        ({8: 10, 16: 10.4}, 8),  # the current one, within 5 % of the best
         ({8: 10, 16: 12}, 16),
-        ({8: 1, 16: 10, 32: 10.2}, 16),  # the smaller of two alike
+        ({8: 1, 16: 10, 32: 10.2}, 16),  # the smaller of two similar ones
     ],
 )
 async def test_a_change_must_be_worth_it(capacity: dict[int, float], chosen: int) -> None:
