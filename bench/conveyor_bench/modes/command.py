@@ -1,4 +1,5 @@
-"""`python -m conveyor_bench modes`: the batching modes on Anyscale's requests, in virtual time and measured here.
+"""`python -m conveyor_bench modes`: compares the batching modes on Anyscale's requests, in virtual time and measured
+here.
 
 Writes `virtual.json`, `measured.json` and `index.html` into a folder, and the pictures of docs/batching.md.
 """
@@ -19,7 +20,7 @@ MEASURED_REQUESTS = 150
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point of the command `modes`. 1 if a bar is missed: `find_misses`."""
+    """Run the command `modes`. Returns 1 if a limit is missed (`find_misses`)."""
     parser = argparse.ArgumentParser(prog="python -m conveyor_bench modes", description=__doc__)
     parser.add_argument("--only", choices=SOURCES, help="one of the two sources; the other's last file stays")
     parser.add_argument("--out", type=Path, default=Path("build/modes"), help="the folder of the results")
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find_misses(name: str, told: dict[str, Any]) -> list[str]:
-    """The bars that a source misses, a line each."""
+    """Return the limits that a source misses, one line each."""
     ratios = list(told["ratios"].values())
     missed = [] if ratios == sorted(ratios) else [f"source={name} the ratio does not grow with the cap: {ratios}"]
     for cap, figures in told["modes"]["continuous"].items():

@@ -1,4 +1,5 @@
-"""How long a step takes, from its plan alone: by a roofline of device and model, or by constants of measured steps.
+"""Computes how long a step takes from its plan: with a roofline of device and model, or with constants of measured
+steps.
 
 Used by `virtual` and `measured`. Knows no scheduler and no clock.
 """
@@ -14,10 +15,10 @@ from conveyor_engine.wire.step import StepPlan
 
 
 class StepCounts(NamedTuple):
-    """What a step's time depends on."""
+    """The numbers that determine a step's time."""
 
-    tokens: int  # through the linear layers
-    logits: int  # through the output layer
+    tokens: int  # tokens in the linear layers
+    logits: int  # tokens in the output layer
     context: int  # keys read from the cache, once for each row
     pairs: float  # query and key pairs of attention
 
@@ -46,26 +47,26 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The maker's figures, and the share of each that kernels reach."""
+    """The manufacturer's figures of a device, and the share of each that kernels reach."""
 
     flops: float  # dense 16-bit matrix products a second
     bytes_per_second: float
     memory_bytes: float
     flops_share: float = 0.6
     bandwidth_share: float = 0.8
-    host_seconds: float = 0.0005  # a step's part that neither of them explains
-    memory_share: float = 0.9  # that weights and KV cache may fill
+    host_seconds: float = 0.0005  # the part of a step that neither of them explains
+    memory_share: float = 0.9  # share of the memory for weights and KV cache
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder in 16-bit numbers."""
+    """The sizes of a decoder with 16-bit weights."""
 
     layers: int
     layer_parameters: int
     head_parameters: int
     embedding_parameters: int  # read by row, so only their memory counts
-    query_size: int  # of all heads together
+    query_size: int  # all heads together
     kv_size: int
 
     @property
@@ -86,7 +87,7 @@ SHAPES = {
         layers=40,
         layer_parameters=12 * 5120**2,
         head_parameters=50272 * 5120,
-        embedding_parameters=0,  # tied to the output layer
+        embedding_parameters=0,  # shared with the output layer
         query_size=5120,
         kv_size=5120,
     ),
@@ -113,7 +114,7 @@ class Roofline:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose keys and values fit beside the weights."""
+        """Return the number of tokens whose keys and values fit into the memory that the weights leave."""
         room = self.device.memory_bytes * self.device.memory_share - self.shape.weight_bytes
         return int(room / self.shape.kv_bytes_per_token)
 
@@ -124,7 +125,7 @@ class Roofline:
         return self.device.host_seconds + self._part(linear_flops, weight_bytes) + self._part(attention_flops, kv_bytes)
 
     def flops_utilisation(self, total: StepCounts, seconds: float) -> float:
-        """The share of the device's arithmetic that steps of these counts used in that time."""
+        """Return the share of the device's arithmetic that steps with these counts used in that time."""
         return sum(self._flops(total)) / (self.device.flops * seconds)
 
     def _flops(self, counts: StepCounts) -> tuple[float, float]:
@@ -141,16 +142,16 @@ class Roofline:
 
 
 class Fitted:
-    """Constants of a machine, by least squares over steps measured there.
+    """Constants of a machine, fitted by least squares to steps measured there.
 
-    The same parts as the roofline's: linear layers by their tokens, straight between knots, where a CPU's kernels
-    change; and the cache by what is read and multiplied. No constant is negative.
+    It has the same parts as the roofline. The time of linear layers is piecewise linear in their tokens, with knots
+    where a CPU's kernels change. The time of the cache depends on what is read and multiplied. No constant is negative.
     """
 
     _KNOTS = (1, 2, 4, 8, 16, 32, 128, 512, 1024, 2048)
 
     def __init__(self, steps: Sequence[tuple[StepCounts, float]]) -> None:
-        """`steps`: counts and seconds. Errors weigh by the step's length, so that short and long ones fit alike."""
+        """steps: counts and seconds. Errors are relative to a step's length, so short and long steps count alike."""
         seconds = np.array([each for _, each in steps])
         rows = np.array([self._features(counts) for counts, _ in steps])
         self.constants = _solve_non_negative(rows / seconds[:, None] ** 0.5, seconds**0.5)
@@ -166,7 +167,7 @@ class Fitted:
 
 
 def _solve_non_negative(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares; the most negative constant is set to 0 until none is left."""
+    """Solve least squares. The most negative constant is set to 0 until none is negative."""
     constants = np.zeros(rows.shape[1])
     free = [index for index in range(rows.shape[1]) if rows[:, index].any()]
     while free:

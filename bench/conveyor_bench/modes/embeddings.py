@@ -1,7 +1,8 @@
-"""`python -m conveyor_bench embed-modes`: the modes with embeddings, by window and batch size, in virtual time.
+"""`python -m conveyor_bench embed-modes`: compares the modes for embeddings, by window and batch size, in virtual time.
 
-The product's core and scheduler under the roofline of `cost`, with Poisson arrivals at shares of what each setting can
-do. Writes `embeddings.json`, and the picture of docs/batching.md. Pure Python; a run is the same on every machine.
+Runs the product's core and scheduler with the roofline of `cost`. Requests arrive as a Poisson process, at shares of
+the capacity of each setting. Writes `embeddings.json`, and the picture of docs/batching.md. Pure Python; a run is the
+same on every machine.
 """
 
 import argparse
@@ -44,7 +45,7 @@ _PICTURE = "virtual-embeddings"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A line of the picture."""
+    """A setting, which is a line in the picture."""
 
     mode: BatchingMode
     batch_size: int
@@ -53,7 +54,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """In the words of the InferenceService."""
+        """Return the setting's name in the terms of the InferenceService."""
         if self.window_seconds is None:
             return "None" if self.mode == "none" else f"{self.mode.capitalize()} {self.batch_size}"
         window = f"{self.window_seconds:g} s" if self.window_seconds >= 1 else f"{self.window_seconds * 1000:g} ms"
@@ -71,7 +72,8 @@ SETTINGS = (
 
 
 class Device:
-    """Computes nothing: a step moves the clock by its cost, in which every token of a text attends to all of it."""
+    """Computes nothing. A step advances the clock by its cost, in which every token of a text attends to the whole
+    text."""
 
     extra_warmup_tokens = 0
     graph_sizes: Sequence[int] = ()
@@ -89,11 +91,11 @@ class Device:
         return lambda _masks: lambda: result
 
     def free_memory(self) -> None:
-        """There is none."""
+        """Do nothing: there is no memory."""
 
 
 class Served(Observed):
-    """The times of requests whose answer is a payload."""
+    """Records the times of requests whose result is a payload."""
 
     def after_step(self, core: EngineCore, outputs: Sequence[RequestOutput], began: float, ended: float) -> None:
         for output in outputs:
@@ -122,7 +124,10 @@ def draw_requests(number: int, rate: float | None) -> list[EngineRequest]:
 
 
 def run(setting: Setting, number: int, rate: float | None) -> dict[str, float]:
-    """Requests a second (those that arrive, or of all at once those that are answered); P50, P95 and P99 in ms."""
+    """Run a setting. Returns requests per second, and the P50, P95 and P99 of latency in milliseconds.
+
+    The rate is that of the arrivals, or with `rate` None, when all requests arrive at once, that of the responses.
+    """
     facts = ModelFacts(
         task="embed",
         max_model_len=TOKENS[1],
@@ -156,7 +161,7 @@ def run(setting: Setting, number: int, rate: float | None) -> dict[str, float]:
 
 
 def run_all(number: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Each setting's capacity, and its figures at shares of it."""
+    """Return each setting's capacity, and its figures at shares of the capacity."""
     told: dict[str, Any] = {}
     for setting in SETTINGS:
         capacity = run(setting, number, None)["requests_per_second"]
@@ -167,7 +172,7 @@ def run_all(number: int, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def draw(told: dict[str, Any]) -> str:
-    """P95 of each setting by the requests a second that arrive."""
+    """Draw the P95 of each setting by the arriving requests per second."""
     series = [
         Series(
             name,
@@ -188,7 +193,7 @@ def draw(told: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point of the command `embed-modes`."""
+    """Run the command `embed-modes`."""
     parser = argparse.ArgumentParser(prog="python -m conveyor_bench embed-modes", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/modes"), help="the folder of the results")
     parser.add_argument("--pictures", type=Path, help="a folder for the picture, as docs/batching/ has it")

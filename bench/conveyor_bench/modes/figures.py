@@ -28,8 +28,8 @@ class Observed:
     most_running: int = 0
     computed_tokens: int = 0
     seconds: float = 0.0
-    step_seconds: float = 0.0  # of the newest step
-    reserved_token_steps: int = 0  # room if every admitted request reserved the longest, as contiguous caches do
+    step_seconds: float = 0.0  # of the latest step
+    reserved_token_steps: int = 0  # room if every admitted request reserved the maximum length, as contiguous caches do
     stats: EngineStats = field(default_factory=EngineStats)
     _longest: int = 0
     _before: tuple[int, int] = (0, 0)

@@ -1,8 +1,8 @@
-"""The modes on this machine: the engine with a model of random weights, beside transformers' static `generate`.
+"""Measures the modes on this machine: the engine with a model of random weights, and transformers' static `generate`.
 
-Used by `command`. All systems of a cell run in slices that alternate, on one thread; each one's clock counts its own
-processor seconds, so what else the machine does falls on all of them alike and is not counted. Each cell has a process
-with models of its own, and as many run beside each other as there are processors.
+Used by `command`. All systems of a cell run in alternating slices, on one thread. Each system's clock counts only its
+own processor seconds. So other load on the machine affects all of them alike and is not counted. Each cell has a
+process with its own models. As many cells run in parallel as there are processors.
 """
 
 import os
@@ -36,13 +36,13 @@ from conveyor_engine.wire.request import EngineRequest
 
 SHAPE = "modes"
 MEMORY = Memory(kv_tokens=8192, batch_limit=32)
-STEP_TOKENS = 2048  # with a CPU's default prompts of 512 tokens are long, and hold blocks while their chunks wait
+STEP_TOKENS = 2048  # with a CPU's default, prompts of 512 tokens are long, and hold blocks while their chunks wait
 LATENCY_REQUESTS = 60
-LOADS = (0.25, 1.0)  # of the requests a second that Continuous ends with outputs up to 1,536; apart as 1 and 4
+LOADS = (0.25, 1.0)  # of Continuous's requests per second with outputs up to 1,536; as far apart as 1 and 4
 TRANSFORMERS = "transformers"
 _RESERVED = "continuous-reserved"
 _SYSTEMS = {**MODES, _RESERVED: CONTINUOUS_RESERVED}
-_FIT_CAP = 512  # whose steps give the constants that predict all caps
+_FIT_CAP = 512  # the steps with this cap give the constants that predict all caps
 _LONGEST = PROMPT_TOKENS + CAPS[-1]
 _SLICE_SECONDS = 1.0
 Steps = list[tuple[StepCounts, float]]
@@ -60,7 +60,7 @@ class Run:
     def engine(
         self, runner: GenerateRunner, mode: Mode, requests: Sequence[EngineRequest], longest: int
     ) -> Iterator[None]:
-        """Yields after each step."""
+        """Run requests in the engine. Yields after each step."""
         facts = limit_facts(runner.facts, MEMORY.limit(mode, longest), longest)
         executor = RecordingExecutor(runner, facts)
         core = EngineCore(build_config(mode, facts, len(requests), model="", device="cpu"), executor)
@@ -72,7 +72,7 @@ class Run:
         self.executor_seconds = executor.seconds
 
     def transformers(self, system: HfStatic, requests: Sequence[EngineRequest], places: int) -> Iterator[None]:
-        """Batches in order of arrival, each until its longest answer is done; yields after each forward."""
+        """Run batches in order of arrival, each until its longest answer is done. Yields after each forward pass."""
         for start in range(0, len(requests), places):
             batch, began = requests[start : start + places], self.clock.now()
             prompts = [list(request.prompt_token_ids) for request in batch]
@@ -101,7 +101,8 @@ def take_turns(runs: Sequence[tuple[ProcessorClock, Iterator[None]]]) -> None:
 
 
 def transformers_figures(answers: Sequence[Answer], seconds: float, places: int, longest_tokens: int) -> Figures:
-    """Its padding and its cache follow from the lengths: prompts are equal, and finished rows go on to the longest."""
+    """Compute the figures of transformers from the lengths. Prompts are equal, and finished rows continue to the
+    longest."""
     useful = computed = live = held = rows = 0
     for start in range(0, len(answers), places):
         lengths = [answer.tokens for answer in answers[start : start + places]]
@@ -145,19 +146,19 @@ def run_cell(
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is written once and opened by the process of each cell."""
+    """A model that is written once. The process of each cell opens it."""
 
     folder: Path
     dtype: str
 
     def open_runners(self, names: Sequence[str]) -> dict[str, GenerateRunner]:
-        """One with a cache of its own for each system, on the one thread of this process."""
+        """Open a runner with its own cache for each system, on this process's only thread."""
         torch.set_num_threads(1)
         return {name: open_runner(self.folder, self.dtype) for name in names}
 
 
 def measure(number: int, latency_number: int, pool: Executor, say: Callable[[str], None]) -> dict[str, Any]:
-    """All that is measured, by the processes of `pool`, and what the cost model says of this machine."""
+    """Measure everything in the processes of `pool`. Also returns what the cost model predicts for this machine."""
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     check_tokens({"hf-static": HfStatic})
@@ -191,7 +192,7 @@ def measure(number: int, latency_number: int, pool: Executor, say: Callable[[str
 def measure_cap(model: Model, number: int, cap: int) -> tuple[dict[str, Figures], dict[str, Run]]:
     """Measure all systems with the same requests, whose outputs have at most `cap` tokens."""
     runners, peer = model.open_runners(list(_SYSTEMS)), HfStatic(model.folder, model.dtype)
-    run_cell(runners, peer, throughput_requests(2, 4, _vocabulary()), PROMPT_TOKENS + 4)  # warms all of them
+    run_cell(runners, peer, throughput_requests(2, 4, _vocabulary()), PROMPT_TOKENS + 4)  # warms up all systems
     return run_cell(runners, peer, throughput_requests(number, cap, _vocabulary()), PROMPT_TOKENS + cap)
 
 
@@ -239,7 +240,7 @@ def measure_latency(
 def predict(
     number: int, runs: Mapping[int, Mapping[str, Run]], cells: Mapping[str, Mapping[str, Figures]]
 ) -> dict[str, Any]:
-    """Every mode's ratio to Static, measured and in virtual time with constants of this machine's steps."""
+    """Return every mode's ratio to Static, measured and in virtual time with constants of this machine's steps."""
     fitted = Fitted([step for name in MODES for step in runs[_FIT_CAP][name].steps])
     ratios: dict[str, dict[str, dict[str, float]]] = {}
     for cap in CAPS:
@@ -261,7 +262,7 @@ def predict(
 
 
 def describe_steps(runs: Mapping[int, Mapping[str, Run]]) -> dict[str, float]:
-    """Seconds of a step that decodes one request, and of the scheduler for each step."""
+    """Return the seconds of a step that decodes one request, and the scheduler's seconds for each step."""
     lone = [seconds for run in runs.values() for counts, seconds in run["none"].steps if counts.tokens == 1]
     all_runs = [run for cell in runs.values() for name, run in cell.items() if name != TRANSFORMERS]
     steps = sum(len(run.steps) for run in all_runs)

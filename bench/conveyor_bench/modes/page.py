@@ -1,4 +1,4 @@
-"""Writes what a run measured: two JSON files, one page that needs no network, and the pictures of the docs.
+"""Writes the results of a run: two JSON files, one page that needs no network, and the pictures of the docs.
 
 Used by `command`.
 """
@@ -40,7 +40,7 @@ _SHARES = ("padding_waste", "kv_waste", "kv_waste_if_reserved", "utilisation", "
 
 
 def write_results(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """`virtual.json`, `measured.json` where there is one, and `index.html`."""
+    """Write `virtual.json`, `measured.json` if there is one, and `index.html`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, told in results.items():
         (folder / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
@@ -48,13 +48,13 @@ def write_results(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> Non
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """What earlier runs have left in the folder."""
+    """Read the results that earlier runs have left in the folder."""
     files = {name: folder / f"{name}.json" for name in ("virtual", "measured")}
     return {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
 
 
 def write_pictures(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """The pictures of docs/batching.md."""
+    """Write the pictures of docs/batching.md."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, told in results.items():
         for picture, svg in draw_all(name, told).items():
@@ -62,7 +62,7 @@ def write_pictures(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def draw_all(name: str, told: Mapping[str, Any]) -> dict[str, str]:
-    """Every picture of one source, by the name of its file."""
+    """Return every picture of one source, by file name."""
     where = told["where"]
     drawn = {
         "throughput": pictures.draw_throughput(told["modes"], where),
@@ -81,7 +81,7 @@ def draw_all(name: str, told: Mapping[str, Any]) -> dict[str, str]:
 
 
 def build_page(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """One self-contained page."""
+    """Return one self-contained page."""
     body = "".join(part for name, told in results.items() for part in _sections(name, told))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Batching modes</title>'

@@ -1,4 +1,4 @@
-"""The pictures of a run: throughput, utilisation, waste, latency, the ratio, and the throughput of each batch limit.
+"""Draws the pictures of a run: throughput, utilisation, waste, latency, the ratio, and throughput by batch limit.
 
 Used by `page` and `command`. Takes the objects of the JSON files; knows no engine.
 """
@@ -17,7 +17,7 @@ NAMES = {
     "transformers": "transformers, static",
 }
 BANDS = {"Static": (0.60, 0.80), "Dynamic": (0.70, 0.85), "Continuous": (0.90, 0.99)}
-"""What guides to batching claim for the device's utilisation."""
+"""The device utilisation that guides to batching claim."""
 
 Modes = Mapping[str, Mapping[str, Mapping[str, float]]]
 _PERCENT = Axis(0.0, 1.06, "%", marks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
@@ -25,14 +25,14 @@ _SYSTEM_COLOURS = (5, 6, 7, 4)
 
 
 def draw_throughput(modes: Modes, where: str) -> str:
-    """Bars by cap."""
+    """Draw throughput as bars by cap."""
     series = _by_cap(modes, "output_tokens_per_second")
     axis = axis_for([value for one in series for (value,) in one.values], "tokens/s")
     return bars("Output tokens a second, by the longest output that is kept", where, _caps(modes), series, axis)
 
 
 def draw_utilisation(modes: Modes, where: str) -> str:
-    """The share of places that work, beside the guides' bands."""
+    """Draw the share of places that compute, with the ranges that guides claim."""
     subtitle = f"{where}: share of the batch's places that compute for an unfinished request; grey: guides' claims"
     return bars(
         "Utilisation of the batch", subtitle, _caps(modes), _by_cap(modes, "utilisation"), _PERCENT, BANDS
@@ -40,7 +40,7 @@ def draw_utilisation(modes: Modes, where: str) -> str:
 
 
 def draw_waste(modes: Modes, where: str) -> str:
-    """Padding, and unused room of the KV cache, with the longest outputs."""
+    """Draw padding and unused room of the KV cache, with the longest outputs."""
     kinds = {
         "padding_waste": "padding, of all tokens",
         "kv_waste": "KV room unused",
@@ -55,7 +55,7 @@ def draw_waste(modes: Modes, where: str) -> str:
 
 
 def draw_ratio(systems: Mapping[str, Mapping[str, Any]]) -> str:
-    """Continuous over Static by cap, a line for each system."""
+    """Draw Continuous divided by Static by cap, one line for each system."""
     series = [
         Series(name, _SYSTEM_COLOURS[number], [(float(cap), ratio) for cap, ratio in told["ratios"].items()])
         for number, (name, told) in enumerate(systems.items())
@@ -72,7 +72,7 @@ def draw_ratio(systems: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def draw_latency(latency: Mapping[str, Mapping[str, Mapping[str, float]]], kind: str, title: str, where: str) -> str:
-    """P50, P95 and P99 of each mode by rate."""
+    """Draw P50, P95 and P99 of each mode by rate."""
     rates = list(latency)
     series = [
         Series(
@@ -88,7 +88,7 @@ def draw_latency(latency: Mapping[str, Mapping[str, Mapping[str, float]]], kind:
 
 
 def draw_limits(systems: Mapping[str, Mapping[str, Any]]) -> str:
-    """Tokens a second of the device against those of one user, a point for each batch limit."""
+    """Draw tokens per second of the device against those of one user, one point for each batch limit."""
     series = [
         Series(
             name,

@@ -1,4 +1,4 @@
-"""The requests of Anyscale's article on continuous batching (2023). Used by `virtual` and `measured`."""
+"""Generates the requests of Anyscale's article on continuous batching (2023). Used by `virtual` and `measured`."""
 
 from collections.abc import Iterator
 from random import Random
@@ -11,14 +11,20 @@ MEAN_OUTPUT_TOKENS = 128
 
 
 def throughput_requests(number: int, cap: int, vocab_size: int) -> list[EngineRequest]:
-    """All at once: prompts of 512 tokens; outputs exponential with mean 128, of which those up to `cap` are kept."""
+    """Return requests that arrive at once, with prompts of 512 tokens.
+
+    The lengths of outputs are exponential with mean 128; only lengths up to `cap` are used.
+    """
     random = Random(cap)
     lengths = [_kept_output_tokens(random, cap) for _ in range(number)]
     return list(_requests(random, [PROMPT_TOKENS] * number, lengths, [0.0] * number, vocab_size))
 
 
 def latency_requests(number: int, requests_per_second: float, vocab_size: int) -> list[EngineRequest]:
-    """Poisson arrivals: prompts of 1 to 512 tokens; outputs exponential with mean 128, cut at 1,536."""
+    """Return requests with Poisson arrivals, and prompts of 1 to 512 tokens.
+
+    The lengths of outputs are exponential with mean 128, cut at 1,536.
+    """
     random = Random(number)
     prompts = [random.randint(1, PROMPT_TOKENS) for _ in range(number)]
     lengths = [min(CAPS[-1], max(1, round(random.expovariate(1 / MEAN_OUTPUT_TOKENS)))) for _ in range(number)]
@@ -28,7 +34,7 @@ def latency_requests(number: int, requests_per_second: float, vocab_size: int) -
 
 
 def output_tokens(request: EngineRequest) -> int:
-    """The length of its answer, which never ends early."""
+    """Return the length of the request's answer, which never ends early."""
     assert request.params is not None
     return request.params.max_tokens
 

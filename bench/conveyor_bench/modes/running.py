@@ -1,4 +1,4 @@
-"""Runs requests through the engine's own core against a clock, and observes what became of them.
+"""Runs requests through the engine's own core with a given clock, and observes the results.
 
 Used by `virtual`, whose executor moves a virtual clock, and by `measured`, whose clock counts processor time. The core
 and its scheduler are the product's, unchanged.
@@ -18,19 +18,19 @@ from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 
 class Clock(Protocol):
-    """Seconds that only the system under measurement spends."""
+    """Counts seconds that only the measured system spends."""
 
     def now(self) -> float:
-        """Since its start."""
+        """Return the seconds since the clock's start."""
         ...
 
     def wait_until(self, then: float) -> None:
-        """Skips the time in which the system has nothing to do."""
+        """Skip the time in which the system has nothing to do."""
         ...
 
 
 class VirtualClock:
-    """Moves when it is told to."""
+    """A clock that moves only when it is told to."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -43,9 +43,9 @@ class VirtualClock:
 
 
 class ProcessorClock:
-    """Processor seconds of this process between `resume` and `pause`: other programs of the machine take none of it.
+    """Counts processor seconds of this process between `resume` and `pause`. Other programs do not affect it.
 
-    With one thread that computes, these are the seconds of a processor that nobody shares.
+    With one computing thread, these are the seconds of a processor that is not shared.
     """
 
     def __init__(self) -> None:
@@ -66,14 +66,14 @@ class ProcessorClock:
 
 
 class VirtualExecutor:
-    """Computes nothing: a step moves the clock by its cost, and every row samples token 0."""
+    """Computes nothing. A step advances the clock by its cost, and every row samples token 0."""
 
     extra_warmup_tokens = 0
     graph_sizes: Sequence[int] = ()
 
     def __init__(self, facts: ModelFacts, cost: Cost, clock: VirtualClock) -> None:
         self.facts = facts
-        self.total = StepCounts(0, 0, 0, 0.0)  # of all steps
+        self.total = StepCounts(0, 0, 0, 0.0)  # sum over all steps
         self._cost = cost
         self._clock = clock
 
@@ -85,17 +85,17 @@ class VirtualExecutor:
         return lambda _masks: lambda: result
 
     def free_memory(self) -> None:
-        """There is none."""
+        """Do nothing: there is no memory."""
 
 
 class RecordingExecutor:
-    """Another executor with other facts, whose newest step's counts are kept."""
+    """Wraps another executor, with other facts, and keeps the counts of its latest step."""
 
     def __init__(self, executor: Executor, facts: ModelFacts) -> None:
         self._executor = executor
         self.facts = facts
         self.counts: StepCounts | None = None
-        self.seconds = 0.0  # processor time in the executor, of all steps
+        self.seconds = 0.0  # processor time of all steps in the executor
 
     @property
     def extra_warmup_tokens(self) -> int:
@@ -124,9 +124,9 @@ class RecordingExecutor:
 def run_requests(
     core: EngineCore, clock: Clock, requests: Sequence[EngineRequest], observed: Observed
 ) -> Iterator[None]:
-    """Adds each request at its arrival and steps until all have ended; yields after each step.
+    """Add each request when it arrives, and step until all have ended. Yields after each step.
 
-    Where all come at once no more will come, so the last batch does not wait for the end of its window.
+    If all requests arrive at once, no more will come, so the last batch does not wait for the end of its window.
     """
     pending = deque(sorted(requests, key=lambda request: request.arrival_time))
     observed.begin(requests, core.facts.max_model_len)

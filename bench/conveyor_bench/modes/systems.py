@@ -1,4 +1,4 @@
-"""The four modes as users would set them on a device with a given KV memory. Used by `virtual` and `measured`."""
+"""Defines the four modes as users would set them for a given KV memory. Used by `virtual` and `measured`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ class Memory:
     batch_limit: int
 
     def limit(self, mode: Mode, longest_total_tokens: int) -> int:
-        """The most requests that take part in a step."""
+        """Return the maximum number of requests in a step."""
         if mode.batching == "none":
             return 1
         reserved = max(1, self.kv_tokens // longest_total_tokens)
@@ -43,7 +43,7 @@ class Memory:
 
 
 def build_config(mode: Mode, facts: ModelFacts, num_requests: int, **settings: Any) -> EngineConfig:
-    """The engine's configuration in this mode; prompts share no prefix, so nothing is cached."""
+    """Return the engine's configuration for this mode. Prompts share no prefix, so the cache is never used."""
     return EngineConfig(
         batching_mode=mode.batching,
         padding=mode.padding,
@@ -58,5 +58,5 @@ def build_config(mode: Mode, facts: ModelFacts, num_requests: int, **settings: A
 
 
 def limit_facts(facts: ModelFacts, max_num_seqs: int, max_model_len: int) -> ModelFacts:
-    """The same model with a smaller batch limit and shorter requests."""
+    """Return the facts with a smaller batch limit and shorter requests."""
     return replace(facts, max_num_seqs=max_num_seqs, max_model_len=max_model_len)

@@ -1,4 +1,4 @@
-"""The modes in virtual time: the product's core and scheduler under a cost model, with all 1,000 requests.
+"""Runs the modes in virtual time: the product's core and scheduler with a cost model, with all 1,000 requests.
 
 Used by `command`, and by `measured` with the cost that it fits. Pure Python; a run is the same on every machine.
 """
@@ -20,7 +20,7 @@ BATCH_LIMIT = 256  # vLLM's default on these devices
 STEP_TOKENS = 8192  # the engine's default on a GPU
 REQUESTS = 1000
 LATENCY_REQUESTS = 100
-RATES = (1.0, 4.0)  # requests a second
+RATES = (1.0, 4.0)  # requests per second
 LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _VOCABULARY = 1000
 _BLOCK_SIZE = 16
@@ -30,7 +30,7 @@ Figures = dict[str, float]
 def run_mode(
     mode: Mode, cost: Cost, memory: Memory, requests: Sequence[EngineRequest], longest: int, step_tokens: int
 ) -> Figures:
-    """One mode's figures. `longest`: the tokens that a request may have, by which closed batches reserve."""
+    """Return one mode's figures. `longest`: maximum tokens of a request, which closed batches reserve."""
     facts = ModelFacts(
         task="generate",
         max_model_len=longest,
@@ -55,7 +55,7 @@ def run_mode(
 
 
 def run_throughput(cost: Cost, memory: Memory, step_tokens: int, number: int) -> dict[str, Any]:
-    """Every mode at every cap, the ratios, and what each part of a ratio gives."""
+    """Return figures for every mode at every cap, the ratios, and the factors of each ratio."""
     modes: dict[str, dict[str, Figures]] = {name: {} for name in MODES}
     policy: dict[str, Figures] = {}
     for cap in CAPS:
@@ -82,13 +82,13 @@ def compare(modes: dict[str, dict[str, Figures]], policy: dict[str, Figures]) ->
 
 
 def run_latency(cost: Cost, memory: Memory, step_tokens: int, rate: float, number: int) -> dict[str, Figures]:
-    """Every mode with Poisson arrivals."""
+    """Return figures for every mode with Poisson arrivals."""
     requests, longest = latency_requests(number, rate, _VOCABULARY), PROMPT_TOKENS + CAPS[-1]
     return {name: run_mode(mode, cost, memory, requests, longest, step_tokens) for name, mode in MODES.items()}
 
 
 def run_limits(cost: Cost, memory: Memory, step_tokens: int, number: int) -> dict[str, Figures]:
-    """Continuous at each batch limit, with outputs up to 1,536 tokens and at most eight batches of requests."""
+    """Return figures of Continuous for each batch limit, with outputs up to 1,536 tokens and at most eight batches."""
     longest = PROMPT_TOKENS + CAPS[-1]
     told = {}
     for limit in LIMITS:
@@ -99,7 +99,7 @@ def run_limits(cost: Cost, memory: Memory, step_tokens: int, number: int) -> dic
 
 
 def run_system(names: tuple[str, str], number: int, latency_number: int) -> dict[str, Any]:
-    """Everything for one device and one model."""
+    """Return all figures for one device and one model."""
     cost = Roofline(DEVICES[names[0]], SHAPES[names[1]])
     memory = Memory(cost.kv_tokens, BATCH_LIMIT)
     return {
@@ -111,7 +111,8 @@ def run_system(names: tuple[str, str], number: int, latency_number: int) -> dict
 
 
 def run_all(number: int, latency_number: int, processes: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """All devices and models; `modes`, `ratios` and `latency` on top are those of Anyscale's pair."""
+    """Return figures for all devices and models. At the top level, `modes`, `ratios` and `latency` are for Anyscale's
+    pair."""
     pairs = [(device, shape) for shape in SHAPES for device in DEVICES]
     systems = {}
     with ProcessPoolExecutor(processes) as pool:
@@ -125,7 +126,7 @@ def run_all(number: int, latency_number: int, processes: int, say: Callable[[str
 
 
 def method(number: int) -> str:
-    """What was run, in words."""
+    """Return a description of the method."""
     device = DEVICES["A100-40G"]
     return (
         f"{number} requests at once, prompts of 512 tokens, outputs exponential with mean 128 kept up to the cap, end "
