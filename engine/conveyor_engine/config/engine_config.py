@@ -248,7 +248,7 @@ class EngineConfig:
 
     @property
     def workload(self) -> Workload | None:
-        """The lengths of requests; None if they are not known."""
+        """Return the lengths of requests; None if they are not known."""
         inputs = self.workload_input_tokens
         return None if inputs is None else Workload(inputs, self.workload_output_tokens)
 

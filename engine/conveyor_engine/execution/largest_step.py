@@ -33,10 +33,9 @@ def measure_step(device: torch.device, size: str, lower: str, run: Callable[[], 
 
 
 def estimate_step(model: PreTrainedModel, num_tokens: int, num_logits: int) -> int:
-    """Estimate the bytes of a step on a CPU: float32 inputs and outputs of two of the widest layers, and float32
-    logits.
+    """Estimate the bytes of a step on a CPU.
 
-    The head is not counted as a layer.
+    Counts float32 inputs and outputs for two layers of the largest width (the head excluded), and float32 logits.
     """
     head = model.get_output_embeddings()
     linears = [m for m in model.modules() if isinstance(m, PackedLinear | nn.Linear)]

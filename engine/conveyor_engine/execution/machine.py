@@ -1,7 +1,7 @@
 """Finds the device to run on and the number type that it computes in. Called by the runners at start.
 
-torch finds no device on a node without a GPU, and also if the driver is too old or not mounted. torch's error shows
-which it is. The device files and the driver itself show whether there is a GPU.
+torch finds no device if the node has no GPU, if the driver is too old, or if it is not mounted. torch's error
+distinguishes these cases. The device files and the driver itself show whether there is a GPU.
 """
 
 import ctypes

@@ -127,7 +127,8 @@ def has_one_origin(url: str, location: str) -> bool:
 def _errors_explained(repository: str, revision: str) -> Iterator[None]:
     """Convert huggingface_hub's errors to ours.
 
-    This is the fetching process's one broad except, because huggingface_hub also raises its HTTP library's errors.
+    It catches all exceptions, because huggingface_hub also raises its HTTP library's errors. No other code of this
+    process does.
     """
     where = f"at {_shown_endpoint()}"
     try:

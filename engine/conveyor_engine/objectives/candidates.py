@@ -65,12 +65,12 @@ class Traffic:
 
     @property
     def num_rows(self) -> float:
-        """The mean number of rows of recent steps."""
+        """Return the mean number of rows of recent steps."""
         return self._rows
 
     @property
     def prompt_tokens(self) -> float:
-        """The mean number of prompt tokens of recent steps."""
+        """Return the mean number of prompt tokens of recent steps."""
         return self._prompt_tokens
 
     @property
@@ -83,7 +83,7 @@ class Traffic:
 
     @property
     def long_prompt_tokens(self) -> int:
-        """The P95 of the prompts' lengths; 1 before the first prompt."""
+        """Return the P95 of the prompts' lengths; 1 before the first prompt."""
         return sorted(self._prompts)[len(self._prompts) * 95 // 100] if self._prompts else 1
 
 

@@ -28,7 +28,7 @@ class Readings:
 
     @property
     def target_seconds(self) -> float:
-        """The time that predictions for new limits should not exceed: `factor` times the objective."""
+        """Return the time that predictions for new limits should not exceed: `factor` times the objective."""
         return self.factor * self.objective_seconds
 
     def find_ratio(self) -> float | None:

@@ -59,7 +59,7 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The template's text."""
+        """Return the template's text."""
         return self._source
 
     def compile(self) -> None:

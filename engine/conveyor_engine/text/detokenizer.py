@@ -57,12 +57,12 @@ class Detokenizer:
 
     @property
     def num_characters(self) -> int:
-        """The number of characters of the output so far."""
+        """Return the number of characters of the output so far."""
         return self._shown
 
     @property
     def stop_string(self) -> str:
-        """The stop string that was found."""
+        """Return the stop string that was found."""
         return self._matcher.found
 
     def push(self, token_ids: Sequence[int]) -> Piece:

@@ -78,7 +78,7 @@ class Grammars:
     """Compiles the grammars of a model's requests. Thread-safe."""
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """directory: the model's. The tokenizer is read when the first grammar is compiled."""
+        """directory: the model's directory. The tokenizer is read when the first grammar is compiled."""
         self._file = directory / "tokenizer.json"
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
@@ -170,7 +170,7 @@ class ThinkingFirst:
 
     @property
     def is_complete(self) -> bool:
-        """Whether only the end of the answer may follow."""
+        """Return whether only the end of the answer may follow."""
         return not self._thinks and self._answer.is_complete
 
     def build_mask(self) -> bytes:
@@ -222,10 +222,10 @@ class Answer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether only the end of the answer may follow."""
+        """Return whether only the end of the answer may follow."""
         return self._own.is_stopped() and not self._own.is_error()
 
     def build_mask(self) -> bytes:
-        """Return the tokens that may come next, one bit each; none if following exceeds its limits."""
+        """Return the tokens that may come next, one bit each; an empty mask if the grammar exceeds its limits."""
         mask = self._own.compute_bitmask()[: len(self._nothing)]
         return self._nothing if self._own.is_error() else mask

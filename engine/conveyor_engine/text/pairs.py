@@ -50,7 +50,7 @@ class PairEncoder:
 
     @property
     def _limit(self) -> int:
-        """The limit of tokens to encode of one text.
+        """Return how many tokens of one text to encode at most.
 
         With truncation it is one more than fits, so that too long a text counts as the longer one.
         """

@@ -29,7 +29,7 @@ class StopMatcher:
 
     @property
     def num_held(self) -> int:
-        """The length of the longest end of the text with which a stop string begins."""
+        """Return how many characters at the end of the text may begin a stop string."""
         return max(self._matched.values(), default=0)
 
     def feed(self, text: str) -> tuple[int, int] | None:
@@ -68,7 +68,8 @@ class _Pattern:
         self._borders = [0]
 
     def advance(self, matched: int, character: str) -> int:
-        """Return how many characters match after one more, if `matched` (at least one, but not all) matched before."""
+        """Return how many characters match after `character`, if `matched` characters (at least one, not all) matched
+        before."""
         if len(self._borders) < matched:
             self._borders.append(self._extend(self._borders[-1], self.text[matched - 1]))
         return self._extend(matched, character)

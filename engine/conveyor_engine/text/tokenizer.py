@@ -73,7 +73,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of token ids, including added tokens."""
+        """Return the number of token ids, including added tokens."""
         return self._fast.get_vocab_size()
 
     def encode(
@@ -139,12 +139,12 @@ class Tokenizer:
 
     @cached_property
     def unknown_id(self) -> int | None:
-        """The id of the token for text that is not in the vocabulary; None without one."""
+        """Return the id of the token for text that is not in the vocabulary; None without one."""
         return self._find_special_id("unk_token")
 
     @cached_property
     def padding_id(self) -> int | None:
-        """The id of the token for padding; None without one."""
+        """Return the id of the token for padding; None without one."""
         return self._find_special_id("pad_token")
 
     @cached_property
@@ -162,7 +162,7 @@ class Tokenizer:
 
     @property
     def num_pair_tokens(self) -> int:
-        """The number of special tokens that `join` adds."""
+        """Return the number of special tokens that `join` adds."""
         return int(self._fast.num_special_tokens_to_add(True))
 
     def _encode_truncated(self, text: str, truncation: Truncation, *, add_special_tokens: bool) -> list[int]:
@@ -249,7 +249,7 @@ class Tokenizer:
 
     @property
     def chat_template_source(self) -> str:
-        """The text of the model's chat template; "" if it has none."""
+        """Return the text of the model's chat template; "" if it has none."""
         return self._chat_template.source if self._chat_template else ""
 
     def decode_stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TextStream:
@@ -257,7 +257,10 @@ class Tokenizer:
         return TextStream(self._fast, prompt_token_ids[-PROMPT_TAIL_TOKENS:], skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the token's bytes, independent of its context; a special token's name; b"" for an unknown id."""
+        """Return the token's bytes without regard to its context.
+
+        Returns the name of a special token, and b"" for an unknown id.
+        """
         piece = self._fast.id_to_token(token_id)
         if piece is None:
             return b""

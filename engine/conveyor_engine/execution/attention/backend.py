@@ -68,8 +68,7 @@ class AttentionMetadata:
 
 @dataclass(slots=True)
 class LastLayer:
-    """The tokens for which the last layer computes attention, because they get logits. It stores keys and values of all
-    tokens."""
+    """The tokens that get logits. In the last layer, only these attend; keys and values are written for all tokens."""
 
     layer: int
     tokens: torch.Tensor  # int64 (R,), indices into the packed tokens

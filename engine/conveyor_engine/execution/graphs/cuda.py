@@ -76,5 +76,5 @@ def choose_capture(device: torch.device, enforce_eager: bool) -> Capture | None:
 
 
 def run_again(work: Work) -> Work:
-    """Return the work itself. Replaces a capture in rehearsals and tests without a GPU."""
+    """Return the work itself. Replaces a capture in tests and trial runs without a GPU."""
     return work

@@ -19,7 +19,10 @@ _NO_LENGTHS = np.zeros(0, dtype=np.int32)  # unknown in a graph; asking for the 
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
-    """Return the sizes, ascending. A product of up to 16 rows costs as much as one of 16; larger ones grow slowly."""
+    """Return the numbers of rows to capture, ascending.
+
+    Products of 1 to 16 rows cost about the same. For more rows the cost grows slowly.
+    """
     sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(320, max_num_seqs, 64)]
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
 

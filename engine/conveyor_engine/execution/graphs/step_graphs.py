@@ -31,7 +31,7 @@ class StepKind(Protocol):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """The sizes that are worth a graph, ascending."""
+        """Return the sizes that are worth a graph, ascending."""
         ...
 
     def size_of(self, plan: StepPlan) -> int | None:

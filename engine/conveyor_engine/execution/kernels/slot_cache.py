@@ -1,8 +1,11 @@
 """Holds the keys or the values of one layer in a paged cache, and defines how 8 bits represent them. Plain torch.
 
-8 bits (e4m3 or int8) represent a vector as fractions of its largest magnitude, which is its scale: x = number / LARGEST
-* scale, where LARGEST is the largest number of the type. The head is the first dimension of the scales, so that the
-scales of a block are adjacent.
+8 bits (e4m3 or int8) represent a vector as fractions of its largest magnitude, which is stored as its scale:
+
+    x = number / LARGEST * scale
+
+LARGEST is the largest number of the type. The head is the first dimension of the scales, so that the scales of a block
+are adjacent.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
-"""Finds out whether a model's last layer needs to compute only the sampled tokens, after writing all keys and values.
+"""Finds out whether a model's last layer may skip all tokens except the sampled ones, after it has written all keys and
+values.
 
 `runners.generate` calls it once, after `fuse`. Two conditions must hold: the last layer is one of our own, and after
-that layer the model processes each token by itself. A tiny step checks this. It runs once with all tokens and once with
-two.
+that layer the model processes each token by itself. This is checked with a tiny step, which runs once with all tokens
+and once with two.
 """
 
 import numpy as np

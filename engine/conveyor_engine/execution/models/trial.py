@@ -38,7 +38,7 @@ class Attended:
 
     @property
     def shape(self) -> LayerShape:
-        """The number and the size of the layer's heads."""
+        """Return the number and the size of the layer's heads."""
         return LayerShape(self.query.shape[1], self.key.shape[1], self.key.shape[2], self.value.shape[2])
 
 

@@ -114,7 +114,10 @@ class PackedRunner(ABC):
 
     @property
     def extra_warmup_tokens(self) -> int:
-        """The length of the longest prompt. It may exceed a step's token budget and is then a step of its own."""
+        """Return the length of the longest prompt in tokens.
+
+        It may exceed a step's token budget, and is then a step of its own.
+        """
         return self.facts.max_model_len
 
     def free_memory(self) -> None:

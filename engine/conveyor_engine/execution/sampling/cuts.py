@@ -47,10 +47,10 @@ class Cuts:
         return Choices(slice(None), _cut(weights, cumulative, top_p * cumulative[:, -1:]), token_ids)
 
     def narrow(self, weights: torch.Tensor, samples: Samples) -> Iterator[Choices]:
-        """Yield the tokens from which the entries draw, for weights (entries, vocabulary), float32.
+        """Yield groups of entries with the tokens from which they draw. weights: (entries, vocabulary), float32.
 
-        If an entry is yielded twice, the later choices apply. A row's tokens depend only on its own parameters and
-        weights, not on the rest of the batch. Waits for the device if some row's top_k is off or above CANDIDATES.
+        If an entry is in two groups, the later one counts. A row's tokens depend only on its own parameters and
+        weights, not on the rest of the batch. Waits for the device if a row's top_k is off or above CANDIDATES.
         """
         top_k, top_p = self._top_k[samples.device_rows], self._top_p[samples.device_rows]
         best, enough = _among_the_best(weights, top_k, top_p)
@@ -99,7 +99,8 @@ def _among_the_best(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 
 
 def _cut(weights: torch.Tensor, cumulative: torch.Tensor, enough: torch.Tensor) -> torch.Tensor:
-    """Return the weights, best first, set to 0 once the sum of those before them reaches `enough` (rows, 1)."""
+    """Return the weights, best first, with 0 in place of each weight whose predecessors already add up to `enough`
+    (rows, 1)."""
     return weights.masked_fill(cumulative - weights >= enough, 0.0)
 
 

@@ -142,7 +142,8 @@ class LogitBias:
         return ALWAYS
 
     def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
-        """Add the biases. A token that `RowLists` repeats gets its bias once, because all its writes are the same."""
+        """Add the biases. `RowLists` may repeat a token; its bias still counts once, because all writes to it are
+        equal."""
         entries = to_device(users, logits.device)
         rows = samples.device_rows[entries]
         where = entries[:, None], self._token_ids[rows]

@@ -50,7 +50,8 @@ class Penalties:
             self._penalize(logits, to_device(part, self._device), of_part)
 
     def _penalize(self, logits: torch.Tensor, entries: torch.Tensor, samples: Samples) -> None:
-        """Apply the penalties to some entries, with one flat list of all their tokens. `user` is each token's entry."""
+        """Apply the penalties to some entries, with one flat list of all their tokens. Token i belongs to entry
+        `user[i]`."""
         lengths = samples.device_positions
         total = int(samples.positions.sum())
         numbers = torch.arange(len(entries), device=self._device)

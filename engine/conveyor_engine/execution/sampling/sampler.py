@@ -35,7 +35,7 @@ Cut = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Te
 
 
 def peak_bytes(max_num_seqs: int, vocab_size: int, device: torch.device) -> int:
-    """Return the most memory that `Sampler.sample` can take with any parameters, in addition to its logits."""
+    """Return the maximum bytes that `Sampler.sample` needs for any parameters, in addition to its logits."""
     changed = max_num_seqs * 3 * 4 * vocab_size  # float32: a copy for processors, two more by them or the cuts
     if kernels.why_missing(device) is None:
         from conveyor_engine.execution.kernels.cut import scratch_bytes  # needs triton
@@ -116,7 +116,7 @@ class Sampler:
 
     @property
     def chooses(self) -> bool:
-        """Whether `choose` can be used. It needs the kernels for CUDA."""
+        """Return whether `choose` can be used. It needs the kernels for CUDA."""
         return self._cut is not None
 
     def refresh(self) -> None:

@@ -1,6 +1,7 @@
-"""Parses thinking before the answer, between two marks. It becomes `reasoning`. A table has each model family's marks.
+"""Parses the thinking, which is before the answer between two marks and becomes `reasoning`.
 
-A prompt may end within the thinking, because templates of models that always think write the first mark.
+A table has the marks of each model family. If a model always thinks, its template writes the first mark, so the prompt
+ends within the thinking.
 """
 
 from collections.abc import Mapping
