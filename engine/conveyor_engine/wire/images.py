@@ -23,7 +23,7 @@ class Shape(NamedTuple):
 
     @property
     def num_pixels(self) -> int:
-        """The image's cost in a step's budget."""
+        """Return the image's cost in a step's budget."""
         return self.height * self.width
 
     @property

@@ -77,9 +77,9 @@ class Add(_Message):
         )
 
     def requests(self, now: float) -> list[EngineRequest]:
-        """Return the requests that `of` got, as one party.
+        """Return the requests from which `of` made this message, as one party.
 
-        Their arrival time is `now`, as they could not run before.
+        They arrive at `now`, because they could not run before.
         """
         requests = []
         for prompt in self.prompts:

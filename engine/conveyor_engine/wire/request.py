@@ -105,12 +105,12 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def top_token_ids(self) -> list[int]:
-        """The token ids of the alternatives."""
+        """Return the token ids of the alternatives."""
         return array("I", self.packed_ids).tolist()
 
     @property
     def top_logprobs(self) -> list[float]:
-        """The log probabilities of the alternatives, in the order of `top_token_ids`."""
+        """Return the log probabilities of the alternatives, in the order of `top_token_ids`."""
         return array("f", self.packed_logprobs).tolist()
 
 
@@ -130,7 +130,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
 
     @property
     def has_failed(self) -> bool:
-        """Whether this output ends the request before its answer is complete."""
+        """Return whether this output ends the request before its answer is complete."""
         return self.finish_reason in (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
 
     def extend(self, later: "RequestOutput") -> None:

@@ -37,7 +37,8 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def batch_shape(self) -> list[int]:
-        """The shape with the batch as first dimension; -1 for sizes that vary, as in the Open Inference Protocol."""
+        """Return the shape with the batch as first dimension; -1 for sizes that vary, as in the Open Inference
+        Protocol."""
         return [-1, *(-1 if isinstance(size, str) else size for size in self.shape)]
 
 

@@ -55,7 +55,7 @@ class PredictRequest(TeiScoreFields):
 
     @property
     def is_batch(self) -> bool:
-        """Whether the response has a list of predictions for each input."""
+        """Return whether the response has a list of predictions for each input."""
         return isinstance(self.inputs, list) and isinstance(self.inputs[0], list)
 
     def read_texts(self) -> list[list[str]]:

@@ -48,7 +48,7 @@ class ExportedProgram:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that most weights have."""
+        """Return the type that most weights have."""
         kinds = [tensor.dtype for tensor in self._values.values() if tensor.is_floating_point()]
         return max(set(kinds), key=kinds.count, default=torch.float32)
 

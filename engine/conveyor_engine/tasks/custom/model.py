@@ -1,7 +1,7 @@
-"""The base class of models that are Python code, and the settings of how items are joined to a batch.
+"""Defines the base class for models written in Python, and the settings for joining items to a batch.
 
-Users write subclasses, so everything here is public. `spec.engine.modelClass` names a class in the engine's image.
-Does not import torch, so that every process can import this module.
+Users write subclasses, so everything here is public. `spec.engine.modelClass` names a class in the engine's image. Does
+not import torch, so that every process can import this module.
 """
 
 from abc import ABC, abstractmethod

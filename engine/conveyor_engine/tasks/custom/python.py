@@ -38,7 +38,7 @@ class PythonProgram:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the first floating-point weight of the object's modules; float32 if it has none."""
+        """Return the type of the first floating-point weight of the object's modules; float32 if it has none."""
         modules = (value for value in vars(self._model).values() if isinstance(value, torch.nn.Module))
         weights = (weight for module in modules for weight in module.parameters() if weight.is_floating_point())
         return next((weight.dtype for weight in weights), torch.float32)
