@@ -39,7 +39,7 @@ class FieldSelector(ApiModel):
     """One field of the pod."""
 
     field_path: Annotated[str, Field(min_length=1, max_length=253)]
-    """For example `status.podIP`."""
+    """Path of the field, for example `status.podIP`."""
     api_version: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     """Version that the path is written for; default `v1`."""
 

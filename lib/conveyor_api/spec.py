@@ -306,10 +306,10 @@ class InferenceServiceSpec(ApiModel):
     request_timeout: Annotated[Duration, between("1s", "24h")] = "10m"
     """Longest time from a request's arrival to its last byte. After it the client gets 504, or its stream ends."""
     replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Number of engines; excludes `autoscaling`. Default: 1, or the last number of an autoscaler that was removed. Set
-    it if something else scales the service through `/scale`."""
+    """Number of engines; cannot be set together with `autoscaling`. Default: 1, or the last number of an autoscaler
+    that was removed. Set it if something else scales the service through `/scale`."""
     autoscaling: Autoscaling | None = None
-    """Autoscaling on the queue; excludes `replicas`."""
+    """Autoscaling by the length of the queue; cannot be set together with `replicas`."""
     rollout: Rollout = Rollout()
     """How pods are replaced when the spec changes."""
     drain: Drain = Drain()

@@ -35,9 +35,9 @@ class Condition(_StatusModel):
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Field(min_length=1, max_length=253)]
-    """Why, as one CamelCase word: see Reasons."""
+    """Reason of the status, as one CamelCase word: see Reasons."""
     message: Message = ""
-    """Why, as a sentence."""
+    """Explanation of the status, as a sentence."""
     observed_generation: Count | None = None
     """`metadata.generation` of the spec that the condition is about."""
     last_transition_time: Time
@@ -115,7 +115,7 @@ class DerivedStatus(_StatusModel):
     value: Annotated[str, Field(max_length=64)]
     """The size."""
     reason: Message
-    """Why, as a sentence."""
+    """Explanation of the size, as a sentence."""
 
 
 class EffectiveStatus(_StatusModel):
@@ -178,7 +178,7 @@ class LastFailure(_StatusModel):
     reason: Word | None = None
     """Reason of the failure, as one CamelCase word."""
     message: Message | None = None
-    """Why, as a sentence."""
+    """Explanation of the failure, as a sentence."""
     pod_name: Word | None = None
     """Name of the pod."""
     exit_code: int | None = None

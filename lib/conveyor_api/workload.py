@@ -11,7 +11,7 @@ _Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
 
 
 class TokenLengths(ApiModel):
-    """Two percentiles of a length."""
+    """Two percentiles of a length in tokens."""
 
     rules: ClassVar = (
         Rule(
@@ -30,7 +30,7 @@ class TokenLengths(ApiModel):
 
 class Workload(ApiModel):
     """Lengths of the requests. Engines derive sizes from them when they start; `status.effective.derived` shows these.
-    Fields that set a size win."""
+    Fields that set a size take precedence."""
 
     input_tokens: TokenLengths
     """Tokens of a prompt, or of a text to embed, rank or classify."""
@@ -39,12 +39,12 @@ class Workload(ApiModel):
 
     @property
     def long_tokens(self) -> int:
-        """Tokens of a request with prompt and answer at P95."""
+        """Return the tokens of a request whose prompt and answer have their P95 lengths."""
         return self.lengths.long_tokens
 
     @property
     def lengths(self) -> workload.Workload:
-        """The same as all programs have it."""
+        """Return the lengths in the form that all programs share."""
         outputs = self.output_tokens
         return workload.Workload(
             workload.Lengths(self.input_tokens.p50, self.input_tokens.p95),
