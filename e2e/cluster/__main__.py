@@ -32,7 +32,7 @@ def up() -> None:
 
 
 def down() -> None:
-    """remove every trace of the cluster, whichever it is; fails naming what is left"""
+    """remove every trace of the cluster; if something is left, fail and name it"""
     with exclusive():
         for existing in provider.existing():
             if existing is local:

@@ -1,4 +1,4 @@
-"""Installs Conveyor's CRDs on an API server, and the operator's claim without which gateways do not become ready.
+"""Installs Conveyor's CRDs on an API server, and writes the claim that gateways need to become ready.
 
 For tests and benchmarks that run a gateway without an operator, or an operator without the chart.
 """

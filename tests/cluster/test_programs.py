@@ -91,7 +91,7 @@ def test_a_program_is_installed_before_it_runs(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with Python and no other program, nothing built, no permission to install, and a large disk."""
+    """Simulate a machine with Python and no other program, nothing built, no right to install, and a large disk."""
     monkeypatch.setattr(programs, "search_path", lambda: str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))

@@ -99,8 +99,8 @@ class Hpa:
 def play(seed: str) -> Generator[Values, int, None]:
     """Yield values: plateaus, jumps, unreadable metrics, and sometimes in-flight values at the edge of the tolerance.
 
-    It gets the present number of replicas. Its first values ask for the same number. The first decision is slow, and it
-    is not known when the controller began, so both are kept without effect until the window has passed.
+    The caller sends the present number of replicas. The first values do not change it: the first decision is slow, and
+    it is not known when the controller began. When they end, both have left the stabilization window.
     """
     random = Random(seed)
     replicas = yield (None, None)

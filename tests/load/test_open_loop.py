@@ -28,7 +28,7 @@ def usage(prompt: int, completion: int) -> Json:
 
 
 async def stream(request: web.Request) -> web.StreamResponse:
-    """Stream three tokens for each word of four, 50 ms apart, whatever the request asks for."""
+    """Stream three tokens, 50 ms apart, whatever the request asks for. The usage counts four tokens for each word."""
     body = json.loads(await request.read())
     response = web.StreamResponse(headers=EVENT_STREAM)
     await response.prepare(request)

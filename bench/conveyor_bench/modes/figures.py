@@ -81,7 +81,7 @@ class Observed:
 
 
 def _running(core: EngineCore) -> tuple[int, int]:
-    """Return the number of rows that are not done, and of admitted requests."""
+    """Return (number of rows that still compute, number of admitted requests)."""
     running = core.scheduler.running
     return sum(request.finished is None for request in running), len(running)
 

@@ -88,7 +88,7 @@ def draw_latency(latency: Mapping[str, Mapping[str, Mapping[str, float]]], kind:
 
 
 def draw_limits(systems: Mapping[str, Mapping[str, Any]]) -> str:
-    """Draw tokens per second of the device against those of one user, one point for each batch limit."""
+    """Draw the device's tokens per second against those of a single user, one point for each batch limit."""
     series = [
         Series(
             name,

@@ -102,7 +102,7 @@ def test_a_step_is_one_call_and_the_last_layer_apart_only_where_not_all_tokens_a
 
 
 def test_two_engines_over_one_model_keep_their_caches_apart(reference: Reference) -> None:
-    """Layers that were joined once use the caches of the backend that calls."""
+    """The layers are joined once for both engines, and use the caches of the backend that calls them."""
     cores = [reference.make_core(attention_backend="native") for _ in range(2)]
     cores[1].executor.model = cores[0].executor.model  # type: ignore[attr-defined]
     told: list[list[int]] = [[], []]

@@ -125,7 +125,7 @@ def test_the_newer_word_for_a_pooling_is_understood(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "auto_class"), [("qwen3", AutoModelForCausalLM), ("bert", AutoModelForMaskedLM)])
 def test_a_checkpoint_with_a_head_embeds_as_without_it(tmp_path: Path, kind: str, auto_class: Any) -> None:
-    """Save the files as Qwen3-Embedding and BERT have them."""
+    """The checkpoints of Qwen3-Embedding and BERT have such a head."""
     model = save_encoder(kind, tmp_path, auto_class)
     write_files(tmp_path, "pooling_mode_lasttoken", normalizes=True)
     expected = [embed(model.base_model, prompt, "pooling_mode_lasttoken", normalizes=True) for prompt in PROMPTS]

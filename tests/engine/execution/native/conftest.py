@@ -1,4 +1,4 @@
-"""A fixture for every instruction set of the compiled kernels that this CPU has."""
+"""Provides the fixture that runs a test with each instruction set of the compiled kernels that this CPU has."""
 
 from collections.abc import Iterator
 
