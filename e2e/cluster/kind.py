@@ -32,7 +32,7 @@ _AUTOSCALER = {
 
 @functools.cache
 def docker_answers() -> bool:
-    """Return whether the Docker daemon answers, because the client may be installed without a daemon."""
+    """Return whether the Docker daemon answers. The client may be installed without a daemon."""
     return programs.found("docker") is not None and programs.run("docker", "info", capture_output=True).returncode == 0
 
 

@@ -1,11 +1,13 @@
-"""A bucket with an S3 API, through botocore: lists a prefix and reads files. Used by `fetch`.
+"""Lists and reads the files of a prefix in a bucket with an S3 API, through botocore. Used by `fetch`.
 
-AWS_ENDPOINT_URL, AWS_REGION, AWS_CA_BUNDLE and the credentials' variables have botocore's meaning. botocore also
-assumes a role with the token of a ServiceAccount (AWS_ROLE_ARN, AWS_WEB_IDENTITY_TOKEN_FILE).
+AWS_ENDPOINT_URL, AWS_REGION, AWS_CA_BUNDLE and the variables for credentials have the same meaning as in botocore.
+botocore also assumes a role with the token of a ServiceAccount (AWS_ROLE_ARN, AWS_WEB_IDENTITY_TOKEN_FILE).
 
-The only digest that a bucket provides is the ETag: the MD5 of the bytes, or of the MD5s of the parts that were uploaded
-(docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html), unless they are encrypted with a key of KMS or the client's.
-The client requests the size of the parts. Every read requires the same ETag, so all bytes are from one version.
+The only digest that a bucket provides is the ETag. For a file that was uploaded in one piece it is the MD5 of the
+bytes. For a file in parts it is the MD5 of the parts' MD5s, so this module also requests the size of the parts. For
+files that are encrypted with a key of KMS or of the client, the ETag is no digest of the bytes
+(docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html). Every read requires the same ETag, so all bytes are from one
+version.
 """
 
 import hashlib

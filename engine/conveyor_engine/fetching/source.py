@@ -1,4 +1,4 @@
-"""The list of a model's files with expected sizes and digests, and checks of local files. Used for hubs and buckets."""
+"""Describes a model's files with their sizes and digests, and checks local copies. Used for hubs and buckets."""
 
 import hashlib
 import io

@@ -45,7 +45,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Job(msgspec.Struct, array_like=True):
-    """One body, and the facts, besides the model, against which it is validated."""
+    """One body, and the facts that are needed to validate it in addition to the model."""
 
     kind: str
     facts: ModelFacts

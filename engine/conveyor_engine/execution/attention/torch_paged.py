@@ -41,8 +41,10 @@ class TorchPaged(SlotCaches):
 
 
 def attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
-    """Compute attention of query (n, H, D), the last n of L positions, over key (L, Hkv, D), value (L, Hkv, Dv) -> (n,
-    H, Dv)."""
+    """Compute attention of one sequence -> (n, H, Dv).
+
+    query: (n, H, D), the last n of L positions. key: (L, Hkv, D). value: (L, Hkv, Dv).
+    """
     num_queries, num_heads, head_dim = query.shape
     num_keys, num_kv_heads, _ = key.shape
     group = num_heads // num_kv_heads

@@ -153,7 +153,7 @@ def _draw_from_few(
     row, collected, largest, scale, least, top_k, top_p, needed, uniform,
     VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Apply both cuts to the tokens at or above `least`, at most a slice of them, and draw one of the rest."""
+    """Apply both cuts to the tokens at or above `least`, at most a slice of them, and draw one of the kept tokens."""
     threshold = _value(least, SHIFT)
     places = tl.arange(0, SLICE)
     count = tl.zeros([], tl.int32)

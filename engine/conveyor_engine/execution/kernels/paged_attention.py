@@ -332,8 +332,7 @@ def paged_attention(
     sliding_window: int | None,
     softcap: float | None,
 ) -> None:
-    """Compute attention of the tokens query_start[0] .. query_start[-1] of query (T, H, D), and write it to out (T, H,
-    Dv).
+    """Write attention of the tokens query_start[0] .. query_start[-1] of query (T, H, D) to out (T, H, Dv).
 
     caches: keys and values, blocks * block_size slots. query_start (B + 1,), seq_lens (B,) and block_tables (B, W) are
     int32. num_queries: query_start[-1] - query_start[0], which the host knows. plan: for decodes, which have one query
