@@ -35,8 +35,9 @@ from conveyor_engine.fetching.source import (
     RemoteFile,
     RemoteModel,
     find_present,
-    is_known_form,
+    keep_known,
 )
+from conveyor_engine.model_files import PIPELINE_FOLDERS, PIPELINE_INDEX
 from conveyor_process.log import without_secrets
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -67,7 +68,7 @@ class Bucket:
     def describe(self, commit: str | None = None) -> RemoteModel:
         """List the files of the prefix. `commit` is a hash of names, sizes and ETags. Raises ModelError."""
         with self._errors_explained(), ThreadPoolExecutor(CONNECTIONS) as pool:
-            found = [entry for entry in self._list() if is_known_form(entry["Name"])]
+            found = self._list()
             if not found:
                 message = f"{self._uri}: bucket {self._bucket} at {self._endpoint} has no files there"
                 raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
@@ -93,15 +94,26 @@ class Bucket:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _list(self) -> Iterator[dict[str, Any]]:
-        """List the objects of the prefix, and of the folder that describes how a model embeds."""
-        for folder in ("", POOLING_FILE.rpartition("/")[0] + "/"):
-            prefix = f"{self._prefix}/{folder}"
-            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, Delimiter="/", MaxKeys=MAX_FILES)
-            if answer.get("IsTruncated") or len(answer.get("Contents", ())) > MAX_FILES:
-                raise failed(f"{self._uri} has more than {MAX_FILES} files and folders: it is no model's folder")
-            for entry in answer.get("Contents", ()):
-                yield entry | {"Name": entry["Key"].removeprefix(f"{self._prefix}/")}
+    def _list(self) -> list[dict[str, Any]]:
+        """List the objects of the prefix, and of the folders that the engine knows. Raises ModelError if too many."""
+        found = self._list_folder("")
+        names = {entry["Name"] for entry in found}
+        for folder in (POOLING_FILE.rpartition("/")[0], *(PIPELINE_FOLDERS if PIPELINE_INDEX in names else ())):
+            found += self._list_folder(f"{folder}/")
+            self._check_number(len(found))
+        known = keep_known(entry["Name"] for entry in found)
+        return [entry for entry in found if entry["Name"] in known]
+
+    def _list_folder(self, folder: str) -> list[dict[str, Any]]:
+        prefix = f"{self._prefix}/{folder}"
+        answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, Delimiter="/", MaxKeys=MAX_FILES)
+        entries = answer.get("Contents", ())
+        self._check_number(MAX_FILES + 1 if answer.get("IsTruncated") else len(entries))
+        return [entry | {"Name": entry["Key"].removeprefix(f"{self._prefix}/")} for entry in entries]
+
+    def _check_number(self, number: int) -> None:
+        if number > MAX_FILES:
+            raise failed(f"{self._uri} has more than {MAX_FILES} files and folders: it is no model's folder")
 
     def _describe_file(self, entry: dict[str, Any]) -> RemoteFile:
         name, size, etag = entry["Name"], entry["Size"], entry["ETag"].strip('"')

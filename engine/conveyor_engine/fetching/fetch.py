@@ -21,9 +21,17 @@ from typing import Any, NoReturn
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching.bounds import MIN_BYTES, TooSlow
 from conveyor_engine.fetching.mounted import check_model_directory
+from conveyor_engine.fetching.pipeline import choose_pipeline_files
 from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
 from conveyor_engine.fetching.uris import DEFAULT_REVISION, HubUri, parse_uri
-from conveyor_engine.model_files import EXPORTED_PROGRAM, MODEL_FILES, PROGRAM_SETTINGS, WEIGHTS_INDEX, read_object
+from conveyor_engine.model_files import (
+    EXPORTED_PROGRAM,
+    MODEL_FILES,
+    PIPELINE_INDEX,
+    PROGRAM_SETTINGS,
+    WEIGHTS_INDEX,
+    read_object,
+)
 from conveyor_protocol.failure_reasons import FailureReason
 
 MARKER = ".conveyor-complete.json"
@@ -156,7 +164,8 @@ def _fetch_files(source: Source, model: RemoteModel, partial: Path) -> list[Remo
         raise ModelError(f"{model} has none of {', '.join(MODEL_FILES)}: it is no model")
     good = {file for file in model.files if _is_good(file, partial / file.name)}
     _remove_other_files(partial, model.files, good)
-    index = [by_name[WEIGHTS_INDEX]] if WEIGHTS_INDEX in by_name else []
+    has_index = WEIGHTS_INDEX in by_name and PIPELINE_INDEX not in by_name
+    index = [by_name[WEIGHTS_INDEX]] if has_index else []
     _fetch_missing(source, model, [file for file in index if file not in good], partial)
     good.update(index)
     files = index + choose_files(model, _weights_of_index(partial) if index else None)
@@ -188,6 +197,8 @@ def _fetch_missing(source: Source, model: RemoteModel, files: list[RemoteFile], 
 def choose_files(model: RemoteModel, weights: Iterable[str] | None) -> list[RemoteFile]:
     """Return the files that the engine loads. weights: the files in the index; None: the model has no index."""
     by_name = {file.name: file for file in model.files}
+    if PIPELINE_INDEX in by_name:
+        return [by_name[name] for name in choose_pipeline_files(model.title, by_name)]
     if EXPORTED_PROGRAM in by_name and "config.json" not in by_name:
         return [by_name[name] for name in (EXPORTED_PROGRAM, PROGRAM_SETTINGS) if name in by_name]
     if weights is None:

@@ -27,8 +27,8 @@ from conveyor_engine.fetching.source import (
     RemoteFile,
     RemoteModel,
     find_present,
-    is_known_form,
     is_plain_name,
+    keep_known,
 )
 from conveyor_process.log import without_secrets
 from conveyor_protocol.failure_reasons import FailureReason
@@ -56,7 +56,9 @@ class Hub:
             info = HfApi(endpoint=_endpoint(), token=_token()).model_info(
                 repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
             )
-            known = [sibling for sibling in info.siblings or () if is_known_form(sibling.rfilename)]
+            listed = info.siblings or ()
+            names = keep_known(sibling.rfilename for sibling in listed)
+            known = [sibling for sibling in listed if sibling.rfilename in names]
             if len(known) > MAX_FILES:
                 raise failed(f"{repository} has more than {MAX_FILES} files: it is no model's repository")
             files = tuple(map(_describe_file, known))

@@ -5,14 +5,16 @@ import io
 import logging
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.model_files import PIPELINE_FOLDERS, PIPELINE_INDEX
 from conveyor_protocol.failure_reasons import FailureReason
 
-POOLING_FILE = "1_Pooling/config.json"  # used by embedding models; no other file in a subfolder is downloaded
+POOLING_FILE = "1_Pooling/config.json"  # used by embedding models
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[\w.+-]+")  # names come from the source and are not trusted
 _MAX_NAME_BYTES = 200  # file systems allow 255, and an incomplete file has a longer name
 _HASH_BLOCK_BYTES = 1 << 20
@@ -33,7 +35,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """The files to download: those at the source's root, and one file in a subfolder (POOLING_FILE) if it is there."""
+    """The files that `keep_known` keeps, of which the engine loads some."""
 
     title: str  # for messages
     commit: str  # equal commits have equal files
@@ -58,8 +60,15 @@ def is_plain_name(name: str) -> bool:
     return _PLAIN_NAME.fullmatch(name) is not None and len(name.encode()) <= _MAX_NAME_BYTES
 
 
-def is_known_form(name: str) -> bool:
-    return name == POOLING_FILE or is_plain_name(name)
+def keep_known(names: Iterable[str]) -> set[str]:
+    """Return the names at the root, and those in the folders that the engine knows.
+
+    These folders are POOLING_FILE's and, if the root has a PIPELINE_INDEX, those of the pipeline's parts.
+    """
+    listed = set(names)
+    folders = [f"{folder}/" for folder in PIPELINE_FOLDERS] if PIPELINE_INDEX in listed else []
+    parts = {name for folder in folders for name in listed if is_plain_name(name.removeprefix(folder))}
+    return {name for name in listed if name == POOLING_FILE or is_plain_name(name)} | parts
 
 
 def find_present(path: Path, file: RemoteFile) -> int:

@@ -1,0 +1,115 @@
+"""Tests `fetch` of diffusion pipelines, whose parts have a folder each, from a hub and from a bucket."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.engine.fetching.buckets import BUCKET, URI, Server
+from tests.engine.fetching.hubs import INDEX, NOWHERE, Fetch, running_hub
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.fetching import bucket
+from conveyor_engine.fetching import hub as hub_module
+from conveyor_engine.fetching.fetch import MARKER, fetch
+from conveyor_engine.fetching.source import keep_known
+from e2e.hub.server import Hub
+
+UNET = "unet/diffusion_pytorch_model.safetensors"
+WANTED = {
+    "model_index.json", "scheduler/scheduler_config.json", "text_encoder/config.json", "text_encoder/model.safetensors",
+    "tokenizer/merges.txt", "tokenizer/special_tokens_map.json", "tokenizer/tokenizer_config.json",
+    "tokenizer/vocab.json", "unet/config.json", UNET, "vae/config.json", "vae/diffusion_pytorch_model.safetensors",
+}  # fmt: skip
+UNWANTED = (
+    "README.md", "v1-5-pruned.ckpt", "v1-5-pruned.safetensors", INDEX, "feature_extractor/preprocessor_config.json",
+    "safety_checker/config.json", "safety_checker/model.safetensors", "text_encoder/model.fp16.safetensors",
+    "text_encoder/pytorch_model.bin", "text_encoder/flax_model.msgpack", "unet/diffusion_pytorch_model.bin",
+    "unet/diffusion_pytorch_model.fp16.safetensors", "unet/diffusion_pytorch_model.non_ema.safetensors",
+    "unet/model.onnx", "unet/openvino_model.xml", "unet/run.py", "unet/deeper/config.json",
+    "vae/diffusion_flax_model.msgpack", "vae/diffusion_pytorch_model.fp16.safetensors",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def pipeline(root: Path) -> Path:
+    """The repository `org/tiny`, which has the files of a published pipeline."""
+    folder = root / "org/tiny"
+    shutil.rmtree(folder)
+    for name in (*WANTED, *UNWANTED):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps({"name": name}))
+    return folder
+
+
+@pytest.fixture(params=["hub", "bucket"])
+def fetch_it(request: pytest.FixtureRequest, target: Path) -> Callable[[], None]:
+    """A function that fetches `org/tiny` from the source."""
+    if request.param == "bucket":
+        server: Server = request.getfixturevalue("server")
+        assert server.url
+        return lambda: fetch(URI, str(target))
+    hub, fetch_from = request.getfixturevalue("hub"), request.getfixturevalue("fetch_from")
+    return lambda: fetch_from(hub.url, "hf://org/tiny", target)
+
+
+def files_of(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_only_the_loaded_files_of_a_pipeline_are_fetched(
+    fetch_it: Callable[[], None], pipeline: Path, target: Path
+) -> None:
+    fetch_it()
+    assert files_of(target) == WANTED | {MARKER}
+    for name in WANTED:
+        assert (target / name).read_bytes() == (pipeline / name).read_bytes()
+    (target / UNET).write_bytes(b"short")
+    fetch_it()
+    assert (target / UNET).read_bytes() == (pipeline / UNET).read_bytes()
+
+
+def test_a_complete_pipeline_needs_no_hub(fetch_from: Fetch, hub: Hub, target: Path) -> None:
+    fetch_from(hub.url, "hf://org/tiny", target)
+    fetch_from(NOWHERE, "hf://org/tiny", target)
+
+
+def test_a_part_without_whole_weights_is_refused(fetch_from: Fetch, hub: Hub, pipeline: Path, target: Path) -> None:
+    (pipeline / UNET).unlink()
+    with pytest.raises(ModelError, match=rf"has no {UNET}, .*; unet has .*\.fp16\.safetensors") as caught:
+        fetch_from(hub.url, "hf://org/tiny", target)
+    assert caught.value.reason == "UnsupportedModel"
+
+
+def test_the_files_of_all_folders_count(
+    monkeypatch: pytest.MonkeyPatch, fetch_from: Fetch, hub: Hub, target: Path
+) -> None:
+    monkeypatch.setattr(hub_module, "MAX_FILES", 20)
+    with pytest.raises(ModelError, match="org/tiny has more than 20 files"):
+        fetch_from(hub.url, "hf://org/tiny", target)
+
+
+def test_the_files_of_all_folders_of_a_bucket_count(
+    monkeypatch: pytest.MonkeyPatch, server: Server, target: Path
+) -> None:
+    monkeypatch.setattr(bucket, "MAX_FILES", 20)
+    with pytest.raises(ModelError, match="more than 20 files"):
+        fetch(URI, str(target))
+
+
+@pytest.mark.parametrize("name", ["unet/../../evil.safetensors", "unet//evil.safetensors", "unet/..", "../unet/x.json"])
+def test_a_name_that_leads_outside_is_not_known(name: str) -> None:
+    assert keep_known(["model_index.json", UNET, name]) == {"model_index.json", UNET}
+
+
+def test_without_the_index_the_folders_are_not_read(
+    fetch_from: Fetch, server: Server, root: Path, target: Path
+) -> None:
+    server.client().delete_object(Bucket=BUCKET, Key="teams/a/tiny/model_index.json")
+    with pytest.raises(ModelError, match="it is no model"):
+        fetch(URI, str(target))
+    assert not [path for _, path, _ in server.requests if "/unet/" in path]
+    (root / "org/tiny/model_index.json").unlink()
+    with running_hub(root) as hub, pytest.raises(ModelError, match="it is no model"):
+        fetch_from(hub.url, "hf://org/tiny", target)
