@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from e2e import kube
-from e2e.clients.matrix import CLIENTS, Client, Task
+from e2e.clients.matrix import CLIENTS, PAGE_ORIGIN, Client, Task
 from e2e.clients.reports import ClientFailed
 from e2e.clients.runner import Target, run
-from e2e.demo_model import PROGRAM, demo_model_directory
+from e2e.demo_model import PAINTER, PROGRAM, SPEECH, demo_model_directory
+from e2e.deploy import install
 from e2e.gateway import service_url
 from e2e.services import CLAIM, provide_demo_model, provide_namespace, remove_demo_model, service
 
@@ -24,6 +25,12 @@ SERVICES: dict[Task, dict[str, Any]] = {
     "generate": service("clients"),
     "embed": service("embeddings", pod={"env": [{"name": "CONVEYOR_ENGINE_TASK", "value": "embed"}]}),
     "compute": service("tensors", task="Custom", model={"uri": f"pvc://{CLAIM}/{PROGRAM}"}, batching={}, kvCache={}),
+    "transcribe": service(
+        "speech", task="Transcribe", model={"uri": f"pvc://{CLAIM}/{SPEECH}"}, batching={}, kvCache={}
+    ),
+    "paint": service(
+        "pictures", task="ImageGenerate", model={"uri": f"pvc://{CLAIM}/{PAINTER}"}, batching={}, kvCache={}
+    ),
 }
 
 
@@ -31,10 +38,12 @@ SERVICES: dict[Task, dict[str, Any]] = {
 def deployed() -> Iterator[dict[Task, Target]]:
     """A service of one replica for each task, in a namespace of their own, which goes afterwards."""
     kube.require_our_cluster()
+    install(f"gateway.cors.allowedOrigins[0]={PAGE_ORIGIN}")
     namespace = f"clients-{uuid.uuid4().hex[:5]}"
     try:
         provide_namespace(namespace)
-        demo_model_directory(PROGRAM)
+        for name in (PROGRAM, SPEECH, PAINTER):
+            demo_model_directory(name)
         provide_demo_model(namespace)
         names = {task: str(body["metadata"]["name"]) for task, body in SERVICES.items()}
         for body in SERVICES.values():

@@ -12,9 +12,11 @@ from typing import Literal
 from e2e.clients import reports
 
 PROGRAMS = Path(__file__).parent / "programs"
+BROWSER = ("npm:@sparticuz/chromium@147.0.0", "npm:puppeteer-core@24.43.1")
+PAGE_ORIGIN = "http://localhost:8000"  # of the page in the browser; the gateway must allow it
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
-Task = Literal["generate", "embed", "compute"]
+Task = Literal["generate", "embed", "compute", "transcribe", "paint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,5 +185,49 @@ CLIENTS = (
         _python("kserve_python.py"),
         "Open Inference Protocol: readiness, tensors in JSON and as bytes, each row alone, errors",
         task="compute",
+    ),
+    Client(
+        "openai (Python), audio",
+        ("openai==3.54.0",),
+        _python("openai_audio.py"),
+        "transcriptions as `json`, `verbose_json`, `srt`, `vtt`, `text` and streamed, translations, errors",
+        task="transcribe",
+    ),
+    Client(
+        "litellm, audio",
+        ("litellm==1.106.2",),
+        _python("litellm_audio.py"),
+        "`transcription` as `openai/` and `hosted_vllm/`, with segments, async, errors",
+        environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        task="transcribe",
+    ),
+    Client(
+        "Chromium, audio",
+        BROWSER,
+        ("node", str(PROGRAMS / "browser_page.mjs"), "{url}", "{model}", "speech"),
+        "`examples/speech-and-pictures.html`: a file, its transcript streamed, its segments, errors",
+        task="transcribe",
+    ),
+    Client(
+        "openai (Python), images",
+        ("openai==3.54.0",),
+        _python("openai_images.py"),
+        "one picture, several, previews in a stream, errors",
+        task="paint",
+    ),
+    Client(
+        "litellm, images",
+        ("litellm==1.106.2",),
+        _python("litellm_images.py"),
+        "`image_generation`, several, async, errors",
+        environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        task="paint",
+    ),
+    Client(
+        "Chromium, images",
+        BROWSER,
+        ("node", str(PROGRAMS / "browser_page.mjs"), "{url}", "{model}", "pictures"),
+        "`examples/speech-and-pictures.html`: a prompt, its previews and its picture, errors",
+        task="paint",
     ),
 )  # fmt: skip

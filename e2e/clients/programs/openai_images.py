@@ -1,0 +1,57 @@
+"""openai for Python, with a service that generates images."""
+
+from base64 import b64decode
+
+from checks import MODEL, URL, run
+from openai import BadRequestError, NotFoundError, OpenAI
+
+client = OpenAI(base_url=URL, api_key="none", max_retries=0)
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def paint(**options: object) -> object:
+    own = {"seed": 1, "num_inference_steps": 10, **options.pop("extra_body", {})}
+    return client.images.generate(**{"model": MODEL, "prompt": "a red star", "extra_body": own, **options})
+
+
+def read(item: object) -> bytes:
+    picture = b64decode(item.b64_json)
+    assert picture.startswith(PNG)
+    return picture
+
+
+def generate() -> None:
+    answer = paint()
+    (item,) = answer.data
+    assert read(item) == read(paint().data[0]), "the same seed makes the same picture"
+    assert answer.size == paint(size=answer.size).size
+    assert answer.usage.input_tokens == answer.usage.total_tokens > 0
+
+
+def several() -> None:
+    first, second = paint(n=2).data
+    assert read(first) == read(paint().data[0])
+    assert read(second) == read(paint(extra_body={"seed": 2}).data[0])
+
+
+def previews() -> None:
+    *partial, done = paint(stream=True, partial_images=3)
+    assert [event.type for event in partial] == ["image_generation.partial_image"] * 3
+    assert [event.partial_image_index for event in partial] == [0, 1, 2]
+    assert done.type == "image_generation.completed"
+    assert len({read(event) for event in (*partial, done)}) == 4
+    assert read(done) == read(paint().data[0])
+
+
+def errors() -> None:
+    for wrong, kind in (({"model": "no-such"}, NotFoundError), ({"size": "33x32"}, BadRequestError)):
+        try:
+            paint(**wrong)
+        except kind as error:
+            named = error.param
+        else:
+            named = "nothing: it was accepted"
+        assert named in wrong, named
+
+
+run(generate, several, previews, errors)
