@@ -1,4 +1,6 @@
-"""Draws docs/pictures: the D2 files there by D2, and the peers of docs/benchmarks.md from its table.
+"""Draws docs/pictures: the D2 files there by D2, and charts from the tables of docs/.
+
+The charts are the peers of docs/benchmarks.md, and the modes of docs/image-generation.md.
 
 Called by `make pictures` with D2's program, and by `make check-generated` with `--check`, which needs none: a drawing
 carries the hash of its source.
@@ -8,13 +10,15 @@ import hashlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from conveyor_insight.svg import Series, axis_for, bars
+from conveyor_insight.svg import Axis, Series, axis_for, bars, lines
 
 _DOCS = Path(__file__).parent
 _PICTURES = _DOCS / "pictures"
 _ROW = re.compile(r"^\| ([AC]) \| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
+_PAINTED = re.compile(r"^\| (Dynamic|Continuous) \| ([\d.]+) \| ([\d.]+) \| [\d.]+ s \| ([\d.]+) s \|", re.MULTILINE)
 _LIGHT, _DARK = "0", "200"  # D2's numbers of themes
 
 
@@ -23,15 +27,16 @@ def main(arguments: list[str]) -> int:
     sources = sorted(_PICTURES.glob("*.d2"))
     if arguments == ["--check"]:
         stale = [source.with_suffix(".svg") for source in sources if not _is_drawn(source)]
-        if (_PICTURES / "peers.svg").read_text() != draw_peers():
-            stale.append(_PICTURES / "peers.svg")
+        charts = {_PICTURES / name: draw_chart() for name, draw_chart in CHARTS.items()}
+        stale += [path for path, chart in charts.items() if not path.exists() or path.read_text() != chart]
         for picture in stale:
             print(f"docs/pictures/{picture.name} is out of date: run make pictures")
         return 1 if stale else 0
     (program,) = arguments
     for source in sources:
         draw(program, source)
-    (_PICTURES / "peers.svg").write_text(draw_peers())
+    for name, draw_chart in CHARTS.items():
+        (_PICTURES / name).write_text(draw_chart())
     return 0
 
 
@@ -54,6 +59,37 @@ def draw_peers() -> str:
     axis = axis_for([value for one in series for (value,) in one.values], "tokens/s")
     subtitle = "Qwen3-0.6B's shape in bfloat16, two CPU cores; A: 32 requests at once, C: one request"
     return bars("Output tokens a second beside each peer", subtitle, groups, series, axis) + "\n"
+
+
+def draw_paint_latency() -> str:
+    """P95 of a picture against the arrival rate, for each mode, from the table."""
+    return _draw_painted("95 of 100 pictures are done within this time", "seconds from the arrival to the picture", 2)
+
+
+def draw_paint_throughput() -> str:
+    """Pictures a second against the arrival rate, for each mode, from the table."""
+    return _draw_painted("Pictures a second", "pictures that are done in a second", 1)
+
+
+def _draw_painted(title: str, subtitle: str, column: int) -> str:
+    """column: of the numbers in a row, which are the arrival rate, the rate of pictures, and P95."""
+    rows = _PAINTED.findall((_DOCS / "image-generation.md").read_text())
+    values = {
+        mode: [(float(row[1]), float(row[1 + column])) for row in rows if row[0] == mode]
+        for mode in ("Continuous", "Dynamic")
+    }
+    series = [Series(mode, colour, values[mode]) for mode, colour in (("Continuous", 3), ("Dynamic", 1))]
+    rates = sorted({rate for points in values.values() for rate, _ in points})
+    across = Axis(0.0, rates[-1] * 1.05, "pictures that arrive in a second", marks=tuple(rates))
+    axis = axis_for([value for points in values.values() for _, value in points], "")
+    return lines(title, f"{subtitle}; demo-paint on one thread of a CPU", series, across, axis) + "\n"
+
+
+CHARTS: dict[str, Callable[[], str]] = {
+    "peers.svg": draw_peers,
+    "paint-latency.svg": draw_paint_latency,
+    "paint-throughput.svg": draw_paint_throughput,
+}
 
 
 def _is_drawn(source: Path) -> bool:
