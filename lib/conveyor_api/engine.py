@@ -18,10 +18,9 @@ ToolParser = Literal[
 ]
 ReasoningParser = Literal["Auto", "None", "Think", "Mistral", "SeedOSS"]
 
-TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "Custom")
-TASKS_OF_FILES: Final[tuple[Task, ...]] = ("ImageClassify", "Transcribe")
-TASKS_WITHOUT_TOKENS: Final[tuple[Task, ...]] = (*TASKS_OF_FILES, "ImageGenerate")  # the last one has fixed lengths
-TASKS_WITHOUT_OBJECTIVES: Final[tuple[Task, ...]] = ("ImageGenerate",)
+TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify", "ImageClassify", "Custom")
+TASKS_WITHOUT_TOKENS: Final[tuple[Task, ...]] = ("ImageClassify", "Transcribe", "ImageGenerate")  # or of fixed lengths
+TASKS_WITHOUT_OBJECTIVES: Final[tuple[Task, ...]] = ("Transcribe", "ImageGenerate")
 DEFAULT_QUEUED_REQUESTS: Final = 256
 # Flags of vLLM that are set from other fields. If one were given twice, the last one would silently win.
 VLLM_FLAGS: Final = (

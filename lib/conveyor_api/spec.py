@@ -14,7 +14,6 @@ from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import Batching, KVCache
 from conveyor_api.engine import (
     DEFAULT_QUEUED_REQUESTS,
-    TASKS_OF_FILES,
     TASKS_OF_ONE_STEP,
     TASKS_WITHOUT_OBJECTIVES,
     TASKS_WITHOUT_TOKENS,
@@ -174,18 +173,17 @@ class InferenceServiceSpec(ApiModel):
             field="workload",
         ),
         Rule(
-            f"!has(self.task) || !(self.task in {list(TASKS_OF_FILES)}) || !has(self.batching)"
+            "!has(self.task) || self.task != 'ImageClassify' || !has(self.batching)"
             " || !has(self.batching.mode) || self.batching.mode != 'Continuous'",
-            "images and audio take one step, which nothing can join while it runs; remove batching.mode, or set "
-            "mode: Dynamic",
-            lambda spec: spec.task not in TASKS_OF_FILES or spec.batching.mode != "Continuous",
+            "images take one step, which nothing can join while it runs; remove batching.mode, or set mode: Dynamic",
+            lambda spec: spec.task != "ImageClassify" or spec.batching.mode != "Continuous",
             field="batching",
         ),
         Rule(
             f"!has(self.task) || !(self.task in {list(TASKS_WITHOUT_OBJECTIVES)}) || !has(self.batching)"
             " || !has(self.batching.objectives)",
-            "batching.objectives are not for task ImageGenerate, whose pictures have the steps that requests name; "
-            "remove them",
+            "batching.objectives are not for tasks Transcribe and ImageGenerate, whose requests take a number of steps "
+            "that nobody knows beforehand or that they name; remove them",
             lambda spec: spec.task not in TASKS_WITHOUT_OBJECTIVES or spec.batching.objectives is None,
             field="batching",
         ),

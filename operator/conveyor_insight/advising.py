@@ -97,7 +97,8 @@ def _choose_mode(service: InferenceService, traffic: Traffic) -> tuple[str, str]
     if service.task in TASKS_OF_ONE_STEP:
         return "Dynamic", f"Dynamic: task {service.task} takes one step, so requests share a batch and leave together."
     if service.task in TASKS_WITHOUT_TOKENS:
-        return "Continuous", "Continuous: requests join and leave between two denoising steps of the others."
+        steps = "denoising steps" if service.task == "ImageGenerate" else "tokens"
+        return "Continuous", f"Continuous: requests join and leave between two {steps} of the others."
     told = "Continuous: the model generates text, and in this mode requests join and leave at every step."
     lengths = traffic["output_tokens"]
     if lengths.number >= MIN_REQUESTS:
@@ -151,7 +152,7 @@ def _find_fitting(service: InferenceService, traffic: Traffic, mode: str) -> int
 
     They have mean length if requests' blocks grow, otherwise the longest length.
     """
-    if traffic.kv_tokens is None or service.task in TASKS_OF_ONE_STEP:
+    if traffic.kv_tokens is None or service.task in (*TASKS_OF_ONE_STEP, *TASKS_WITHOUT_TOKENS):
         return None
     prompts, outputs = traffic["prompt_tokens"], traffic["output_tokens"]
     usual, longest = prompts.mean + outputs.mean, prompts.percentile(95) + outputs.percentile(95)
@@ -181,7 +182,7 @@ def _build_tune_flags(service: InferenceService, traffic: Traffic) -> Iterator[s
     if traffic.requests < MIN_REQUESTS:
         return
     yield f"--input-tokens {_build_lengths(traffic, 'prompt_tokens')}"
-    if traffic["output_tokens"].number and service.task not in TASKS_OF_ONE_STEP:
+    if traffic["output_tokens"].number and service.task not in (*TASKS_OF_ONE_STEP, *TASKS_WITHOUT_TOKENS):
         yield f"--output-tokens {_build_lengths(traffic, 'output_tokens')}"
         ttft, itl = (max(1, round(traffic[name].percentile(95) * 1000)) for name in ("ttft", "itl"))
         yield f"--objective ttft={ttft}ms,itl={itl}ms"

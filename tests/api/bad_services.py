@@ -142,7 +142,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     bad(
         "images that join a step",
         "spec.batching",
-        "images and audio take one step, which nothing can join",
+        "images take one step, which nothing can join",
         task="ImageClassify",
         batching={"mode": "Continuous"},
     ),
@@ -154,11 +154,11 @@ BAD_SERVICES: tuple[Bad, ...] = (
         engine={"maxModelLen": 512},
     ),
     bad(
-        "speech that joins a step",
+        "objectives of speech",
         "spec.batching",
-        "images and audio take one step, which nothing can join",
+        "batching.objectives are not for tasks Transcribe and ImageGenerate",
         task="Transcribe",
-        batching={"mode": "Continuous"},
+        batching={"objectives": {"latency": "2s"}},
     ),
     bad(
         "objectives of pictures",

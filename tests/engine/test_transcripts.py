@@ -18,7 +18,8 @@ from transformers import GenerationConfig, WhisperFeatureExtractor, WhisperForCo
 
 from conveyor_engine.audio.features import load_extractor
 from conveyor_engine.errors import ConfigError, ModelError
-from conveyor_engine.execution.models import speech
+from conveyor_engine.execution.models.speech import TranscriptRules
+from conveyor_engine.execution.models.whisper import Decoder
 from conveyor_engine.execution.runners.speech import SpeechRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.transcribe.preparing import PreparedSpeech
@@ -45,11 +46,11 @@ class Speech:
         return generate(self.model, self.directory, sound, **how)
 
     def make_core(self, **changes: Any) -> EngineCore:
-        return make_core(self.directory, **({"max_num_batched_tokens": None, "batching_mode": "dynamic"} | changes))
+        return make_core(self.directory, **({"max_num_batched_tokens": None, "batching_mode": "continuous"} | changes))
 
     def transcribe(self, core: EngineCore, sounds: Sequence[npt.NDArray[np.float32]], **how: Any) -> list[Transcript]:
         """The files' transcripts. All begin at once."""
-        transcripts = [self._open(core, number, sound, **how) for number, sound in enumerate(sounds)]
+        transcripts = [self.open(core, number, sound, **how) for number, sound in enumerate(sounds)]
         by_id = {}
         for number, transcript in enumerate(transcripts):
             by_id[f"{number}"] = transcript
@@ -61,7 +62,7 @@ class Speech:
                     add(core, part)
         return transcripts
 
-    def _open(self, core: EngineCore, number: int, sound: npt.NDArray[np.float32], **how: Any) -> Transcript:
+    def open(self, core: EngineCore, number: int, sound: npt.NDArray[np.float32], **how: Any) -> Transcript:
         facts = AudioFacts.read(core.facts)
         features, num_frames = load_extractor(self.directory).extract([sound])
         language, prompt = how.get("language"), how.get("prompt", [])
@@ -71,7 +72,7 @@ class Speech:
             id=str(number), arrival_time=0.0, deadline=np.inf, level=0, ignored_fields=0, task="transcribe",
             language=language, tokens=tokens, language_at=None if language else len(tokens) - 2,
             features=features.tobytes(), num_frames=num_frames, seconds=len(sound) / RATE, response_format="json",
-            stream=False,
+            stream=False, temperature=how.get("temperature", 0.0), seed=how.get("seed"),
         )  # fmt: skip
         return Transcript(prepared, facts, self.tokenizer)
 
@@ -116,7 +117,7 @@ def expected(tiny: Speech) -> list[list[Segment]]:
     return [tiny.expect(sound) for sound in SOUNDS]
 
 
-@pytest.mark.parametrize("mode", ["none", "static", "dynamic"])
+@pytest.mark.parametrize("mode", ["none", "static", "dynamic", "continuous"])
 def test_whole_files_are_transcribed_as_by_transformers(tiny: Speech, expected: list[list[Segment]], mode: str) -> None:
     core = tiny.make_core(batching_mode=mode)
     assert isinstance(core.executor, SpeechRunner)
@@ -125,10 +126,46 @@ def test_whole_files_are_transcribed_as_by_transformers(tiny: Speech, expected: 
     assert len({token for each in expected for _, _, tokens in each for token in tokens}) > 40
 
 
-def test_windows_of_several_files_share_batches(tiny: Speech) -> None:
+def test_windows_of_several_files_share_steps(tiny: Speech) -> None:
     core = tiny.make_core(max_num_seqs=len(SOUNDS))
     transcripts = tiny.transcribe(core, SOUNDS)
-    assert core.stats().num_steps == max(each.num_windows for each in transcripts)
+    assert core.stats().num_steps < core.stats().generation_tokens / 2
+    assert core.stats().kv_cache_usage == 0.0
+    assert {each.language for each in transcripts} <= {"de", "en"}
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_windows_that_are_preempted_give_the_same(
+    tiny: Speech, expected: list[list[Segment]], backend: str, overlap: bool
+) -> None:
+    """Two windows have places in the KV cache, and not for their longest transcripts."""
+    core = tiny.make_core(
+        max_num_seqs=len(SOUNDS), num_kv_blocks=41, block_size=16, attention_backend=backend, overlap=overlap
+    )
+    assert [read(each) for each in tiny.transcribe(core, SOUNDS)] == expected
+    assert core.stats().num_preemptions > 0
+
+
+def test_tokens_are_drawn_above_temperature_0(tiny: Speech, expected: list[list[Segment]]) -> None:
+    drawn = [tiny.transcribe(tiny.make_core(), SOUNDS[:2], temperature=1.0, seed=seed) for seed in (1, 1, 2)]
+    one, again, other = [[read(transcript) for transcript in each] for each in drawn]
+    assert one == again != other
+    assert one != expected[:2]
+
+
+def test_text_of_closed_segments_comes_before_the_window_ends(tiny: Speech) -> None:
+    core = tiny.make_core()
+    transcript = tiny.open(core, 0, SOUNDS[1])
+    add(core, transcript.build_part())
+    texts = []
+    while core.has_unfinished():
+        for output in core.step(0.0):
+            if (part := transcript.follow(output)) is not None:
+                add(core, part)
+            texts.append(transcript.text)
+    assert len(set(texts)) > transcript.num_windows + 2
+    assert all(transcript.text.startswith(text) for text in texts)
 
 
 def test_language_task_and_prompt_are_those_of_transformers(tiny: Speech) -> None:
@@ -153,14 +190,15 @@ def test_a_file_that_is_shorter_than_a_window_ends_with_its_sound(tiny: Speech) 
 def test_warm_up_runs_the_largest_batch(tiny: Speech) -> None:
     core = tiny.make_core(warmup=True)
     assert core.warmup_seconds > 0
-    assert (core.facts.max_model_len, core.facts.max_num_batched_tokens) == (6, 24)
+    facts = AudioFacts.read(core.facts)
+    assert core.facts.max_model_len == facts.window_cost + facts.max_tokens
+    assert core.facts.max_num_batched_tokens == core.facts.max_num_seqs * core.facts.max_model_len
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"max_model_len": 9}, "windows of this model have a fixed length"),
-        ({"attention_backend": "torch"}, "this model runs its own"),
         ({"task": "generate"}, "the model transcribes speech .*set `task: transcribe`"),
     ],
 )
@@ -186,13 +224,13 @@ def test_files_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
         make_core(tmp_path, max_num_batched_tokens=None)
 
 
-@pytest.mark.parametrize("broken", ["move", "rules"])
+@pytest.mark.parametrize("broken", ["sound", "rules"])
 def test_the_comparison_can_fail(
     tiny: Speech, expected: list[list[Segment]], broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if broken == "move":
-        monkeypatch.setattr(speech.Cache, "move", lambda *_: None)
+    if broken == "sound":
+        monkeypatch.setattr(Decoder, "write_sound", lambda *_: None)
     else:
-        monkeypatch.setattr(speech.Transcriber, "_apply_timestamp_rules", lambda *_: None)
+        monkeypatch.setattr(TranscriptRules, "accept", lambda *_: None)
     told = tiny.transcribe(tiny.make_core(max_num_seqs=5), SOUNDS)
     assert [read(each) for each in told] != expected

@@ -35,7 +35,7 @@ def advice(service: InferenceService, traffic: Traffic) -> tuple[Advice, str]:
     return found, " ".join(found.sentences)
 
 
-@pytest.mark.parametrize("task", ["Embed", "Rerank", "Classify", "ImageClassify", "Transcribe"])
+@pytest.mark.parametrize("task", ["Embed", "Rerank", "Classify", "ImageClassify"])
 def test_tasks_of_one_step_get_dynamic(task: str) -> None:
     found, told = advice(make_service(task, batching={"mode": "Static"}), make_traffic())
     assert found.mode == "Dynamic"
@@ -52,6 +52,14 @@ def test_text_gets_continuous_and_hears_what_its_lengths_mean() -> None:
     varied["output_tokens"].counts.update({50.0: 900, 100.0: 1000})
     assert "the more they differ" in advice(make_service(), varied)[1]
     assert "must never share a step" in advice(make_service(batching={"mode": "None"}), make_traffic())[1]
+
+
+@pytest.mark.parametrize(("task", "steps"), [("Transcribe", "tokens"), ("ImageGenerate", "denoising steps")])
+def test_tasks_without_texts_that_step_get_continuous(task: str, steps: str) -> None:
+    found, told = advice(make_service(task, batching={"mode": "Static"}), make_traffic())
+    assert found.mode == "Continuous"
+    assert f"leave between two {steps} of the others" in told
+    assert found.tune_flags == advise(make_service("Embed"), make_traffic()).tune_flags
 
 
 def test_an_unknown_task_and_vllm_are_told_what_is_known() -> None:

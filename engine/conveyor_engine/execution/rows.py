@@ -1,10 +1,12 @@
 """Stores the state of each row on the device between steps: its tokens and its block table.
 
-`runners.generate` applies each plan's changes and writes the sampled tokens back, so that the inputs of the next step
-are already on the device. Knows rows, not requests.
+`runners.generate` and `runners.speech` apply each plan's changes and write the sampled tokens back, so that the inputs
+of the next step are already on the device. Knows rows, not requests.
 """
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import numpy as np
 import torch
@@ -24,6 +26,12 @@ class Rows:
         self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
         self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
         self._num_blocks = [0] * max_num_seqs
+
+    def after(self, num_blocks: int) -> Self:
+        """Return a view of these rows without the first blocks of each table. Changes are made through this object."""
+        view = copy(self)
+        view.block_tables = self.block_tables[:, num_blocks:]
+        return view
 
     def update(self, plan: StepPlan) -> None:
         """Apply the plan's changes since the last step."""

@@ -149,7 +149,7 @@ class EngineCore:
 
 
 def _is_nowhere_finite(result: StepResult) -> bool:
-    if result.payloads is not None:
+    if result.payloads is not None and not result.token_ids:
         return not any(result.payloads)
     return bool(result.token_ids) and max(map(max, result.token_ids)) < 0
 

@@ -38,10 +38,17 @@ class Outputs:
         outputs, self.pending = self.pending, []
         return outputs
 
-    def add_tokens(self, work: Work, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
-        """Add the request's tokens from this step. If there are fewer tokens than logits, drafts were wrong.
+    def add_tokens(
+        self,
+        work: Work,
+        token_ids: list[int],
+        logprobs: Sequence[TokenLogprobs] | None,
+        payload: bytes | None = None,
+    ) -> None:
+        """Add the request's tokens from this step, with a payload of its output, if there is one.
 
-        Later steps have then begun with tokens that do not exist, so their results for this request are discarded.
+        If there are fewer tokens than logits, drafts were wrong. Later steps have then begun with tokens that do not
+        exist, so their results for this request are discarded.
         """
         request, num_wrong = work.request, work.num_logits - len(token_ids)
         request.num_computed_tokens += work.num_tokens - num_wrong
@@ -51,7 +58,7 @@ class Outputs:
         if request.padded_from is not None and request.num_pending_tokens == 1:
             request.unpad()
         if token_ids and request.finished is None:
-            self._append_tokens(request, token_ids, logprobs)
+            self._append_tokens(request, token_ids, logprobs, payload)
         elif token_ids:
             self._append_dummy(request, token_ids)
 
@@ -90,7 +97,11 @@ class Outputs:
             self.finish(request, FinishReason.STOP, output=output)
 
     def _append_tokens(
-        self, request: RequestState, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None
+        self,
+        request: RequestState,
+        token_ids: list[int],
+        logprobs: Sequence[TokenLogprobs] | None,
+        payload: bytes | None,
     ) -> None:
         """Append the tokens up to the one that ends the request. Hold them back in a batch that keeps together."""
         if min(token_ids) < 0:
@@ -104,15 +115,17 @@ class Outputs:
             error = request.num_output_tokens - self.expected_output_tokens
             self.expected_output_tokens += error * _ESTIMATE_WEIGHT
         kept_logprobs = None if logprobs is None else list(logprobs[: len(token_ids)])
+        output = request.output(list(token_ids), kept_logprobs)
+        output.payload = payload
         if self._policy.keeps_together:
-            request.hold_output(token_ids, kept_logprobs)
+            request.hold_output(output)
             request.finished = reason
             if request.num_padding_tokens and request.num_output_tokens == 1:
                 request.pad()
         elif reason is None:
-            self.pending.append(request.output(token_ids, kept_logprobs))
+            self.pending.append(output)
         else:
-            self.finish(request, reason, output=request.output(token_ids, kept_logprobs))
+            self.finish(request, reason, output=output)
 
     def _fail(self, request: RequestState, *, nothing_allowed: bool) -> None:
         if nothing_allowed:

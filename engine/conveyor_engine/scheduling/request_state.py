@@ -186,9 +186,14 @@ class RequestState:
         return self.num_prompt_tokens + self.payload_cost // self.num_steps
 
     @property
+    def num_input_tokens(self) -> int:
+        """Its tokens so far, plus the cost of its payload, which takes as many places in a KV cache, before them."""
+        return len(self.token_ids) + self.payload_cost
+
+    @property
     def num_pending_tokens(self) -> int:
         """Tokens that no step has scheduled yet, plus the cost of its payload or of the remaining steps."""
-        return len(self.token_ids) + self.payload_cost + self.num_awaited_tokens - self.num_scheduled_tokens
+        return self.num_input_tokens + self.num_awaited_tokens - self.num_scheduled_tokens
 
     @property
     def is_scored(self) -> bool:
@@ -302,11 +307,9 @@ class RequestState:
             scheduled_time=self.scheduled_time,
         )
 
-    def hold_output(self, new_token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> None:
-        """Add the tokens to the answer that is held back."""
+    def hold_output(self, output: RequestOutput) -> None:
+        """Add the output to the answer that is held back."""
         if self.held_output is None:
-            self.held_output = self.output(list(new_token_ids), logprobs)
-            return
-        self.held_output.new_token_ids += new_token_ids
-        if logprobs is not None and self.held_output.logprobs is not None:
-            self.held_output.logprobs += logprobs
+            self.held_output = output
+        else:
+            self.held_output.extend(output)

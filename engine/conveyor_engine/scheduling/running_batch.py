@@ -129,7 +129,7 @@ class RunningBatch:
 
         Used after a failed step, so a row and a block are free.
         """
-        allocated = self._tables.allocate(request, len(request.token_ids), 0)
+        allocated = self._tables.allocate(request, request.num_input_tokens, 0)
         assert allocated
         try:
             step = self.new_step()
@@ -286,8 +286,8 @@ class RunningBatch:
         return self._tables.count_blocks(self._count_reserved_tokens(request))
 
     def _count_reserved_tokens(self, request: RequestState) -> int:
-        num_tokens = len(request.token_ids)
-        return num_tokens if self._policy.joins else max(num_tokens, request.expected_total_tokens)
+        expected = 0 if self._policy.joins else request.expected_total_tokens + request.payload_cost
+        return max(request.num_input_tokens, expected)
 
     def _spare_blocks(self) -> int:
         return self._watermark_blocks if any(request.row >= 0 for request in self.requests) else 0

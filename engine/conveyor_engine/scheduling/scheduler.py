@@ -61,8 +61,9 @@ class Scheduler:
         self._limits = limits or Limits.declared(facts)
         self._policy = build_policy(config, self._limits, packs=self._task.packs, one_step_cost=one_step_cost)
         self._max_num_queued = config.max_num_queued_requests
-        # Padded rows cannot share prefixes, and a task without a KV cache has none.
-        self._prefix_caching = config.prefix_caching and not self._policy.pads and facts.num_kv_blocks > 0
+        # Padded rows cannot share prefixes. A task without a KV cache has none, and neither has one of whole prompts.
+        has_prefixes = facts.num_kv_blocks > 0 and not self._task.whole_prompts and not self._policy.pads
+        self._prefix_caching = config.prefix_caching and has_prefixes
         self._counters = Counters()
         self._carried = Carried(facts.max_num_seqs, facts.num_held)
         shares = Shares(config.class_shares, facts.max_num_seqs, facts.num_kv_blocks)

@@ -76,9 +76,10 @@ class TokenBudget:
     def _whole_chunk(self, step: Step, request: RequestState) -> int:
         """Return the length of the whole prompt, or the cost of the payload's next step; 0 if it must wait.
 
-        A prompt longer than the budget gets a separate step.
-        """
+        A prompt longer than the budget gets a separate step."""
         num_tokens = min(request.num_pending_tokens, request.step_cost)
+        if num_tokens == 1 and request.num_scheduled_tokens and request.sampling is not None:  # a decode
+            return int(step.num_tokens < self._max_tokens)
         padded_cost = (len(step.prefills) + len(step.decodes) + 1) * max(step.largest_tokens, num_tokens)
         fits = num_tokens <= self._room(step) if self._packs else padded_cost <= self._max_tokens
         return num_tokens if fits or not step.num_tokens else 0

@@ -166,7 +166,8 @@ class EngineClient:
         sent when there is room again. So a long list takes turns with other requests, and never fills the engine's
         queue. After the timeout all requests end with DEADLINE in any case. Raises Unavailable or Overloaded.
 
-        follow: called with the last output of each request. It may return a part, which takes the place of the request.
+        follow: called with each output before it is read. With a request's last one, it may return a part, which takes
+        the place of the request.
         """
         num_tokens_of = {name: number for part in parts for name, number in part.num_tokens_of.items()}
         first = _fitting(parts, 0, self._num_at_engine_max)
@@ -182,15 +183,12 @@ class EngineClient:
         self._send_parts(generation)
         return generation
 
-    def _follow(self, generation: Generation, output: RequestOutput) -> None:
+    def _continue(self, generation: Generation, request_id: str, part: Part) -> None:
         """Add the part that continues the request, before the request releases its place."""
-        part = generation.follow(output)
-        if part is None:
-            return
         self._held.add(part.num_tokens_of)
         for request_id in part.num_tokens_of:
             self._generations[request_id] = generation
-        self.places.join(output.request_id, part.num_tokens_of)
+        self.places.join(request_id, part.num_tokens_of)
         generation.add_part(part)
 
     def _send_parts(self, generation: Generation) -> None:
@@ -296,9 +294,11 @@ class EngineClient:
             generation = self._generations.get(output.request_id)
             if generation is None:
                 continue  # aborted here, before the engine knew
+            part = generation.follow(output)
             generation.put(output)
             if output.finish_reason is not None:
-                self._follow(generation, output)
+                if part is not None:
+                    self._continue(generation, output.request_id, part)
                 self._close(output.request_id)
                 self._send_parts(generation)
         limit = step.stats.max_running

@@ -1,7 +1,7 @@
-"""Messages of the task for speech: the payload and the result of a window, and the facts of a model.
+"""Messages of the task for speech: the payload and the first result of a window, and the facts of a model.
 
-A window is a part of a file, as long as the model's encoder reads at once. It is one engine request. The payload has
-its features: float32 numbers (frames, mels), at most as many frames as a window has.
+A window is a part of a file, as long as the model's encoder reads at once. It is one engine request: its prompt is the
+tokens with which the transcript begins, and its payload has the features of its sound.
 """
 
 from typing import Literal, Self
@@ -20,6 +20,7 @@ class AudioFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     window_seconds: int
     window_frames: int
     frames_per_position: int  # of the encoder; a timestamp counts positions
+    window_cost: int  # places in the KV cache for a window's sound: one for each position, in whole blocks
     languages: dict[str, int]  # the token of each language, by its code; empty: the model knows one language only
     tasks: dict[SpeechTask, int]  # the token of each task; empty for a model of one language
     start: int  # begins every transcript
@@ -27,6 +28,11 @@ class AudioFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     end: int
     first_timestamp: int  # the token for 0 s; all from here on are timestamps
     max_tokens: int  # of prompt and transcript of a window together
+
+    @property
+    def num_positions(self) -> int:
+        """Positions of the encoder in a window."""
+        return self.window_frames // self.frames_per_position
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -38,7 +44,7 @@ class AudioFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return self.window_frames // self.window_seconds
 
     def encode(self) -> bytes:
-        """The `of_task` of the model's facts."""
+        """Return the `of_task` of the model's facts."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
@@ -49,11 +55,8 @@ class AudioFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Window(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The payload of a request."""
 
-    tokens: list[int]  # that the decoder begins with: an earlier text, `start`, the language and the task
-    features: bytes
-    language_at: int | None = None  # where in `tokens` the language belongs that the model finds; None: it is there
-    max_new_tokens: int | None = None  # None: as many as the model has room for
-    never_ends: bool = False  # for warm-up and measurements: the transcript has `max_new_tokens` whatever they are
+    features: bytes  # float32 (frames, mels), at most as many frames as a window has; the rest is silence
+    language_at: int | None = None  # where in the prompt the language belongs that the model finds; None: it is there
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -64,12 +67,10 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return msgspec.msgpack.decode(payload, type=cls)
 
 
-class WindowResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The payload of a result."""
+class WindowStart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What the model found in the window's sound. The payload of the request's first output."""
 
-    tokens: list[int]  # without those of the request, and without the end
-    language: int | None  # the token of the language that was found; None: the request had it
-    avg_logprob: float  # of the tokens and the end
+    language: int | None  # the token of the language that was found; None: the prompt had it
     no_speech_prob: float  # 0..1
 
     def encode(self) -> bytes:

@@ -140,7 +140,8 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
             self.logprobs = [*(self.logprobs or ()), *later.logprobs]
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = [*(self.prompt_logprobs or ()), *later.prompt_logprobs]
-        self.finish_reason, self.message, self.payload = later.finish_reason, later.message, later.payload
+        self.finish_reason, self.message = later.finish_reason, later.message
+        self.payload = self.payload if later.payload is None else later.payload
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
         self.num_preemptions, self.scheduled_time = later.num_preemptions, later.scheduled_time
 

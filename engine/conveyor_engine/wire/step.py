@@ -87,6 +87,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     A row gets 0 to `num_logits` tokens, and before them the log probabilities of prompt tokens. Token -1 means that the
     logits were not finite, and `NOTHING_ALLOWED` that the parameters forbid all tokens. If the task takes one step, the
     row gets a payload instead of tokens, which the task reads. An empty payload means a result that was not finite.
+    A task with tokens may add payloads, one for each row of the plan, and an empty one for a row without.
     """
 
     number: int

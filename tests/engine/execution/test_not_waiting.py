@@ -30,11 +30,14 @@ from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import sample
 from conveyor_engine.execution.models import speech
 from conveyor_engine.execution.models.sentence_files import PoolingMode
-from conveyor_engine.execution.models.speech import Rules, Transcriber
+from conveyor_engine.execution.models.speech import Tokens, TranscriptRules
+from conveyor_engine.execution.models.whisper import Decoder
 from conveyor_engine.execution.pooling import pool
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.runners import dual
+from conveyor_engine.execution.runners import speech as speech_runner
 from conveyor_engine.execution.runners.image import ImageClassifyRunner
+from conveyor_engine.execution.runners.speech import SpeechRunner
 from conveyor_engine.execution.sampling import (
     logit_processors,
     logprobs,
@@ -44,7 +47,7 @@ from conveyor_engine.execution.sampling import (
     sampler,
 )
 from conveyor_engine.execution.sampling.sampler import Sampler
-from conveyor_engine.wire.audio import AudioFacts, Window, WindowResult
+from conveyor_engine.wire.audio import AudioFacts, Window
 from conveyor_engine.wire.request import SamplingParams
 from conveyor_engine.wire.step import AdmittedRow, RowSampling, StepPlan
 
@@ -63,7 +66,8 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, device=device)
 
     monkeypatch.setattr(row_values, "copy_into", lambda *_: None)
-    for module in (batch, pooling, rows, logit_processors, logprobs, penalties, processor, row_values, sampler):
+    of_sampling = (logit_processors, logprobs, penalties, processor, row_values, sampler)
+    for module in (batch, pooling, rows, speech, speech_runner, *of_sampling):
         monkeypatch.setattr(module, "to_device", to_device)
     monkeypatch.setattr(type(sample._choose), "run", lambda *_, **__: None)
     with FakeTensorMode(), torch.inference_mode():
@@ -195,26 +199,28 @@ def test_images_and_texts_are_embedded_without_waiting(kind: str, monkeypatch: p
 
 
 def test_tokens_of_speech_are_chosen_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run up to the check whether rows have ended, which comes every few tokens."""
-    monkeypatch.setattr(
-        speech, "to_device", lambda array, device: torch.empty(array.shape, dtype=torch.int64, device=CUDA)
-    )
-    collected: list[int] = []
-    monkeypatch.setattr(speech._Batch, "collect", lambda batch, *_: collected.append(batch._step))
-    model = pretend(build_speech_model)
+    """Two windows begin, one of which asks for its language, while another one goes on."""
     facts = AudioFacts(
-        num_mels=80, window_seconds=6, window_frames=600, frames_per_position=2, languages={"en": 300}, tasks={},
-        start=299, previous=None, end=298, first_timestamp=310, max_tokens=64,
+        num_mels=80, window_seconds=6, window_frames=600, frames_per_position=2, window_cost=304,
+        languages={"en": 300}, tasks={}, start=299, previous=None, end=298, first_timestamp=310, max_tokens=64,
     )  # fmt: skip
-    with unset_fake_temporarily():
-        transcriber = Transcriber(model, facts, Rules((301,), (298,), 309, 50), torch.device("cpu"))
-    for name in ("_always", "_first", "_languages"):
-        setattr(transcriber, name, torch.empty(getattr(transcriber, name).shape, device=CUDA))
-    transcriber._device = CUDA
-    encoded = model.model.encoder(torch.empty((2, 80, 600), device=CUDA)).last_hidden_state
-    windows = [
-        Window(tokens=[299, 0], features=b"", language_at=1, max_new_tokens=8),
-        Window(tokens=[5, 299, 300], features=b"", max_new_tokens=6),
+    runner = object.__new__(SpeechRunner)
+    runner.model, runner.device, runner._dtype = pretend(build_speech_model), CUDA, torch.float32
+    runner._block_size = 16
+    runner._of_task, runner._backend = facts, TorchPaged()
+    runner._decoder = Decoder(runner.model, runner._backend)
+    runner._backend.allocate(runner._decoder.shapes, 80, 16, torch.float32, CUDA)
+    runner._rows = Rows(4, 304 + 64, 16, CUDA)
+    runner._text_rows, size = runner._rows.after(304 // 16), int(runner.model.config.vocab_size)
+    runner._languages = torch.empty(1, dtype=torch.int64, device=CUDA)
+    runner._rules = TranscriptRules(Tokens((301,), (298,), 309, 50), facts, size, runner._rows.token_ids)
+    runner._sampler = Sampler(4, size, CUDA, runner._rows.token_ids)
+    windows = [([299, 299], Window(features=b"", language_at=1)), ([5, 299, 300], Window(features=b""))]
+    sampling = RowSampling(SamplingParams(), 5)
+    admitted = [
+        AdmittedRow.of(row, tokens, list(range(row * 20, row * 20 + 20)), sampling, window.encode())
+        for row, (tokens, window) in enumerate(windows)
     ]
-    results: list[WindowResult] = transcriber.transcribe(encoded, windows)
-    assert (results, collected) == (None, [8])
+    plan = StepPlan(0, admitted, [], [2, 0, 1], [310, 0, 0], [1, 306, 307], [1, 1, 1], 1)
+    monkeypatch.setattr(speech_runner, "HostCopy", lambda *_: None)
+    assert callable(runner.begin(plan)(()))

@@ -1,97 +1,117 @@
-"""Whisper's encoder and decoder on rows of a batch, with a cache whose size does not change. Used by `speech`.
+"""Whisper's decoder over the paged KV caches, for the packed tokens of a step. Used by `runners.speech`.
 
-The encoder is transformers' own. The decoder runs transformers' weights in our loop: its caches are allocated once for
-a batch, rows have positions of their own, and rows that have ended leave the batch.
+A row of the caches begins with its window's sound: for each position of the encoder, the keys and values of every
+layer's cross-attention. The row's own tokens follow from the next whole block on, with those of self-attention. So a
+layer needs one cache, and blocks are counted as those of a text with a long prompt.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch import nn
+
+from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec, LayerShape
+from conveyor_engine.execution.models.linear import Linear, build_linear
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer of transformers, with its products stacked."""
+
+    own: AttentionSpec  # of both attentions
+    before_own: nn.Module
+    own_qkv: Linear
+    own_out: Linear
+    before_sound: nn.Module
+    sound_q: Linear
+    sound_kv: Linear
+    sound_out: Linear
+    before_mlp: nn.Module
+    up: Linear
+    activation: Any
+    down: Linear
 
 
 class Decoder:
     """The decoder of one model."""
 
-    def __init__(self, model: Any) -> None:
-        """`model`: transformers' WhisperForConditionalGeneration."""
-        self._decoder, self._head = model.model.decoder, model.proj_out
-        self._layers = list(self._decoder.layers)
-        config = model.config
-        self.num_layers, self.num_heads = len(self._layers), int(config.decoder_attention_heads)
-        self.head_size = int(config.d_model) // self.num_heads
-        self._scale = self.head_size**-0.5
+    def __init__(self, model: Any, backend: AttentionBackend) -> None:
+        """Takes the layers out of `model`, transformers' WhisperForConditionalGeneration, so weights exist once."""
+        config, decoder = model.config, model.model.decoder
+        self._backend = backend
+        self._num_heads = int(config.decoder_attention_heads)
+        self._head_size = int(config.d_model) // self._num_heads
         self._embed_scale = float(config.d_model) ** 0.5 if config.scale_embedding else 1.0
+        self._embed_tokens, self._positions = decoder.embed_tokens, decoder.embed_positions.weight
+        self._layer_norm, self._head = decoder.layer_norm, model.proj_out
+        self._layers: list[_Layer] = []
+        for number in range(len(decoder.layers)):
+            self._layers.append(_stack(decoder.layers[number], number, self._head_size**-0.5))
+            decoder.layers[number] = nn.Identity()
 
-    def split(self, states: torch.Tensor) -> torch.Tensor:
-        """(rows, length, hidden) -> (rows, heads, length, size of a head)."""
-        return self._divide(states).transpose(1, 2)
+    @property
+    def shapes(self) -> list[LayerShape]:
+        """The geometry of each layer's attention."""
+        return [LayerShape(self._num_heads, self._num_heads, self._head_size, self._head_size)] * len(self._layers)
 
-    def _divide(self, states: torch.Tensor) -> torch.Tensor:
-        return states.view(*states.shape[:-1], self.num_heads, self.head_size)
+    def write_sound(self, encoded: torch.Tensor, metadata: AttentionMetadata) -> None:
+        """Write the keys and values of the encoder's output (T, hidden) to the places of `metadata`."""
+        for layer in self._layers:
+            keys, values = self._split(layer.sound_kv(encoded)).chunk(2, dim=1)
+            self._backend.write_kv(layer.own.layer, keys, values, metadata)
 
-    def read_sound(self, encoded: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return each layer's keys and values of the encoder's output (rows, positions, hidden)."""
-        attentions = [layer.encoder_attn for layer in self._layers]
-        return [
-            (self.split(each.k_proj(encoded)).contiguous(), self.split(each.v_proj(encoded)).contiguous())
-            for each in attentions
-        ]
-
-    def run(self, tokens: torch.Tensor, positions: torch.Tensor, cache: "Cache", length: int) -> torch.Tensor:
-        """Compute tokens (rows, n) at positions (rows, n), which all are below `length`. Return (rows, n, hidden).
-
-        Writes keys and values into the first rows of the cache. A token sees positions up to its own.
-        """
-        rows = len(tokens)
-        hidden = self._decoder.embed_tokens(tokens) * self._embed_scale
-        hidden = hidden + self._decoder.embed_positions.weight[positions].to(hidden.dtype)
-        mask = (torch.arange(length, device=tokens.device) <= positions[:, :, None])[:, None]
-        places = torch.arange(rows, device=tokens.device)[:, None], positions
-        for number, layer in enumerate(self._layers):
-            keys, values = cache.keys[number], cache.values[number]
-            normed, attention = layer.self_attn_layer_norm(hidden), layer.self_attn
-            keys[places] = self._divide(attention.k_proj(normed))
-            values[places] = self._divide(attention.v_proj(normed))
-            own_keys, own_values = (part[:rows, :length].transpose(1, 2) for part in (keys, values))
-            hidden = hidden + self._attend(attention, normed, own_keys, own_values, mask)
-            of_sound = cache.sound[number]
-            normed, attention = layer.encoder_attn_layer_norm(hidden), layer.encoder_attn
-            hidden = hidden + self._attend(attention, normed, of_sound[0][:rows], of_sound[1][:rows], None)
-            hidden = hidden + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(hidden))))
-        normed_states: torch.Tensor = self._decoder.layer_norm(hidden)
-        return normed_states
-
-    def _attend(
-        self, attention: Any, hidden: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    def run(
+        self, tokens: torch.Tensor, positions: torch.Tensor, own: AttentionMetadata, sound: AttentionMetadata
     ) -> torch.Tensor:
-        queries = self.split(attention.q_proj(hidden))
-        mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self._scale)
-        projected: torch.Tensor = attention.out_proj(mixed.transpose(1, 2).flatten(2))
-        return projected
+        """Compute tokens (T,) at positions (T,) of their transcripts. Return (T, hidden).
+
+        own: the tokens' places after the sound. sound: each token as a row of one query, over all positions of its
+        window.
+        """
+        hidden = self._embed_tokens(tokens) * self._embed_scale
+        hidden = hidden + self._positions[positions].to(hidden.dtype)
+        for layer in self._layers:
+            queries, keys, values = self._split(layer.own_qkv(layer.before_own(hidden))).chunk(3, dim=1)
+            self._backend.write_kv(layer.own.layer, keys, values, own)
+            hidden = hidden + layer.own_out(self._backend.attend(layer.own, queries, own).flatten(1))
+            queries = self._split(layer.sound_q(layer.before_sound(hidden)))
+            hidden = hidden + layer.sound_out(self._backend.attend(layer.own, queries, sound).flatten(1))
+            hidden = hidden + layer.down(layer.activation(layer.up(layer.before_mlp(hidden))))
+        normed: torch.Tensor = self._layer_norm(hidden)
+        return normed
+
+    def _split(self, states: torch.Tensor) -> torch.Tensor:
+        """(T, n x hidden) -> (T, n x heads, size of a head)."""
+        return states.view(len(states), -1, self._head_size)
 
     def score(self, hidden: torch.Tensor) -> torch.Tensor:
-        """-> float32 logits (rows, vocabulary)."""
+        """-> float32 logits (T, vocabulary)."""
         logits: torch.Tensor = self._head(hidden)
         return logits.float()
 
 
-class Cache:
-    """Keys and values of the rows of one batch."""
+def _stack(layer: Any, number: int, scaling: float) -> _Layer:
+    own, sound = layer.self_attn, layer.encoder_attn
+    for attention in (own, sound):
+        _add_bias(attention.k_proj)
+    return _Layer(
+        own=AttentionSpec(number, scaling, sliding_window=None, softcap=None),
+        before_own=layer.self_attn_layer_norm,
+        own_qkv=build_linear([own.q_proj, own.k_proj, own.v_proj]),
+        own_out=build_linear([own.out_proj]),
+        before_sound=layer.encoder_attn_layer_norm,
+        sound_q=build_linear([sound.q_proj]),
+        sound_kv=build_linear([sound.k_proj, sound.v_proj]),
+        sound_out=build_linear([sound.out_proj]),
+        before_mlp=layer.final_layer_norm,
+        up=build_linear([layer.fc1]),
+        activation=layer.activation_fn,
+        down=build_linear([layer.fc2]),
+    )
 
-    def __init__(
-        self, decoder: Decoder, rows: int, length: int, sound: list[tuple[torch.Tensor, torch.Tensor]]
-    ) -> None:
-        """`length`: positions of each row. `sound`: each layer's keys and values of the encoder's output."""
-        shape = (decoder.num_layers, rows, length, decoder.num_heads, decoder.head_size)
-        like = sound[0][0]
-        self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        self.values = torch.zeros_like(self.keys)
-        self.sound, self.length = sound, length
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Give a row the place of another one, which has ended. `length`: the positions that the row has."""
-        for part in (self.keys, self.values):
-            part[:, target, :length] = part[:, source, :length]
-        for keys, values in self.sound:
-            keys[target], values[target] = keys[source], values[source]
+def _add_bias(linear: nn.Linear) -> None:
+    """Give Whisper's products of keys, which have no bias, one of zeros, so that they stack with the others."""
+    if linear.bias is None:
+        linear.bias = nn.Parameter(linear.weight.new_zeros(linear.out_features), requires_grad=False)

@@ -1,30 +1,55 @@
-"""Runs plans of a model that transcribes speech: features of windows -> the encoder -> tokens, step by step.
+"""Runs plans of a model that transcribes speech: a window's features -> the encoder -> its transcript, token by token.
 
-Built once by `build`, in place of `generate`: it too is the `loop.executor` of one device. It keeps nothing between
-steps: a step computes the whole transcripts of its windows. Workers have made the features.
+Built once by `build`, in place of `generate`: it too is the `loop.executor` of one device. The sound of a window is the
+first part of its row in the KV cache (`models.whisper`), so plans count it as tokens: a row that begins computes its
+sound and its prompt in one step. Workers have made the features.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from conveyor_engine.audio.features import load_extractor
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ModelError
-from conveyor_engine.execution.largest_step import measure_step
+from conveyor_engine.execution.attention.backend import AttentionMetadata
+from conveyor_engine.execution.attention.select import select_backend
+from conveyor_engine.execution.batch import Batch, build_batch, lay_out
+from conveyor_engine.execution.largest_step import estimate_step
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.kinds import SPEECH
-from conveyor_engine.execution.models.speech import Rules, Transcriber
+from conveyor_engine.execution.models.speech import Tokens, TranscriptRules
+from conveyor_engine.execution.models.whisper import Decoder
 from conveyor_engine.execution.placement import Placement, free_cached_memory
+from conveyor_engine.execution.rows import Rows
+from conveyor_engine.execution.sampling.sampler import Sampler, peak_bytes
 from conveyor_engine.execution.start import Progress, Start
-from conveyor_engine.wire.audio import AudioFacts, SpeechTask, Window, WindowResult
+from conveyor_engine.execution.transfer import HostCopy, to_device
+from conveyor_engine.wire.audio import AudioFacts, SpeechTask, Window, WindowStart
+from conveyor_engine.wire.request import TokenLogprobs
 from conveyor_engine.wire.step import StepPlan, StepResult
 
 _TASKS: Final[tuple[SpeechTask, ...]] = ("transcribe", "translate")
+
+
+class _Beginning(NamedTuple):
+    """A row whose window begins in this step."""
+
+    place: int  # in the plan
+    row: int
+    window: Window
+    prompt: Sequence[int]  # with the tokens that an earlier admission has chosen
+
+
+class _Found(NamedTuple):
+    """What the model found in the sound of the windows that begin, on the device."""
+
+    languages: torch.Tensor  # int64 (asking,): of the windows that ask for it
+    no_speech: torch.Tensor  # float32 (beginning,)
 
 
 class SpeechRunner:
@@ -34,93 +59,246 @@ class SpeechRunner:
     graph_sizes: Sequence[int] = ()
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
-        """Loads the model. Raises ConfigError or ModelError."""
+        """Loads the model and allocates the KV caches. Raises ConfigError or ModelError."""
         _check_settings(config)
         start = Start(config, placement, progress, SPEECH)
-        self.device, self._dtype = start.device, start.dtype
+        self.device, self._dtype, self._block_size = start.device, start.dtype, config.block_size
+        self._backend = select_backend(
+            config.attention_backend, self.device, start.dtype, config.block_size, config.kv_cache_dtype
+        )
         self.model: Any = start.load()
-        self._of_task, rules = _describe(Path(config.model), self.model)
-        self._transcriber = Transcriber(self.model, self._of_task, rules, self.device)
-        seconds = self._of_task.window_seconds
+        self._of_task, tokens = _describe(Path(config.model), self.model, config.block_size)
+        self._try(start)
+        self._decoder = Decoder(self.model, self._backend)
+        seconds, number = self._of_task.window_seconds, start.max_num_seqs
         progress(f"event=model_loaded window_seconds={seconds} languages={len(self._of_task.languages)}")
+        max_model_len = self._of_task.window_cost + self._of_task.max_tokens
+        self._rows = Rows(number, max_model_len, config.block_size, self.device)
+        self._text_rows = self._rows.after(self._of_task.window_cost // config.block_size)
+        vocab_size = int(self.model.config.vocab_size)
         self.facts = start.facts(
             self.model,
-            max_model_len=seconds,
-            attention_backend="model",
-            max_num_batched_tokens=config.max_num_batched_tokens or start.max_num_seqs * seconds,
+            max_model_len=max_model_len,
+            attention_backend=self._backend.name,
+            eos_token_ids=(self._of_task.end,),
+            num_kv_blocks=self._allocate(start, max_model_len, vocab_size),
+            max_num_batched_tokens=config.max_num_batched_tokens or number * max_model_len,
+            vocab_size=vocab_size,
             of_task=self._of_task.encode(),
         )
-        self._try(progress)
+        self._languages = torch.tensor(sorted(self._of_task.languages.values()), device=self.device)
+        self._rules = TranscriptRules(tokens, self._of_task, vocab_size, self._rows.token_ids)
+        self._sampler = Sampler(number, vocab_size, self.device, self._rows.token_ids)
 
-    def _try(self, progress: Progress) -> None:
-        """Raises ModelError if the largest step does not fit beside the weights, or the model's parts do not fit."""
-        windows = [Window(tokens=[self._of_task.start], features=b"", max_new_tokens=4)]
-        if self.device.type == "cuda":
-            number = max(1, min(self.facts.max_num_seqs, self.facts.max_num_batched_tokens // self.facts.max_model_len))
-            largest = Window(tokens=[self._of_task.start], features=b"", max_new_tokens=None, never_ends=True)
-            settings = "`max_num_seqs` or `max_num_batched_tokens`"
-            run = lambda: self._compute([largest] * number)  # noqa: E731
-            step_bytes = measure_step(self.device, f"{number} windows", settings, run)
-            progress(f"event=largest_step_fits mib={step_bytes / 2**20:.0f}")
+    def _try(self, start: Start) -> None:
+        """Raises ModelError if the model's parts do not fit each other."""
+        tokens = torch.tensor([[self._of_task.start]], device=start.device)
         try:
             with torch.inference_mode():
-                self._compute(windows)
+                self.model(input_features=self._stack([b""]), decoder_input_ids=tokens)
         except checks.TRANSFORMERS_ERRORS as error:
             checks.raise_if_of_device(error)
             raise ModelError(f"the model cannot transcribe: {checks.on_one_line(error)}") from error
 
-    def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
-        """Begins a step: encodes the window of each row, which the plan brings. No row samples by itself.
+    def _allocate(self, start: Start, max_model_len: int, vocab_size: int) -> int:
+        """Allocates the KV caches beside the largest step. Returns the number of blocks."""
+        shapes, block_size = self._decoder.shapes, self._block_size
+        block_bytes = self._backend.block_bytes(shapes, block_size, start.dtype)
+        step_bytes = self._find_step_bytes(start, max_model_len)
+        step_bytes += peak_bytes(start.max_num_seqs, vocab_size, self.device)
+        num_blocks = start.plan_num_blocks(max_model_len, block_bytes, step_bytes)
+        self._backend.allocate(shapes, num_blocks, block_size, start.dtype, self.device)
+        start.progress(
+            f"event=kv_cache_allocated backend={self._backend.name} blocks={num_blocks} block_size={block_size} "
+            f"mib={num_blocks * block_bytes / 2**20:.0f}"
+        )
+        return num_blocks
 
-        What the returned function returns chooses the tokens. On a GPU it waits for the device every few tokens.
+    def _find_step_bytes(self, start: Start, max_model_len: int) -> int:
+        """Memory of a step in which as many windows begin as its budget allows, and every row gets a token."""
+        budget = start.config.max_num_batched_tokens
+        number = start.max_num_seqs if budget is None else max(1, min(start.max_num_seqs, budget // max_model_len))
+        if self.device.type != "cuda":
+            return estimate_step(self.model, number * self._of_task.num_positions, start.max_num_seqs)
+
+        def run() -> torch.Tensor:
+            encoded = self._encode([b""] * number)
+            return self._decoder.score(encoded.flatten(0, 1)[: start.max_num_seqs])
+
+        settings = "`max_num_seqs` or `max_num_batched_tokens`"
+        return start.find_step_bytes(self.model, number * self._of_task.num_positions, settings, run)
+
+    def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
+        """Begins a step: encodes the windows that begin, and computes logits. The returned function samples.
+
+        On a GPU it launches all of that and waits for nothing.
         """
-        brought = {row.row: row.payload for row in plan.admitted}
-        windows = [Window.read(brought[row]) for row in plan.rows]
         with torch.inference_mode():
-            encoded = self._encode(windows)
+            beginning = self._begin_rows(plan)
+            found = self._listen(beginning) if beginning else None
+            text = _cut_sound(plan, self._of_task.window_cost)
+            if not text.rows:
+                return lambda _: lambda: StepResult(plan.number, [])
+            batch = build_batch(text, self._text_rows, self._block_size)
+            sound = self._hear(to_device(lay_out(text).token_rows, self.device))
+            hidden = self._decoder.run(batch.input_ids[0], batch.position_ids[0], batch.metadata, sound)
+            if found is not None:
+                found = found._replace(no_speech=self._find_silence(beginning, text, batch, hidden))
+            logits = self._decoder.score(hidden[batch.logit_indices])
+        return partial(self._sample, plan, batch, logits, beginning, found)
+
+    def _begin_rows(self, plan: StepPlan) -> list[_Beginning]:
+        """Applies the plan's changes. Returns the rows whose windows begin."""
+        self._rows.update(plan)
+        admitted = {each.row: each for each in plan.admitted}
+        for row, each in admitted.items():
+            assert each.sampling is not None
+            self._sampler.set_row(row, each.sampling)
+            self._rules.set_row(row, each.token_ids, each.sampling.num_prompt_tokens)
+        return [
+            _Beginning(place, row, Window.read(admitted[row].payload), admitted[row].token_ids.tolist())
+            for place, (row, computed) in enumerate(zip(plan.rows, plan.num_computed_tokens, strict=True))
+            if computed == 0
+        ]
+
+    def _listen(self, beginning: Sequence[_Beginning]) -> _Found:
+        """Encodes the windows, and finds the languages of those that ask for it."""
+        encoded = self._encode([each.window.features for each in beginning])
+        positions = self._of_task.num_positions
+        rows = to_device(np.array([each.row for each in beginning]), self.device)
+        places = torch.arange(positions, device=self.device)
+        blocks = self._rows.block_tables[rows][:, places // self._block_size].long()
+        slots = blocks * self._block_size + places % self._block_size
+        metadata = _build_metadata(self._rows.block_tables[rows], slots.flatten(), positions, positions)
+        self._decoder.write_sound(encoded.flatten(0, 1), metadata)
+        nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+        asking = [each for each in beginning if each.window.language_at is not None]
+        return _Found(self._find_languages(asking) if asking else nothing, nothing.float())
+
+    def _find_languages(self, asking: Sequence[_Beginning]) -> torch.Tensor:
+        """Puts the likeliest language into each row's tokens, after the token that begins every transcript."""
+        rows = to_device(np.array([each.row for each in asking]), self.device)
+        first = torch.zeros_like(rows)
+        slots = self._text_rows.block_tables[rows, 0].long() * self._block_size
+        own = _build_metadata(self._text_rows.block_tables[rows], slots, 1, 1)
+        hidden = self._decoder.run(first + self._of_task.start, first, own, self._hear(rows))
+        found = self._languages[self._decoder.score(hidden)[:, self._languages].argmax(dim=-1)]
+        places = to_device(np.array([each.window.language_at for each in asking]), self.device)
+        self._rows.append(rows, places, found)
+        return found
+
+    def _hear(self, token_rows: torch.Tensor) -> AttentionMetadata:
+        """Each token (T,) as a query over all positions of its row's sound."""
+        num_blocks = self._of_task.window_cost // self._block_size
+        tables = self._rows.block_tables[token_rows, :num_blocks]
+        return _build_metadata(tables, torch.zeros_like(token_rows), self._of_task.num_positions, 1)
+
+    def _find_silence(
+        self, beginning: Sequence[_Beginning], text: StepPlan, batch: Batch, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """The probability of no speech, after the token that begins every transcript: float32 (beginning,)."""
+        starts = dict(zip(text.rows, batch.metadata.query_start_loc_host.tolist(), strict=False))
+        tokens = [starts[each.row] + each.prompt.index(self._of_task.start) for each in beginning if each.row in starts]
+        scores = self._decoder.score(hidden[to_device(np.array(tokens, dtype=np.int64), self.device)])
+        return torch.softmax(scores, dim=-1)[:, self._rules.no_speech]
+
+    def _sample(
+        self,
+        plan: StepPlan,
+        batch: Batch,
+        logits: torch.Tensor,
+        beginning: Sequence[_Beginning],
+        found: _Found | None,
+        _: object,
+    ) -> Callable[[], StepResult]:
+        """Chooses the tokens and writes them into the rows. The returned function waits for them."""
+        samples = batch.samples
+        with torch.inference_mode():
+            self._rules.apply(logits, samples)
+            tokens = self._sampler.sample(logits, samples).token_ids
+            logprobs = logits.gather(1, tokens.clamp_min(0)[:, None])[:, 0] - logits.logsumexp(dim=-1)
+            self._rows.append(samples.device_rows, samples.device_positions, tokens)
+            self._rules.accept(samples, tokens)
+            copy = HostCopy(tokens, logprobs, *(found or ()))
 
         def read() -> StepResult:
-            with torch.inference_mode():
-                results = self._transcriber.transcribe(encoded, windows)
-            payloads = [result.encode() if np.isfinite(result.avg_logprob) else b"" for result in results]
-            return StepResult(plan.number, [], payloads=payloads)
+            chosen, values, *of_sound = (each.tolist() for each in copy.wait())
+            told = [[TokenLogprobs.of(*each, [], [])] for each in zip(chosen, values, strict=True)]
+            payloads = _tell_starts(len(plan.rows), beginning, *of_sound) if of_sound else None
+            return StepResult(plan.number, [[token] for token in chosen], told, payloads)
 
-        return lambda _: read
+        return read
 
-    def _compute(self, windows: Sequence[Window]) -> list[WindowResult]:
-        return self._transcriber.transcribe(self._encode(windows), windows)
-
-    def _encode(self, windows: Sequence[Window]) -> torch.Tensor:
+    def _encode(self, features: Sequence[bytes]) -> torch.Tensor:
         """-> (windows, positions, hidden)."""
-        facts = self._of_task
-        shape = len(windows), facts.window_frames, facts.num_mels
-        batch = torch.zeros(shape, dtype=torch.float32, pin_memory=self.device.type == "cuda")
-        rows: npt.NDArray[Any] = batch.view(len(windows), -1).numpy()
-        for number, window in enumerate(windows):
-            numbers = np.frombuffer(window.features, dtype=np.float32)
-            rows[number, : len(numbers)] = numbers
-        features = batch.to(self.device, non_blocking=True).to(self._dtype).transpose(1, 2)
-        encoded: torch.Tensor = self.model.model.encoder(features).last_hidden_state
+        encoded: torch.Tensor = self.model.model.encoder(self._stack(features)).last_hidden_state
         return encoded
+
+    def _stack(self, features: Sequence[bytes]) -> torch.Tensor:
+        """-> (windows, mels, frames), in the model's number type."""
+        stacked = np.zeros((len(features), self._of_task.window_frames, self._of_task.num_mels), dtype=np.float32)
+        for window, each in zip(stacked.reshape(len(features), -1), features, strict=True):
+            numbers = np.frombuffer(each, dtype=np.float32)
+            window[: len(numbers)] = numbers
+        return to_device(stacked, self.device).to(self._dtype).transpose(1, 2)
 
     def free_memory(self) -> None:
         """Returns cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
 
+def _cut_sound(plan: StepPlan, num_sound: int) -> StepPlan:
+    """The plan of the tokens alone, which come after `num_sound` places of each row."""
+    rows, computed, lengths, logits = [], [], [], []
+    for row, begin, length, count in zip(
+        plan.rows, plan.num_computed_tokens, plan.num_tokens, plan.num_logits, strict=True
+    ):
+        first = max(0, begin - num_sound)
+        if (number := begin + length - num_sound - first) > 0:
+            rows.append(row)
+            computed.append(first)
+            lengths.append(number)
+            logits.append(count)
+    return StepPlan(plan.number, [], [], rows, computed, lengths, logits, plan.num_decodes)
+
+
+def _build_metadata(tables: torch.Tensor, slots: torch.Tensor, length: int, num_queries: int) -> AttentionMetadata:
+    """Rows with the same number of places and of queries. tables: int32 (rows, blocks). slots: int64 (tokens,)."""
+    number = len(tables)
+    starts, lengths = np.arange(number + 1, dtype=np.int32) * num_queries, np.full(number, length, dtype=np.int32)
+    return AttentionMetadata(
+        query_start_loc=to_device(starts, tables.device),
+        seq_lens=to_device(lengths, tables.device),
+        block_tables=tables,
+        slot_mapping=slots,
+        num_seqs=number,
+        num_decodes=number if num_queries == 1 else 0,
+        num_tokens=number * num_queries,
+        query_start_loc_host=starts,
+        seq_lens_host=lengths,
+    )
+
+
+def _tell_starts(
+    num_rows: int, beginning: Sequence[_Beginning], languages: Sequence[int], no_speech: Sequence[float]
+) -> list[bytes]:
+    """What was found in the sound of each row of the plan; empty for rows that go on."""
+    payloads, found = [b""] * num_rows, iter(languages)
+    for each, probability in zip(beginning, no_speech, strict=False):
+        language = None if each.window.language_at is None else next(found)
+        payloads[each.place] = WindowStart(language=language, no_speech_prob=probability).encode()
+    return payloads
+
+
 def _check_settings(config: EngineConfig) -> None:
     """Refuses settings that apply to text only. Raises ConfigError."""
     if config.max_model_len is not None:
         raise ConfigError("`max_model_len` is set, but the windows of this model have a fixed length; leave it out")
-    if config.attention_backend != "auto":
-        raise ConfigError(
-            f"`attention_backend: {config.attention_backend}` is set, but this model runs its own; leave it out"
-        )
     if config.padding == "real":
         raise ConfigError("`padding: real` is set, but windows all have one length; leave it out")
 
 
-def _describe(directory: Path, model: Any) -> tuple[AudioFacts, Rules]:
+def _describe(directory: Path, model: Any, block_size: int) -> tuple[AudioFacts, Tokens]:
     """Raises ModelError for files that do not fit each other, or lack what transcripts with times need."""
     extractor, config, generation = load_extractor(directory), model.config, model.generation_config
     positions = int(config.max_source_positions)
@@ -130,7 +308,7 @@ def _describe(directory: Path, model: Any) -> tuple[AudioFacts, Rules]:
             f"its feature extractor makes {made}; the model takes {2 * positions} of {config.num_mel_bins}"
         )
     try:
-        rules = Rules.read(generation)
+        suppressed = Tokens.read(generation)
         names = getattr(generation, "lang_to_id", None) or {}
         languages = {str(name).strip("<|>"): int(token) for name, token in names.items()}
         known = getattr(generation, "task_to_id", None) or {}
@@ -143,20 +321,21 @@ def _describe(directory: Path, model: Any) -> tuple[AudioFacts, Rules]:
             window_seconds=extractor.window_seconds,
             window_frames=extractor.window_frames,
             frames_per_position=2,
+            window_cost=-(-positions // block_size) * block_size,
             languages=languages,
             tasks=tasks,
             start=int(generation.decoder_start_token_id),
             previous=getattr(generation, "prev_sot_token_id", None) or _find_previous(generation),
             end=int(end[0] if isinstance(end, list) else end),
-            first_timestamp=rules.no_timestamps + 1,
+            first_timestamp=suppressed.no_timestamps + 1,
             max_tokens=int(config.max_target_positions),
         )
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise ModelError(
             f"{directory / 'generation_config.json'} has not what Whisper's has ({checks.on_one_line(error)})"
         ) from error
-    _check_tokens(facts, rules, int(config.vocab_size))
-    return facts, rules
+    _check_tokens(facts, suppressed, int(config.vocab_size))
+    return facts, suppressed
 
 
 def _find_previous(generation: Any) -> int | None:
@@ -165,10 +344,10 @@ def _find_previous(generation: Any) -> int | None:
     return int(suppressed[-2]) if len(suppressed) >= 2 else None
 
 
-def _check_tokens(facts: AudioFacts, rules: Rules, vocab_size: int) -> None:
+def _check_tokens(facts: AudioFacts, suppressed: Tokens, vocab_size: int) -> None:
     named = [
-        *facts.languages.values(), *facts.tasks.values(), *rules.suppressed, *rules.suppressed_first,
-        facts.start, facts.end, facts.first_timestamp, facts.first_timestamp + (rules.max_first_timestamp or 0),
+        *facts.languages.values(), *facts.tasks.values(), *suppressed.suppressed, *suppressed.suppressed_first,
+        facts.start, facts.end, facts.first_timestamp, facts.first_timestamp + (suppressed.max_first_timestamp or 0),
         facts.previous or 0,
     ]  # fmt: skip
     if wrong := [token for token in named if not 0 <= token < vocab_size]:

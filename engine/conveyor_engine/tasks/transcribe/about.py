@@ -17,8 +17,8 @@ TASK: Final = About(
     does_not="transcribes no speech",
     path="/v1/audio/transcriptions",
     recognises=_recognises,
-    modes=("none", "static", "dynamic"),
-    cost_unit="seconds",
+    batching_mode="continuous",
     reads=True,
     runs_also=(),
+    has_objectives=False,
 )

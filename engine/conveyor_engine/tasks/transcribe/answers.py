@@ -50,7 +50,7 @@ class VerboseTranscription(msgspec.Struct):
 
 
 class TranscriptTextDelta(msgspec.Struct, tag_field="type", tag="transcript.text.delta"):
-    """An event with the text of the next window."""
+    """An event with the text that has become certain."""
 
     delta: str
 
@@ -77,8 +77,8 @@ def build_verbose(transcript: Transcript, task: SpeechTask, seconds: float) -> V
 def _build_segment(number: int, told: Told) -> TranscriptionSegment:
     segment = told.segment
     return TranscriptionSegment(
-        number, segment.seek, round(segment.start, 3), round(segment.end, 3), told.text, segment.tokens, 0.0,
-        told.avg_logprob, told.compression_ratio, told.no_speech_prob,
+        number, segment.seek, round(segment.start, 3), round(segment.end, 3), told.text, segment.tokens,
+        told.temperature, told.avg_logprob, told.compression_ratio, told.no_speech_prob,
     )  # fmt: skip
 
 

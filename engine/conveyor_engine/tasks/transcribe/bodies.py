@@ -19,15 +19,14 @@ class SpeechOptions(ModelFields):
     response_format: Format | None = "json"
     """json, text, verbose_json (with segments and times), or subtitles as srt or vtt."""
     temperature: Annotated[float, Field(ge=0, le=1)] | None = 0
-    """Only 0: the likeliest token comes next."""
+    """0: the likeliest token comes next. Above, tokens are drawn at random."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """Draws the same tokens again. Not in OpenAI's API."""
     stream: bool | None = False
-    """True: server-sent events, one for each window of the file. For json and text."""
+    """True: server-sent events with the text of segments as they are certain. For json and text."""
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        if self.temperature:
-            told = "this engine chooses the likeliest token; leave it out, or send 0"
-            raise PydanticCustomError("temperature", f"temperature is not supported: {told}")
         if self.stream and self.response_format not in ("json", "text", None):
             raise PydanticCustomError("stream", f"stream is not possible with response_format {self.response_format}")
         return self

@@ -39,6 +39,8 @@ class PreparedSpeech(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     features: bytes  # float32 (frames, num_mels), at least as many frames as a window has
     num_frames: int  # that have sound
     seconds: float
+    temperature: float
+    seed: int | None  # of the first window; the next ones have the next numbers
     response_format: Format
     stream: bool
 
@@ -84,6 +86,8 @@ def _prepare(model: ServedModel, job: Job, schema: type[SpeechOptions], task: Sp
         features=features.tobytes(),
         num_frames=num_frames,
         seconds=num_frames / facts.frames_per_second,
+        temperature=fields.temperature or 0.0,
+        seed=fields.seed,
         response_format=fields.response_format or "json",
         stream=bool(fields.stream),
     )

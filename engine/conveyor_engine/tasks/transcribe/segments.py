@@ -4,6 +4,7 @@ A file's next window begins where the last closed segment ended, so that no word
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from conveyor_engine.wire.audio import AudioFacts
@@ -18,6 +19,17 @@ class Segment(NamedTuple):
     tokens: list[int]  # timestamps included
 
 
+def list_closed(tokens: Sequence[int], first_timestamp: int) -> list[list[int]]:
+    """Return the tokens of each segment that is closed already: the next one has begun, so `divide` will have it."""
+    ends = _find_ends([token >= first_timestamp for token in tokens])
+    return [list(tokens[start:end]) for start, end in pairwise([0, *ends])]
+
+
+def _find_ends(is_time: Sequence[bool]) -> list[int]:
+    """Return where segments end: between two timestamps."""
+    return [index + 1 for index in range(len(is_time) - 1) if is_time[index] and is_time[index + 1]]
+
+
 def divide(tokens: Sequence[int], seek: int, num_frames: int, facts: AudioFacts) -> tuple[list[Segment], int]:
     """Return the segments of the window at frame `seek`, and how many frames later the next window begins.
 
@@ -26,7 +38,7 @@ def divide(tokens: Sequence[int], seek: int, num_frames: int, facts: AudioFacts)
     first = facts.first_timestamp
     begin, position = seek / facts.frames_per_second, facts.frames_per_position / facts.frames_per_second
     is_time = [token >= first for token in tokens]
-    ends = [index + 1 for index in range(len(tokens) - 1) if is_time[index] and is_time[index + 1]]
+    ends = _find_ends(is_time)
     if not ends:
         times = [token - first for token in tokens if token >= first]
         last = times[-1] if times and times[-1] else num_frames // facts.frames_per_position

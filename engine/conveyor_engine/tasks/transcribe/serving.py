@@ -39,7 +39,7 @@ _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 
 
 class TranscriptResponse(EngineResponse):
-    """The transcript of a file, whole or as a stream with an event for each window."""
+    """The transcript of a file, whole or as a stream."""
 
     def __init__(self, opened: Opened, prepared: PreparedSpeech, transcript: Transcript) -> None:
         super().__init__(opened)
@@ -103,11 +103,13 @@ class TranscriptResponse(EngineResponse):
         await send({"type": "http.response.body", "body": event(encode(told), name), "more_body": True})
 
     def _add(self, output: RequestOutput) -> None:
-        """Takes note of a window that has ended. Raises DeadlineExceeded or GenerationFailed."""
+        """Takes note of an output: of a window that has ended. Raises DeadlineExceeded or GenerationFailed."""
         if (failure := find_failure(output)) is not None:
             assert output.finish_reason is not None
             self._end(output.finish_reason)
             raise failure
+        if output.finish_reason is None:
+            return
         queued, computed = output.scheduled_time - self._sent, time.monotonic() - output.scheduled_time
         self._state.metrics.observe_stages(max(0.0, queued), computed, 0.0, output.num_preemptions)
         self._sent = time.monotonic()
