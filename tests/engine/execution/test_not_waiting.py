@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from conveyor_engine.execution import batch, pooling, rows
 from conveyor_engine.execution.attention.backend import AttentionSpec
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, residual_of
+from conveyor_engine.execution.attention.packed import Packed
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.batch import build_batch, only_sampled
 from conveyor_engine.execution.graphs import decodes, mixed
@@ -31,7 +32,7 @@ from conveyor_engine.execution.kernels import sample
 from conveyor_engine.execution.models import speech
 from conveyor_engine.execution.models.sentence_files import PoolingMode
 from conveyor_engine.execution.models.speech import Tokens, TranscriptRules
-from conveyor_engine.execution.models.whisper import Decoder
+from conveyor_engine.execution.models.whisper import Decoder, Encoder
 from conveyor_engine.execution.pooling import pool
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.runners import dual
@@ -208,6 +209,7 @@ def test_tokens_of_speech_are_chosen_without_waiting(monkeypatch: pytest.MonkeyP
     runner.model, runner.device, runner._dtype = pretend(build_speech_model), CUDA, torch.float32
     runner._block_size = 16
     runner._of_task, runner._backend = facts, TorchPaged()
+    runner._encoder = Encoder(runner.model, Packed)
     runner._decoder = Decoder(runner.model, runner._backend)
     runner._backend.allocate(runner._decoder.shapes, 80, 16, torch.float32, CUDA)
     runner._rows = Rows(4, 304 + 64, 16, CUDA)

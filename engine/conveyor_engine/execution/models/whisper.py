@@ -1,23 +1,74 @@
-"""Whisper's decoder over the paged KV caches, for the packed tokens of a step. Used by `runners.speech`.
+"""Whisper's encoder on packed windows, and its decoder over the paged KV caches. Used by `runners.speech`.
 
-A row of the caches begins with its window's sound: for each position of the encoder, the keys and values of every
+Both run transformers' weights in products that are stacked and packed for the device. A row of the caches begins with its window's sound: for each position of the encoder, the keys and values of every
 layer's cross-attention. The row's own tokens follow from the next whole block on, with those of self-attention. So a
 layer needs one cache, and blocks are counted as those of a text with a long prompt.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import gelu
 
 from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.interface import Paged
 from conveyor_engine.execution.models.linear import Linear, build_linear
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
-    """One layer of transformers, with its products stacked."""
+class _EncoderLayer:
+    """One layer of transformers' encoder, with its products stacked."""
+
+    attention: AttentionSpec
+    before_attention: nn.Module
+    qkv: Linear
+    out: Linear
+    before_mlp: nn.Module
+    up: Linear
+    activation: Any
+    down: Linear
+
+
+class Encoder:
+    """The encoder of one model."""
+
+    def __init__(self, model: Any, choose_attention: Callable[[list[int]], Paged]) -> None:
+        """Takes the layers out of `model`, transformers' WhisperForConditionalGeneration, so weights exist once.
+
+        choose_attention: makes the attention of whole sequences from where each begins, as in `attention.packed`.
+        """
+        encoder = model.model.encoder
+        self._convolutions, self._positions = (encoder.conv1, encoder.conv2), encoder.embed_positions.weight
+        self._layer_norm, self._choose_attention = encoder.layer_norm, choose_attention
+        self._head_size = int(model.config.d_model) // int(model.config.encoder_attention_heads)
+        self._layers: list[_EncoderLayer] = []
+        for number in range(len(encoder.layers)):
+            self._layers.append(_stack_encoder(encoder.layers[number], number, self._head_size**-0.5))
+            encoder.layers[number] = nn.Identity()
+
+    def run(self, features: torch.Tensor) -> torch.Tensor:
+        """Compute features (windows, mels, frames). Return (windows x positions, hidden)."""
+        for convolution in self._convolutions:
+            features = gelu(convolution(features))
+        hidden = features.transpose(1, 2) + self._positions.to(features.dtype)
+        windows, positions, _ = hidden.shape
+        attention = self._choose_attention([number * positions for number in range(windows + 1)])
+        hidden = hidden.flatten(0, 1)
+        for layer in self._layers:
+            stacked = layer.qkv(layer.before_attention(hidden))
+            queries, keys, values = stacked.view(len(hidden), -1, self._head_size).chunk(3, dim=1)
+            hidden = hidden + layer.out(attention.attend(layer.attention, queries, keys, values).flatten(1))
+            hidden = hidden + layer.down(layer.activation(layer.up(layer.before_mlp(hidden))))
+        normed: torch.Tensor = self._layer_norm(hidden)
+        return normed
+
+
+@dataclass(frozen=True, slots=True)
+class _DecoderLayer:
+    """One layer of transformers' decoder, with its products stacked."""
 
     own: AttentionSpec  # of both attentions
     before_own: nn.Module
@@ -45,9 +96,9 @@ class Decoder:
         self._embed_scale = float(config.d_model) ** 0.5 if config.scale_embedding else 1.0
         self._embed_tokens, self._positions = decoder.embed_tokens, decoder.embed_positions.weight
         self._layer_norm, self._head = decoder.layer_norm, model.proj_out
-        self._layers: list[_Layer] = []
+        self._layers: list[_DecoderLayer] = []
         for number in range(len(decoder.layers)):
-            self._layers.append(_stack(decoder.layers[number], number, self._head_size**-0.5))
+            self._layers.append(_stack_decoder(decoder.layers[number], number, self._head_size**-0.5))
             decoder.layers[number] = nn.Identity()
 
     @property
@@ -91,11 +142,26 @@ class Decoder:
         return logits.float()
 
 
-def _stack(layer: Any, number: int, scaling: float) -> _Layer:
+def _stack_encoder(layer: Any, number: int, scaling: float) -> _EncoderLayer:
+    attention = layer.self_attn
+    _add_bias(attention.k_proj)
+    return _EncoderLayer(
+        attention=AttentionSpec(number, scaling, sliding_window=None, softcap=None, causal=False),
+        before_attention=layer.self_attn_layer_norm,
+        qkv=build_linear([attention.q_proj, attention.k_proj, attention.v_proj]),
+        out=build_linear([attention.out_proj]),
+        before_mlp=layer.final_layer_norm,
+        up=build_linear([layer.fc1]),
+        activation=layer.activation_fn,
+        down=build_linear([layer.fc2]),
+    )
+
+
+def _stack_decoder(layer: Any, number: int, scaling: float) -> _DecoderLayer:
     own, sound = layer.self_attn, layer.encoder_attn
     for attention in (own, sound):
         _add_bias(attention.k_proj)
-    return _Layer(
+    return _DecoderLayer(
         own=AttentionSpec(number, scaling, sliding_window=None, softcap=None),
         before_own=layer.self_attn_layer_norm,
         own_qkv=build_linear([own.q_proj, own.k_proj, own.v_proj]),

@@ -17,13 +17,14 @@ from conveyor_engine.audio.features import load_extractor
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.execution.attention.backend import AttentionMetadata
+from conveyor_engine.execution.attention.packed import choose_packed
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.batch import Batch, build_batch, lay_out
 from conveyor_engine.execution.largest_step import estimate_step
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.kinds import SPEECH
 from conveyor_engine.execution.models.speech import Tokens, TranscriptRules
-from conveyor_engine.execution.models.whisper import Decoder
+from conveyor_engine.execution.models.whisper import Decoder, Encoder
 from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.sampler import Sampler, peak_bytes
@@ -69,7 +70,8 @@ class SpeechRunner:
         self.model: Any = start.load()
         self._of_task, tokens = _describe(Path(config.model), self.model, config.block_size)
         self._try(start)
-        self._decoder = Decoder(self.model, self._backend)
+        choose_attention = choose_packed(config.attention_backend, self.device, start.dtype)
+        self._encoder, self._decoder = Encoder(self.model, choose_attention), Decoder(self.model, self._backend)
         seconds, number = self._of_task.window_seconds, start.max_num_seqs
         progress(f"event=model_loaded window_seconds={seconds} languages={len(self._of_task.languages)}")
         max_model_len = self._of_task.window_cost + self._of_task.max_tokens
@@ -123,7 +125,7 @@ class SpeechRunner:
 
         def run() -> torch.Tensor:
             encoded = self._encode([b""] * number)
-            return self._decoder.score(encoded.flatten(0, 1)[: start.max_num_seqs])
+            return self._decoder.score(encoded[: start.max_num_seqs])
 
         settings = "`max_num_seqs` or `max_num_batched_tokens`"
         return start.find_step_bytes(self.model, number * self._of_task.num_positions, settings, run)
@@ -170,7 +172,7 @@ class SpeechRunner:
         blocks = self._rows.block_tables[rows][:, places // self._block_size].long()
         slots = blocks * self._block_size + places % self._block_size
         metadata = _build_metadata(self._rows.block_tables[rows], slots.flatten(), positions, positions)
-        self._decoder.write_sound(encoded.flatten(0, 1), metadata)
+        self._decoder.write_sound(encoded, metadata)
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         asking = [each for each in beginning if each.window.language_at is not None]
         return _Found(self._find_languages(asking) if asking else nothing, nothing.float())
@@ -230,9 +232,8 @@ class SpeechRunner:
         return read
 
     def _encode(self, features: Sequence[bytes]) -> torch.Tensor:
-        """-> (windows, positions, hidden)."""
-        encoded: torch.Tensor = self.model.model.encoder(self._stack(features)).last_hidden_state
-        return encoded
+        """-> (windows x positions, hidden)."""
+        return self._encoder.run(self._stack(features))
 
     def _stack(self, features: Sequence[bytes]) -> torch.Tensor:
         """-> (windows, mels, frames), in the model's number type."""
