@@ -163,7 +163,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     bad(
         "objectives of pictures",
         "spec.batching",
-        "batching.objectives are not for task ImageGenerate",
+        "batching.objectives are not for tasks Transcribe and ImageGenerate",
         task="ImageGenerate",
         batching={"objectives": LATENCY},
     ),

@@ -1,8 +1,9 @@
 """Whisper's encoder on packed windows, and its decoder over the paged KV caches. Used by `runners.speech`.
 
-Both run transformers' weights in products that are stacked and packed for the device. A row of the caches begins with its window's sound: for each position of the encoder, the keys and values of every
-layer's cross-attention. The row's own tokens follow from the next whole block on, with those of self-attention. So a
-layer needs one cache, and blocks are counted as those of a text with a long prompt.
+Both run transformers' weights in products that are stacked and packed for the device. A row of the caches begins with
+its window's sound: for each position of the encoder, the keys and values of every layer's cross-attention. The row's
+own tokens follow from the next whole block on, with those of self-attention. So a layer needs one cache, and blocks are
+counted as those of a text with a long prompt.
 """
 
 from collections.abc import Callable
