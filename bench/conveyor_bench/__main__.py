@@ -26,6 +26,7 @@ COMMANDS = {
     "modes": Command("modes.command", "the batching modes on Anyscale's requests, in virtual time and measured"),
     "embed-modes": Command("modes.embeddings", "the batching modes with embeddings: window and size, in virtual time"),
     "paint-modes": Command("modes.painting", "the batching modes with pictures that arrive at random"),
+    "speech": Command("modes.transcribing", "the batching modes with audio files, and throughput beside other systems"),
     "batchers": Command("batchers.command", "dynamic batchers over HTTP: this engine and its peers, at the same rates"),
     "objectives": Command(
         "objectives.command", "objectives for latency under five shapes of traffic, against fixed limits"

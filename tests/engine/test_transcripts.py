@@ -3,6 +3,7 @@
 The mutation tests at the end show that the comparison can fail.
 """
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from tests.engine.embedding_cores import make_core
 from tests.engine.image_models import save_image_model
 from tests.engine.speech_models import RATE, draw_sound, save_speech_model
 from transformers import GenerationConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
 
 from conveyor_engine.audio.features import load_extractor
 from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.execution.models.speech import TranscriptRules
+from conveyor_engine.execution.models.speech_files import read_alignment_heads
 from conveyor_engine.execution.models.whisper import Decoder
 from conveyor_engine.execution.runners.speech import SpeechRunner
 from conveyor_engine.loop.core import EngineCore
@@ -73,6 +76,7 @@ class Speech:
             language=language, tokens=tokens, language_at=None if language else len(tokens) - 2,
             features=features.tobytes(), num_frames=num_frames, seconds=len(sound) / RATE, response_format="json",
             stream=False, temperature=how.get("temperature", 0.0), seed=how.get("seed"),
+            wants_words=how.get("words", False),
         )  # fmt: skip
         return Transcript(prepared, facts, self.tokenizer)
 
@@ -154,6 +158,55 @@ def test_tokens_are_drawn_above_temperature_0(tiny: Speech, expected: list[list[
     assert one != expected[:2]
 
 
+class _Reader:
+    """The part of transformers' WhisperTokenizer that its grouping of words uses."""
+
+    def __init__(self, tokenizer: Tokenizer, end: int) -> None:
+        self._tokenizer, self.eos_token_id, self.language = tokenizer, end, "english"
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("heads", [[[0, 1], [1, 0], [1, 1]], None])
+def test_words_have_the_times_of_transformers(tmp_path: Path, heads: list[list[int]] | None) -> None:
+    tiny = Speech(tmp_path)
+    tiny.model.generation_config.alignment_heads = heads or [[1, head] for head in range(4)]
+    if heads is not None:
+        tiny.model.generation_config.save_pretrained(tmp_path)
+    core, sounds = tiny.make_core(), [SOUNDS[1], SOUNDS[3]]
+    told = tiny.transcribe(core, sounds, words=True, language="en")
+    extractor, end = WhisperFeatureExtractor.from_pretrained(tmp_path), AudioFacts.read(core.facts).end
+    number = 0
+    for transcript, sound in zip(told, sounds, strict=True):
+        made = extractor(
+            sound,
+            sampling_rate=RATE,
+            return_tensors="pt",
+            truncation=False,
+            padding="longest",
+            return_attention_mask=True,
+        )
+        with torch.inference_mode():
+            found = tiny.model.generate(
+                made.input_features, attention_mask=made.attention_mask, language="en", task="transcribe",
+                return_timestamps=True, return_segments=True, return_token_timestamps=True, temperature=0.0,
+            )  # fmt: skip
+        expected = []
+        for segment in found["segments"][0]:
+            tokens, times = segment["tokens"].tolist(), segment["token_timestamps"].tolist()
+            places = [place for place, token in enumerate(tokens) if token < end]
+            words, _, indices = _combine_tokens_into_words(
+                _Reader(tiny.tokenizer, end), [tokens[place] for place in places]
+            )
+            for word, index in zip(words, indices, strict=True):
+                after = times[min(places[index[-1]] + 1, len(times) - 1)]
+                expected.append((word.strip(), round(times[places[index[0]]], 2), round(after, 2)))
+        assert [(each.text, round(each.start, 2), round(each.end, 2)) for each in transcript.words] == expected
+        number += len(expected)
+    assert number > 5
+
+
 def test_text_of_closed_segments_comes_before_the_window_ends(tiny: Speech) -> None:
     core = tiny.make_core()
     transcript = tiny.open(core, 0, SOUNDS[1])
@@ -222,6 +275,14 @@ def test_files_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
     GenerationConfig(eos_token_id=1, decoder_start_token_id=2).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"generation_config\.json has not what Whisper's has"):
         make_core(tmp_path, max_num_batched_tokens=None)
+
+
+@pytest.mark.parametrize("heads", [[[9, 0]], [[0, -1]], ["x"], 7])
+def test_alignment_heads_that_are_no_heads_are_refused(tiny: Speech, heads: Any) -> None:
+    model = copy.copy(tiny.model)
+    model.generation_config = GenerationConfig(alignment_heads=heads)
+    with pytest.raises(ModelError, match=r"generation_config\.json has"):
+        read_alignment_heads(model)
 
 
 @pytest.mark.parametrize("broken", ["sound", "rules"])

@@ -57,6 +57,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     features: bytes  # float32 (frames, mels), at most as many frames as a window has; the rest is silence
     language_at: int | None = None  # where in the prompt the language belongs that the model finds; None: it is there
+    align_from: int = 0  # where in the prompt a transcript begins whose tokens get times ...
+    align_positions: int = 0  # ... among so many positions of the encoder, those with sound; 0: no times
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -72,6 +74,7 @@ class WindowStart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     language: int | None  # the token of the language that was found; None: the prompt had it
     no_speech_prob: float  # 0..1
+    positions: list[int] = []  # of the encoder, at which each token of the transcript begins
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)

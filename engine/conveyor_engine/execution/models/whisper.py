@@ -16,6 +16,7 @@ from torch.nn.functional import gelu
 
 from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.interface import Paged
+from conveyor_engine.execution.models.alignment import Alignment
 from conveyor_engine.execution.models.linear import Linear, build_linear
 
 
@@ -107,14 +108,23 @@ class Decoder:
         """The geometry of each layer's attention."""
         return [LayerShape(self._num_heads, self._num_heads, self._head_size, self._head_size)] * len(self._layers)
 
-    def write_sound(self, encoded: torch.Tensor, metadata: AttentionMetadata) -> None:
+    def write_sound(
+        self, encoded: torch.Tensor, metadata: AttentionMetadata, alignment: Alignment | None = None
+    ) -> None:
         """Write the keys and values of the encoder's output (T, hidden) to the places of `metadata`."""
         for layer in self._layers:
             keys, values = self._split(layer.sound_kv(encoded)).chunk(2, dim=1)
             self._backend.write_kv(layer.own.layer, keys, values, metadata)
+            if alignment is not None:
+                alignment.keep(layer.own.layer, keys.reshape(metadata.num_seqs, -1, *keys.shape[1:]))
 
     def run(
-        self, tokens: torch.Tensor, positions: torch.Tensor, own: AttentionMetadata, sound: AttentionMetadata
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        own: AttentionMetadata,
+        sound: AttentionMetadata,
+        alignment: Alignment | None = None,
     ) -> torch.Tensor:
         """Compute tokens (T,) at positions (T,) of their transcripts. Return (T, hidden).
 
@@ -128,6 +138,8 @@ class Decoder:
             self._backend.write_kv(layer.own.layer, keys, values, own)
             hidden = hidden + layer.own_out(self._backend.attend(layer.own, queries, own).flatten(1))
             queries = self._split(layer.sound_q(layer.before_sound(hidden)))
+            if alignment is not None:
+                alignment.attend(layer.own.layer, queries, layer.own.scaling)
             hidden = hidden + layer.sound_out(self._backend.attend(layer.own, queries, sound).flatten(1))
             hidden = hidden + layer.down(layer.activation(layer.up(layer.before_mlp(hidden))))
         normed: torch.Tensor = self._layer_norm(hidden)

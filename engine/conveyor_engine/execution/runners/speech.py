@@ -8,12 +8,11 @@ sound and its prompt in one step. Workers have made the features.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from conveyor_engine.audio.features import load_extractor
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.execution.attention.backend import AttentionMetadata
@@ -22,19 +21,19 @@ from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.batch import Batch, build_batch, lay_out
 from conveyor_engine.execution.largest_step import estimate_step
 from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.alignment import Alignment, Listened, find_positions
 from conveyor_engine.execution.models.kinds import SPEECH
-from conveyor_engine.execution.models.speech import Tokens, TranscriptRules
+from conveyor_engine.execution.models.speech import TranscriptRules
+from conveyor_engine.execution.models.speech_files import describe_speech, read_alignment_heads, read_median_width
 from conveyor_engine.execution.models.whisper import Decoder, Encoder
 from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.sampler import Sampler, peak_bytes
 from conveyor_engine.execution.start import Progress, Start
 from conveyor_engine.execution.transfer import HostCopy, to_device
-from conveyor_engine.wire.audio import AudioFacts, SpeechTask, Window, WindowStart
+from conveyor_engine.wire.audio import Window, WindowStart
 from conveyor_engine.wire.request import TokenLogprobs
 from conveyor_engine.wire.step import StepPlan, StepResult
-
-_TASKS: Final[tuple[SpeechTask, ...]] = ("transcribe", "translate")
 
 
 class _Beginning(NamedTuple):
@@ -51,6 +50,7 @@ class _Found(NamedTuple):
 
     languages: torch.Tensor  # int64 (asking,): of the windows that ask for it
     no_speech: torch.Tensor  # float32 (beginning,)
+    fits: list[torch.Tensor]  # float32 (tokens, positions), of the windows whose tokens get times
 
 
 class SpeechRunner:
@@ -68,7 +68,7 @@ class SpeechRunner:
             config.attention_backend, self.device, start.dtype, config.block_size, config.kv_cache_dtype
         )
         self.model: Any = start.load()
-        self._of_task, tokens = _describe(Path(config.model), self.model, config.block_size)
+        self._of_task, tokens = describe_speech(Path(config.model), self.model, config.block_size)
         self._try(start)
         choose_attention = choose_packed(config.attention_backend, self.device, start.dtype)
         self._encoder, self._decoder = Encoder(self.model, choose_attention), Decoder(self.model, self._backend)
@@ -89,6 +89,8 @@ class SpeechRunner:
             of_task=self._of_task.encode(),
         )
         self._languages = torch.tensor(sorted(self._of_task.languages.values()), device=self.device)
+        self._alignment_heads = read_alignment_heads(self.model)
+        self._median_width = read_median_width(self.model)
         self._rules = TranscriptRules(tokens, self._of_task, vocab_size, self._rows.token_ids)
         self._sampler = Sampler(number, vocab_size, self.device, self._rows.token_ids)
 
@@ -137,15 +139,18 @@ class SpeechRunner:
         """
         with torch.inference_mode():
             beginning = self._begin_rows(plan)
-            found = self._listen(beginning) if beginning else None
             text = _cut_sound(plan, self._of_task.window_cost)
+            alignment = self._align(beginning, text)
+            found = self._listen(beginning, alignment) if beginning else None
             if not text.rows:
                 return lambda _: lambda: StepResult(plan.number, [])
             batch = build_batch(text, self._text_rows, self._block_size)
             sound = self._hear(to_device(lay_out(text).token_rows, self.device))
-            hidden = self._decoder.run(batch.input_ids[0], batch.position_ids[0], batch.metadata, sound)
+            inputs = batch.input_ids[0], batch.position_ids[0]
+            hidden = self._decoder.run(*inputs, batch.metadata, sound, alignment)
             if found is not None:
-                found = found._replace(no_speech=self._find_silence(beginning, text, batch, hidden))
+                no_speech = self._find_silence(beginning, text, batch, hidden)
+                found = found._replace(no_speech=no_speech, fits=alignment.finish() if alignment else [])
             logits = self._decoder.score(hidden[batch.logit_indices])
         return partial(self._sample, plan, batch, logits, beginning, found)
 
@@ -163,7 +168,22 @@ class SpeechRunner:
             if computed == 0
         ]
 
-    def _listen(self, beginning: Sequence[_Beginning]) -> _Found:
+    def _align(self, beginning: Sequence[_Beginning], text: StepPlan) -> Alignment | None:
+        """Returns what collects attention to the sound, if tokens of windows get times."""
+        starts = dict(zip(text.rows, np.cumsum([0, *text.num_tokens]).tolist(), strict=False))
+        listened = [
+            Listened(
+                window,
+                starts[each.row] + each.window.align_from,
+                len(each.prompt) - each.window.align_from,
+                each.window.align_positions,
+            )
+            for window, each in enumerate(beginning)
+            if each.window.align_positions and each.row in starts
+        ]
+        return Alignment(self._alignment_heads, listened, self._median_width) if listened else None
+
+    def _listen(self, beginning: Sequence[_Beginning], alignment: Alignment | None) -> _Found:
         """Encodes the windows, and finds the languages of those that ask for it."""
         encoded = self._encode([each.window.features for each in beginning])
         positions = self._of_task.num_positions
@@ -172,10 +192,10 @@ class SpeechRunner:
         blocks = self._rows.block_tables[rows][:, places // self._block_size].long()
         slots = blocks * self._block_size + places % self._block_size
         metadata = _build_metadata(self._rows.block_tables[rows], slots.flatten(), positions, positions)
-        self._decoder.write_sound(encoded, metadata)
+        self._decoder.write_sound(encoded, metadata, alignment)
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         asking = [each for each in beginning if each.window.language_at is not None]
-        return _Found(self._find_languages(asking) if asking else nothing, nothing.float())
+        return _Found(self._find_languages(asking) if asking else nothing, nothing.float(), [])
 
     def _find_languages(self, asking: Sequence[_Beginning]) -> torch.Tensor:
         """Puts the likeliest language into each row's tokens, after the token that begins every transcript."""
@@ -221,12 +241,14 @@ class SpeechRunner:
             logprobs = logits.gather(1, tokens.clamp_min(0)[:, None])[:, 0] - logits.logsumexp(dim=-1)
             self._rows.append(samples.device_rows, samples.device_positions, tokens)
             self._rules.accept(samples, tokens)
-            copy = HostCopy(tokens, logprobs, *(found or ()))
+            of_sound = () if found is None else (found.languages, found.no_speech, *found.fits)
+            copy = HostCopy(tokens, logprobs, *of_sound)
 
         def read() -> StepResult:
-            chosen, values, *of_sound = (each.tolist() for each in copy.wait())
-            told = [[TokenLogprobs.of(*each, [], [])] for each in zip(chosen, values, strict=True)]
-            payloads = _tell_starts(len(plan.rows), beginning, *of_sound) if of_sound else None
+            chosen_tokens, values, *rest = copy.wait()
+            chosen = chosen_tokens.tolist()
+            told = [[TokenLogprobs.of(*each, [], [])] for each in zip(chosen, values.tolist(), strict=True)]
+            payloads = _tell_starts(len(plan.rows), beginning, *rest) if rest else None
             return StepResult(plan.number, [[token] for token in chosen], told, payloads)
 
         return read
@@ -281,13 +303,21 @@ def _build_metadata(tables: torch.Tensor, slots: torch.Tensor, length: int, num_
 
 
 def _tell_starts(
-    num_rows: int, beginning: Sequence[_Beginning], languages: Sequence[int], no_speech: Sequence[float]
+    num_rows: int,
+    beginning: Sequence[_Beginning],
+    languages: torch.Tensor,
+    no_speech: torch.Tensor,
+    *fits: torch.Tensor,
 ) -> list[bytes]:
     """What was found in the sound of each row of the plan; empty for rows that go on."""
-    payloads, found = [b""] * num_rows, iter(languages)
-    for each, probability in zip(beginning, no_speech, strict=False):
-        language = None if each.window.language_at is None else next(found)
-        payloads[each.place] = WindowStart(language=language, no_speech_prob=probability).encode()
+    payloads, found, aligned = [b""] * num_rows, iter(languages.tolist()), iter(fits)
+    for each, probability in zip(beginning, no_speech.tolist(), strict=False):
+        start = WindowStart(
+            language=None if each.window.language_at is None else next(found),
+            no_speech_prob=probability,
+            positions=find_positions(next(aligned).numpy()) if each.window.align_positions else [],
+        )
+        payloads[each.place] = start.encode()
     return payloads
 
 
@@ -297,61 +327,3 @@ def _check_settings(config: EngineConfig) -> None:
         raise ConfigError("`max_model_len` is set, but the windows of this model have a fixed length; leave it out")
     if config.padding == "real":
         raise ConfigError("`padding: real` is set, but windows all have one length; leave it out")
-
-
-def _describe(directory: Path, model: Any, block_size: int) -> tuple[AudioFacts, Tokens]:
-    """Raises ModelError for files that do not fit each other, or lack what transcripts with times need."""
-    extractor, config, generation = load_extractor(directory), model.config, model.generation_config
-    positions = int(config.max_source_positions)
-    if extractor.num_mels != config.num_mel_bins or extractor.window_frames != 2 * positions:
-        made = f"{extractor.window_frames} frames of {extractor.num_mels} numbers"
-        raise ModelError(
-            f"its feature extractor makes {made}; the model takes {2 * positions} of {config.num_mel_bins}"
-        )
-    try:
-        suppressed = Tokens.read(generation)
-        names = getattr(generation, "lang_to_id", None) or {}
-        languages = {str(name).strip("<|>"): int(token) for name, token in names.items()}
-        known = getattr(generation, "task_to_id", None) or {}
-        tasks = {task: int(known[task]) for task in _TASKS if task in known}
-        if getattr(generation, "is_multilingual", None) is False:
-            languages, tasks = {}, {}
-        end = generation.eos_token_id
-        facts = AudioFacts(
-            num_mels=extractor.num_mels,
-            window_seconds=extractor.window_seconds,
-            window_frames=extractor.window_frames,
-            frames_per_position=2,
-            window_cost=-(-positions // block_size) * block_size,
-            languages=languages,
-            tasks=tasks,
-            start=int(generation.decoder_start_token_id),
-            previous=getattr(generation, "prev_sot_token_id", None) or _find_previous(generation),
-            end=int(end[0] if isinstance(end, list) else end),
-            first_timestamp=suppressed.no_timestamps + 1,
-            max_tokens=int(config.max_target_positions),
-        )
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{directory / 'generation_config.json'} has not what Whisper's has ({checks.on_one_line(error)})"
-        ) from error
-    _check_tokens(facts, suppressed, int(config.vocab_size))
-    return facts, suppressed
-
-
-def _find_previous(generation: Any) -> int | None:
-    """As transformers finds it in older files: the second to last of the suppressed tokens."""
-    suppressed = list(generation.suppress_tokens or [])
-    return int(suppressed[-2]) if len(suppressed) >= 2 else None
-
-
-def _check_tokens(facts: AudioFacts, suppressed: Tokens, vocab_size: int) -> None:
-    named = [
-        *facts.languages.values(), *facts.tasks.values(), *suppressed.suppressed, *suppressed.suppressed_first,
-        facts.start, facts.end, facts.first_timestamp, facts.first_timestamp + (suppressed.max_first_timestamp or 0),
-        facts.previous or 0,
-    ]  # fmt: skip
-    if wrong := [token for token in named if not 0 <= token < vocab_size]:
-        raise ModelError(f"its generation_config.json names token {wrong[0]}, and the model has {vocab_size}")
-    if facts.end >= facts.first_timestamp or facts.max_tokens < 16:
-        raise ModelError("its generation_config.json is not one of Whisper: timestamps are not the last tokens")

@@ -38,7 +38,15 @@ class TranscriptionSegment(msgspec.Struct):
     no_speech_prob: float
 
 
-class VerboseTranscription(msgspec.Struct):
+class TranscriptionWord(msgspec.Struct):
+    """A word of `verbose_json`."""
+
+    word: str
+    start: float
+    end: float
+
+
+class VerboseTranscription(msgspec.Struct, omit_defaults=True):
     """The answer `verbose_json`."""
 
     task: SpeechTask
@@ -47,6 +55,7 @@ class VerboseTranscription(msgspec.Struct):
     text: str
     segments: list[TranscriptionSegment]
     usage: DurationUsage
+    words: list[TranscriptionWord] | None = None  # if timestamp_granularities has `word`
 
 
 class TranscriptTextDelta(msgspec.Struct, tag_field="type", tag="transcript.text.delta"):
@@ -66,12 +75,16 @@ def count_usage(seconds: float) -> DurationUsage:
     return DurationUsage(math.ceil(seconds))
 
 
-def build_verbose(transcript: Transcript, task: SpeechTask, seconds: float) -> VerboseTranscription:
-    """The whole answer. A language without a name is told by its code."""
+def build_verbose(
+    transcript: Transcript, task: SpeechTask, seconds: float, *, wants_words: bool = False
+) -> VerboseTranscription:
+    """Build the whole answer. A language without a name is told by its code."""
     language = transcript.language or ""
     segments = [_build_segment(number, told) for number, told in enumerate(transcript.segments)]
     name = NAMES.get(language, language)
-    return VerboseTranscription(task, name, seconds, transcript.text.strip(), segments, count_usage(seconds))
+    words = [TranscriptionWord(each.text, round(each.start, 3), round(each.end, 3)) for each in transcript.words]
+    text, usage = transcript.text.strip(), count_usage(seconds)
+    return VerboseTranscription(task, name, seconds, text, segments, usage, words if wants_words else None)
 
 
 def _build_segment(number: int, told: Told) -> TranscriptionSegment:

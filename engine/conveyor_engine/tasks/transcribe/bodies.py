@@ -40,13 +40,10 @@ class TranscriptionOptions(SpeechOptions):
     timestamp_granularities: Annotated[
         list[Literal["segment", "word"]] | None, Field(alias="timestamp_granularities[]")
     ] = None
-    """`segment`, for verbose_json. Words have no times here."""
+    """`segment`, `word` or both, for verbose_json. Words cost a second pass over each window."""
 
     @model_validator(mode="after")
     def _check_times(self) -> Self:
-        if "word" in (self.timestamp_granularities or ()):
-            name = "timestamp_granularities"
-            raise PydanticCustomError(name, f"{name} has 'word', which is not supported; segments have times")
         if self.timestamp_granularities and self.response_format != "verbose_json":
             name = "timestamp_granularities"
             raise PydanticCustomError(name, f"{name} is only allowed with response_format verbose_json")

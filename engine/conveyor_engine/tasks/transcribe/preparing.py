@@ -41,6 +41,7 @@ class PreparedSpeech(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     seconds: float
     temperature: float
     seed: int | None  # of the first window; the next ones have the next numbers
+    wants_words: bool
     response_format: Format
     stream: bool
 
@@ -63,6 +64,7 @@ def _prepare(model: ServedModel, job: Job, schema: type[SpeechOptions], task: Sp
     fields, (data,) = parse_form(model, schema, job, "file", 1)
     facts = AudioFacts.read(job.facts)
     asked = fields.language if isinstance(fields, TranscriptionOptions) else None
+    granularities = fields.timestamp_granularities or () if isinstance(fields, TranscriptionOptions) else ()
     language = _check_language(asked, facts)
     if task == "translate" and task not in facts.tasks:
         raise InvalidRequest("this model does not translate: it knows one language", param="model")
@@ -88,6 +90,7 @@ def _prepare(model: ServedModel, job: Job, schema: type[SpeechOptions], task: Sp
         seconds=num_frames / facts.frames_per_second,
         temperature=fields.temperature or 0.0,
         seed=fields.seed,
+        wants_words="word" in granularities,
         response_format=fields.response_format or "json",
         stream=bool(fields.stream),
     )

@@ -17,6 +17,7 @@ class Segment(NamedTuple):
     start: float  # seconds of the file
     end: float
     tokens: list[int]  # timestamps included
+    first: int  # where its tokens begin among those of the window
 
 
 def list_closed(tokens: Sequence[int], first_timestamp: int) -> list[list[int]]:
@@ -40,16 +41,17 @@ def divide(tokens: Sequence[int], seek: int, num_frames: int, facts: AudioFacts)
     is_time = [token >= first for token in tokens]
     ends = _find_ends(is_time)
     if not ends:
-        times = [token - first for token in tokens if token >= first]
-        last = times[-1] if times and times[-1] else num_frames // facts.frames_per_position
-        return [Segment(seek, begin, begin + last * position, list(tokens))], num_frames
+        offsets = [token - first for token in tokens if token >= first]
+        last = offsets[-1] if offsets and offsets[-1] else num_frames // facts.frames_per_position
+        return [Segment(seek, begin, begin + last * position, list(tokens), 0)], num_frames
     ends_with_one = is_time[-2:] == [False, True]
     if ends_with_one:  # no speech follows it
         ends.append(len(tokens))
     segments, start = [], 0
     for end in ends:
         own = list(tokens[start:end])
-        segments.append(Segment(seek, begin + (own[0] - first) * position, begin + (own[-1] - first) * position, own))
+        times = begin + (own[0] - first) * position, begin + (own[-1] - first) * position
+        segments.append(Segment(seek, *times, own, start))
         start = end
     if ends_with_one:
         return segments, num_frames

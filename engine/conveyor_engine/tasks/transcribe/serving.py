@@ -66,7 +66,8 @@ class TranscriptResponse(EngineResponse):
             case "json":
                 yield encode(Transcription(transcript.text.strip(), count_usage(seconds)))
             case "verbose_json":
-                yield encode(build_verbose(transcript, self._prepared.task, seconds))
+                wants_words = self._prepared.wants_words
+                yield encode(build_verbose(transcript, self._prepared.task, seconds, wants_words=wants_words))
             case "text":
                 yield f"{transcript.text.strip()}\n".encode()
             case "srt":

@@ -5,10 +5,13 @@ of several files share steps.
 """
 
 import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from conveyor_engine.tasks.transcribe.preparing import PreparedSpeech
 from conveyor_engine.tasks.transcribe.segments import Segment, divide, list_closed
+from conveyor_engine.tasks.transcribe.words import group_words
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.audio import AudioFacts, Window, WindowStart
 from conveyor_engine.wire.request import EngineRequest, RequestOutput, SamplingParams
@@ -37,6 +40,15 @@ class Heard:
         return self._sum_logprobs / len(self.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word with its times, in seconds of the file."""
+
+    text: str
+    start: float
+    end: float
+
+
 class Told:
     """A segment with its text, and what the model thought of its window."""
 
@@ -60,9 +72,11 @@ class Transcript:
         self._tokens, self._language_at = list(prepared.tokens), prepared.language_at
         self._seek = 0
         self._heard = Heard()
+        self._aligns = False  # whether the request at the engine finds times
         self._closed_text = ""  # of the segments of the running window that are certain
         self.language = prepared.language  # None until the first window has begun
         self.segments: list[Told] = []
+        self.words: list[Word] = []  # if the request asks for them
         self.num_windows = self.num_tokens = 0
 
     @property
@@ -70,58 +84,109 @@ class Transcript:
         """The text that is certain so far, with the space before it that many languages have."""
         return "".join(each.text for each in self.segments) + self._closed_text
 
+    @property
+    def _num_frames_left(self) -> int:
+        """Frames of the window that are in the file."""
+        return min(self._prepared.num_frames - self._seek, self._facts.window_frames)
+
     def build_part(self) -> Part:
         """Return the engine request of the next window."""
-        prepared, facts = self._prepared, self._facts
-        frame_bytes = _FLOAT_BYTES * facts.num_mels
-        first = self._seek * frame_bytes
-        features = prepared.features[first : first + facts.window_frames * frame_bytes]
+        prepared = self._prepared
         seed = None if prepared.seed is None else (prepared.seed + self.num_windows) % 2**63
+        max_tokens = self._facts.max_tokens - len(self._tokens)
+        params = SamplingParams(max_tokens=max_tokens, temperature=prepared.temperature, seed=seed)
+        window = Window(features=self._cut_features(), language_at=self._language_at)
+        self._heard = Heard()
+        self._aligns = False
+        self.num_windows += 1
+        return self._build(f"{prepared.id}-{self.num_windows - 1}", self._tokens, window, params)
+
+    def _build_alignment(self) -> Part:
+        """Return the engine request that finds the times of the window's tokens. Its own token has no meaning."""
+        window = Window(
+            features=self._cut_features(),
+            align_from=len(self._tokens),
+            align_positions=self._num_frames_left // self._facts.frames_per_position,
+        )
+        tokens = [*self._tokens, *self._heard.tokens[:-1]]
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        self._aligns = True
+        return self._build(f"{self._prepared.id}-{self.num_windows - 1}-words", tokens, window, params)
+
+    def _cut_features(self) -> bytes:
+        frame_bytes = _FLOAT_BYTES * self._facts.num_mels
+        first = self._seek * frame_bytes
+        return self._prepared.features[first : first + self._facts.window_frames * frame_bytes]
+
+    def _build(self, request_id: str, tokens: list[int], window: Window, params: SamplingParams) -> Part:
+        prepared = self._prepared
         request = EngineRequest(
-            request_id=f"{prepared.id}-{self.num_windows}",
+            request_id=request_id,
             party=prepared.id,
-            prompt_token_ids=self._tokens,
-            payload=Window(features=features, language_at=self._language_at).encode(),
-            payload_cost=facts.window_cost,
-            params=SamplingParams(
-                max_tokens=facts.max_tokens - len(self._tokens), temperature=prepared.temperature, seed=seed
-            ),
+            prompt_token_ids=tokens,
+            payload=window.encode(),
+            payload_cost=self._facts.window_cost,
+            params=params,
             level=prepared.level,
             deadline=prepared.deadline,
             arrival_time=prepared.arrival_time,
         )
-        self._heard = Heard()
-        self.num_windows += 1
         return Part.of([request])
 
     def follow(self, output: RequestOutput) -> Part | None:
-        """Add an output of the window. After its last one, return the request of the next window, if there is one."""
+        """Add an output of the window. After its last one, return the request that follows, if there is one.
+
+        That is the next window, or first the times of this window's tokens if the request asks for words.
+        """
         if output.has_failed:
             return None
+        if self._aligns:
+            assert output.payload is not None
+            self._add_window(WindowStart.read(output.payload).positions)
+            return self.build_part() if self._seek < self._prepared.num_frames else None
         self._heard.add(output)
         if output.finish_reason is None:
             if any(token >= self._facts.first_timestamp for token in output.new_token_ids):
                 closed = list_closed(self._heard.tokens, self._facts.first_timestamp)
                 self._closed_text = "".join(map(self._read, closed))
             return None
-        self._add_window()
+        self._find_language()
+        if self._prepared.wants_words and len(self._heard.tokens) > 1:
+            return self._build_alignment()
+        self._add_window([])
         return self.build_part() if self._seek < self._prepared.num_frames else None
 
-    def _add_window(self) -> None:
-        """Add the segments of the window, which has ended."""
-        heard, facts = self._heard, self._facts
+    def _find_language(self) -> None:
+        """Take the language that the model has found into the next windows."""
+        heard = self._heard
         if heard.start is not None and heard.start.language is not None and self._language_at is not None:
             self._tokens[self._language_at], self._language_at = heard.start.language, None
-            codes = {token: code for code, token in facts.languages.items()}
+            codes = {token: code for code, token in self._facts.languages.items()}
             self.language = codes[heard.start.language]
+
+    def _add_window(self, positions: list[int]) -> None:
+        """Add the segments of the window, which has ended. positions: at which its tokens begin; empty: unknown."""
+        heard, facts = self._heard, self._facts
         tokens = heard.tokens[:-1] if heard.tokens[-1] == facts.end else heard.tokens
-        left = min(self._prepared.num_frames - self._seek, facts.window_frames)
-        segments, advance = divide(tokens, self._seek, left, facts)
+        segments, advance = divide(tokens, self._seek, self._num_frames_left, facts)
         temperature = self._prepared.temperature
         self.segments += [Told(each, self._read(each.tokens), heard, temperature) for each in segments]
+        if positions:
+            self.words += [word for each in segments for word in self._list_words(each, positions)]
         self._closed_text = ""
         self.num_tokens += len(tokens)
         self._seek += advance
+
+    def _list_words(self, segment: Segment, positions: list[int]) -> Iterator[Word]:
+        """Yield the segment's words. A word ends where the token after it begins."""
+        facts = self._facts
+        begin, seconds = self._seek / facts.frames_per_second, facts.frames_per_position / facts.frames_per_second
+        places = [segment.first + place for place, token in enumerate(segment.tokens) if token < facts.end]
+        tokens = [token for token in segment.tokens if token < facts.end]
+        for group in group_words(tokens, self._read, self.language):
+            first, after = places[group.first], places[group.end - 1] + 1
+            start, end = (begin + positions[min(place, len(positions) - 1)] * seconds for place in (first, after))
+            yield Word(group.text.strip(), start, end)
 
     def _read(self, tokens: list[int]) -> str:
         words = [token for token in tokens if token < self._facts.end]

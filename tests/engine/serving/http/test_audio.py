@@ -78,6 +78,18 @@ def test_translations_have_their_own_task(served: Served) -> None:
     assert told.text != served.client.audio.transcriptions.create(model="tiny", file=("x.wav", WAV)).text
 
 
+def test_words_have_times(served: Served) -> None:
+    told = served.client.audio.transcriptions.create(
+        model="tiny", file=("x.wav", WAV), response_format="verbose_json", timestamp_granularities=["word", "segment"]
+    )
+    words = told.words or []
+    assert "".join(each.word for each in words) == "".join(told.text.split())
+    assert all(0 <= each.start <= each.end <= told.duration + 0.02 for each in words)
+    plain = served.post(WAV, response_format="verbose_json").json()
+    assert "words" not in plain
+    assert [each["tokens"] for each in plain["segments"]] == [each.tokens for each in told.segments or ()]
+
+
 def test_a_seed_draws_the_same_tokens_again(served: Served) -> None:
     fields = {"response_format": "verbose_json", "temperature": "0.8"}
     one, again, other = (served.post(WAV, **fields, seed=seed).json() for seed in ("1", "1", "2"))
@@ -127,11 +139,6 @@ def test_files_of_several_clients_share_batches(served: Served) -> None:
         ({"response_format": "xml"}, "response_format", "response_format must be 'json', 'text'"),
         ({"stream": "true", "response_format": "srt"}, "stream", "not possible with response_format srt"),
         ({"prompt": "<|endoftext|>"}, "prompt", "prompt has special tokens of the model"),
-        (
-            {"timestamp_granularities[]": ["word", "segment"], "response_format": "verbose_json"},
-            "timestamp_granularities",
-            "timestamp_granularities has 'word', which is not supported",
-        ),
         (
             {"timestamp_granularities[]": "segment"},
             "timestamp_granularities",

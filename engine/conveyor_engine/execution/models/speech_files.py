@@ -1,0 +1,101 @@
+"""Reads what a model of speech says of itself: its feature extractor, and the tokens of its generation_config.json.
+
+Used by `runners.speech`. The files are a tenant's: numbers are checked before anything is made by them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from conveyor_engine.audio.features import load_extractor
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.speech import Tokens
+from conveyor_engine.wire.audio import AudioFacts, SpeechTask
+
+_TASKS: Final[tuple[SpeechTask, ...]] = ("transcribe", "translate")
+_MEDIAN_WIDTH_MAX: Final = 63
+
+
+def describe_speech(directory: Path, model: Any, block_size: int) -> tuple[AudioFacts, Tokens]:
+    """Raises ModelError for files that do not fit each other, or lack what transcripts with times need."""
+    extractor, config, generation = load_extractor(directory), model.config, model.generation_config
+    positions = int(config.max_source_positions)
+    if extractor.num_mels != config.num_mel_bins or extractor.window_frames != 2 * positions:
+        made = f"{extractor.window_frames} frames of {extractor.num_mels} numbers"
+        raise ModelError(
+            f"its feature extractor makes {made}; the model takes {2 * positions} of {config.num_mel_bins}"
+        )
+    try:
+        suppressed = Tokens.read(generation)
+        names = getattr(generation, "lang_to_id", None) or {}
+        languages = {str(name).strip("<|>"): int(token) for name, token in names.items()}
+        known = getattr(generation, "task_to_id", None) or {}
+        tasks = {task: int(known[task]) for task in _TASKS if task in known}
+        if getattr(generation, "is_multilingual", None) is False:
+            languages, tasks = {}, {}
+        end = generation.eos_token_id
+        facts = AudioFacts(
+            num_mels=extractor.num_mels,
+            window_seconds=extractor.window_seconds,
+            window_frames=extractor.window_frames,
+            frames_per_position=2,
+            window_cost=-(-positions // block_size) * block_size,
+            languages=languages,
+            tasks=tasks,
+            start=int(generation.decoder_start_token_id),
+            previous=getattr(generation, "prev_sot_token_id", None) or _find_previous(generation),
+            end=int(end[0] if isinstance(end, list) else end),
+            first_timestamp=suppressed.no_timestamps + 1,
+            max_tokens=int(config.max_target_positions),
+        )
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{directory / 'generation_config.json'} has not what Whisper's has ({checks.on_one_line(error)})"
+        ) from error
+    _check_tokens(facts, suppressed, int(config.vocab_size))
+    return facts, suppressed
+
+
+def _find_previous(generation: Any) -> int | None:
+    """As transformers finds it in older files: the second to last of the suppressed tokens."""
+    suppressed = list(generation.suppress_tokens or [])
+    return int(suppressed[-2]) if len(suppressed) >= 2 else None
+
+
+def _check_tokens(facts: AudioFacts, suppressed: Tokens, vocab_size: int) -> None:
+    named = [
+        *facts.languages.values(), *facts.tasks.values(), *suppressed.suppressed, *suppressed.suppressed_first,
+        facts.start, facts.end, facts.first_timestamp, facts.first_timestamp + (suppressed.max_first_timestamp or 0),
+        facts.previous or 0,
+    ]  # fmt: skip
+    if wrong := [token for token in named if not 0 <= token < vocab_size]:
+        raise ModelError(f"its generation_config.json names token {wrong[0]}, and the model has {vocab_size}")
+    if facts.end >= facts.first_timestamp or facts.max_tokens < 16:
+        raise ModelError("its generation_config.json is not one of Whisper: timestamps are not the last tokens")
+
+
+def read_alignment_heads(model: Any) -> Mapping[int, list[int]]:
+    """Return the heads whose attention shows when a token is said, by layer. Raises ModelError.
+
+    A model that names none has all heads of the last half of its layers, as in OpenAI's library.
+    """
+    num_layers, num_heads = int(model.config.decoder_layers), int(model.config.decoder_attention_heads)
+    named = getattr(model.generation_config, "alignment_heads", None)
+    if named is None:
+        return {layer: list(range(num_heads)) for layer in range(num_layers // 2, num_layers)}
+    heads: dict[int, list[int]] = {}
+    try:
+        pairs = {(int(layer), int(head)) for layer, head in named}
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"its generation_config.json has alignment_heads that are no heads: {named!r:.80}") from error
+    for layer, head in sorted(pairs):
+        if not (0 <= layer < num_layers and 0 <= head < num_heads):
+            raise ModelError(f"its generation_config.json has the alignment head [{layer}, {head}], which is no head")
+        heads.setdefault(layer, []).append(head)
+    return heads
+
+
+def read_median_width(model: Any) -> int:
+    """Return for how many positions alignment takes a median, an odd number."""
+    return min(max(int(model.config.median_filter_width), 1), _MEDIAN_WIDTH_MAX) | 1
