@@ -141,8 +141,7 @@ class Transcript:
         if output.has_failed:
             return None
         if self._aligns:
-            assert output.payload is not None
-            self._add_window(WindowStart.read(output.payload).positions)
+            self._add_window([] if output.payload is None else WindowStart.read(output.payload).positions)
             return self.build_part() if self._seek < self._prepared.num_frames else None
         self._heard.add(output)
         if output.finish_reason is None:
@@ -175,7 +174,7 @@ class Transcript:
             self.words += [word for each in segments for word in self._list_words(each, positions)]
         self._closed_text = ""
         self.num_tokens += len(tokens)
-        self._seek += advance
+        self._seek += advance or self._num_frames_left  # a model may close a segment where it began, again and again
 
     def _list_words(self, segment: Segment, positions: list[int]) -> Iterator[Word]:
         """Yield the segment's words. A word ends where the token after it begins."""
