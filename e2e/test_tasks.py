@@ -40,7 +40,7 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
     )
     status = read(name, namespace)["status"]
     task = body["spec"].get("task", name.title())
-    mode = "Continuous" if name == "image-generate" else "Dynamic"
+    mode = "Continuous" if name in ("image-generate", "transcribe") else "Dynamic"
     assert (status["model"]["task"], status["effective"]["mode"]) == (task, mode)
     url = service_url(name, namespace).removesuffix("/v1")
     bodies = [body for body in (TASKS[name].body, TASKS[name].second) if body is not None]
