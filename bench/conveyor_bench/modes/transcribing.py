@@ -244,7 +244,7 @@ def open_transformers(directory: Path, dtype: str) -> System:
 
 
 def find_ctranslate2(directory: Path, dtype: str) -> System | None:
-    """Return CTranslate2 with the same model, if it is installed."""
+    """Return CTranslate2 with the same model, if it is installed; in float32 if it lacks the type on this CPU."""
     try:
         import ctranslate2  # type: ignore[import-not-found]  # not among the project's dependencies
     except ImportError:
@@ -258,7 +258,8 @@ def find_ctranslate2(directory: Path, dtype: str) -> System | None:
     spec.validate()
     spec.optimize(quantization=None)
     spec.save(str(converted))
-    whisper = ctranslate2.models.Whisper(str(converted), device="cpu", compute_type=dtype, intra_threads=1)
+    kind = dtype if dtype in ctranslate2.get_supported_compute_types("cpu") else "float32"
+    whisper = ctranslate2.models.Whisper(str(converted), device="cpu", compute_type=kind, intra_threads=1)
 
     def run(files: Sequence[File], batch: int) -> None:
         for windows in list_batches(files, batch):
