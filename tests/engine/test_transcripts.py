@@ -15,7 +15,7 @@ import torch
 from tests.engine.embedding_cores import make_core
 from tests.engine.image_models import save_image_model
 from tests.engine.speech_models import RATE, draw_sound, save_speech_model
-from transformers import GenerationConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
 
 from conveyor_engine.audio.features import load_extractor
@@ -277,7 +277,16 @@ def test_files_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
         make_core(tmp_path, max_num_batched_tokens=None)
 
 
-@pytest.mark.parametrize("heads", [[[9, 0]], [[0, -1]], ["x"], 7])
+def test_a_large_model_without_alignment_heads_has_a_bounded_number(tiny: Speech) -> None:
+    model = copy.copy(tiny.model)
+    model.generation_config = GenerationConfig()
+    model.config = WhisperConfig(decoder_layers=32, decoder_attention_heads=20)
+    assert read_alignment_heads(model) == {31: list(range(20))}
+    model.config = WhisperConfig(decoder_layers=4, decoder_attention_heads=6)
+    assert read_alignment_heads(model) == {layer: list(range(6)) for layer in (2, 3)}
+
+
+@pytest.mark.parametrize("heads", [[[9, 0]], [[0, -1]], ["x"], 7, [[0, head] for head in range(33)]])
 def test_alignment_heads_that_are_no_heads_are_refused(tiny: Speech, heads: Any) -> None:
     model = copy.copy(tiny.model)
     model.generation_config = GenerationConfig(alignment_heads=heads)

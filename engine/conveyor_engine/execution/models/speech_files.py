@@ -15,6 +15,7 @@ from conveyor_engine.wire.audio import AudioFacts, SpeechTask
 
 _TASKS: Final[tuple[SpeechTask, ...]] = ("transcribe", "translate")
 _MEDIAN_WIDTH_MAX: Final = 63
+_HEADS_MAX: Final = 32  # for alignment; the models of OpenAI name 6 to 23
 
 
 def describe_speech(directory: Path, model: Any, block_size: int) -> tuple[AudioFacts, Tokens]:
@@ -78,17 +79,21 @@ def _check_tokens(facts: AudioFacts, suppressed: Tokens, vocab_size: int) -> Non
 def read_alignment_heads(model: Any) -> Mapping[int, list[int]]:
     """Return the heads whose attention shows when a token is said, by layer. Raises ModelError.
 
-    A model that names none has all heads of the last half of its layers, as in OpenAI's library.
+    A model that names none has all heads of the last half of its layers, as in OpenAI's library, but at most
+    `_HEADS_MAX` of the last ones: each takes up to 2.7 MB of weights for a window.
     """
     num_layers, num_heads = int(model.config.decoder_layers), int(model.config.decoder_attention_heads)
     named = getattr(model.generation_config, "alignment_heads", None)
     if named is None:
-        return {layer: list(range(num_heads)) for layer in range(num_layers // 2, num_layers)}
+        first = max(num_layers // 2, num_layers - max(1, _HEADS_MAX // num_heads))
+        return {layer: list(range(num_heads))[:_HEADS_MAX] for layer in range(first, num_layers)}
     heads: dict[int, list[int]] = {}
     try:
         pairs = {(int(layer), int(head)) for layer, head in named}
     except (TypeError, ValueError) as error:
         raise ModelError(f"its generation_config.json has alignment_heads that are no heads: {named!r:.80}") from error
+    if len(pairs) > _HEADS_MAX:
+        raise ModelError(f"its generation_config.json has {len(pairs)} alignment_heads; {_HEADS_MAX} are possible")
     for layer, head in sorted(pairs):
         if not (0 <= layer < num_layers and 0 <= head < num_heads):
             raise ModelError(f"its generation_config.json has the alignment head [{layer}, {head}], which is no head")
