@@ -29,8 +29,10 @@ PARTS = {
 ASKED_FOR = {"engine": {"httptools"}}  # by the HTTP protocol of uvicorn
 BENCH = ("bench/conveyor_bench",)
 OURS = {"e2e", "tests"}
-# Of peers that `make bench` and `make batchers` bring: with scipy beside it, every start of transformers takes longer.
-PEERS = {"sentence_transformers", "gguf", "llama_cpp", "vllm", "bentoml", "infinity_emb", "litserve", "pytriton", "ray"}
+# Peers that are installed beside the project for one measurement; beside scipy, each start of transformers takes longer.
+PEERS = {
+    "bentoml", "ctranslate2", "gguf", "infinity_emb", "litserve", "llama_cpp", "pytriton", "ray", "sentence_transformers", "vllm",
+}  # fmt: skip
 # A half of another package, in the one version that goes with it.
 HALVES = {"pydantic-core": "pydantic"}
 

@@ -10,17 +10,16 @@ from conveyor_engine.execution.native import library
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def flags_of(address: int) -> list[str]:
-    """Return VmFlags of the mapping that contains the address."""
-    inside, flags = False, list[str]()
+def huge_mappings() -> list[range]:
+    """Return the addresses of this process that ask for huge pages."""
+    found, addresses = list[range](), range(0)
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
+        first, *others = line.split()
         if "-" in first and not first.endswith(":"):
-            start, end = (int(part, 16) for part in first.split("-"))
-            inside = start <= address < end
-        elif inside and first == "VmFlags:":
-            flags = line.split()[1:]
-    return flags
+            addresses = range(*(int(part, 16) for part in first.split("-")))
+        elif first == "VmFlags:" and "hg" in others:
+            found.append(addresses)
+    return found
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (5, 7), (3, 1024, 1024)], ids=str)
@@ -34,6 +33,9 @@ def test_all_of_it_is_zero_and_can_be_written(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.skipif(not HUGE_PAGES.exists(), reason="this system has no transparent huge pages")
 def test_what_fills_a_huge_page_asks_for_them() -> None:
-    large, small = library.zeros((2048, 1024), torch.bfloat16), library.zeros((8, 8), torch.bfloat16)
-    assert "hg" in flags_of(large.data_ptr() + large.nbytes // 2)
-    assert "hg" not in flags_of(small.data_ptr())
+    large = library.zeros((2048, 1024), torch.bfloat16)
+    middle = large.data_ptr() + large.nbytes // 2
+    before = huge_mappings()
+    assert any(middle in addresses for addresses in before)
+    library.zeros((8, 8), torch.bfloat16)
+    assert huge_mappings() == before
