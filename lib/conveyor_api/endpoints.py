@@ -60,7 +60,7 @@ ENDPOINTS: Final = (
     Endpoint("POST", "/v1/messages", Kind.ENGINE, "generates text", may_stream=True),
     Endpoint("POST", "/v1/messages/count_tokens", Kind.ENGINE, "generates text"),
     *(Endpoint("POST", path, Kind.ENGINE, "reads text") for path in ("/tokenize", "/detokenize", "/decode")),
-    Endpoint("GET", "/tokenizer_info", Kind.ENGINE_PAGE),
+    *(Endpoint("GET", path, Kind.ENGINE_PAGE) for path in ("/tokenizer_info", "/info")),
     *(Endpoint("POST", path, Kind.ENGINE, "embeds") for path in ("/v1/embeddings", "/embed")),
     *(Endpoint("POST", path, Kind.ENGINE, "ranks or embeds") for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
     *(Endpoint("POST", path, Kind.ENGINE, "ranks or embeds") for path in ("/v1/score", "/score")),

@@ -29,9 +29,10 @@ PARTS = {
 ASKED_FOR = {"engine": {"httptools"}}  # by the HTTP protocol of uvicorn
 BENCH = ("bench/conveyor_bench",)
 OURS = {"e2e", "tests"}
-# Peers that are installed beside the project for one measurement; beside scipy, each start of transformers takes longer.
+# Installed beside the project for one measurement each: scipy, which some bring, makes transformers start slower.
 PEERS = {
-    "bentoml", "ctranslate2", "gguf", "infinity_emb", "litserve", "llama_cpp", "pytriton", "ray", "sentence_transformers", "vllm",
+    "bentoml", "ctranslate2", "gguf", "infinity_emb", "litserve", "llama_cpp", "pytriton", "ray",
+    "sentence_transformers", "vllm",
 }  # fmt: skip
 # A half of another package, in the one version that goes with it.
 HALVES = {"pydantic-core": "pydantic"}

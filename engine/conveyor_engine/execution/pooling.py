@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conveyor_engine.execution.models.sentence_files import PoolingMode
 from conveyor_engine.execution.transfer import to_device
-from conveyor_engine.wire.embedding import EmbedDtype, PoolingParams
+from conveyor_engine.wire.embedding import EmbedDtype, PoolingMode, PoolingParams
 
 _DTYPES: Final[dict[EmbedDtype, torch.dtype]] = {
     "float16": torch.float16, "bfloat16": torch.bfloat16,

@@ -7,6 +7,7 @@ import msgspec
 from conveyor_engine.wire.images import Shape
 from conveyor_engine.wire.request import ModelFacts
 
+PoolingMode = Literal["cls", "mean", "last"]
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 NUM_BYTES: Final[dict[EmbedDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
@@ -40,6 +41,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     """Properties of a model that embeds."""
 
     size: int  # dimensions of its vectors
+    pooling: PoolingMode | None = None  # how hidden states become a vector; None: the model itself does it
     is_matryoshka: bool = False  # whether the first dimensions of a vector are a vector themselves ...
     matryoshka_dimensions: tuple[int, ...] = ()  # ... for these numbers of dimensions; empty: for any number
     instructions: dict[str, str] = {}  # texts that begin an input, by name

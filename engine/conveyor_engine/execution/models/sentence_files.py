@@ -10,14 +10,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.model_files import SENTENCE_MODULES, SENTENCE_SETTINGS, read_list, read_object
+from conveyor_engine.wire.embedding import PoolingMode
 
-PoolingMode = Literal["cls", "mean", "last"]
 LIMITS_FILE = "sentence_bert_config.json"
 _CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
 _INSTRUCTIONS_MAX, _INSTRUCTION_CHARACTERS_MAX = 256, 4096  # current models have at most 60, each far shorter

@@ -6,6 +6,7 @@ Built once by `build`. See `runners.packed`.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,7 +19,7 @@ from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.pooling import finish, pool
 from conveyor_engine.execution.runners.packed import PackedRunner, check_settings
 from conveyor_engine.execution.start import Progress, Start
-from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
+from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingMode, PoolingParams
 from conveyor_engine.wire.step import AdmittedRow
 
 
@@ -30,9 +31,11 @@ class PoolRunner(PackedRunner):
         check_settings(config)
         start = Start(config, placement, progress, TEXT_ENCODER)
         self._pooling = read_pooling(Path(config.model))
-        of_task = _describe(start.model_config, read_instructions(Path(config.model))).encode()
-        super().__init__(start, start.load(), self._pooling.max_seq_length, of_task)
-        self._mode = self._pooling.mode or ("last" if self.is_causal else "mean")
+        instructions = read_instructions(Path(config.model))
+        super().__init__(start, start.load(), self._pooling.max_seq_length, of_task=b"")
+        self._mode: PoolingMode = self._pooling.mode or ("last" if self.is_causal else "mean")
+        embedding = _describe(start.model_config, instructions, self._mode)
+        self.facts = msgspec.structs.replace(self.facts, of_task=embedding.encode())
         progress(f"event=pooling_chosen mode={self._mode} normalizes={str(self._pooling.normalizes).lower()}")
         progress(f"event=largest_step_fits mib={self.find_step_bytes(start) / 2**20:.0f}")
 
@@ -48,7 +51,7 @@ class PoolRunner(PackedRunner):
             yield finish(vector, PoolingParams.read(prompt.payload), normalizes=self._pooling.normalizes)
 
 
-def _describe(model_config: PretrainedConfig, instructions: Instructions) -> EmbeddingFacts:
+def _describe(model_config: PretrainedConfig, instructions: Instructions, mode: PoolingMode) -> EmbeddingFacts:
     """Return facts from the fields of config.json that vLLM reads: `is_matryoshka` and `matryoshka_dimensions`."""
     size = int(model_config.hidden_size)
     named = getattr(model_config, "matryoshka_dimensions", None)
@@ -56,6 +59,7 @@ def _describe(model_config: PretrainedConfig, instructions: Instructions) -> Emb
     named = tuple(sorted({d for d in named if type(d) is int and 1 <= d <= size}))
     return EmbeddingFacts(
         size=size,
+        pooling=mode,
         is_matryoshka=bool(named) or getattr(model_config, "is_matryoshka", False) is True,
         matryoshka_dimensions=named,
         instructions=dict(instructions.texts),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from conveyor_engine.errors import ConveyorEngineError, ErrorCode, Overloaded, Unavailable
-from conveyor_engine.serving.http import open_inference, status, tokens
+from conveyor_engine.serving.http import info, open_inference, status, tokens
 from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
@@ -39,6 +39,7 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("GET", "/readyz"): status.get_readyz,
     ("GET", "/load"): status.get_load,
     ("GET", "/tokenizer_info"): tokens.get_tokenizer_info,
+    ("GET", "/info"): info.get_info,
     ("GET", "/place"): status.ask_for_place,
     ("DELETE", "/place"): status.give_place_back,
     ("GET", USAGE_PATH): status.get_usage,

@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 from conveyor_engine import __version__
 from conveyor_engine.errors import ErrorCode
 from conveyor_engine.serving.http.failures import ErrorAnswer
+from conveyor_engine.serving.http.info import Info
 from conveyor_engine.serving.http.open_inference import (
     InferAnswer,
     Live,
@@ -42,7 +43,7 @@ Json = dict[str, Any]
 _REFERENCE = "#/components/schemas/{name}"
 _TEMPLATE = "#/components/schemas/{model}"  # the same reference, with pydantic's placeholder
 _ANSWERS = (
-    ErrorAnswer, *(form.answer for form in ERROR_FORMS), ModelList, Model, Status, Version, Load, UsedTokens,
+    ErrorAnswer, *(form.answer for form in ERROR_FORMS), ModelList, Model, Status, Version, Load, UsedTokens, Info,
     ServerMetadata, Live, Ready, ModelReady, ModelMetadata, InferAnswer,
 )  # fmt: skip
 _MODELS_OF_V2 = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
@@ -99,6 +100,9 @@ def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
     yield "/tokenizer_info", "get", {
         "summary": "Describes the model's tokenizer.", "responses": {"200": told, **_refusals({400})},
     }  # fmt: skip
+    page = _page("Describes a model that embeds, ranks or classifies texts.", Info)
+    page["responses"] |= _refusals({400, 503}, "/info")
+    yield "/info", "get", page
     yield "/load", "get", _page("The numbers of running and waiting requests.", Load)
     yield "/place", "get", _of_place("Reserves a place for a gateway's next request, as soon as one is free.")
     yield "/place", "delete", _of_place("Releases a reserved place.")

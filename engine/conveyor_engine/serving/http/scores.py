@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from conveyor_engine.wire.classification import Activation
+from conveyor_engine.wire.classification import Activation, ClassifierFacts
+from conveyor_engine.wire.request import ModelFacts
 
 
 class Prediction(msgspec.Struct):
@@ -13,6 +15,15 @@ class Prediction(msgspec.Struct):
 
     score: float
     label: str
+
+
+def describe_labels(facts: ModelFacts) -> dict[str, dict[str, Any]]:
+    """Return the labels of a model that ranks or classifies as config.json has them: `id2label` and `label2id`."""
+    labels = ClassifierFacts.read(facts).labels
+    return {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
 
 
 def rank(scores: Sequence[float], labels: Sequence[str]) -> list[Prediction]:

@@ -56,6 +56,7 @@ class TaskPaths:
     refine: Callable[[dict[str, Any]], None] = lambda _: None  # adds to the schemas what pydantic cannot derive
     inputs_bytes_max: int = 0  # limit for a body with many inputs; 0: a body has one input
     inference: Inference | None = None  # None: the task's models take no tensors
+    describe_for_tei: Callable[[ModelFacts], dict[str, Any]] | None = None  # `model_type` of /info: see `info`
 
 
 def load_task_paths() -> dict[str, TaskPaths]:

@@ -12,7 +12,7 @@ from starlette.types import Send
 from conveyor_engine.serving.http.app_state import app_state, model_facts
 from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.one_step import OneStepResponse, PromptUsage, write_list, write_with
-from conveyor_engine.serving.http.scores import Prediction, activate, rank
+from conveyor_engine.serving.http.scores import Prediction, activate, describe_labels, rank
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.http.tokens import TOKEN_PATHS
 from conveyor_engine.serving.preparing.inputs import needs_inputs
@@ -162,5 +162,6 @@ TASK: Final = TaskPaths(
         *TOKEN_PATHS,
     ),
     refine=lambda schemas: needs_inputs(schemas["ClassificationRequest"]),
+    describe_for_tei=lambda facts: {"classifier": describe_labels(facts)},
     inputs_bytes_max=4 * 2**20,  # half of a gateway's default limit for a body
 )  # fmt: skip

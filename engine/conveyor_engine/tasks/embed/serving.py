@@ -6,7 +6,7 @@ import operator
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -23,6 +23,7 @@ from conveyor_engine.serving.preparing.inputs import needs_inputs
 from conveyor_engine.tasks.embed.bodies import EmbeddingRequest, EmbedRequest
 from conveyor_engine.tasks.embed.preparing import PreparedCosines, PreparedEmbeddings
 from conveyor_engine.wire.embedding import NUM_BYTES, EmbeddingFacts, EmbedDtype
+from conveyor_engine.wire.request import ModelFacts
 
 
 class Embedding(msgspec.Struct):
@@ -127,6 +128,11 @@ class CosinesResponse(ComparisonResponse):
         return [sum(map(operator.mul, *pair)) for pair in zip(firsts, second, strict=False)]
 
 
+def _describe_for_tei(facts: ModelFacts) -> dict[str, Any]:
+    pooling = EmbeddingFacts.read(facts).pooling
+    return {"embedding": {"pooling": "last_token" if pooling == "last" else pooling or "model"}}
+
+
 TASK: Final = TaskPaths(
     (
         TaskPath(
@@ -138,5 +144,6 @@ TASK: Final = TaskPaths(
         *TOKEN_PATHS,
     ),
     refine=lambda schemas: needs_inputs(schemas["EmbeddingRequest"]),
+    describe_for_tei=_describe_for_tei,
     inputs_bytes_max=4 * 2**20,  # half of a gateway's default limit for a body
 )  # fmt: skip

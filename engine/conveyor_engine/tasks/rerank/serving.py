@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from conveyor_engine.serving.http.comparing import ComparisonResponse, build_comparison_paths, needs_pairs
-from conveyor_engine.serving.http.scores import activate
+from conveyor_engine.serving.http.scores import activate, describe_labels
 from conveyor_engine.serving.http.task_paths import TaskPaths
 from conveyor_engine.serving.http.tokens import TOKEN_PATHS
 from conveyor_engine.tasks.rerank.preparing import PreparedPairs
@@ -24,4 +24,5 @@ TASK: Final = TaskPaths(
     (*build_comparison_paths(PairsResponse), *TOKEN_PATHS),
     inputs_bytes_max=4 * 2**20,  # half of a gateway's default limit for a body
     refine=needs_pairs,
+    describe_for_tei=lambda facts: {"reranker": describe_labels(facts)},
 )

@@ -210,6 +210,12 @@ def test_an_engine_that_generates_classifies_nothing(server: EngineServer, path:
 TOKEN_LABELS = ("O", "B-animal", "I-animal", "B-place", "I-place")
 
 
+def test_the_labels_are_described(served: Served) -> None:
+    told, labels = served.server.get("/info").json()["model_type"]["classifier"], served.pipeline.model.config.id2label
+    assert told["id2label"] == {str(index): label for index, label in labels.items()}
+    assert told["label2id"] == {label: index for index, label in labels.items()}
+
+
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineServer, TokenClassificationPipeline]]:
     folder = tmp_path_factory.mktemp("tokens")

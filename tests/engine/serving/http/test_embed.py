@@ -101,3 +101,17 @@ def test_what_cannot_be_embedded_is_refused_by_name(served: Served, body: dict[s
     error = error_of(answer)
     assert (error["code"], error["param"]) == ("invalid_value", param)
     assert answer.json()["error_type"] == "Validation", "the form of text-embeddings-inference"
+
+
+def test_the_model_and_its_limits_are_described(served: Served) -> None:
+    told = served.server.get("/info").json()
+    assert told["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert (told["model_id"], told["model_dtype"]) == (
+        served.server.get("/v1/models").json()["data"][0]["id"],
+        "float32",
+    )
+    served.post("/embed", inputs=["a "] * told["max_client_batch_size"])
+    beyond = served.server.post("/embed", {"inputs": ["a "] * (told["max_client_batch_size"] + 1)})
+    assert (beyond.status_code, beyond.json()["error_type"]) == (400, "Validation")
+    long = {"inputs": [[7] * (told["max_input_length"] + 1)], "truncate": told["auto_truncate"]}
+    assert served.server.post("/embed", long).status_code == 400

@@ -69,6 +69,10 @@ def post(served: Served, path: str, **more: Any) -> Any:
     return answer.json()
 
 
+def test_the_model_is_described_as_a_reranker(served: Served) -> None:
+    assert list(served.server.get("/info").json()["model_type"]) == ["reranker"]
+
+
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
 def test_documents_come_best_first_with_the_scores_of_transformers(served: Served, path: str) -> None:
     answer = post(served, path, model="tiny")

@@ -78,6 +78,12 @@ def test_the_tokenizer_is_described_as_its_files_have_it(server: EngineServer, t
     assert not [name for name in told if name.endswith("_file")]
 
 
+def test_a_model_that_generates_is_described_elsewhere(server: EngineServer) -> None:
+    answer = server.get("/info")
+    assert answer.status_code == 400
+    assert "/v1/models" in answer.json()["error"]
+
+
 REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("/tokenize", {}, "invalid_value", "prompt"),
     ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "invalid_value", "prompt"),
