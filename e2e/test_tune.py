@@ -48,7 +48,7 @@ async def test_a_service_is_advised_and_tuned_and_is_afterwards_as_it_was(namesp
         assert [each["batching"]["maxBatchSize"] for each in told["candidates"]] == [4, 2]
         for candidate in told["candidates"]:
             assert candidate["problem"] is None
-            assert [trial["failed"] for trial in candidate["trials"]] == [0, 0]
+            assert [trial["problems"] for trial in candidate["trials"]] == [{}, {}]
         assert spec_of(namespace) == before
         assert kube.get("infsvc", "tuned-tune", namespace) is None
     kube.wait_ready("tuned", namespace)
