@@ -12,6 +12,7 @@ from conveyor_engine.wire.request import EngineStats
 
 _LATELY_SECONDS: Final = 60.0  # time constant of the decay: a value of this age counts 0.37
 _LONGEST_PAUSE_SECONDS: Final = 1.0  # the limit on counted time between two steps
+_LENGTHS_MIN: Final = 100  # ended requests after which their mean length is known
 
 
 class Counters:
@@ -79,13 +80,18 @@ class Counters:
 class Carried:
     """How many requests the KV cache recently held at once, as means over the time with running requests.
 
-    If the cache never runs out of blocks, the batch is the limit. The autoscaler compares the requests in flight with
-    this number.
+    Until the cache runs out of blocks for the first time, it is how many requests of the expected lengths the cache
+    would hold: of the declared lengths, or of those observed so far. The autoscaler compares the requests in flight
+    with this number.
     """
 
-    def __init__(self, max_num_seqs: int, expected: int | None = None) -> None:
-        """expected: the number that is assumed until blocks run out for the first time; None: no limit."""
+    def __init__(self, max_num_seqs: int, expected: int | None = None, num_blocks: int = 0) -> None:
+        """expected: the number for declared lengths; None: at least a batch, or nothing is declared. num_blocks: the
+        blocks of the cache, if lengths are observed; 0: they are not."""
         self._max_num_seqs = max_num_seqs
+        self._num_blocks = num_blocks
+        self._num_lengths = 0
+        self._mean_blocks = 0.0  # of a request when it ends
         self._at = 0.0
         self._running = 0.0
         self._used = 0.0
@@ -93,8 +99,19 @@ class Carried:
 
     @property
     def number(self) -> int | None:
-        """The number of requests; None as long as the cache has had room for the whole batch."""
-        return None if self._number is None else max(1, round(self._number))
+        """The number of requests; None if the cache has room for the whole batch, as far as is known."""
+        number = self._number
+        if number is None and self._num_lengths >= _LENGTHS_MIN:
+            likely = self._num_blocks / self._mean_blocks
+            number = likely if round(likely) < self._max_num_seqs else None
+        return None if number is None else max(1, round(number))
+
+    def learn(self, num_blocks: int) -> None:
+        """Record a request that ends. num_blocks: those that it does not share. Has no effect after a shortage."""
+        if self._num_blocks:
+            self._num_lengths += 1
+            error = max(1, num_blocks) - self._mean_blocks
+            self._mean_blocks += error / min(self._num_lengths, _LENGTHS_MIN)
 
     def observe(self, now: float, num_running: int, usage: float, short: bool) -> None:
         """Record a planned step: how many requests run, their share of the blocks, and whether blocks ran out.
@@ -102,6 +119,8 @@ class Carried:
         If blocks ran out, the cache holds the number of running requests. Otherwise it may hold more: the number of
         requests of the same size that would fit.
         """
+        if short:
+            self._num_blocks = self._num_lengths = 0  # from now on the number is measured
         weight = min(now - self._at, _LONGEST_PAUSE_SECONDS) / _LATELY_SECONDS
         self._at = now
         self._running += weight * (num_running - self._running)

@@ -5,7 +5,7 @@ In a batch that keeps together, outputs are held back until all rows are done. A
 
 from collections.abc import Sequence
 
-from conveyor_engine.scheduling.counters import Counters
+from conveyor_engine.scheduling.counters import Carried, Counters
 from conveyor_engine.scheduling.policy import Policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
@@ -24,11 +24,14 @@ _NOTHING_ALLOWED = (
 class Outputs:
     """The requests that have not had their last output, and the outputs that `take_outputs` has not returned yet."""
 
-    def __init__(self, policy: Policy, facts: ModelFacts, batch: RunningBatch, counters: Counters) -> None:
+    def __init__(
+        self, policy: Policy, facts: ModelFacts, batch: RunningBatch, counters: Counters, carried: Carried
+    ) -> None:
         self._policy = policy
         self._facts = facts
         self._batch = batch
         self._counters = counters
+        self._carried = carried
         self.requests: dict[str, RequestState] = {}
         self.pending: list[RequestOutput] = []
         self.expected_output_tokens = EXPECTED_OUTPUT_TOKENS
@@ -114,6 +117,8 @@ class Outputs:
         if reason is not None:
             error = request.num_output_tokens - self.expected_output_tokens
             self.expected_output_tokens += error * _ESTIMATE_WEIGHT
+            num_shared_blocks = request.num_cached_tokens // self._facts.block_size
+            self._carried.learn(len(request.block_table) - num_shared_blocks)
         kept_logprobs = None if logprobs is None else list(logprobs[: len(token_ids)])
         output = request.output(list(token_ids), kept_logprobs)
         output.payload = payload

@@ -65,7 +65,8 @@ class Scheduler:
         has_prefixes = facts.num_kv_blocks > 0 and not self._task.whole_prompts and not self._policy.pads
         self._prefix_caching = config.prefix_caching and has_prefixes
         self._counters = Counters()
-        self._carried = Carried(facts.max_num_seqs, facts.num_held)
+        observed = 0 if config.workload is not None else facts.num_kv_blocks
+        self._carried = Carried(facts.max_num_seqs, facts.num_held, observed)
         shares = Shares(config.class_shares, facts.max_num_seqs, facts.num_kv_blocks)
         self._batch = RunningBatch(
             self._policy,
@@ -77,7 +78,7 @@ class Scheduler:
             packs=self._task.packs,
             on_preempt=self._on_preempt,
         )
-        self._outputs = Outputs(self._policy, facts, self._batch, self._counters)
+        self._outputs = Outputs(self._policy, facts, self._batch, self._counters, self._carried)
         self.waiting = WaitingQueue(self._policy.bucket, shares, self._batch.count_reserved_blocks)
         self._deadlines = Deadlines()
         self._draining = False

@@ -170,7 +170,7 @@ class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0  # 0..1, share of the blocks that requests hold
-    num_carried: int | None = None  # requests that the KV cache recently held at once; None: it did not run full
+    num_carried: int | None = None  # requests that the KV cache holds, see `Carried`; None: a batch, or unknown
     max_running: int | None = None  # requests that may run at once, limited by the objectives; None: no limit
     max_prompt_tokens: int | None = None  # prompt tokens in a step, limited by the objectives; None: no limit
     limit_reason: str | None = None  # reason for the limits: see `objectives.steering`; None: there are no objectives

@@ -3,10 +3,12 @@
 It is known after a shortage, and forgotten when there is room again.
 """
 
+import pytest
 from tests.engine.builders import make_request, make_scheduler, run_all
 
 from conveyor_engine.scheduling.counters import Carried
 from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_protocol.workload import Lengths
 
 
 def note(carried: Carried, begin: float, seconds: int, *, running: int, usage: float, short: bool = False) -> None:
@@ -66,6 +68,23 @@ def test_what_is_expected_holds_until_the_cache_tells_otherwise() -> None:
     assert roomy.number is None
 
 
+def test_observed_lengths_tell_the_number_before_the_cache_runs_out() -> None:
+    carried = Carried(32, num_blocks=100)
+    for _ in range(99):
+        carried.learn(10)
+    assert carried.number is None
+    carried.learn(10)
+    assert carried.number == 10
+    for _ in range(500):
+        carried.learn(2)
+    assert carried.number is None, "a whole batch fits"
+    for _ in range(500):
+        carried.learn(10)
+    note(carried, 0, 30, running=6, usage=1.0, short=True)
+    carried.learn(1)
+    assert carried.number == 6, "what was measured counts"
+
+
 def crowd(scheduler: Scheduler, requests: int) -> None:
     for number in range(requests):
         scheduler.add_request(make_request(str(number), [number] * 16, max_tokens=8))
@@ -83,6 +102,18 @@ def test_a_closed_batch_that_lacks_blocks_does_so_too() -> None:
     crowd(scheduler, 8)
     assert scheduler.schedule(1.0) is not None
     assert scheduler.stats().num_carried == len(scheduler.running) == 3
+
+
+@pytest.mark.parametrize(("declared", "number"), [(False, 8), (True, None)], ids=["observed", "declared"])
+def test_a_scheduler_learns_from_requests_that_end(declared: bool, number: int | None) -> None:
+    """Each holds two of the sixteen blocks by itself. The third block is that of a prompt which all have in common."""
+    lengths = {"workload_input_tokens": Lengths(16, 16), "workload_output_tokens": Lengths(8, 8)} if declared else {}
+    scheduler = make_scheduler(num_kv_blocks=16, block_size=16, max_num_seqs=32, max_num_batched_tokens=256, **lengths)
+    for index in range(120):
+        prompt = [*[7] * 16, *[index] * 16, index]
+        scheduler.add_request(make_request(str(index), prompt, max_tokens=8))
+        run_all(scheduler)
+    assert scheduler.stats().num_carried == number
 
 
 def test_a_scheduler_that_lacks_places_only_says_nothing() -> None:
