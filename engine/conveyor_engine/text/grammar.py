@@ -16,9 +16,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from conveyor_engine.errors import InvalidRequest, one_line
+from conveyor_engine.text.schemas import close_objects
 from conveyor_engine.wire.request import Thinking
 
-Kind = Literal["json", "regex", "choice", "grammar", "calls"]
+Kind = Literal["json", "regex", "choice", "grammar", "lark"]
 
 GRAMMAR_BYTES_MAX = 256 * 1024
 _CACHED = 64  # compiled grammars
@@ -31,6 +32,8 @@ JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "coerce_
 
 def build_grammar(kind: Kind, value: Any, param: str) -> str:
     """Build the grammar for a JSON schema, a regular expression, a list of texts or a grammar in Lark or GBNF.
+
+    The kind `lark` is for grammars that the engine writes itself.
 
     param: the request's field with the value. Raises InvalidRequest if the value is invalid or too large.
     """
@@ -46,7 +49,7 @@ def build_grammar(kind: Kind, value: Any, param: str) -> str:
 
 
 def _json(schema: Any) -> str:
-    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+    return LLMatcher.grammar_from_json_schema(close_objects(schema), overrides=JSON_OPTIONS)
 
 
 def _choice(choices: Sequence[str]) -> str:
@@ -62,7 +65,7 @@ _BUILDERS: dict[Kind, Callable[[Any], str]] = {
     "regex": LLMatcher.grammar_from_regex,
     "choice": _choice,
     "grammar": _lark,
-    "calls": LLMatcher.grammar_from_lark,
+    "lark": LLMatcher.grammar_from_lark,
 }
 
 

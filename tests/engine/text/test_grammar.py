@@ -84,7 +84,7 @@ def test_a_mark_that_is_one_token_of_the_model_is_written_with_it(tmp_path: Path
     trained.save(str(tmp_path / "tokenizer.json"))
     tokenizer, grammars = Tokenizer(tmp_path), Grammars(tmp_path, VOCABULARY, [END_ID, 1])
     _, shape = find_forced("hermes")
-    grammar = build_grammar("calls", shape.build_grammar([("now", OBJECT)], tokenizer.find_id, only_one=False), "tools")
+    grammar = build_grammar("lark", shape.build_grammar([("now", OBJECT)], tokenizer.find_id, only_one=False), "tools")
     ids = tokenizer.encode(text, 1000)
     assert ids.count(tokenizer.find_id("<tool_call>") or 0) == text.count("<tool_call>")
     assert follows(grammars, tokenizer, grammar, text)

@@ -60,9 +60,10 @@ class Maker:
     def _object(self, depth: int) -> dict[str, Any]:
         names = self._random.sample(_WORDS, self._random.randint(0, 4))
         required = [name for name in names if self._random.random() < 0.6]
-        others = self._random.choice([False, False, {"type": "integer"}])
+        others = self._random.choice([False, None, {"type": "integer"}])
         properties = {name: self._value(depth - 1) for name in names}
-        return {"type": "object", "properties": properties, "required": required, "additionalProperties": others}
+        closed = {} if others is None else {"additionalProperties": others}
+        return {"type": "object", "properties": properties, "required": required, **closed}
 
     def _array(self, depth: int) -> dict[str, Any]:
         low = self._random.randint(0, 2)

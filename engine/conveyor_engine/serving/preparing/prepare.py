@@ -15,12 +15,14 @@ from conveyor_engine.serving.preparing.completion_schemas import CompletionReque
 from conveyor_engine.serving.preparing.jobs import ServedModel, parse_body, too_many
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import SamplingFields
+from conveyor_engine.serving.preparing.structured import Form
 from conveyor_engine.serving.preparing.values import BAD_WORD_CHARACTERS_MAX
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.text.grammar import build_grammar
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.dialect import Dialect
 from conveyor_engine.text.parsing.thinking import MARKS
+from conveyor_engine.text.tags import build_tag_grammar
 from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Truncation, too_long
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, Thinking
 from conveyor_engine.wire.worker import Job, Part
@@ -159,6 +161,14 @@ def _find_thinking_tokens(
     return Thinking(begin, end, parsing.has_begun_thinking, budget)
 
 
+def _build_form(model: ServedModel, form: Form, field: str, facts: ModelFacts) -> str:
+    """Return the grammar of the form that this field requires. Raises InvalidRequest."""
+    if form.kind == "tags":
+        grammar = build_tag_grammar(form.value, lambda mark: _find_token(model, mark, facts))
+        return build_grammar("lark", grammar, field)
+    return build_grammar(form.kind, form.value, field)
+
+
 def _find_token(model: ServedModel, mark: str, facts: ModelFacts) -> int | None:
     """Return the single token for the whole mark; None if there is none or the model cannot generate it."""
     token_id = model.tokenizer.find_id(mark)
@@ -206,7 +216,7 @@ def _prepared(
     requests: list[EngineRequest] = []
     choices: list[PreparedChoice] = []
     asked: list[SamplingParams] = []
-    grammar = grammar or "".join(build_grammar(*form, field) for field, form in fields.forms().items())
+    grammar = grammar or "".join(_build_form(model, form, field, job.facts) for field, form in fields.forms().items())
     thinking = _find_thinking_tokens(model, parsing, job.facts, budget) if grammar or budget is not None else None
     bad_words = _read_bad_words(model, fields.bad_words or ())
     _check_listed_tokens(fields, bad_words, job.facts)

@@ -5,21 +5,23 @@ Used by `schemas`, which has the fields. `text.grammar` turns the forms into gra
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from conveyor_engine.text.grammar import Kind
+from conveyor_engine.text.tags import Tag, Tags
 
 CHOICES_MAX = 1024
+TAGS_MAX = 128
 _ANY_OBJECT = {"type": "object"}
 
 
 class Form(NamedTuple):
-    """The form that an answer must have: JSON of a schema, a regex, one of several texts, or a grammar."""
+    """The form of an answer: JSON of a schema, a regex, one of several texts, a grammar, or tags in free text."""
 
-    kind: Kind
+    kind: Kind | Literal["tags"]
     value: Any
 
 
@@ -54,11 +56,53 @@ def _read_choice(value: object) -> Form:
     raise _refuse(f"must be a list of 1 to {CHOICES_MAX} texts, none of them empty")
 
 
+def read_tags(value: object) -> Form:
+    """Read structural tags, given as an object or as its text: vLLM's older form, or `triggered_tags` of xgrammar's."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise _refuse("must be an object: the text is not JSON") from None
+    match value:
+        case {"format": {"type": "triggered_tags", "triggers": list(triggers), "tags": list(tags), **more}}:
+            flags = (more.get(name) is True for name in ("at_least_one", "stop_after_first"))
+            found = Tags(triggers, list(map(_read_tag, tags)), *flags)
+        case {"structures": list(tags), "triggers": list(triggers)}:
+            found = Tags(triggers, list(map(_read_structure, tags)))
+        case _:
+            raise _refuse("must have structures and triggers, or a format of the type triggered_tags")
+    if not 0 < len(found.tags) <= TAGS_MAX or not 0 < len(triggers) <= TAGS_MAX:
+        raise _refuse(f"must have 1 to {TAGS_MAX} tags and triggers")
+    if not all(isinstance(each, str) and each for each in triggers):
+        raise _refuse("must have triggers that are non-empty texts")
+    for tag in found.tags:
+        if not any(tag.begin.startswith(each) for each in triggers):
+            raise _refuse(f"has a tag that begins with none of the triggers: {tag.begin[:100]!r}")
+    return Form("tags", found)
+
+
+def _read_structure(value: object) -> Tag:
+    match value:
+        case {"begin": str(begin), "end": str(end), **more}:
+            return Tag(begin, more.get("schema", {}), "", end)
+    raise _refuse("must have structures with the texts begin and end, and a schema")
+
+
+def _read_tag(value: object) -> Tag:
+    match value:
+        case {"begin": str(begin), "content": {"type": "json_schema", "json_schema": schema}, "end": str(end)}:
+            return Tag(begin, schema, "", end)
+        case {"begin": str(begin), "content": {"type": "regex", "pattern": str(pattern)}, "end": str(end)}:
+            return Tag(begin, None, pattern, end)
+    raise _refuse("must have tags with the texts begin and end, and a content of the type json_schema or regex")
+
+
 _READERS: Mapping[str, Callable[[object], Form]] = {
     "json": _read_schema,
     "regex": _read_text("regex"),
     "choice": _read_choice,
     "grammar": _read_text("grammar"),
+    "structural_tag": read_tags,
 }
 
 
@@ -73,7 +117,9 @@ def _read_response_format(value: object) -> Form | None:
             return Form("json", schema)
         case {"type": "json_schema"}:
             raise _refuse("must have json_schema.schema, an object")
-    raise _refuse("must be an object whose type is text, json_object or json_schema")
+        case {"type": "structural_tag"}:
+            return read_tags(value)
+    raise _refuse("must be an object whose type is text, json_object, json_schema or structural_tag")
 
 
 def _read_structured_outputs(value: object) -> Form | None:
@@ -81,8 +127,6 @@ def _read_structured_outputs(value: object) -> Form | None:
     if not isinstance(value, dict):
         raise _refuse("must be an object")
     asked = {name: each for name, each in value.items() if each is not None and each is not False}
-    if "structural_tag" in asked:
-        raise _refuse("must not have structural_tag, which this engine does not support")
     if asked.pop("json_object", None) is not None:
         asked["json"] = _ANY_OBJECT
     found = [name for name in _READERS if name in asked]
@@ -103,6 +147,22 @@ _SCHEMA_OR_TEXT = {"anyOf": [{"type": "object"}, {"type": "string", "pattern": r
 _SCHEMA = WithJsonSchema({"anyOf": [*_SCHEMA_OR_TEXT["anyOf"], {"type": "null"}]})
 _CHOICES: dict[str, Any] = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
 
+_TAGS: dict[str, Any] = {
+    "structures": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"begin": {"type": "string"}, "end": {"type": "string"}, "schema": {}},
+            "required": ["begin", "end"],
+        },
+        "minItems": 1,
+        "maxItems": TAGS_MAX,
+    },
+    "triggers": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": TAGS_MAX},
+    "format": {"type": "object", "properties": {"type": {"const": "triggered_tags"}}, "required": ["type"]},
+}
+_EITHER_TAGS = [{"required": ["structures", "triggers"]}, {"required": ["format"]}]
+
 ResponseFormat = Annotated[
     Any,  # a Form or None, which pydantic must not validate
     _or_null(_read_response_format),
@@ -122,6 +182,12 @@ ResponseFormat = Annotated[
                     },
                     "required": ["type", "json_schema"],
                 },
+                {
+                    "type": "object",
+                    "properties": {"type": {"const": "structural_tag"}, **_TAGS},
+                    "required": ["type"],
+                    "anyOf": _EITHER_TAGS,
+                },
                 {"type": "null"},
             ]
         }
@@ -140,6 +206,12 @@ StructuredOutputs = Annotated[
                         "regex": {"type": "string", "minLength": 1},
                         "choice": {**_CHOICES, "maxItems": CHOICES_MAX},
                         "grammar": {"type": "string", "minLength": 1},
+                        "structural_tag": {
+                            "anyOf": [
+                                {"type": "object", "properties": _TAGS, "anyOf": _EITHER_TAGS},
+                                {"type": "string", "pattern": r"^\s*\{"},
+                            ]
+                        },
                         "json_object": {"const": True},
                     },
                     "oneOf": [{"required": [name]} for name in (*_READERS, "json_object")],

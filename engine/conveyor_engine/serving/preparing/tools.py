@@ -15,7 +15,8 @@ from conveyor_engine.serving.preparing.schemas import Object
 from conveyor_engine.text.grammar import build_grammar
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.dialect import Dialect
-from conveyor_engine.text.parsing.formats import FORMATS, FindToken, Shape, find_forced
+from conveyor_engine.text.parsing.formats import FORMATS, Shape, find_forced
+from conveyor_engine.text.tags import FindToken
 
 TOOLS_MAX = 128
 SCHEMA_CHARACTERS_MAX = 64 * 1024
@@ -207,7 +208,7 @@ class ToolUse(NamedTuple):
 
     def _build(self, shape: Shape, tools: Sequence[Tool], find_token: FindToken, param: str) -> str:
         named = [(tool.function.name, tool.function.schema_of_arguments) for tool in tools]
-        return build_grammar("calls", shape.build_grammar(named, find_token, only_one=self.only_one_call), param)
+        return build_grammar("lark", shape.build_grammar(named, find_token, only_one=self.only_one_call), param)
 
 
 def _find_strings(tool: Tool) -> Iterator[str]:

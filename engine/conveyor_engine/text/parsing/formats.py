@@ -5,8 +5,7 @@ Each format is a row of a table: how its calls are parsed, and how a grammar for
 """
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,9 +14,8 @@ from conveyor_engine.text.parsing.calls import Leading, Marked
 from conveyor_engine.text.parsing.machine import Program
 from conveyor_engine.text.parsing.pythonic import read_pythonic
 from conveyor_engine.text.parsing.xml_calls import XmlCalls
-
-FindToken = Callable[[str], int | None]
-_MARK: Final = re.compile(r"(</?[a-z_]+>)")
+from conveyor_engine.text.schemas import close_objects
+from conveyor_engine.text.tags import FindToken, quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +39,13 @@ class Shape:
         """
         lines = [
             f"call_{number}: {json.dumps(self.before_name + json.dumps(name) + self.before_arguments)} "
-            f"%json {json.dumps({'x-guidance': JSON_OPTIONS, **schema})} {_quote(self.behind_call, find_token)}"
-            for number, (name, schema) in enumerate(tools)
+            f"%json {json.dumps({'x-guidance': JSON_OPTIONS, **schema})} {quote(self.behind_call, find_token)}"
+            for number, (name, schema) in enumerate((name, close_objects(schema)) for name, schema in tools)
         ]
         calls = " | ".join(f"call_{number}" for number in range(len(tools)))
-        more = "" if only_one else f" ({_quote(self.separator, find_token)} call)*"
-        start = f"start: {_quote(self.begin, find_token)} call{more} {_quote(self.end, find_token)}"
+        more = "" if only_one else f" ({quote(self.separator, find_token)} call)*"
+        start = f"start: {quote(self.begin, find_token)} call{more} {quote(self.end, find_token)}"
         return "\n".join([start, f"call: {calls}", *lines])
-
-
-def _quote(text: str, find_token: FindToken) -> str:
-    """Return a text as Lark literals, with marks that are tokens as ids. Lark allows no empty literals."""
-    parts = []
-    for part in filter(None, _MARK.split(text)):
-        token_id = find_token(part) if _MARK.fullmatch(part) else None
-        parts.append(json.dumps(part) if token_id is None else f"<[{token_id}]>")
-    return " ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

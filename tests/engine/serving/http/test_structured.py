@@ -119,14 +119,28 @@ def test_the_client_parses_its_own_model(server: EngineServer, temperature: floa
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"response_format": {"type": "xml"}}, "response_format", "type is text, json_object or json_schema"),
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format",
+            "type is text, json_object, json_schema or structural_tag",
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema"),
         ({"guided_json": {"type": "thing"}}, "guided_json", "cannot be followed"),
         ({"guided_json": "{"}, "guided_json", "not JSON"),
         ({"guided_regex": "[a"}, "guided_regex", "unclosed"),
         ({"guided_choice": []}, "guided_choice", "1 to 1024"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one"),
-        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs", "does not support"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs", "not JSON"),
+        (
+            {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["<"]}},
+            "response_format",
+            "1 to",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "or"}}},
+            "response_format",
+            "structures and triggers, or a format",
+        ),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude each other"),
         ({"ebnf": ""}, "ebnf", "non-empty text"),
     ],

@@ -1,0 +1,80 @@
+"""Structural tags: free text in which certain words begin a part that has a form, such as a tool's arguments.
+
+`serving.preparing` reads them from a request. The syntax of the grammar is llguidance's dialect of Lark.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from conveyor_engine.text.grammar import JSON_OPTIONS
+from conveyor_engine.text.schemas import close_objects
+
+FindToken = Callable[[str], int | None]
+_UNESCAPED_SLASH = re.compile(r"(?<!\\)/")
+_MARK = re.compile(r"(</?[a-z_]+>|<\|[a-z_]+\|>)")
+
+
+class Tag(NamedTuple):
+    """A part between two texts. Its content is JSON of a schema, or matches a regular expression."""
+
+    begin: str
+    schema: Any  # None: the content has the regular expression
+    regex: str
+    end: str
+
+
+class Tags(NamedTuple):
+    """The tags of a request. A tag must follow wherever the answer has one of the triggers.
+
+    Each tag begins with a trigger. If `at_least_one`, the answer does not end without a tag; if `only_one`, it ends
+    with its first one.
+    """
+
+    triggers: list[str]
+    tags: list[Tag]
+    at_least_one: bool = False
+    only_one: bool = False
+
+
+def quote(text: str, find_token: FindToken) -> str:
+    """Return a text as Lark literals, with marks that are tokens as ids. Lark allows no empty literals.
+
+    find_token: returns the token for a whole mark, or None. llguidance does not write such a token as text.
+    """
+    parts = []
+    for part in filter(None, _MARK.split(text)):
+        token_id = find_token(part) if _MARK.fullmatch(part) else None
+        parts.append(json.dumps(part) if token_id is None else f"<[{token_id}]>")
+    return " ".join(parts)
+
+
+def build_tag_grammar(tags: Tags, find_token: FindToken) -> str:
+    """Return the grammar for an answer with these tags."""
+    lines = [r"TEXT: /(.|\n)*/"]
+    for number, tag in enumerate(tags.tags):
+        trigger = max((each for each in tags.triggers if tag.begin.startswith(each)), key=len)
+        token_id = find_token(trigger) if _MARK.fullmatch(trigger) else None
+        if token_id is None:  # the shortest text that ends with the trigger
+            lines.append(f"head_{number}[lazy]: TEXT {json.dumps(trigger)}")
+        else:
+            lines.append(f"head_{number}: TEXT <[{token_id}]>")
+        content = f"%json {json.dumps({'x-guidance': JSON_OPTIONS, **_as_object(tag.schema)})}"
+        if tag.schema is None:
+            escaped = _UNESCAPED_SLASH.sub(r"\/", tag.regex)
+            content = f"/{escaped}/"
+        begin, end = quote(tag.begin.removeprefix(trigger), find_token), quote(tag.end, find_token)
+        lines.append(f"tag_{number}: head_{number} {begin} {content} {end}")
+    any_tag = " | ".join(f"tag_{number}" for number in range(len(tags.tags)))
+    repeated = {(False, False): "tag* tail", (True, False): "tag+ tail", (False, True): "tag | tail"}
+    start = repeated.get((tags.at_least_one, tags.only_one), "tag")
+    return "\n".join([f"start: {start}", f"tag: {any_tag}", "tail: TEXT", *lines])
+
+
+def _as_object(schema: Any) -> dict[str, Any]:
+    """Return the schema as an object, to which options can be added: true and false are schemas too."""
+    closed = close_objects(schema)
+    if isinstance(closed, dict):
+        return closed
+    return {} if closed is not False else {"not": {}}
