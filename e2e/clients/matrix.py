@@ -16,6 +16,8 @@ BROWSER = ("npm:@sparticuz/chromium@147.0.0", "npm:puppeteer-core@24.43.1")
 PAGE_ORIGIN = "http://localhost:8000"  # of the page in the browser; the gateway must allow it
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
+LITELLM = ("litellm==1.106.2", "mcp==2.3.0")  # it imports mcp for a request with tools, and does not bring it
+
 Task = Literal["generate", "embed", "compute", "transcribe", "paint"]
 
 
@@ -100,10 +102,10 @@ CLIENTS = (
     ),
     Client(
         "litellm",
-        ("litellm==1.106.2",),
+        LITELLM,
         _python("litellm_python.py"),
         "chat and streams as `openai/` and `hosted_vllm/`, text completion, router, text parts with `cache_control`, "
-        "context overflow, errors",
+        "context overflow, a tool, a schema, a fallback for long prompts, Anthropic's adapter, errors",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
     Client(
@@ -120,16 +122,61 @@ CLIENTS = (
     ),
     Client(
         "lm-eval",
-        ("lm-eval[api]==0.4.13", "transformers==5.23.0"),
+        ("lm-eval[api,hf]==0.4.13", "transformers==5.23.0", "torch==2.15.0"),
         (
             "{env}/bin/lm_eval", "run", "--model", "local-completions", "--model_args",
             "model={model},base_url={url}/completions,tokenizer={tokenizer},num_concurrent=2,tokenized_requests=False",
             "--tasks", "conveyor_generate", "--include_path", ".", "--output_path", "{out}",
         ),
-        "`local-completions`, a `generate_until` task; `loglikelihood` tasks are not tried yet",
+        "`local-completions`, a `generate_until` task",
         reports.lm_eval,
         OFFLINE,
         PROGRAMS / "lm_eval_tasks",
+    ),
+    Client(
+        "instructor",
+        ("instructor==1.17.0",),
+        _python("instructor_python.py"),
+        "modes `TOOLS`, `TOOLS_STRICT`, `JSON_SCHEMA` and `MD_JSON`, partial answers, lists, async",
+    ),
+    Client(
+        "pydantic-ai",
+        ("pydantic-ai-slim[openai]==2.68.0",),
+        _python("pydantic_ai_python.py"),
+        "text, streams, output by tool, native and prompted, a tool and its result; over chat and responses",
+    ),
+    Client(
+        "langgraph",
+        ("langgraph==1.2.24", "langchain-openai==1.7.3"),
+        _python("langgraph_python.py"),
+        "`with_structured_output`, bound tools, whole and streamed, a graph with a tool, its stream",
+    ),
+    Client(
+        "llama-index, agents",
+        ("llama-index-llms-openai-like==0.8.1",),
+        _python("llama_index_agent.py"),
+        "structured predictions, a demanded call, its result, an agent with a tool",
+    ),
+    Client(
+        "outlines",
+        ("outlines[openai]==1.3.3",),
+        _python("outlines_python.py"),
+        "text, streams, a schema, a regular expression, a choice, a grammar",
+    ),
+    Client(
+        "dspy",
+        ("dspy==3.4.1",),
+        _python("dspy_python.py"),
+        "a text, predictions with `JSONAdapter`, several at once",
+        environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    ),
+    Client(
+        "lm-eval, likelihoods",
+        ("lm-eval[api,hf]==0.4.13", "transformers==5.23.0", "torch==2.15.0"),
+        (*_python("lm_eval_choices.py"), "{tokenizer}"),
+        "`local-completions`, a task of log likelihoods beside lm-eval's own backend of transformers",
+        environment=OFFLINE,
+        folder=PROGRAMS / "lm_eval_tasks",
     ),
     Client(
         "openai (Python), embeddings",
@@ -159,7 +206,7 @@ CLIENTS = (
     ),
     Client(
         "litellm, embeddings",
-        ("litellm==1.106.2",),
+        LITELLM,
         _python("litellm_embeddings.py"),
         "`embedding` as `openai/` and `hosted_vllm/`, async, errors",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
@@ -195,7 +242,7 @@ CLIENTS = (
     ),
     Client(
         "litellm, audio",
-        ("litellm==1.106.2",),
+        LITELLM,
         _python("litellm_audio.py"),
         "`transcription` as `openai/` and `hosted_vllm/`, with segments, async, errors",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
@@ -217,7 +264,7 @@ CLIENTS = (
     ),
     Client(
         "litellm, images",
-        ("litellm==1.106.2",),
+        LITELLM,
         _python("litellm_images.py"),
         "`image_generation`, several, async, errors",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},

@@ -1,11 +1,15 @@
 """litellm, with its provider for servers that speak OpenAI's API, and the one that is called after vLLM."""
 
 import asyncio
+import json
 
 import litellm
 from checks import MODEL, QUESTION, URL, run
 
 CALL = {"api_base": URL, "api_key": "none", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 20}
+
+LONG = {"max_tokens": 200}
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0}}, "required": ["n"]}
 
 
 def chat() -> None:
@@ -52,6 +56,38 @@ def context_overflow() -> None:
             raise AssertionError("litellm does not see that the context is too short")
 
 
+def tool() -> None:
+    function = {"name": "count", "parameters": SCHEMA}
+    chosen = {"type": "function", "function": {"name": "count"}}
+    for provider in ("openai", "hosted_vllm"):
+        tools = {"tools": [{"type": "function", "function": function}], "tool_choice": chosen}
+        (call,) = litellm.completion(model=f"{provider}/{MODEL}", **CALL | LONG, **tools).choices[0].message.tool_calls
+        assert isinstance(json.loads(call.function.arguments)["n"], int)
+
+
+def schema() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA}}
+    for provider in ("openai", "hosted_vllm"):
+        answer = litellm.completion(model=f"{provider}/{MODEL}", **CALL | LONG, response_format=form)
+        assert isinstance(json.loads(answer.choices[0].message.content)["n"], int)
+
+
+def fallback() -> None:
+    """The first model's answers are too long for the context, so the router asks the second one."""
+    params = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": "none"}
+    models = [
+        {"model_name": name, "litellm_params": params | {"max_tokens": tokens}}
+        for name, tokens in (("long", 1_000_000), ("short", 5))
+    ]
+    router = litellm.Router(models, context_window_fallbacks=[{"long": ["short"]}], num_retries=0)
+    assert asyncio.run(router.acompletion(model="long", messages=CALL["messages"])).usage.completion_tokens == 5
+
+
+def anthropic_adapter() -> None:
+    answer = asyncio.run(litellm.anthropic.messages.acreate(model=f"openai/{MODEL}", **CALL))
+    assert answer["content"][0]["text"]
+
+
 def errors() -> None:
     try:
         litellm.completion(model="openai/no-such", **CALL)
@@ -60,4 +96,7 @@ def errors() -> None:
     raise AssertionError("an unknown model was served")
 
 
-run(chat, stream, text_completion, router, cache_control, context_overflow, errors)
+run(
+    chat, stream, text_completion, router, cache_control, context_overflow, tool, schema, fallback, anthropic_adapter,
+    errors,
+)  # fmt: skip

@@ -1,0 +1,34 @@
+"""dspy: a text, and predictions with its adapter for JSON."""
+
+import dspy
+from checks import MODEL, QUESTION, URL, run
+
+FIELDS = {"unit": {"enum": ["kilo", "mile"]}, "n": {"type": "boolean"}}
+# dspy knows no model of one's own, so its adapter asks for any object. The body asks for one with these fields.
+SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
+BODY = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}}
+SIGNATURE = "question -> unit: str, n: bool"
+
+
+def connect(**more: object) -> dspy.LM:
+    return dspy.LM(f"openai/{MODEL}", api_base=URL, api_key="none", max_tokens=400, cache=False, num_retries=0, **more)
+
+
+def text() -> None:
+    assert connect()(QUESTION)[0]
+
+
+def prediction() -> None:
+    with dspy.context(lm=connect(extra_body=BODY), adapter=dspy.JSONAdapter()):
+        found = dspy.Predict(SIGNATURE)(question=QUESTION)
+    assert found.unit in ("kilo", "mile")
+    assert found.n in (True, False)
+
+
+def several_at_once() -> None:
+    with dspy.context(lm=connect(extra_body=BODY), adapter=dspy.JSONAdapter()):
+        asked = [dspy.Example(question=QUESTION).with_inputs("question")] * 4
+        assert len(dspy.Predict(SIGNATURE).batch(asked, disable_progress_bar=True)) == 4
+
+
+run(text, prediction, several_at_once)
