@@ -226,7 +226,7 @@ def test_the_warm_up_runs_the_largest_batch_and_the_largest_picture(painter: Pai
     [
         ("model_index.json", {"_class_name": "FluxPipeline"}, "the model is a FluxPipeline"),
         ("model_index.json", {"unet": ["diffusers", "UNet2DModel"]}, "the model's unet is a UNet2DModel"),
-        ("model_index.json", {"scheduler": ["diffusers", "DDPMScheduler"]}, "and this engine runs DDIMScheduler or"),
+        ("model_index.json", {"scheduler": ["diffusers", "DDPMScheduler"]}, "this engine runs only DDIMScheduler or"),
         ("model_index.json", {"text_encoder": ["mine", "Encoder"]}, "the model's text_encoder is a Encoder"),
         ("unet/config.json", {"block_out_channels": [8, 2**30]}, "block_out_channels is 1073741824"),
         ("unet/config.json", {"layers_per_block": 10**6}, "layers_per_block is 1000000"),

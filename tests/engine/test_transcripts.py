@@ -269,11 +269,11 @@ def test_a_model_of_another_task_is_refused(tmp_path: Path) -> None:
 def test_files_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
     save_speech_model(tmp_path)
     WhisperFeatureExtractor(chunk_length=30).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="makes 3000 frames of 80 numbers; the model takes 600 of 80"):
+    with pytest.raises(ModelError, match="makes 3000 frames of 80 numbers; the model needs 600 of 80"):
         make_core(tmp_path, max_num_batched_tokens=None)
     WhisperFeatureExtractor(chunk_length=6).save_pretrained(tmp_path)
     GenerationConfig(eos_token_id=1, decoder_start_token_id=2).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"generation_config\.json has not what Whisper's has"):
+    with pytest.raises(ModelError, match=r"generation_config\.json lacks a value that Whisper needs"):
         make_core(tmp_path, max_num_batched_tokens=None)
 
 

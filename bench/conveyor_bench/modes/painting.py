@@ -1,7 +1,7 @@
-"""The batching modes on a model that makes pictures, with Poisson arrivals: `python -m conveyor_bench paint-modes`.
+"""Compare batching modes on a model that makes pictures, with Poisson arrivals: `python -m conveyor_bench paint-modes`.
 
-The engine's own core runs the model, on one thread. Its clock is the processor time that its steps take, and arrivals
-are at times of this clock. So other load on the machine changes no figure, but for what it takes of caches.
+The engine's own core runs the model, on one thread. The clock is the processor time of the steps, and requests arrive
+at times of this clock. So other load on the machine affects the figures only through the shared processor caches.
 """
 
 import argparse
@@ -23,27 +23,27 @@ from conveyor_engine.wire.request import EngineRequest
 from e2e.demo_model import PAINTER, demo_model_directory
 
 MODES: Final = ("dynamic", "continuous")
-STEPS: Final = (10, 50)  # of a picture, from the first to the last number
+STEPS: Final = (10, 50)  # least and most inference steps of a picture
 SEED: Final = 20261126
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one mode at one rate."""
+    """The result of one mode at one rate."""
 
     seconds: list[float]  # from the arrival of each request to its picture
     total_seconds: float
-    rows: float  # pictures in a step, on average
+    rows: float  # mean number of pictures in a step
 
     def tell(self, mode: str, rate: float) -> str:
-        """A row of the table."""
+        """Return a row of the table."""
         p50, p95 = (percentile(self.seconds, share) for share in (50, 95))
         per_second = len(self.seconds) / self.total_seconds
         return f"| {mode} | {rate:.1f} | {per_second:.1f} | {p50:.2f} | {p95:.2f} | {self.rows:.1f} |"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints a table of all modes at all rates."""
+    """Print a table with a row for each mode at each rate. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m conveyor_bench paint-modes", description=__doc__)
     parser.add_argument("--rates", type=float, nargs="+", default=[1.0, 2.0, 3.0], help="pictures a second")
     parser.add_argument("--pictures", type=int, default=100, help="at each rate")
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure(mode: str, rate: float, number: int, batch: int) -> Result:
-    """All pictures of one rate in one mode. Each mode and rate has the same pictures."""
+    """Make `number` pictures that arrive at `rate` per second. The pictures are the same in each mode, at each rate."""
     core = open_engine(mode, batch)
     waiting = list(draw_requests(core, rate, number))[::-1]
     arrived: dict[str, float] = {}
@@ -86,6 +86,7 @@ def measure(mode: str, rate: float, number: int, batch: int) -> Result:
 
 
 def open_engine(mode: str, batch: int) -> EngineCore:
+    """Open an engine in this mode with the demo's model and up to `batch` pictures in a step."""
     config = EngineConfig(
         model=str(demo_model_directory(PAINTER)),
         device="cpu",
@@ -100,7 +101,7 @@ def open_engine(mode: str, batch: int) -> EngineCore:
 
 
 def draw_requests(core: EngineCore, rate: float, number: int) -> Iterator[EngineRequest]:
-    """In the order of their arrival."""
+    """Yield requests with their arrival times in seconds, in order of arrival."""
     draw, facts, now = random.Random(SEED), read_facts(core.facts), 0.0
     for index in range(number):
         now += draw.expovariate(rate)
@@ -123,6 +124,6 @@ def draw_requests(core: EngineCore, rate: float, number: int) -> Iterator[Engine
 
 
 def count_steps(core: EngineCore, index: int) -> int:
-    """Of this picture, whatever the rate."""
+    """Return the number of engine steps for the picture with this index, which is the same at each rate."""
     steps = random.Random(f"{SEED} {index}").randint(*STEPS)
     return read_facts(core.facts).nums_forwards[steps - 1]

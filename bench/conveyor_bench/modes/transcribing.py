@@ -1,11 +1,12 @@
 """Transcribe files of 5 to 60 s with Whisper's shapes and random weights: `python -m conveyor_bench speech`.
 
 `--rates` compares batching modes with files that arrive at random. `--peers` compares throughput with transformers'
-`generate` and CTranslate2, the engine of faster-whisper, in turns. Random weights never end a transcript, so each
-window of 30 s has a fixed number of tokens, the same for all systems. The windows of a file follow each other.
+`generate` and with CTranslate2, the engine of faster-whisper; the systems run in turns. A model with random weights
+does not end its transcripts. So each window of 30 s has a fixed number of tokens, which is the same for all systems.
+A window is transcribed after the one before it in its file.
 
-Everything runs on one thread, and the clock is its processor time. So other load on the machine changes a figure only
-by what it takes of caches.
+Everything runs on one thread, and the clock is the processor time of this thread. So other load on the machine affects
+the figures only through the shared processor caches.
 """
 
 import argparse
@@ -33,9 +34,9 @@ from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
 MODES: Final = ("dynamic", "continuous")
 SHAPES: Final = {"tiny": (384, 6, 4), "base": (512, 8, 6), "small": (768, 12, 12)}  # hidden size, heads, layers
-SECONDS: Final = (5, 60)  # of a file
+SECONDS: Final = (5, 60)  # shortest and longest file
 WINDOW_SECONDS: Final = 30
-TOKENS_PER_SECOND: Final = (2.0, 4.0)  # of speech, timestamps included
+TOKENS_PER_SECOND: Final = (2.0, 4.0)  # tokens for a second of speech, timestamps included
 PROMPT: Final = (50258, 50259, 50359)  # start, English, transcribe
 END: Final = 50257
 SEED: Final = 20261127
@@ -43,10 +44,10 @@ SEED: Final = 20261127
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """The windows of one file, as numbers of tokens, and its length in seconds."""
+    """A file of speech."""
 
     seconds: float
-    windows: tuple[int, ...]
+    windows: tuple[int, ...]  # the number of tokens in each window's transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Result:
 
     seconds: list[float]  # from each file's arrival to the end of its transcript
     total_seconds: float
-    rows: float  # transcripts in a step, on average
+    rows: float  # mean number of transcripts in a step
 
     def tell(self, mode: str, rate: float) -> str:
         """Return a row of the table."""
@@ -65,7 +66,7 @@ class Result:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print a table of the modes at each rate, or of the systems."""
+    """Print a table with a row for each mode at each rate or, with `--peers`, for each system. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m conveyor_bench speech", description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="tiny", help="of the model")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="number type")
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def draw_file(number: int) -> File:
-    """Draw the file with this number, which is the same for all systems."""
+    """Draw a file. The same number always gives the same file, so all systems get the same files."""
     draw = random.Random(f"{SEED} {number}")
     seconds = draw.uniform(*SECONDS)
     rest, windows = seconds, list[int]()
@@ -107,18 +108,18 @@ def draw_file(number: int) -> File:
 
 
 def draw_arrivals(rate: float, number: int) -> list[float]:
-    """Draw Poisson arrivals, in seconds."""
+    """Draw the times of `number` Poisson arrivals, in seconds, ascending. rate: arrivals per second."""
     draw = random.Random(SEED)
     return list(accumulate(draw.expovariate(rate) for _ in range(number)))
 
 
 def draw_features(number: int) -> npt.NDArray[np.float32]:
-    """Return features (frames, mels) of a window. Their values do not matter."""
+    """Return random features (frames, mels) of a window. Their values do not change how long a step takes."""
     return np.random.default_rng(number).normal(0, 0.5, (WINDOW_SECONDS * 100, 80)).astype(np.float32)
 
 
 def save_model(directory: Path, shape: str) -> None:
-    """Save a model of the shape with random weights, and what belongs to it."""
+    """Save a model of this shape with random weights, with its generation config and feature extractor."""
     hidden, heads, layers = SHAPES[shape]
     torch.manual_seed(0)
     config = WhisperConfig(
@@ -139,7 +140,7 @@ def save_model(directory: Path, shape: str) -> None:
 
 
 def open_engine(directory: Path, mode: str, dtype: str, batch: int) -> EngineCore:
-    """Open an engine without warm-up, which would be measured."""
+    """Open an engine without a warm-up, because the measurement would include it."""
     config = EngineConfig(
         model=str(directory), device="cpu", dtype=dtype, batching_mode=mode,  # type: ignore[arg-type]  # of MODES
         max_num_seqs=batch, max_num_queued_requests=100_000, num_threads=1, warmup=False,
@@ -148,7 +149,7 @@ def open_engine(directory: Path, mode: str, dtype: str, batch: int) -> EngineCor
 
 
 def measure(core: EngineCore, files: Sequence[File], arrivals: Sequence[float]) -> Result:
-    """Transcribe files that arrive at these times of the engine's clock."""
+    """Transcribe files. arrivals: when each arrives, in seconds of processor time, ascending."""
     waiting = deque(enumerate(arrivals))
     seconds: list[float] = []
     now = 0.0
@@ -176,7 +177,7 @@ def measure(core: EngineCore, files: Sequence[File], arrivals: Sequence[float]) 
 
 
 def build_request(core: EngineCore, files: Sequence[File], number: int, window: int) -> EngineRequest:
-    """Build the request of a file's window, with its number of tokens."""
+    """Build the engine request for a window of a file. It generates exactly as many tokens as the window has."""
     return EngineRequest(
         request_id=f"{number}-{window}",
         prompt_token_ids=PROMPT,
@@ -192,7 +193,7 @@ System = Callable[[Sequence[File], int], object]
 
 
 def compare(directory: Path, dtype: str, files: Sequence[File], batch: int, rounds: int) -> None:
-    """Print how many seconds of sound each system transcribes in a second. All files are there at the beginning."""
+    """Print how many seconds of sound each system transcribes in a second. All files arrive at the beginning."""
     core = open_engine(directory, "continuous", dtype, batch)
     systems: dict[str, System] = {
         "Conveyor, Continuous": lambda some, _: measure(core, some, [0.0] * len(some)),
@@ -202,7 +203,7 @@ def compare(directory: Path, dtype: str, files: Sequence[File], batch: int, roun
         systems["CTranslate2, batches"] = found
     spent = dict.fromkeys(systems, 0.0)
     for system in systems.values():
-        system(files[:1], 1)  # what is done once is not measured
+        system(files[:1], 1)  # a warm-up, which is not measured
     for number in range(rounds):
         for name in list(systems)[:: 1 if number % 2 else -1]:
             began = time.process_time()
@@ -210,14 +211,17 @@ def compare(directory: Path, dtype: str, files: Sequence[File], batch: int, roun
             spent[name] += time.process_time() - began
     sound, (first, *_) = rounds * sum(file.seconds for file in files), spent.values()
     print(f"{len(files)} files of {SECONDS[0]} to {SECONDS[1]} s, batches of {batch}, {dtype}, {rounds} rounds")
-    print("| system | seconds of sound in a second | Conveyor's, of this |")
+    print("| system | seconds of sound in a second | Conveyor's figure divided by this one |")
     print("| --- | --- | --- |")
     for name, seconds in spent.items():
         print(f"| {name} | {sound / seconds:.1f} | {seconds / first:.2f} |")
 
 
 def list_batches(files: Sequence[File], batch: int) -> list[list[tuple[int, int]]]:
-    """List windows (number of the file, tokens) in batches of alike lengths: first windows, then second ones."""
+    """Return batches of windows (number of the file, number of tokens).
+
+    The first windows of all files come first, then the second ones. Within these, windows are sorted by length.
+    """
     batches = []
     for window in range(max(len(file.windows) for file in files)):
         some = [(file.windows[window], number) for number, file in enumerate(files) if window < len(file.windows)]
@@ -227,7 +231,7 @@ def list_batches(files: Sequence[File], batch: int) -> list[list[tuple[int, int]
 
 
 def open_transformers(directory: Path, dtype: str) -> System:
-    """Return transformers' `generate`. A batch goes on until its longest window has its tokens."""
+    """Return a system that calls transformers' `generate`. A batch runs until its longest window is complete."""
     model: Any = WhisperForConditionalGeneration.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
 
     def run(files: Sequence[File], batch: int) -> None:
@@ -244,7 +248,10 @@ def open_transformers(directory: Path, dtype: str) -> System:
 
 
 def find_ctranslate2(directory: Path, dtype: str) -> System | None:
-    """Return CTranslate2 with the same model, if it is installed; in float32 if it lacks the type on this CPU."""
+    """Return a system that calls CTranslate2 with the same model; None if CTranslate2 is not installed.
+
+    If CTranslate2 does not support `dtype` on this CPU, it computes in float32.
+    """
     try:
         import ctranslate2  # type: ignore[import-not-found]  # not among the project's dependencies
     except ImportError:

@@ -38,7 +38,7 @@ def check_container(data: bytes, param: str) -> None:
     elif data[:4] == b"OggS":
         _check_ogg(data, param)
     elif not (data[:4] == b"fLaC" or data[:3] == b"ID3" or (data[0] == 0xFF and data[1:2] >= b"\xe0")):
-        raise InvalidRequest(f"{param} is no audio file that this engine knows; {_SEND}", param=param)
+        raise InvalidRequest(f"{param} is not an audio file that this engine recognises; {_SEND}", param=param)
 
 
 def _check_wav(data: bytes, param: str) -> None:

@@ -61,7 +61,7 @@ def _resample(data: bytes, rate: int, param: str) -> Iterator[Samples]:
             raise _broken(param, f"it ends after {num_frames} of {file.frames} samples")
         if num_frames < SECONDS_MIN * of_file:
             raise InvalidRequest(
-                f"{param} has {num_frames / of_file:g} s of sound; {SECONDS_MIN:g} s is the least", param=param
+                f"{param} has {num_frames / of_file:g} s of sound; the minimum is {SECONDS_MIN:g} s", param=param
             )
         if stream is not None:
             yield stream.resample_chunk(np.empty(0, np.float32), last=True)
@@ -87,7 +87,7 @@ def _check_header(file: soundfile.SoundFile, param: str) -> None:
 def _check_length(seconds: float, param: str) -> None:
     if seconds > SECONDS_MAX:
         raise InvalidRequest(
-            f"{param} has more than {SECONDS_MAX:g} s of sound, the most of one request; send it in parts", param=param
+            f"{param} has more than {SECONDS_MAX:g} s of sound, the limit of a request; send it in parts", param=param
         )
 
 

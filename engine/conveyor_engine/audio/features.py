@@ -115,7 +115,7 @@ def load_extractor(directory: Path) -> Extractor:
         raise ModelError(f"{directory} has no {FILE}: save the model's feature extractor there (save_pretrained does)")
     content = read_object(directory / FILE)
     if (kind := content.get("feature_extractor_type", "WhisperFeatureExtractor")) != "WhisperFeatureExtractor":
-        raise ModelError(f"{directory / FILE} is of a {str(kind)[:100]}; this engine has WhisperFeatureExtractor")
+        raise ModelError(f"{directory / FILE} is for a {str(kind)[:100]}; only WhisperFeatureExtractor is supported")
     numbers = {name: _read_number(directory, content, name) for name in _LIMITS}
     if content.get("dither") or content.get("do_normalize"):
         raise ModelError(f"{directory / FILE} has dither or do_normalize, which this engine does not compute")

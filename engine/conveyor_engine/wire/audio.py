@@ -1,7 +1,7 @@
-"""Messages of the task for speech: the payload and the first result of a window, and the facts of a model.
+"""Messages of the speech task: the payload and the first result of a window, and the facts of a model.
 
-A window is a part of a file, as long as the model's encoder reads at once. It is one engine request: its prompt is the
-tokens with which the transcript begins, and its payload has the features of its sound.
+A window is a part of a file, of the length that the model's encoder reads. Each window is one engine request. The
+request's prompt has the tokens with which the transcript begins, and its payload has the features of the sound.
 """
 
 from typing import Literal, Self
@@ -14,29 +14,29 @@ SpeechTask = Literal["transcribe", "translate"]
 
 
 class AudioFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The facts that only models of speech have. All tokens are ids."""
+    """The facts that only speech models have. All tokens are ids."""
 
     num_mels: int
     window_seconds: int
     window_frames: int
-    frames_per_position: int  # of the encoder; a timestamp counts positions
+    frames_per_position: int  # frames for each position of the encoder; timestamps are numbers of positions
     window_cost: int  # places in the KV cache for a window's sound: one for each position, in whole blocks
-    languages: dict[str, int]  # the token of each language, by its code; empty: the model knows one language only
-    tasks: dict[SpeechTask, int]  # the token of each task; empty for a model of one language
+    languages: dict[str, int]  # the token of each language, by its code; empty: the model has only one language
+    tasks: dict[SpeechTask, int]  # the token of each task; empty: the model has only one language
     start: int  # begins every transcript
-    previous: int | None  # begins the text before it; None: the model takes none
+    previous: int | None  # begins the client's prompt, which is before `start`; None: prompts are not supported
     end: int
-    first_timestamp: int  # the token for 0 s; all from here on are timestamps
-    max_tokens: int  # of prompt and transcript of a window together
+    first_timestamp: int  # the token for 0 s; this token and all later ones are timestamps
+    max_tokens: int  # limit on the tokens of a window's prompt and transcript together
 
     @property
     def num_positions(self) -> int:
-        """Positions of the encoder in a window."""
+        """The number of encoder positions in a window."""
         return self.window_frames // self.frames_per_position
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Tokens of a prompt, `previous` included."""
+        """The limit on the tokens of a client's prompt, with `previous`."""
         return self.max_tokens // 2 - 1
 
     @property
@@ -55,26 +55,26 @@ class AudioFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Window(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The payload of a request."""
 
-    features: bytes  # float32 (frames, mels), at most as many frames as a window has; the rest is silence
-    language_at: int | None = None  # where in the prompt the language belongs that the model finds; None: it is there
-    align_from: int = 0  # where in the prompt a transcript begins whose tokens get times ...
-    align_positions: int = 0  # ... among so many positions of the encoder, those with sound; 0: no times
+    features: bytes  # float32 (frames, mels); if there are fewer frames than in a window, the rest is silence
+    language_at: int | None = None  # index in the prompt where the model writes the language; None: the prompt has it
+    align_from: int = 0  # index in the prompt of the first token that gets a time; used if align_positions > 0
+    align_positions: int = 0  # number of encoder positions with sound, from which times are chosen; 0: no times
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def read(cls, payload: bytes) -> Self:
-        """`features` is a copy."""
+        """Decode the payload of a request. The features are copied."""
         return msgspec.msgpack.decode(payload, type=cls)
 
 
 class WindowStart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What the model found in the window's sound. The payload of the request's first output."""
 
-    language: int | None  # the token of the language that was found; None: the prompt had it
-    no_speech_prob: float  # 0..1
-    positions: list[int] = []  # of the encoder, at which each token of the transcript begins
+    language: int | None  # the token of the language that the model found; None: the prompt had it
+    no_speech_prob: float  # the probability that the window has no speech, 0 to 1
+    positions: list[int] = []  # the encoder position at which each token begins; empty if no times were requested
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)

@@ -77,14 +77,14 @@ FLAC = encode(SOUND, "FLAC")
 OGG = encode(SOUND, "OGG", subtype="VORBIS")
 BAD = {
     "nothing": (b"", "is empty"),
-    "a text": (b"hello, this is no sound at all", "is no audio file that this engine knows"),
+    "a text": (b"hello, this is no sound at all", "is not an audio file that this engine recognises"),
     "an MP4": (b"\0\0\0\x20ftypM4A " + bytes(100), "is MP4 .* does not decode; send WAV, FLAC, MP3 or OGG"),
     "a WebM": (b"\x1a\x45\xdf\xa3" + bytes(100), "is WebM or Matroska, which this engine does not decode"),
     "AAC": (b"\xff\xf1" + bytes(100), "is AAC"),
     "AIFF": (encode(SOUND, "AIFF"), "is AIFF"),
     "an old codec": (encode(SOUND, subtype="MS_ADPCM"), "is WAV with MS_ADPCM"),
-    "0 s": (wav_of(RATE, 0), "has 0 s of sound; 0.1 s is the least"),
-    "a click": (wav_of(RATE, 100), "0.1 s is the least"),
+    "0 s": (wav_of(RATE, 0), "has 0 s of sound; the minimum is 0.1 s"),
+    "a click": (wav_of(RATE, 100), "the minimum is 0.1 s"),
     "10 h": (wav_of(4_000, 144_000_000 // 20, None)[:44] + bytes([128]) * (4_000 * 1501), "broken|more than 1500 s"),
     "a long FLAC": (encode(np.zeros(4_000 * 1501), "FLAC", 4_000), "has more than 1500 s of sound"),
     "a cut WAV": (WAV[: len(WAV) // 2], "is a broken audio file: it has .* bytes of sound"),

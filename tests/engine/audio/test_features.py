@@ -38,7 +38,7 @@ def test_filters_are_those_of_transformers() -> None:
         ({"feature_size": 10**9}, "has feature_size 1000000000; 8 to 256 is possible"),
         ({"chunk_length": "30"}, "has chunk_length 30; 1 to 60 is possible"),
         ({"dither": 0.1}, "has dither or do_normalize"),
-        ({"feature_extractor_type": "Wav2Vec2FeatureExtractor"}, "is of a Wav2Vec2FeatureExtractor"),
+        ({"feature_extractor_type": "Wav2Vec2FeatureExtractor"}, "is for a Wav2Vec2FeatureExtractor"),
     ],
 )
 def test_a_file_with_other_numbers_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

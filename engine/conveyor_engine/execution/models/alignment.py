@@ -1,8 +1,8 @@
-"""Finds when each token of a transcript is said, from the attention of some heads to the sound. Used by `whisper`.
+"""Finds when each token of a transcript is spoken, from the attention of some heads to the sound. Used by `whisper`.
 
-The heads are named by the model's generation_config.json; by default they are all heads of the last half of the layers,
-as in OpenAI's library. The method is transformers' `_extract_token_timestamps`: the weights are normalised over the
-tokens, smoothed by a median, and dynamic time warping finds the path through them that never goes back.
+`speech_files` chooses the heads. The method is that of transformers' `_extract_token_timestamps`: attention weights are
+normalised over the tokens and smoothed by a median filter. Dynamic time warping then assigns each token a position that
+is not before the position of the previous token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,36 +13,36 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
-_BOTH, _TOKEN, _POSITION = 0, 1, 2  # what a step of the path advances
+_BOTH, _TOKEN, _POSITION = 0, 1, 2  # a step of the path advances both, the token or the position
 
 
 @dataclass(frozen=True, slots=True)
 class Listened:
     """A window whose tokens get times."""
 
-    window: int  # among those that are encoded in this step
-    first_token: int  # among the packed tokens of the step
+    window: int  # index among the windows that are encoded in this step
+    first_token: int  # index of the transcript's first token among the packed tokens of the step
     num_tokens: int
-    num_positions: int  # of the encoder that have sound
+    num_positions: int  # number of encoder positions that contain sound; the rest is silence
 
 
 class Alignment:
-    """Collects the heads' attention to the sound of some windows, layer by layer, in one step."""
+    """Collects, layer by layer, the attention of the chosen heads to the sound of some windows. For one step."""
 
     def __init__(self, heads: Mapping[int, Sequence[int]], listened: Sequence[Listened], filter_width: int) -> None:
-        """heads: by layer. filter_width: positions of the median."""
+        """heads: the chosen heads of each layer. filter_width: width of the median filter in positions, odd."""
         self._heads, self._listened, self._filter_width = heads, listened, filter_width
         self._keys: dict[int, list[torch.Tensor]] = {}
         self._weights: list[list[torch.Tensor]] = [[] for _ in listened]
 
     def keep(self, layer: int, keys: torch.Tensor) -> None:
-        """Keep the keys of the encoder's output (windows, positions, heads, size of a head)."""
+        """Keep the cross-attention keys of the layer (windows, positions, heads, head size) for the chosen heads."""
         if layer in self._heads:
             heads = list(self._heads[layer])
             self._keys[layer] = [keys[each.window][:, heads] for each in self._listened]
 
     def attend(self, layer: int, queries: torch.Tensor, scaling: float) -> None:
-        """Compute the weights of the layer's heads for the packed queries (tokens, heads, size of a head)."""
+        """Compute the attention weights of the layer's chosen heads. queries: packed (tokens, heads, head size)."""
         if layer not in self._heads:
             return
         heads = list(self._heads[layer])
@@ -63,7 +63,7 @@ class Alignment:
 
 
 def _smooth(weights: torch.Tensor, width: int) -> torch.Tensor:
-    """Replace each weight (..., positions) by the median of `width` of them, an odd number."""
+    """Replace each weight by the median of the `width` weights around it. weights: (..., positions). width: odd."""
     half = width // 2
     if weights.shape[-1] <= half:
         return weights

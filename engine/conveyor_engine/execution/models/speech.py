@@ -1,7 +1,8 @@
-"""Whisper's rules for the tokens of a transcript, as changes of the logits. Used by `runners.speech`.
+"""Applies Whisper's rules for timestamps to the logits of a transcript. Used by `runners.speech`.
 
-Timestamps come in pairs and never go back, and a timestamp comes if all of them together are likelier than any word.
-The rules equal those of transformers' `WhisperTimeStampLogitsProcessor`, without reading anything from the device.
+Timestamps come in pairs and never decrease. If the timestamps together have a higher probability than any other token,
+the next token is a timestamp. The rules equal those of transformers' `WhisperTimeStampLogitsProcessor`. Unlike that
+class, this module copies nothing from the device to the host.
 """
 
 from collections.abc import Sequence
@@ -20,16 +21,16 @@ _NEVER: Final = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Which tokens may come, from the model's generation_config.json."""
+    """Token ids from the model's generation_config.json that limit the tokens of a transcript."""
 
-    suppressed: Sequence[int]
-    suppressed_first: Sequence[int]
+    suppressed: Sequence[int]  # never generated
+    suppressed_first: Sequence[int]  # never generated as the first token of a window
     no_timestamps: int
-    max_first_timestamp: int | None  # the latest one that a window may begin with, counted from 0 s
+    max_first_timestamp: int | None  # number of the latest timestamp that may begin a window; 0 is 0 s; None: no limit
 
     @classmethod
     def read(cls, config: Any) -> "Tokens":
-        """`config`: transformers' GenerationConfig."""
+        """Read the ids from transformers' GenerationConfig. Raises AttributeError, TypeError or ValueError."""
         return cls(
             tuple(config.suppress_tokens or ()),
             tuple(config.begin_suppress_tokens or ()),
@@ -39,7 +40,7 @@ class Tokens:
 
 
 class TranscriptRules:
-    """The rules of one model, and the state of each row."""
+    """The rules of one model, and for each row the number of prompt tokens and the newest timestamp."""
 
     def __init__(self, tokens: Tokens, facts: AudioFacts, vocab_size: int, token_ids: torch.Tensor) -> None:
         """token_ids: int32 (rows, positions), the tokens of all rows."""
@@ -58,14 +59,17 @@ class TranscriptRules:
         self._last_time = torch.full((len(token_ids),), -1, device=device)  # the newest timestamp of each row; -1: none
 
     def set_row(self, row: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
-        """Begin with a transcript, or go on with one: `token_ids` has the prompt and the tokens so far."""
+        """Assign a transcript to the row.
+
+        token_ids: the prompt and, if the transcript was preempted, the tokens that it already has.
+        """
         first = self._facts.first_timestamp
         times = [token - first for token in token_ids[num_prompt_tokens:] if token >= first]
         self._num_prompt_tokens[row] = num_prompt_tokens
         self._last_time[row] = times[-1] if times else -1
 
     def apply(self, logits: torch.Tensor, samples: Samples) -> None:
-        """Forbid tokens in logits, float32 (entries, vocabulary), in place."""
+        """Set the logits of forbidden tokens to minus infinity, in place. logits: float32 (entries, vocabulary)."""
         first = self._facts.first_timestamp
         number = samples.positions - self._num_prompt_tokens[samples.rows]
         rows, positions = samples.device_rows, samples.device_positions
@@ -76,7 +80,7 @@ class TranscriptRules:
         has_last, has_two = to_device(np.stack((number > 0, number > 1)), self._device)
         was_time = (self._token_ids[rows, positions - 1] >= first) & has_last
         had_time = (self._token_ids[rows, (positions - 2).clamp_min(0)] >= first) | ~has_two
-        opens = was_time & ~had_time  # the next token closes the pair
+        opens = was_time & ~had_time  # the newest token is the first timestamp of a pair; the next one is the second
         times.masked_fill_((was_time & had_time)[:, None], _NEVER)
         words[:, : self._facts.end].masked_fill_(opens[:, None], _NEVER)
         lowest = self._last_time[rows] + torch.where(opens, 0, 1)
@@ -85,6 +89,6 @@ class TranscriptRules:
         words.masked_fill_(must_be_time[:, None], _NEVER)
 
     def accept(self, samples: Samples, tokens: torch.Tensor) -> None:
-        """Take note of the tokens (entries,) that were chosen."""
+        """Record the newest timestamp of each row. tokens: int64 (entries,), the sampled tokens."""
         rows, times = samples.device_rows, tokens - self._facts.first_timestamp
         self._last_time[rows] = torch.where(times >= 0, times, self._last_time[rows])

@@ -1,6 +1,6 @@
-"""Reads what a model of speech says of itself: its feature extractor, and the tokens of its generation_config.json.
+"""Reads the feature extractor and the generation_config.json of a speech model, and checks that they fit the model.
 
-Used by `runners.speech`. The files are a tenant's: numbers are checked before anything is made by them.
+Used by `runners.speech`. The files come from a tenant, so all numbers are checked before they are used.
 """
 
 from collections.abc import Mapping
@@ -15,17 +15,21 @@ from conveyor_engine.wire.audio import AudioFacts, SpeechTask
 
 _TASKS: Final[tuple[SpeechTask, ...]] = ("transcribe", "translate")
 _MEDIAN_WIDTH_MAX: Final = 63
-_HEADS_MAX: Final = 32  # for alignment; the models of OpenAI name 6 to 23
+_HEADS_MAX: Final = 32  # limit on the heads for alignment; OpenAI's models name 6 to 23
 
 
 def describe_speech(directory: Path, model: Any, block_size: int) -> tuple[AudioFacts, Tokens]:
-    """Raises ModelError for files that do not fit each other, or lack what transcripts with times need."""
+    """Return the facts of the model, and the tokens that its transcripts may have.
+
+    block_size: tokens in a block of the KV cache. Raises ModelError if the files do not fit each other, or if
+    generation_config.json lacks a value that transcripts with timestamps need.
+    """
     extractor, config, generation = load_extractor(directory), model.config, model.generation_config
     positions = int(config.max_source_positions)
     if extractor.num_mels != config.num_mel_bins or extractor.window_frames != 2 * positions:
         made = f"{extractor.window_frames} frames of {extractor.num_mels} numbers"
         raise ModelError(
-            f"its feature extractor makes {made}; the model takes {2 * positions} of {config.num_mel_bins}"
+            f"its feature extractor makes {made}; the model needs {2 * positions} of {config.num_mel_bins}"
         )
     try:
         suppressed = Tokens.read(generation)
@@ -52,35 +56,40 @@ def describe_speech(directory: Path, model: Any, block_size: int) -> tuple[Audio
         )
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise ModelError(
-            f"{directory / 'generation_config.json'} has not what Whisper's has ({checks.on_one_line(error)})"
+            f"{directory / 'generation_config.json'} lacks a value that Whisper needs ({checks.on_one_line(error)})"
         ) from error
     _check_tokens(facts, suppressed, int(config.vocab_size))
     return facts, suppressed
 
 
 def _find_previous(generation: Any) -> int | None:
-    """As transformers finds it in older files: the second to last of the suppressed tokens."""
+    """Return the token that begins the text before a transcript, from a file without `prev_sot_token_id`.
+
+    As in transformers, it is the second to last of the suppressed tokens. Returns None if there are fewer than two.
+    """
     suppressed = list(generation.suppress_tokens or [])
     return int(suppressed[-2]) if len(suppressed) >= 2 else None
 
 
 def _check_tokens(facts: AudioFacts, suppressed: Tokens, vocab_size: int) -> None:
+    """Check that all tokens are in the vocabulary, and that timestamps are its last tokens. Raises ModelError."""
     named = [
         *facts.languages.values(), *facts.tasks.values(), *suppressed.suppressed, *suppressed.suppressed_first,
         facts.start, facts.end, facts.first_timestamp, facts.first_timestamp + (suppressed.max_first_timestamp or 0),
         facts.previous or 0,
     ]  # fmt: skip
     if wrong := [token for token in named if not 0 <= token < vocab_size]:
-        raise ModelError(f"its generation_config.json names token {wrong[0]}, and the model has {vocab_size}")
+        raise ModelError(f"its generation_config.json names token {wrong[0]}, but the model has only {vocab_size}")
     if facts.end >= facts.first_timestamp or facts.max_tokens < 16:
-        raise ModelError("its generation_config.json is not one of Whisper: timestamps are not the last tokens")
+        raise ModelError("its generation_config.json does not fit a Whisper model: timestamps must be the last tokens")
 
 
 def read_alignment_heads(model: Any) -> Mapping[int, list[int]]:
-    """Return the heads whose attention shows when a token is said, by layer. Raises ModelError.
+    """Return, for each layer, the heads whose attention shows when a token is spoken. Raises ModelError.
 
-    A model that names none has all heads of the last half of its layers, as in OpenAI's library, but at most
-    `_HEADS_MAX` of the last ones: each takes up to 2.7 MB of weights for a window.
+    If the model names no heads, these are all heads in the last half of the layers, as in OpenAI's library. If that is
+    more than `_HEADS_MAX`, they are the heads of the last layers, up to `_HEADS_MAX` together. The limit is there
+    because each head needs up to 2.7 MB for a window.
     """
     num_layers, num_heads = int(model.config.decoder_layers), int(model.config.decoder_attention_heads)
     named = getattr(model.generation_config, "alignment_heads", None)
@@ -91,16 +100,16 @@ def read_alignment_heads(model: Any) -> Mapping[int, list[int]]:
     try:
         pairs = {(int(layer), int(head)) for layer, head in named}
     except (TypeError, ValueError) as error:
-        raise ModelError(f"its generation_config.json has alignment_heads that are no heads: {named!r:.80}") from error
+        raise ModelError(f"its generation_config.json has alignment_heads that are not pairs: {named!r:.80}") from error
     if len(pairs) > _HEADS_MAX:
-        raise ModelError(f"its generation_config.json has {len(pairs)} alignment_heads; {_HEADS_MAX} are possible")
+        raise ModelError(f"its generation_config.json has {len(pairs)} alignment_heads; the limit is {_HEADS_MAX}")
     for layer, head in sorted(pairs):
         if not (0 <= layer < num_layers and 0 <= head < num_heads):
-            raise ModelError(f"its generation_config.json has the alignment head [{layer}, {head}], which is no head")
+            raise ModelError(f"its generation_config.json has an unknown alignment head [{layer}, {head}]")
         heads.setdefault(layer, []).append(head)
     return heads
 
 
 def read_median_width(model: Any) -> int:
-    """Return for how many positions alignment takes a median, an odd number."""
+    """Return the width of alignment's median filter in encoder positions: an odd number from 1 to 63."""
     return min(max(int(model.config.median_filter_width), 1), _MEDIAN_WIDTH_MAX) | 1

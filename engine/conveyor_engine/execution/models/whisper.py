@@ -1,9 +1,9 @@
-"""Whisper's encoder on packed windows, and its decoder over the paged KV caches. Used by `runners.speech`.
+"""Runs Whisper's encoder on packed windows, and its decoder over the paged KV caches. Used by `runners.speech`.
 
-Both run transformers' weights in products that are stacked and packed for the device. A row of the caches begins with
-its window's sound: for each position of the encoder, the keys and values of every layer's cross-attention. The row's
-own tokens follow from the next whole block on, with those of self-attention. So a layer needs one cache, and blocks are
-counted as those of a text with a long prompt.
+Both use transformers' weights, which are stacked and packed for the device's matrix products. In each layer's cache, a
+row begins with the sound of its window: the keys and values of cross-attention, for each position of the encoder. The
+keys and values of self-attention for the row's own tokens begin at the next whole block. So a layer needs one cache,
+and the scheduler counts blocks as for a text with a long prompt.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from conveyor_engine.execution.models.linear import Linear, build_linear
 
 @dataclass(frozen=True, slots=True)
 class _EncoderLayer:
-    """One layer of transformers' encoder, with its products stacked."""
+    """One layer of transformers' encoder, with stacked weights."""
 
     attention: AttentionSpec
     before_attention: nn.Module
@@ -38,9 +38,10 @@ class Encoder:
     """The encoder of one model."""
 
     def __init__(self, model: Any, choose_attention: Callable[[list[int]], Paged]) -> None:
-        """Takes the layers out of `model`, transformers' WhisperForConditionalGeneration, so weights exist once.
+        """Move the encoder's layers out of `model`, so that each weight exists only once.
 
-        choose_attention: makes the attention of whole sequences from where each begins, as in `attention.packed`.
+        model: transformers' WhisperForConditionalGeneration. choose_attention: returns attention over whole sequences,
+        given the index where each begins and where the last one ends (`attention.packed`).
         """
         encoder = model.model.encoder
         self._convolutions, self._positions = (encoder.conv1, encoder.conv2), encoder.embed_positions.weight
@@ -52,7 +53,7 @@ class Encoder:
             encoder.layers[number] = nn.Identity()
 
     def run(self, features: torch.Tensor) -> torch.Tensor:
-        """Compute features (windows, mels, frames). Return (windows x positions, hidden)."""
+        """Encode features (windows, mels, frames). Return hidden states (windows x positions, hidden)."""
         for convolution in self._convolutions:
             features = gelu(convolution(features))
         hidden = features.transpose(1, 2) + self._positions.to(features.dtype)
@@ -70,9 +71,9 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True)
 class _DecoderLayer:
-    """One layer of transformers' decoder, with its products stacked."""
+    """One layer of transformers' decoder, with stacked weights. "Own" is self-attention, "sound" cross-attention."""
 
-    own: AttentionSpec  # of both attentions
+    own: AttentionSpec  # for self-attention and cross-attention
     before_own: nn.Module
     own_qkv: Linear
     own_out: Linear
@@ -90,7 +91,10 @@ class Decoder:
     """The decoder of one model."""
 
     def __init__(self, model: Any, backend: AttentionBackend) -> None:
-        """Takes the layers out of `model`, transformers' WhisperForConditionalGeneration, so weights exist once."""
+        """Move the decoder's layers out of `model`, so that each weight exists only once.
+
+        model: transformers' WhisperForConditionalGeneration.
+        """
         config, decoder = model.config, model.model.decoder
         self._backend = backend
         self._num_heads = int(config.decoder_attention_heads)
@@ -105,13 +109,16 @@ class Decoder:
 
     @property
     def shapes(self) -> list[LayerShape]:
-        """The geometry of each layer's attention."""
+        """The numbers of heads and the head sizes of each layer."""
         return [LayerShape(self._num_heads, self._num_heads, self._head_size, self._head_size)] * len(self._layers)
 
     def write_sound(
         self, encoded: torch.Tensor, metadata: AttentionMetadata, alignment: Alignment | None = None
     ) -> None:
-        """Write the keys and values of the encoder's output (T, hidden) to the places of `metadata`."""
+        """Write the cross-attention keys and values of all layers to the caches, at the slots of `metadata`.
+
+        encoded: the encoder's output (windows x positions, hidden). alignment: also gets the keys.
+        """
         for layer in self._layers:
             keys, values = self._split(layer.sound_kv(encoded)).chunk(2, dim=1)
             self._backend.write_kv(layer.own.layer, keys, values, metadata)
@@ -126,10 +133,10 @@ class Decoder:
         sound: AttentionMetadata,
         alignment: Alignment | None = None,
     ) -> torch.Tensor:
-        """Compute tokens (T,) at positions (T,) of their transcripts. Return (T, hidden).
+        """Return the hidden states (T, hidden) of tokens (T,) at positions (T,) of their transcripts.
 
-        own: the tokens' places after the sound. sound: each token as a row of one query, over all positions of its
-        window.
+        own: for self-attention; it begins after the sound. sound: for cross-attention; each token is a sequence with
+        one query, which attends to all positions of its window. alignment: also gets the cross-attention queries.
         """
         hidden = self._embed_tokens(tokens) * self._embed_scale
         hidden = hidden + self._positions[positions].to(hidden.dtype)
@@ -146,11 +153,11 @@ class Decoder:
         return normed
 
     def _split(self, states: torch.Tensor) -> torch.Tensor:
-        """(T, n x hidden) -> (T, n x heads, size of a head)."""
+        """Return states (T, n x hidden) as (T, n x heads, head size)."""
         return states.view(len(states), -1, self._head_size)
 
     def score(self, hidden: torch.Tensor) -> torch.Tensor:
-        """-> float32 logits (T, vocabulary)."""
+        """Return the float32 logits (T, vocabulary) of hidden states (T, hidden)."""
         logits: torch.Tensor = self._head(hidden)
         return logits.float()
 
@@ -191,6 +198,7 @@ def _stack_decoder(layer: Any, number: int, scaling: float) -> _DecoderLayer:
 
 
 def _add_bias(linear: nn.Linear) -> None:
-    """Give Whisper's products of keys, which have no bias, one of zeros, so that they stack with the others."""
+    """Add a bias of zeros if there is none. Whisper's key projections have no bias, but are stacked with others."""
+
     if linear.bias is None:
         linear.bias = nn.Parameter(linear.weight.new_zeros(linear.out_features), requires_grad=False)

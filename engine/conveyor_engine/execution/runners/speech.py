@@ -1,8 +1,8 @@
-"""Runs plans of a model that transcribes speech: a window's features -> the encoder -> its transcript, token by token.
+"""Runs the scheduler's plans on a model that transcribes speech: encodes windows, and generates their transcripts.
 
-Built once by `build`, in place of `generate`: it too is the `loop.executor` of one device. The sound of a window is the
-first part of its row in the KV cache (`models.whisper`), so plans count it as tokens: a row that begins computes its
-sound and its prompt in one step. Workers have made the features.
+Built once by `build`. Like `generate`, it is the `loop.executor` of one device. The sound of a window is the first part
+of its row in the KV cache (`models.whisper`), so plans count it as tokens. The first step of a row computes its sound
+and its prompt. The features come from the worker processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,28 +39,28 @@ from conveyor_engine.wire.step import StepPlan, StepResult
 class _Beginning(NamedTuple):
     """A row whose window begins in this step."""
 
-    place: int  # in the plan
+    place: int  # index of the row in the plan
     row: int
     window: Window
-    prompt: Sequence[int]  # with the tokens that an earlier admission has chosen
+    prompt: Sequence[int]  # includes the tokens that were generated before a preemption
 
 
 class _Found(NamedTuple):
-    """What the model found in the sound of the windows that begin, on the device."""
+    """What the model found in the windows that begin in this step, on the device."""
 
-    languages: torch.Tensor  # int64 (asking,): of the windows that ask for it
-    no_speech: torch.Tensor  # float32 (beginning,)
-    fits: list[torch.Tensor]  # float32 (tokens, positions), of the windows whose tokens get times
+    languages: torch.Tensor  # int64 (asking,): the language token of each window whose language is not given
+    no_speech: torch.Tensor  # float32 (beginning,): the probability that a window contains no speech
+    fits: list[torch.Tensor]  # float32 (tokens, positions) for each window whose tokens get times
 
 
 class SpeechRunner:
-    """One model of speech on one device, ready to run after construction."""
+    """One speech model on one device, ready to run after construction."""
 
     extra_warmup_tokens = 0
     graph_sizes: Sequence[int] = ()
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
-        """Loads the model and allocates the KV caches. Raises ConfigError or ModelError."""
+        """Load the model and allocate the KV caches. Raises ConfigError or ModelError."""
         _check_settings(config)
         start = Start(config, placement, progress, SPEECH)
         self.device, self._dtype, self._block_size = start.device, start.dtype, config.block_size
@@ -95,7 +95,7 @@ class SpeechRunner:
         self._sampler = Sampler(number, vocab_size, self.device, self._rows.token_ids)
 
     def _try(self, start: Start) -> None:
-        """Raises ModelError if the model's parts do not fit each other."""
+        """Run the model once on a silent window. Raises ModelError if its parts do not fit each other."""
         tokens = torch.tensor([[self._of_task.start]], device=start.device)
         try:
             with torch.inference_mode():
@@ -105,7 +105,10 @@ class SpeechRunner:
             raise ModelError(f"the model cannot transcribe: {checks.on_one_line(error)}") from error
 
     def _allocate(self, start: Start, max_model_len: int, vocab_size: int) -> int:
-        """Allocates the KV caches beside the largest step. Returns the number of blocks."""
+        """Allocate the KV caches so that the largest step still fits. Return the number of blocks.
+
+        Raises ConfigError if the cache is too small.
+        """
         shapes, block_size = self._decoder.shapes, self._block_size
         block_bytes = self._backend.block_bytes(shapes, block_size, start.dtype)
         step_bytes = self._find_step_bytes(start, max_model_len)
@@ -119,7 +122,7 @@ class SpeechRunner:
         return num_blocks
 
     def _find_step_bytes(self, start: Start, max_model_len: int) -> int:
-        """Memory of a step in which as many windows begin as its budget allows, and every row gets a token."""
+        """Return the bytes of the largest step: it begins as many windows as fit, and every row gets a token."""
         budget = start.config.max_num_batched_tokens
         number = start.max_num_seqs if budget is None else max(1, min(start.max_num_seqs, budget // max_model_len))
         if self.device.type != "cuda":
@@ -133,9 +136,9 @@ class SpeechRunner:
         return start.find_step_bytes(self.model, number * self._of_task.num_positions, settings, run)
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
-        """Begins a step: encodes the windows that begin, and computes logits. The returned function samples.
+        """Begin a step: encode the windows that begin, and compute logits. Return a function that samples.
 
-        On a GPU it launches all of that and waits for nothing.
+        That function returns another one, which waits for the tokens. On a GPU, all work before that is only launched.
         """
         with torch.inference_mode():
             beginning = self._begin_rows(plan)
@@ -155,7 +158,7 @@ class SpeechRunner:
         return partial(self._sample, plan, batch, logits, beginning, found)
 
     def _begin_rows(self, plan: StepPlan) -> list[_Beginning]:
-        """Applies the plan's changes. Returns the rows whose windows begin."""
+        """Apply the plan's changes to the rows. Return the rows whose windows begin in this step."""
         self._rows.update(plan)
         admitted = {each.row: each for each in plan.admitted}
         for row, each in admitted.items():
@@ -169,7 +172,7 @@ class SpeechRunner:
         ]
 
     def _align(self, beginning: Sequence[_Beginning], text: StepPlan) -> Alignment | None:
-        """Returns what collects attention to the sound, if tokens of windows get times."""
+        """Return the collector of attention to the sound; None if no window's tokens get times in this step."""
         starts = dict(zip(text.rows, np.cumsum([0, *text.num_tokens]).tolist(), strict=False))
         listened = [
             Listened(
@@ -184,7 +187,10 @@ class SpeechRunner:
         return Alignment(self._alignment_heads, listened, self._median_width) if listened else None
 
     def _listen(self, beginning: Sequence[_Beginning], alignment: Alignment | None) -> _Found:
-        """Encodes the windows, and finds the languages of those that ask for it."""
+        """Encode the windows, write their sound to the caches, and find the languages that are not given.
+
+        The returned `no_speech` and `fits` are empty.
+        """
         encoded = self._encode([each.window.features for each in beginning])
         positions = self._of_task.num_positions
         rows = to_device(np.array([each.row for each in beginning]), self.device)
@@ -198,7 +204,10 @@ class SpeechRunner:
         return _Found(self._find_languages(asking) if asking else nothing, nothing.float(), [])
 
     def _find_languages(self, asking: Sequence[_Beginning]) -> torch.Tensor:
-        """Puts the likeliest language into each row's tokens, after the token that begins every transcript."""
+        """Find the likeliest language after the transcript's first token. Return the tokens int64 (asking,).
+
+        Each token is also written to its row, at `language_at`.
+        """
         rows = to_device(np.array([each.row for each in asking]), self.device)
         first = torch.zeros_like(rows)
         slots = self._text_rows.block_tables[rows, 0].long() * self._block_size
@@ -210,7 +219,10 @@ class SpeechRunner:
         return found
 
     def _hear(self, token_rows: torch.Tensor) -> AttentionMetadata:
-        """Each token (T,) as a query over all positions of its row's sound."""
+        """Return cross-attention metadata with one query for each token, over all positions of its row's sound.
+
+        token_rows: int64 (T,), the row of each token.
+        """
         num_blocks = self._of_task.window_cost // self._block_size
         tables = self._rows.block_tables[token_rows, :num_blocks]
         return _build_metadata(tables, torch.zeros_like(token_rows), self._of_task.num_positions, 1)
@@ -218,7 +230,10 @@ class SpeechRunner:
     def _find_silence(
         self, beginning: Sequence[_Beginning], text: StepPlan, batch: Batch, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """The probability of no speech, after the token that begins every transcript: float32 (beginning,)."""
+        """Return the probability that each window has no speech, float32 (beginning,).
+
+        It is that of the token for "no speech" after the token that begins every transcript.
+        """
         starts = dict(zip(text.rows, batch.metadata.query_start_loc_host.tolist(), strict=False))
         tokens = [starts[each.row] + each.prompt.index(self._of_task.start) for each in beginning if each.row in starts]
         scores = self._decoder.score(hidden[to_device(np.array(tokens, dtype=np.int64), self.device)])
@@ -233,7 +248,10 @@ class SpeechRunner:
         found: _Found | None,
         _: object,
     ) -> Callable[[], StepResult]:
-        """Chooses the tokens and writes them into the rows. The returned function waits for them."""
+        """Sample the tokens and write them to the rows. Return a function that waits for them.
+
+        logits: float32 (entries, vocabulary); the rules for timestamps change it in place.
+        """
         samples = batch.samples
         with torch.inference_mode():
             self._rules.apply(logits, samples)
@@ -254,11 +272,11 @@ class SpeechRunner:
         return read
 
     def _encode(self, features: Sequence[bytes]) -> torch.Tensor:
-        """-> (windows x positions, hidden)."""
+        """Return the hidden states (windows x positions, hidden) of each window's packed features."""
         return self._encoder.run(self._stack(features))
 
     def _stack(self, features: Sequence[bytes]) -> torch.Tensor:
-        """-> (windows, mels, frames), in the model's number type."""
+        """Return features (windows, mels, frames) on the device, in the model's dtype. The end is padded with zeros."""
         stacked = np.zeros((len(features), self._of_task.window_frames, self._of_task.num_mels), dtype=np.float32)
         for window, each in zip(stacked.reshape(len(features), -1), features, strict=True):
             numbers = np.frombuffer(each, dtype=np.float32)
@@ -266,12 +284,12 @@ class SpeechRunner:
         return to_device(stacked, self.device).to(self._dtype).transpose(1, 2)
 
     def free_memory(self) -> None:
-        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
+        """Return cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
 
 def _cut_sound(plan: StepPlan, num_sound: int) -> StepPlan:
-    """The plan of the tokens alone, which come after `num_sound` places of each row."""
+    """Return the plan without the sound: the tokens after the first `num_sound` of each row, counted from there."""
     rows, computed, lengths, logits = [], [], [], []
     for row, begin, length, count in zip(
         plan.rows, plan.num_computed_tokens, plan.num_tokens, plan.num_logits, strict=True
@@ -286,7 +304,10 @@ def _cut_sound(plan: StepPlan, num_sound: int) -> StepPlan:
 
 
 def _build_metadata(tables: torch.Tensor, slots: torch.Tensor, length: int, num_queries: int) -> AttentionMetadata:
-    """Rows with the same number of places and of queries. tables: int32 (rows, blocks). slots: int64 (tokens,)."""
+    """Return metadata for rows of equal shape: `num_queries` queries over a context of `length` each.
+
+    tables: int32 (rows, blocks). slots: int64 (tokens,), where keys and values are written.
+    """
     number = len(tables)
     starts, lengths = np.arange(number + 1, dtype=np.int32) * num_queries, np.full(number, length, dtype=np.int32)
     return AttentionMetadata(
@@ -309,7 +330,10 @@ def _tell_starts(
     no_speech: torch.Tensor,
     *fits: torch.Tensor,
 ) -> list[bytes]:
-    """What was found in the sound of each row of the plan; empty for rows that go on."""
+    """Return an encoded `WindowStart` for each row of the plan whose window begins; empty bytes for other rows.
+
+    languages: int64 (asking,). no_speech: float32 (beginning,). fits: float32 (tokens, positions) each.
+    """
     payloads, found, aligned = [b""] * num_rows, iter(languages.tolist()), iter(fits)
     for each, probability in zip(beginning, no_speech.tolist(), strict=False):
         start = WindowStart(
@@ -322,7 +346,7 @@ def _tell_starts(
 
 
 def _check_settings(config: EngineConfig) -> None:
-    """Refuses settings that apply to text only. Raises ConfigError."""
+    """Raise ConfigError for settings that apply to text only."""
     if config.max_model_len is not None:
         raise ConfigError("`max_model_len` is set, but the windows of this model have a fixed length; leave it out")
     if config.padding == "real":

@@ -1,1 +1,1 @@
-"""Makes pictures of prompts, denoising step by denoising step."""
+"""Generates pictures from prompts. Each engine step is one denoising step."""

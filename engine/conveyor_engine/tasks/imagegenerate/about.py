@@ -1,4 +1,4 @@
-"""Facts about the task that makes pictures, for all processes, and how a model's files are recognised."""
+"""Facts about the task that generates pictures, for all processes. Recognises the model's files."""
 
 from pathlib import Path
 from typing import Final
@@ -8,7 +8,7 @@ from conveyor_engine.registry import About
 
 
 def _recognises(directory: Path) -> bool:
-    """Return whether the directory holds a pipeline of diffusers, of whatever class."""
+    """Return whether the directory has a diffusers pipeline of any class."""
     return (directory / PIPELINE_INDEX).is_file()
 
 

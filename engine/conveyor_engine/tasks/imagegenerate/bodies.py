@@ -1,4 +1,4 @@
-"""The body that asks for pictures: OpenAI's fields, and those of diffusers' pipeline. Pure."""
+"""The body of a request for pictures: OpenAI's fields, and those of diffusers' pipeline. Pure."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -14,7 +14,7 @@ PICTURES_MAX = 10
 PROMPT_CHARACTERS_MAX = 32_000
 PREVIEWS_MAX = 3
 SEED_END = 2**63
-STEPS, GUIDANCE = 50, 7.5  # of diffusers' pipeline
+STEPS, GUIDANCE = 50, 7.5  # the defaults of diffusers' pipeline
 _SIDE_DIGITS = 5
 
 
@@ -39,22 +39,22 @@ class ImageGenerationRequest(ModelFields):
     prompt: Annotated[str, Field(min_length=1, max_length=PROMPT_CHARACTERS_MAX)]
     """What the picture shows. Words beyond the model's context (77 tokens of CLIP) have no effect."""
     negative_prompt: Text | None = None
-    """What the picture should not show; without effect if there is no guidance."""
+    """What the picture should not show. It has no effect without guidance."""
     n: Annotated[int, Field(ge=1, le=PICTURES_MAX), INTEGRAL] | None = 1
-    """Number of pictures. Each has a seed of its own."""
+    """Number of pictures. Each has its own seed."""
     size: (
         Annotated[
             str, Field(pattern=rf"^(auto|[1-9][0-9]{{0,{_SIDE_DIGITS - 1}}}x[1-9][0-9]{{0,{_SIDE_DIGITS - 1}}})$")
         ]
         | None
     ) = None
-    """Width and height in pixels, as `512x512`; default and `auto`: the model's own."""
+    """Width and height in pixels, such as `512x512`; default and `auto`: the model's own size."""
     seed: Annotated[int, Field(ge=0, lt=SEED_END), INTEGRAL] | None = None
-    """Of the first picture; the next ones have the numbers after it. The same seed makes the same picture."""
+    """Seed of the first picture; it grows by one with each picture. The same seed gives the same picture."""
     num_inference_steps: Annotated[int, Field(ge=1, le=STEPS_MAX), INTEGRAL] | None = STEPS
     """Denoising steps of a picture."""
     guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = GUIDANCE
-    """How strongly the picture follows the prompt. Up to 1: without guidance, at half the cost."""
+    """How strongly the picture follows the prompt. A value up to 1 turns guidance off, which halves the cost."""
     response_format: Annotated[
         Literal["b64_json"] | None,
         PlainValidator(_parse_format),
@@ -62,9 +62,9 @@ class ImageGenerationRequest(ModelFields):
     ] = None
     """Only `b64_json`: PNG in base64."""
     stream: bool | None = False
-    """Whether to send the answer as server-sent events; for one picture."""
+    """Whether to send the answer as server-sent events. Only with `n` 1."""
     partial_images: Annotated[int, Field(ge=0, le=PREVIEWS_MAX), INTEGRAL] | None = 0
-    """Previews of a stream: the picture as it is after some of its steps."""
+    """Number of previews in a stream. Each shows the picture after some of its steps."""
 
     @model_validator(mode="after")
     def _check_stream(self) -> Self:

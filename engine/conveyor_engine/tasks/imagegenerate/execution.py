@@ -1,9 +1,9 @@
-"""Runs plans of a model that makes pictures: each step is one denoising step of each of its rows.
+"""Runs the engine's plans on a model that generates pictures. A step computes one denoising step for each row.
 
-A row is a picture: its latents, its prompt's hidden states, and a scheduler of its own, which has its timesteps. Rows
-of one size share a forward of the UNet, whatever their timesteps; with guidance a row is two in that forward. After a
-row's last step, and for a preview, the VAE makes its picture. A step that is run again after it failed leaves out what
-is done, so each row takes each of its timesteps once.
+A row is one picture: its latents, the hidden states of its prompt, and its own diffusers scheduler with its timesteps.
+Rows of one size share a forward pass of the UNet, also at different timesteps. A row with guidance counts twice in that
+pass. After a row's last step, and for a preview, the VAE decodes the latents. If a failed step is run again, it skips
+the rows that are already done, so each row runs each of its timesteps once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,7 +38,8 @@ from conveyor_engine.tasks.imagegenerate.pipeline import Parts, load_parts, read
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import StepPlan, StepResult
 
-_PICTURES: Final = {"cpu": 8, "cuda": 16}  # of the model's own size and with guidance, in the default budget of a step
+# How many pictures of the model's own size, with guidance, the default budget of a step allows.
+_PICTURES: Final = {"cpu": 8, "cuda": 16}
 
 
 @dataclass(slots=True)
@@ -47,20 +48,20 @@ class Row:
 
     payload: bytes
     request: PaintRequest
-    hidden: torch.Tensor  # (1, tokens, width), or with guidance (2, tokens, width): the negative prompt's first
+    hidden: torch.Tensor  # (1, tokens, width); with guidance (2, tokens, width), of which the negative prompt is first
     scheduler: Any
     latents: torch.Tensor  # (1, channels, height, width)
-    num_done: int = 0  # timesteps
+    num_done: int = 0  # number of timesteps that are done
 
     @property
     def timestep(self) -> torch.Tensor:
-        """The next one, on the host."""
+        """The next timestep, on the host."""
         timestep: torch.Tensor = self.scheduler.timesteps[self.num_done]
         return timestep
 
     @property
     def shows_picture(self) -> bool:
-        """Whether the picture is sent as it is now."""
+        """Whether the picture is sent in its current state: as the result or as a preview."""
         return self.num_done == len(self.scheduler.timesteps) or self.num_done in self.request.previews
 
 
@@ -70,7 +71,7 @@ class PaintRunner:
     graph_sizes: Sequence[int] = ()
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
-        """Loads the model. Raises ConfigError or ModelError."""
+        """Load the model. Raises ConfigError or ModelError."""
         _check_settings(config)
         self.device, directory = placement.device, Path(config.model)
         self._dtype = machine.choose_dtype(config.dtype, self.device, read_text_config(directory))
@@ -87,7 +88,7 @@ class PaintRunner:
             self._measure(progress)
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
-        """Begins a step. On a GPU it launches the work; what the returned function returns waits for the results."""
+        """Begin a step. Return a function whose result waits for the pictures. On a GPU, the work is only launched."""
         with torch.inference_mode():
             self._take_new(plan)
             rows, places = [self._rows[row] for row in plan.rows], _find_timesteps(plan)
@@ -112,11 +113,11 @@ class PaintRunner:
         return lambda _: read
 
     def free_memory(self) -> None:
-        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
+        """Return cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
     def _take_new(self, plan: StepPlan) -> None:
-        """Make the rows that the plan brings, unless a step that is run again brings what is here."""
+        """Create the rows that the plan admits, except those that a failed run of the same step already created."""
         computed = dict(zip(plan.rows, plan.num_computed_tokens, strict=True))
         new = {
             each.row: each.payload
@@ -131,7 +132,10 @@ class PaintRunner:
             self._rows[row] = self._make_row(payload, request, next(hidden))
 
     def _read_prompts(self, requests: Sequence[PaintRequest]) -> Iterator[torch.Tensor]:
-        """The hidden states of each request's prompts. All are read in one forward."""
+        """Yield each request's hidden states, (1, tokens, width) or with guidance (2, tokens, width).
+
+        The text encoder computes all of them in one forward pass.
+        """
         packed = [
             tokens for request in requests for tokens in (request.packed_negative, request.packed_tokens) if tokens
         ]
@@ -141,15 +145,16 @@ class PaintRunner:
         return iter(hidden.to(self._dtype).split(sizes))
 
     def _make_row(self, payload: bytes, request: PaintRequest, hidden: torch.Tensor) -> Row:
+        """Create a row with random latents from the request's seed."""
         scheduler, factor = self._parts.copy_scheduler(request.num_inference_steps), self._parts.factor
         shape = 1, self._parts.unet.config.in_channels, request.size.height // factor, request.size.width // factor
-        generator = torch.Generator().manual_seed(request.seed)  # on the host: the same on each device
+        generator = torch.Generator().manual_seed(request.seed)  # on the host, so that all devices get the same noise
         noise = torch.randn(shape, generator=generator, dtype=self._dtype) * scheduler.init_noise_sigma
         latents = to_device(noise.float().numpy(), self.device).to(self._dtype)
         return Row(payload, request, hidden, scheduler, latents)
 
     def _denoise(self, rows: Sequence[Row]) -> None:
-        """One timestep of each of these pictures, which have one size."""
+        """Run the next timestep of each of these pictures. All have the same size."""
         counts = [len(row.hidden) for row in rows]
         inputs = [row.scheduler.scale_model_input(row.latents, row.timestep) for row in rows]
         sample = torch.cat([each.expand(count, -1, -1, -1) for each, count in zip(inputs, counts, strict=True)])
@@ -168,9 +173,10 @@ class PaintRunner:
             row.num_done += 1
 
     def _draw(self, rows: Sequence[Row]) -> torch.Tensor:
-        """The pictures of latents of one size: bytes (pictures, height, width, 3).
+        """Decode the latents of rows of one size. Return the pictures, uint8 (pictures, height, width, 3).
 
-        The VAE takes as many at once as the largest picture has pixels: it needs much more memory than the UNet.
+        The VAE needs much more memory than the UNet. So it decodes at most as many pixels at once as the largest
+        picture has.
         """
         number = max(1, find_max_pixels(self._parts.size) // rows[0].request.size.num_pixels)
         return torch.cat([self._decode(rows[first : first + number]) for first in range(0, len(rows), number)])
@@ -183,15 +189,15 @@ class PaintRunner:
         return made
 
     def _try_smallest(self) -> None:
-        """Raises ModelError if the parts do not fit each other."""
+        """Make the smallest picture. Raises ModelError if the parts do not fit each other."""
         try:
             self._run_alone([self._build(Size(self._parts.multiple, self._parts.multiple))])
         except checks.TRANSFORMERS_ERRORS as error:
             checks.raise_if_of_device(error)
-            raise ModelError(f"the model makes no picture: {checks.on_one_line(error)}") from error
+            raise ModelError(f"the model cannot make a picture: {checks.on_one_line(error)}") from error
 
     def _measure(self, progress: Progress) -> None:
-        """Raises ModelError if the largest step does not fit beside the weights."""
+        """Run the largest step. Raises ModelError if the step and the weights do not fit into memory together."""
         size, facts = self._parts.size, self.facts
         number = max(1, min(facts.max_num_seqs, facts.max_num_batched_tokens // (2 * size.num_pixels)))
         what, settings = f"{number} pictures of {size}", "`max_num_seqs` or `max_num_batched_tokens`"
@@ -206,7 +212,7 @@ class PaintRunner:
         )
 
     def _run_alone(self, requests: Sequence[PaintRequest]) -> None:
-        """The first step and the pictures of these requests of one size, beside all rows."""
+        """Run the first step of these requests of one size, and decode their pictures. Existing rows are unaffected."""
         with torch.inference_mode():
             hidden = self._read_prompts(requests)
             rows = [self._make_row(b"", request, each) for request, each in zip(requests, hidden, strict=True)]
@@ -215,12 +221,12 @@ class PaintRunner:
 
 
 def _find_timesteps(plan: StepPlan) -> list[int]:
-    """The number of the timestep that each row computes. Of a plan that is run again, rows may have taken theirs."""
+    """Return the number of the timestep that each row computes. If a plan is run again, it may be done already."""
     return [computed // cost for computed, cost in zip(plan.num_computed_tokens, plan.num_tokens, strict=True)]
 
 
 def _group(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Those of one size each."""
+    """Yield the rows of each size."""
     groups: dict[Size, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.request.size, []).append(row)
@@ -228,7 +234,7 @@ def _group(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _check_settings(config: EngineConfig) -> None:
-    """Refuses settings that apply to text only. Raises ConfigError."""
+    """Raise ConfigError for settings that apply to text only."""
     if config.max_model_len is not None:
         raise ConfigError("`max_model_len` is set, but this model makes pictures, which have no tokens; leave it out")
     if config.attention_backend != "auto":
@@ -244,7 +250,7 @@ def _describe(config: EngineConfig, parts: Parts, device: torch.device, dtype: t
     budget = config.max_num_batched_tokens or min(MAX_TOKENS, _PICTURES[device.type] * own_cost)
     if budget < own_cost:
         raise ConfigError(
-            f"`max_num_batched_tokens` is {budget}, and a step of one picture of {parts.size} with guidance computes "
+            f"`max_num_batched_tokens` is {budget}, but a step of one picture of {parts.size} with guidance computes "
             f"{own_cost} pixels; raise it"
         )
     facts = PaintFacts(

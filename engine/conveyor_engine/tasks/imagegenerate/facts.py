@@ -1,7 +1,8 @@
-"""What travels of requests for pictures, and of models that make them: payloads and facts that only this task reads.
+"""Messages of the task that generates pictures: the payload of a request, and the facts of a model.
 
-A request makes one picture. The result of its last step, and of a step whose picture is sent as a preview, is the
-picture: a byte each of red, green and blue for each pixel, row after row. The result of any other step is `GOES_ON`.
+Each request makes one picture. Each step of a request has a result. The last step's result is the picture, and that of
+a step with a preview is the preview: three bytes (red, green, blue) for each pixel, row by row. The result of any other
+step is `GOES_ON`.
 """
 
 from array import array
@@ -13,10 +14,10 @@ import msgspec
 from conveyor_engine.wire.request import ModelFacts
 
 GOES_ON: Final = b"\0"
-STEPS_MAX: Final = 500  # that a request may ask for
-SIDE_MULTIPLE: Final = 8  # as diffusers' pipeline demands
-_PIXELS_TIMES: Final = 4  # of the model's own size, that a picture may have ...
-_SIDE_TIMES: Final = 4  # ... and of its sides
+STEPS_MAX: Final = 500  # limit on a request's inference steps
+SIDE_MULTIPLE: Final = 8  # diffusers' pipeline requires sides that are multiples of 8 pixels
+_PIXELS_TIMES: Final = 4  # limit on a picture's pixels, as a multiple of the pixels of the model's own size
+_SIDE_TIMES: Final = 4  # limit on a picture's longer side, as a multiple of that of the model's own size
 
 
 class Size(NamedTuple):
@@ -36,15 +37,15 @@ class Size(NamedTuple):
 class PaintFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The facts that only models that make pictures have."""
 
-    size: Size  # of a picture whose request names none
-    multiple: int  # of which each side must be a multiple
-    max_pixels: int  # of a picture
-    num_context_tokens: int  # of a prompt, padding included
-    empty_tokens: bytes  # of an empty prompt, uint32 each: what warms it up
-    nums_forwards: list[int]  # by the number of inference steps, from 1 on: how many steps of the engine these take
+    size: Size  # the size of a picture if the request names none
+    multiple: int  # each side must be a multiple of this number of pixels
+    max_pixels: int  # limit on the pixels of a picture
+    num_context_tokens: int  # number of tokens of every prompt, padding included
+    empty_tokens: bytes  # the tokens of an empty prompt, uint32; used for the warm-up
+    nums_forwards: list[int]  # element i is the number of engine steps that i + 1 inference steps take
 
     def encode(self) -> bytes:
-        """The `of_task` of the model's facts."""
+        """Return the `of_task` of the model's facts."""
         return msgspec.msgpack.encode(self)
 
     @property
@@ -52,7 +53,10 @@ class PaintFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return _SIDE_TIMES * max(self.size)
 
     def find_size(self, cost: int) -> Size:
-        """The largest picture like the model's own that costs so many pixels with guidance, or the smallest one."""
+        """Return the largest size with guidance that costs at most `cost` pixels, with the model's own proportions.
+
+        If no such size exists, return the smallest one.
+        """
         size = Size(self.multiple, self.multiple)
         for factor in range(1, 1 + max(self.size) * 2 // self.multiple):
             width, height = (max(1, side * factor // max(self.size)) * self.multiple for side in self.size)
@@ -72,7 +76,7 @@ def read_facts(facts: ModelFacts) -> PaintFacts:
 
 
 def find_max_pixels(size: Size) -> int:
-    """The most pixels of a picture of a model whose own pictures have this size."""
+    """Return the limit on a picture's pixels. size: the model's own size."""
     return _PIXELS_TIMES * size.num_pixels
 
 
@@ -83,9 +87,9 @@ class PaintRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_inference_steps: int
     guidance_scale: float
     seed: int  # 64 bits
-    packed_tokens: bytes  # of the prompt, uint32 each, padded
-    packed_negative: bytes = b""  # of the negative prompt; empty: without guidance
-    previews: tuple[int, ...] = ()  # steps of the engine, from 1 on, after which a preview is sent
+    packed_tokens: bytes  # the tokens of the prompt, uint32, padded
+    packed_negative: bytes = b""  # the tokens of the negative prompt, uint32, padded; empty: without guidance
+    previews: tuple[int, ...] = ()  # numbers of the engine steps, from 1 on, after which a preview is sent
 
     @property
     def has_guidance(self) -> bool:
@@ -93,12 +97,12 @@ class PaintRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def cost(self) -> int:
-        """The pixels that each step computes: with guidance twice those of the picture."""
+        """The number of pixels that each step computes. With guidance it is twice the picture's number."""
         return self.size.num_pixels * (2 if self.has_guidance else 1)
 
     @property
     def group(self) -> int:
-        """Equal for pictures of one size."""
+        """A number for the picture's size. Pictures with the same number share a forward pass."""
         return self.size.width << 16 | self.size.height
 
     def encode(self) -> bytes:

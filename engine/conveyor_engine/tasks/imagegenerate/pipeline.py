@@ -1,7 +1,7 @@
 """Loads the parts of a Stable Diffusion pipeline through diffusers' and transformers' own classes. Used by `execution`.
 
-The classes are ours to choose: what `model_index.json` names is compared with them, and nothing of it is imported. The
-weights are read from safetensors only. Raises ModelError for whatever else the directory holds.
+Only the classes in `_CLASSES` are used. The names in `model_index.json` are compared with them and never imported.
+Weights are read from safetensors only. The functions raise ModelError for any other content of the directory.
 """
 
 import logging
@@ -40,10 +40,10 @@ _CLASSES: Final = {
     "vae": ("AutoencoderKL",),
     "scheduler": tuple(SCHEDULERS),
 }
-_NUMBER_MAX: Final = 2**16  # of any size in a part's config.json
-_COUNT_MAX: Final = 2**6  # of what a part has a module of each
-_LIST_MAX: Final = 2**4  # blocks of a part
-_SAMPLE_MAX: Final = 512  # sides of latents: pictures of 4096 x 4096
+_NUMBER_MAX: Final = 2**16  # limit on any number in a part's config.json
+_COUNT_MAX: Final = 2**6  # limit on numbers of layers
+_LIST_MAX: Final = 2**4  # limit on the length of lists, which have an element for each block
+_SAMPLE_MAX: Final = 512  # limit on the sides of latents, for pictures of up to 4096 x 4096 pixels
 _UNSUPPORTED: Final = (  # settings of a UNet that need further inputs
     "addition_embed_type", "class_embed_type", "encoder_hid_dim_type", "time_cond_proj_dim",
 )  # fmt: skip
@@ -51,18 +51,18 @@ _UNSUPPORTED: Final = (  # settings of a UNet that need further inputs
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A pipeline that is loaded."""
+    """The parts of a loaded pipeline."""
 
     text_encoder: CLIPTextModel
     unet: UNet2DConditionModel
     vae: AutoencoderKL
-    scheduler: Any  # of diffusers, never stepped: each request has a copy
+    scheduler: Any  # a diffusers scheduler, of which each request gets a copy
     num_context_tokens: int
     empty_tokens: list[int]
 
     @property
     def factor(self) -> int:
-        """Pixels of a side for each latent."""
+        """The side of a picture in pixels, divided by the side of its latents."""
         return int(2 ** (len(self.vae.config.block_out_channels) - 1))
 
     @property
@@ -71,25 +71,25 @@ class Parts:
 
     @property
     def size(self) -> Size:
-        """Of the pictures for which the model was made."""
+        """The model's own size: that of the pictures for which it was trained."""
         sample = self.unet.config.sample_size
         height, width = (sample, sample) if isinstance(sample, int) else sample
         return Size(width * self.factor, height * self.factor)
 
     def copy_scheduler(self, num_inference_steps: int) -> Any:
-        """A scheduler of a request's own, with its timesteps on the host."""
+        """Return a scheduler for one request, with its timesteps on the host."""
         scheduler = type(self.scheduler).from_config(self.scheduler.config)
         scheduler.set_timesteps(num_inference_steps)
         return scheduler
 
     def count_forwards(self) -> list[int]:
-        """How many timesteps the scheduler has for each number of inference steps, from 1 on."""
+        """Return how many timesteps the scheduler has for each number of inference steps, from 1 on."""
         most = min(STEPS_MAX, int(self.scheduler.config.num_train_timesteps))
         return [len(self.copy_scheduler(number).timesteps) for number in range(1, most + 1)]
 
 
 def read_text_config(directory: Path) -> CLIPTextConfig:
-    """The text encoder's configuration, after all files are checked. Raises ModelError."""
+    """Check the pipeline's settings, and return the text encoder's configuration. Raises ModelError."""
     _check_index(directory)
     for name in _CLASSES:
         if not (directory / name).is_dir():
@@ -101,7 +101,7 @@ def read_text_config(directory: Path) -> CLIPTextConfig:
 
 
 def load_parts(directory: Path, dtype: torch.dtype, device: torch.device) -> Parts:
-    """All parts in evaluation mode on the device. Raises ModelError."""
+    """Load all parts in evaluation mode to the device. Raises ModelError."""
     for library in (diffusers_logging, transformers_logging):
         library.set_verbosity_error()
         library.disable_progress_bar()
@@ -122,7 +122,7 @@ def load_parts(directory: Path, dtype: torch.dtype, device: torch.device) -> Par
 
 
 def _check_index(directory: Path) -> None:
-    """Refuse other pipelines, with what the model is."""
+    """Raise ModelError if the pipeline or one of its parts has a class that this engine does not run."""
     pipeline = read_pipeline_class(directory)
     if pipeline != PIPELINE:
         raise ModelError(f"the model is a {pipeline}; this engine makes pictures with a {PIPELINE} only")
@@ -132,22 +132,22 @@ def _check_index(directory: Path) -> None:
             if name == "scheduler":
                 advice = "; save the pipeline with another one (`DDIMScheduler.from_config(pipeline.scheduler.config)`)"
             kinds = " or ".join(_CLASSES[name])
-            raise ModelError(f"the model's {name} is a {found}, and this engine runs {kinds}{advice}")
+            raise ModelError(f"the model's {name} is a {found}, but this engine runs only {kinds}{advice}")
 
 
 def _read_classes(directory: Path) -> dict[str, str]:
-    """The class that model_index.json names for each part."""
+    """Return the name of each part's class in model_index.json."""
     index = read_object(directory / PIPELINE_INDEX)
     return {name: _name_class(index.get(name)) for name in _CLASSES}
 
 
 def _name_class(entry: object) -> str:
-    """Of an entry [library, class]."""
+    """Return the class of an entry [library, class], or "nothing" if the entry has another form."""
     return str(entry[1])[:100] if isinstance(entry, list) and len(entry) == 2 else "nothing"
 
 
 def _check_numbers(folder: Path) -> None:
-    """Refuse numbers that no such part has, before anything is built by them."""
+    """Raise ModelError for numbers that no real part has, before anything is built from them."""
     path = folder / ("scheduler_config.json" if folder.name == "scheduler" else "config.json")
     for name, value in _walk(read_object(path)):
         if isinstance(value, list):
@@ -159,11 +159,11 @@ def _check_numbers(folder: Path) -> None:
         else:
             problem = isinstance(value, int) and abs(value) > _NUMBER_MAX
         if problem:
-            raise ModelError(f"{path}: {name} is {str(value)[:40]}, which no model has")
+            raise ModelError(f"{path}: {name} is {str(value)[:40]}, which this engine does not accept")
 
 
 def _walk(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Each number and each list, with its name."""
+    """Yield the name and value of each number and list, at any depth."""
     for name, value in content.items():
         if isinstance(value, dict):
             yield from _walk(value)
@@ -192,7 +192,7 @@ def _diffusers_arguments(dtype: torch.dtype) -> dict[str, Any]:
 
 
 class _explained:
-    """A context in which errors of the libraries become a ModelError about this folder."""
+    """A context that turns errors of the libraries into a ModelError about this folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -216,20 +216,20 @@ def _check_scheduler(parts: Parts) -> None:
 
 
 def _check_parts(parts: Parts) -> None:
-    """Refuse parts that do not fit each other, or that need what no request has."""
+    """Raise ModelError if parts do not fit each other, or need an input that requests do not have."""
     unet, vae, text = parts.unet.config, parts.vae.config, parts.text_encoder.config
     for name in _UNSUPPORTED:
         if unet.get(name) is not None:
-            raise ModelError(f"the UNet has {name} {unet[name]}, and this engine gives it a prompt only")
+            raise ModelError(f"the UNet has {name} {unet[name]}, which needs an input other than a prompt")
     channels = vae.latent_channels
     if (unet.in_channels, unet.out_channels) != (channels, channels):
         raise ModelError(
             f"the UNet has {unet.in_channels} channels in and {unet.out_channels} out, and the VAE has {channels}: "
-            "this engine makes pictures of prompts, and changes none"
+            "this engine makes pictures from prompts, and cannot edit pictures"
         )
     if unet.cross_attention_dim != text.hidden_size:
         raise ModelError(
-            f"the UNet reads prompts of width {unet.cross_attention_dim}, and those of the text encoder have "
+            f"the UNet needs hidden states of width {unet.cross_attention_dim}, but the text encoder's have width "
             f"{text.hidden_size}"
         )
     if not vae.scaling_factor:

@@ -1,4 +1,4 @@
-"""Makes engine requests of a body that asks for pictures, one for each. Runs in worker processes."""
+"""Builds an engine request for each picture that a body requests. Runs in worker processes."""
 
 import random
 from array import array
@@ -14,21 +14,21 @@ from conveyor_engine.wire.worker import Job
 
 
 class PreparedPictures(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
-    """An admissible request."""
+    """A valid request, with a prompt for each picture."""
 
     size: Size
-    seeds: list[int]  # of each picture
+    seeds: list[int]  # one for each picture
     stream: bool
 
 
 def prepare_pictures(model: ServedModel, job: Job) -> PreparedPictures:
-    """Raises InvalidRequest or UnknownModel."""
+    """Validate the body and build the engine requests. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ImageGenerationRequest, job.body)
     facts, number = read_facts(job.facts), fields.n or 1
     size = find_size(facts, fields.size, job.facts.max_num_batched_tokens)
     if 3 * number * size.num_pixels > RESULT_BYTES_MAX:
         most = RESULT_BYTES_MAX // (3 * size.num_pixels)
-        raise InvalidRequest(f"n is {number}, and an answer may have {most} pictures of {size} at most", param="n")
+        raise InvalidRequest(f"n is {number}, but an answer has at most {most} pictures of {size}", param="n")
     num_steps = fields.num_inference_steps or STEPS
     if num_steps > len(facts.nums_forwards):
         message = f"num_inference_steps must be at most {len(facts.nums_forwards)} with this model's scheduler"
@@ -70,7 +70,10 @@ def prepare_pictures(model: ServedModel, job: Job) -> PreparedPictures:
 
 
 def find_size(facts: PaintFacts, wanted: str | None, max_cost: int) -> Size:
-    """The size that the field names. `max_cost`: pixels of an engine's step. Raises InvalidRequest."""
+    """Return the size of the pictures. Raises InvalidRequest.
+
+    wanted: the field `size`. max_cost: the limit on the pixels of an engine step, in which guidance counts twice.
+    """
     if wanted in (None, "auto"):
         return facts.size
     size = Size(*map(int, str(wanted).split("x")))
@@ -78,7 +81,7 @@ def find_size(facts: PaintFacts, wanted: str | None, max_cost: int) -> Size:
     most = min(facts.max_pixels, max_cost // 2)
     problem = None
     if max(size) > facts.max_side or size.num_pixels > most:
-        problem = f"has more than the {most} pixels, or a longer side than the {facts.max_side}, that this model takes"
+        problem = f"is too large: this model allows {most} pixels in all and {facts.max_side} pixels for a side"
     elif any(side % multiple for side in size):
         problem = f"must have sides that are multiples of {multiple} pixels"
     if problem is not None:
@@ -87,7 +90,10 @@ def find_size(facts: PaintFacts, wanted: str | None, max_cost: int) -> Size:
 
 
 def _find_previews(number: int, num_forwards: int) -> tuple[int, ...]:
-    """So many steps, evenly among those before the last one; fewer if there are fewer."""
+    """Return the numbers of the steps after which a preview is sent, evenly spaced and without the last step.
+
+    They are `number`, or fewer if there are not enough steps.
+    """
     steps = {num_forwards * part // (number + 1) for part in range(1, number + 1)}
     return tuple(sorted(step for step in steps if 0 < step < num_forwards))
 

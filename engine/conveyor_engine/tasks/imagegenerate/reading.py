@@ -1,4 +1,4 @@
-"""Loads the model's tokenizer of prompts, which workers share. No torch."""
+"""Loads the model's tokenizer for prompts, which the workers share. Without torch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, Final
 from conveyor_engine.errors import ModelError
 from conveyor_engine.model_files import read_object
 
-CONTEXT_MAX: Final = 4096  # tokens of a prompt; CLIP has 77
+CONTEXT_MAX: Final = 4096  # limit on the tokens of a prompt; CLIP has 77
 _ERRORS: Final = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
     ValueError,
@@ -28,7 +28,7 @@ class PromptTokenizer:
 
 
 def load_tokenizer(directory: Path) -> PromptTokenizer:
-    """Raises ModelError."""
+    """Load the tokenizer, and check that it pads prompts to its length. Raises ModelError."""
     from transformers import CLIPTokenizer
 
     folder = directory / "tokenizer"
@@ -38,7 +38,7 @@ def load_tokenizer(directory: Path) -> PromptTokenizer:
         num_tokens = int(tokenizer.model_max_length)
         if not (isinstance(positions, int) and 2 <= num_tokens <= min(positions, CONTEXT_MAX)):
             raise ModelError(
-                f"the tokenizer in {folder} has prompts of {str(num_tokens)[:40]} tokens, and the text encoder has "
+                f"the tokenizer in {folder} makes prompts of {str(num_tokens)[:40]} tokens, but the text encoder has "
                 f"{str(positions)[:40]} positions"
             )
         made = PromptTokenizer(tokenizer, num_tokens)

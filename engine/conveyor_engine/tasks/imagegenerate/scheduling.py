@@ -1,7 +1,7 @@
-"""Scheduling of pictures: each takes as many steps as its scheduler has timesteps, and each step costs its pixels.
+"""Schedules pictures. A picture takes one engine step for each timestep. The cost of a step is its number of pixels.
 
-In a step, pictures at any timestep share the budget. So `batching_mode: continuous` lets a picture join and leave
-between two denoising steps of the others, and the other modes do not.
+Pictures at different timesteps share a step. In mode `continuous` a picture can therefore join or leave the batch
+between two denoising steps of the others. In the other modes it cannot.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ _DUMMY_STEPS: Final = 2
 
 
 class ImageGenerate(OneStep):
-    """The task that makes pictures. Those of one size share a forward without padding, so costs add up."""
+    """The task that generates pictures. Without padding, the cost of a batch is the sum of its pictures' costs."""
 
     packs = True
     result_name = "pictures"

@@ -1,4 +1,4 @@
-"""POST /v1/images/generations: pictures in base64, whole or as a stream with previews."""
+"""Serves POST /v1/images/generations: pictures in base64, in one answer or as a stream with previews."""
 
 import asyncio
 import base64
@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 
 
 class TextTokens(msgspec.Struct):
-    """Tokens of a prompt by kind."""
+    """The number of tokens of the prompts, by kind."""
 
     text_tokens: int
     image_tokens: int = 0
 
 
 class PictureUsage(msgspec.Struct):
-    """Tokens of the prompts, without padding. Pictures have no tokens."""
+    """The number of tokens of the prompts, without padding. Pictures have no tokens."""
 
     input_tokens: int
     total_tokens: int
@@ -44,14 +44,14 @@ class PictureUsage(msgspec.Struct):
 
 
 class Picture(msgspec.Struct):
-    """One picture, and the seed that makes it again."""
+    """One picture, and the seed that reproduces it."""
 
     b64_json: str
     seed: int
 
 
 class PictureList(msgspec.Struct):
-    """The whole answer."""
+    """The answer without `stream`."""
 
     created: int
     data: list[Picture]
@@ -63,7 +63,7 @@ class PictureList(msgspec.Struct):
 
 
 class PartialPicture(msgspec.Struct, tag="image_generation.partial_image"):
-    """A preview."""
+    """An event with a preview."""
 
     b64_json: str
     created_at: int
@@ -75,7 +75,7 @@ class PartialPicture(msgspec.Struct, tag="image_generation.partial_image"):
 
 
 class CompletedPicture(msgspec.Struct, tag="image_generation.completed"):
-    """The last event of a stream."""
+    """The last event of a stream, with the finished picture."""
 
     b64_json: str
     created_at: int
@@ -88,7 +88,7 @@ class CompletedPicture(msgspec.Struct, tag="image_generation.completed"):
 
 
 class PicturesResponse(OneStepResponse):
-    """All pictures, or one error. A stream has one picture, and previews before it."""
+    """Sends all pictures, or one error. A stream has one picture, and previews before it."""
 
     def __init__(self, opened: Opened) -> None:
         assert isinstance(opened.prepared, PreparedPictures)
@@ -112,7 +112,7 @@ class PicturesResponse(OneStepResponse):
         await self._send_json(_write_pictures(whole, encoded, self._prepared.seeds), send)
 
     async def _send_stream(self, send: Send) -> None:
-        """Send the status with the first event, so that a failure before it is an error status."""
+        """Send events. The status is sent with the first event, so a failure before that has an error status."""
         self._observe_prompts()
         try:
             async for outputs in self._generation.batches():
@@ -144,7 +144,7 @@ class PicturesResponse(OneStepResponse):
         await send({"type": "http.response.body", "body": event(encode(told), str(name)), "more_body": True})
 
     async def _encode(self, pixels: bytes) -> str:
-        """PNG in base64, made in a thread: other clients' answers go on."""
+        """Return the picture as PNG in base64. A thread encodes it, so that other answers are not delayed."""
         return await asyncio.to_thread(_encode_picture, *self._prepared.size, pixels)
 
     def _tell_usage(self) -> PictureUsage:
@@ -161,7 +161,8 @@ def _write_pictures(whole: PictureList, encoded: Sequence[str], seeds: Sequence[
 
 
 async def generate_images(request: Request) -> PicturesResponse:
-    """Make pictures. Each is an engine request of its own, so it shares steps with others."""
+    """Generate pictures. Each picture is a separate engine request, so it shares steps with those of other requests."""
+
     return PicturesResponse(await open_request(request, "pictures"))
 
 

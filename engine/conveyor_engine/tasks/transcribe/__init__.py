@@ -1,1 +1,1 @@
-"""Writes down what is said in audio files, window by window."""
+"""Transcribes the speech in audio files, window by window."""

@@ -1,4 +1,4 @@
-"""Facts about the task that transcribes speech, for all processes, and how a model's files are recognised."""
+"""Facts about the task that transcribes speech, for all processes. Recognises the model's files."""
 
 from pathlib import Path
 from typing import Final

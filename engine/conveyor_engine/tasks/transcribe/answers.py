@@ -1,4 +1,4 @@
-"""The answers to requests for transcripts, with the fields of OpenAI: JSON, plain text, subtitles, events. Pure."""
+"""Builds the answers to requests for transcripts: JSON, text, subtitles, events. The fields are OpenAI's. Pure."""
 
 import math
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from conveyor_engine.wire.languages import NAMES
 
 
 class DurationUsage(msgspec.Struct, tag_field="type", tag="duration"):
-    """What a transcript is counted by."""
+    """The length of the sound, rounded up. OpenAI bills transcripts by it."""
 
     seconds: int
 
 
 class Transcription(msgspec.Struct):
-    """The answer `json`."""
+    """The answer for the format `json`."""
 
     text: str
     usage: DurationUsage
@@ -47,7 +47,7 @@ class TranscriptionWord(msgspec.Struct):
 
 
 class VerboseTranscription(msgspec.Struct, omit_defaults=True):
-    """The answer `verbose_json`."""
+    """The answer for the format `verbose_json`. `duration` and all times are in seconds."""
 
     task: SpeechTask
     language: str
@@ -59,7 +59,7 @@ class VerboseTranscription(msgspec.Struct, omit_defaults=True):
 
 
 class TranscriptTextDelta(msgspec.Struct, tag_field="type", tag="transcript.text.delta"):
-    """An event with the text that has become certain."""
+    """An event with new text, which no later event changes."""
 
     delta: str
 
@@ -72,13 +72,14 @@ class TranscriptTextDone(msgspec.Struct, tag_field="type", tag="transcript.text.
 
 
 def count_usage(seconds: float) -> DurationUsage:
+    """Return the usage of a file of this length."""
     return DurationUsage(math.ceil(seconds))
 
 
 def build_verbose(
     transcript: Transcript, task: SpeechTask, seconds: float, *, wants_words: bool = False
 ) -> VerboseTranscription:
-    """Build the whole answer. A language without a name is told by its code."""
+    """Build the whole answer. A language without a known name is given by its code."""
     language = transcript.language or ""
     segments = [_build_segment(number, told) for number, told in enumerate(transcript.segments)]
     name = NAMES.get(language, language)
@@ -96,14 +97,14 @@ def _build_segment(number: int, told: Told) -> TranscriptionSegment:
 
 
 def write_srt(segments: list[Told]) -> Iterator[bytes]:
-    """Subtitles as SubRip."""
+    """Yield the segments as SubRip subtitles."""
     for number, told in enumerate(segments, 1):
         times = f"{_write_time(told.segment.start, ',')} --> {_write_time(told.segment.end, ',')}"
         yield f"{number}\n{times}\n{_write_line(told)}\n\n".encode()
 
 
 def write_vtt(segments: list[Told]) -> Iterator[bytes]:
-    """Subtitles as WebVTT."""
+    """Yield the segments as WebVTT subtitles."""
     yield b"WEBVTT\n\n"
     for told in segments:
         times = f"{_write_time(told.segment.start, '.')} --> {_write_time(told.segment.end, '.')}"
@@ -111,11 +112,12 @@ def write_vtt(segments: list[Told]) -> Iterator[bytes]:
 
 
 def _write_line(told: Told) -> str:
-    """An arrow would be read as times."""
+    """Return the text on one line. `-->` becomes `->`, because players read a line with `-->` as times."""
     return " ".join(told.text.split()).replace("-->", "->")
 
 
 def _write_time(seconds: float, point: str) -> str:
+    """Return the time as hours, minutes, seconds and milliseconds, such as `00:01:02,500`. point: `,` or `.`."""
     thousandths = round(seconds * 1000)
     whole, thousandths = divmod(thousandths, 1000)
     return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{point}{thousandths:03}"

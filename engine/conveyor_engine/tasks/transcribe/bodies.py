@@ -1,4 +1,4 @@
-"""The forms that ask for transcripts, with the fields of OpenAI. Pure."""
+"""The forms of requests for transcripts. The fields are OpenAI's. Pure."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -15,15 +15,15 @@ class SpeechOptions(ModelFields):
     """The fields of both forms."""
 
     prompt: Annotated[str, Field(max_length=8192)] | None = None
-    """A text that could stand before the sound: its words and its style become likelier. The model reads its end."""
+    """A text before the sound, whose words and style the model prefers. Only the end of a long text is used."""
     response_format: Format | None = "json"
-    """json, text, verbose_json (with segments and times), or subtitles as srt or vtt."""
+    """`json`, `text`, `verbose_json` (with segments and times), or subtitles as `srt` or `vtt`."""
     temperature: Annotated[float, Field(ge=0, le=1)] | None = 0
-    """0: the likeliest token comes next. Above, tokens are drawn at random."""
+    """0: the likeliest token is chosen. Above 0: tokens are drawn at random."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    """Draws the same tokens again. Not in OpenAI's API."""
+    """The same seed draws the same tokens. Not in OpenAI's API."""
     stream: bool | None = False
-    """True: server-sent events with the text of segments as they are certain. For json and text."""
+    """True: server-sent events with the text of each finished segment. Only for `json` and `text`."""
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -36,11 +36,11 @@ class TranscriptionOptions(SpeechOptions):
     """The fields of a transcription."""
 
     language: Annotated[str, Field(min_length=1, max_length=40)] | None = None
-    """The language that is spoken, as a code such as `en`, or its English name; default: the model finds it."""
+    """The spoken language, as a code such as `en` or as its English name; default: the model detects it."""
     timestamp_granularities: Annotated[
         list[Literal["segment", "word"]] | None, Field(alias="timestamp_granularities[]")
     ] = None
-    """`segment`, `word` or both, for verbose_json. Words cost a second pass over each window."""
+    """`segment`, `word` or both, for `verbose_json`. `word` computes each window twice."""
 
     @model_validator(mode="after")
     def _check_times(self) -> Self:

@@ -1,4 +1,4 @@
-"""Loads a model of speech."""
+"""Loads a speech model."""
 
 from typing import Final
 

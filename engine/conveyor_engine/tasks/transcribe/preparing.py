@@ -1,7 +1,7 @@
-"""Makes features of forms with an audio file. Runs in worker processes.
+"""Validates forms with an audio file and computes its features. Runs in worker processes.
 
-The windows of a file depend on each other: the API process makes an engine request of each when the one before it has
-ended (`transcript`).
+Where a window begins depends on the transcript of the window before it. So the API process builds the engine request
+for a window when the previous one has ended (`transcript`).
 """
 
 import uuid
@@ -19,8 +19,8 @@ from conveyor_engine.wire.audio import AudioFacts, SpeechTask
 from conveyor_engine.wire.languages import find_code
 from conveyor_engine.wire.worker import Job, Part
 
-_MEMORY_BYTES: Final = 640 * 2**20  # per job: SECONDS_MAX of 128 bands take 77 MB, a few times while they are made
-_CPU_SECONDS: Final = 10.0  # per job, in addition to those for its bytes: SECONDS_MAX take 2
+_MEMORY_BYTES: Final = 640 * 2**20  # limit per job; SECONDS_MAX with 128 bands take 77 MB, and a few copies of them
+_CPU_SECONDS: Final = 10.0  # limit per job, in addition to that for its bytes; SECONDS_MAX of sound take 2 s
 
 
 class PreparedSpeech(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -33,26 +33,26 @@ class PreparedSpeech(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     level: int
     ignored_fields: int
     task: SpeechTask
-    language: str | None  # its code; None: the model finds it
-    tokens: list[int]  # that each window's transcript begins with
-    language_at: int | None  # where the language belongs in these; None: there is none, or it is there
+    language: str | None  # the code; None: the model detects the language
+    tokens: list[int]  # the tokens with which each window's transcript begins
+    language_at: int | None  # index in `tokens` where the model writes the language; None: it is known, or has no token
     features: bytes  # float32 (frames, num_mels), at least as many frames as a window has
-    num_frames: int  # that have sound
+    num_frames: int  # number of frames with sound; the rest is silence
     seconds: float
     temperature: float
-    seed: int | None  # of the first window; the next ones have the next numbers
+    seed: int | None  # seed of the first window; it grows by one with each window
     wants_words: bool
     response_format: Format
     stream: bool
 
 
 def prepare_transcription(model: ServedModel, job: Job) -> PreparedSpeech:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a request for a transcript in the spoken language. Raises InvalidRequest or UnknownModel."""
     return _prepare(model, job, TranscriptionOptions, "transcribe")
 
 
 def prepare_translation(model: ServedModel, job: Job) -> PreparedSpeech:
-    """Raises InvalidRequest or UnknownModel."""
+    """Prepare a request for a transcript in English. Raises InvalidRequest or UnknownModel."""
     return _prepare(model, job, SpeechOptions, "translate")
 
 
@@ -60,14 +60,14 @@ def _prepare(model: ServedModel, job: Job, schema: type[SpeechOptions], task: Sp
     from conveyor_engine.audio.decoding import decode_audio  # imports numpy, which the API process lacks
 
     if not is_form(job.content_type):
-        raise InvalidRequest("the file comes in a form: send multipart/form-data with a part named file", param="file")
+        raise InvalidRequest("send the file as multipart/form-data, in a part named file", param="file")
     fields, (data,) = parse_form(model, schema, job, "file", 1)
     facts = AudioFacts.read(job.facts)
     asked = fields.language if isinstance(fields, TranscriptionOptions) else None
     granularities = fields.timestamp_granularities or () if isinstance(fields, TranscriptionOptions) else ()
     language = _check_language(asked, facts)
     if task == "translate" and task not in facts.tasks:
-        raise InvalidRequest("this model does not translate: it knows one language", param="model")
+        raise InvalidRequest("this model cannot translate: it has only one language", param="model")
     tokens = _read_prompt(model, fields.prompt, facts)
     tokens.append(facts.start)
     language_at = None
@@ -97,28 +97,32 @@ def _prepare(model: ServedModel, job: Job, schema: type[SpeechOptions], task: Sp
 
 
 def _check_language(asked: str | None, facts: AudioFacts) -> str | None:
+    """Return the code of the language; None if the model must detect it. Raises InvalidRequest."""
     if not facts.languages:
         if asked is not None and find_code(asked) != "en":
-            raise InvalidRequest(f"language is {asked!r}, and this model knows English only", param="language")
+            raise InvalidRequest(f"language is {asked!r}, but this model supports only English", param="language")
         return "en"
     if asked is None:
         return None
     if (code := find_code(asked)) not in facts.languages:
         known = ", ".join(sorted(facts.languages))
-        raise InvalidRequest(f"language is {asked!r}; this model has {known}", param="language")
+        raise InvalidRequest(f"language is {asked!r}; this model supports {known}", param="language")
     return code
 
 
 def _read_prompt(model: ServedModel, prompt: str | None, facts: AudioFacts) -> list[int]:
-    """The tokens of the text before a transcript: its end, if it is long."""
+    """Return the tokens of the client's prompt, after the token `previous`. Only the end of a long prompt is used.
+
+    Returns an empty list without a prompt. Raises InvalidRequest.
+    """
     if not (text := (prompt or "").strip()):
         return []
     if facts.previous is None:
-        raise InvalidRequest("this model takes no prompt", param="prompt")
+        raise InvalidRequest("this model does not support prompts", param="prompt")
     most = Truncation(facts.max_prompt_tokens - 1, "left")
     tokens = model.tokenizer.encode(f" {text}", most.max_tokens, add_special_tokens=False, truncation=most)
     if any(token >= facts.end for token in tokens):
-        raise InvalidRequest("prompt has special tokens of the model; it may have words only", param="prompt")
+        raise InvalidRequest("prompt contains special tokens of the model; send plain text", param="prompt")
     return [facts.previous, *tokens]
 
 

@@ -1,7 +1,7 @@
-"""Scheduling of windows of speech, whose transcripts are generated token by token.
+"""Schedules windows of speech, whose transcripts are generated token by token.
 
 A window is computed like a long prompt, but always in one step: first its sound, then the tokens with which its
-transcript begins. The sound costs as many tokens as it takes places in the KV cache, silence included.
+transcript begins. The sound costs one token for each of its places in the KV cache, also for those of silence.
 """
 
 from itertools import repeat
@@ -17,7 +17,7 @@ from conveyor_engine.wire.step import StepResult
 
 
 class Transcribe:
-    """The task that transcribes speech. Each row with logits gets a token; a row that begins also gets a payload."""
+    """The task that transcribes speech. Each row with logits gets a token, and in its first step also a payload."""
 
     whole_prompts = True
     packs = True
@@ -38,7 +38,7 @@ class Transcribe:
         )
 
     def check(self, request: EngineRequest) -> None:
-        """Raise InvalidRequest if the request is no window, or has more tokens than the model."""
+        """Raise InvalidRequest if the request has no window, or more tokens than the model's limit."""
         facts = self._facts
         if request.params is None or request.payload_cost != facts.window_cost:
             raise wrong_task(self._task)
@@ -48,6 +48,7 @@ class Transcribe:
             raise InvalidRequest(f"{message} {facts.max_tokens} tokens", param="prompt")
 
     def update(self, outputs: Outputs, step: Step, result: StepResult) -> None:
+        """Add the tokens of a step, and the payloads of windows that began in it."""
         payloads = repeat(b"") if result.payloads is None else result.payloads
         sampled = zip(result.token_ids, result.logprobs or (), strict=True)
         for work, payload in zip(step.work, payloads, strict=False):

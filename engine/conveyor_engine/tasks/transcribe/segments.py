@@ -15,26 +15,26 @@ class Segment(NamedTuple):
 
     seek: int  # the frame at which its window begins
     start: float  # seconds of the file
-    end: float
+    end: float  # seconds of the file
     tokens: list[int]  # timestamps included
-    first: int  # where its tokens begin among those of the window
+    first: int  # index of its first token in the window
 
 
 def list_closed(tokens: Sequence[int], first_timestamp: int) -> list[list[int]]:
-    """Return the tokens of each segment that is closed already: the next one has begun, so `divide` will have it."""
+    """Return the tokens of each segment after which another one has begun. `divide` will return the same segments."""
     ends = _find_ends([token >= first_timestamp for token in tokens])
     return [list(tokens[start:end]) for start, end in pairwise([0, *ends])]
 
 
 def _find_ends(is_time: Sequence[bool]) -> list[int]:
-    """Return where segments end: between two timestamps."""
+    """Return the index after each segment's last token. Segments end between two timestamps."""
     return [index + 1 for index in range(len(is_time) - 1) if is_time[index] and is_time[index + 1]]
 
 
 def divide(tokens: Sequence[int], seek: int, num_frames: int, facts: AudioFacts) -> tuple[list[Segment], int]:
     """Return the segments of the window at frame `seek`, and how many frames later the next window begins.
 
-    num_frames: frames of the window that are in the file.
+    num_frames: the number of frames from `seek` to the end of the window or of the file.
     """
     first = facts.first_timestamp
     begin, position = seek / facts.frames_per_second, facts.frames_per_position / facts.frames_per_second
@@ -55,5 +55,6 @@ def divide(tokens: Sequence[int], seek: int, num_frames: int, facts: AudioFacts)
         start = end
     if ends_with_one:
         return segments, num_frames
-    segments[-1].tokens.append(tokens[ends[-1]])  # as transformers has it: here an unfinished segment begins
+    # As in transformers, the last segment also gets the timestamp with which an unfinished segment begins.
+    segments[-1].tokens.append(tokens[ends[-1]])
     return segments, (tokens[ends[-1] - 1] - first) * facts.frames_per_position

@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations."""
+"""Serves POST /v1/audio/transcriptions and /v1/audio/translations."""
 
 import logging
 import time
@@ -76,7 +76,7 @@ class TranscriptResponse(EngineResponse):
                 yield from write_vtt(transcript.segments)
 
     async def _send_stream(self, send: Send) -> None:
-        """Sends the status with the first text, so that a failure before it is an error status."""
+        """Send events. The status is sent with the first text, so a failure before that has an error status."""
         num_sent = 0
         try:
             async for outputs in self._generation.batches():
@@ -104,7 +104,7 @@ class TranscriptResponse(EngineResponse):
         await send({"type": "http.response.body", "body": event(encode(told), name), "more_body": True})
 
     def _add(self, output: RequestOutput) -> None:
-        """Takes note of an output: of a window that has ended. Raises DeadlineExceeded or GenerationFailed."""
+        """Record the times of a window that has ended. Raises DeadlineExceeded or GenerationFailed."""
         if (failure := find_failure(output)) is not None:
             assert output.finish_reason is not None
             self._end(output.finish_reason)
@@ -144,12 +144,12 @@ async def _open(request: Request, kind: str) -> TranscriptResponse:
 
 
 async def transcribe(request: Request) -> TranscriptResponse:
-    """Answers with what is said in a file. Its windows share batches with those of other files."""
+    """Answer with the transcript of a file. Its windows share batches with those of other files."""
     return await _open(request, "transcription")
 
 
 async def translate(request: Request) -> TranscriptResponse:
-    """Answers with the same in English."""
+    """Answer with the transcript of a file, translated into English by the model."""
     return await _open(request, "translation")
 
 

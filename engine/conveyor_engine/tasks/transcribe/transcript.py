@@ -1,7 +1,7 @@
-"""A file's transcript as it grows, and the engine request of its next window. Used by `serving`. Knows no HTTP.
+"""Collects a file's transcript, and builds the engine request for its next window. Used by `serving`. Without HTTP.
 
-`EngineClient` calls `follow` with each output of a window. So a file always has one window at the engine, and windows
-of several files share steps.
+`EngineClient` calls `follow` with each output of a window, which returns the next request. So a file always has one
+window at the engine. Windows of several files share steps.
 """
 
 import zlib
@@ -21,10 +21,10 @@ _FLOAT_BYTES: Final = 4
 
 
 class Heard:
-    """What the engine has said of a window so far."""
+    """The outputs of the engine for a window so far."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []  # with the end, once it has come
+        self.tokens: list[int] = []  # includes the end token, if there is one
         self.start: WindowStart | None = None
         self._sum_logprobs = 0.0
 
@@ -36,7 +36,7 @@ class Heard:
 
     @property
     def avg_logprob(self) -> float:
-        """Of the tokens and the end."""
+        """The mean log probability of the tokens, the end token included."""
         return self._sum_logprobs / len(self.tokens)
 
 
@@ -50,7 +50,7 @@ class Word:
 
 
 class Told:
-    """A segment with its text, and what the model thought of its window."""
+    """A segment with its text, and the probabilities of its window."""
 
     def __init__(self, segment: Segment, text: str, heard: Heard, temperature: float) -> None:
         self.segment, self.text, self.temperature = segment, text, temperature
@@ -59,7 +59,7 @@ class Told:
 
     @property
     def compression_ratio(self) -> float:
-        """Bytes of the text for each compressed one: many if the model repeats itself."""
+        """The length of the text divided by its compressed length. It is high if the model repeats itself."""
         data = self.text.encode()
         return len(data) / len(zlib.compress(data))
 
@@ -72,21 +72,21 @@ class Transcript:
         self._tokens, self._language_at = list(prepared.tokens), prepared.language_at
         self._seek = 0
         self._heard = Heard()
-        self._aligns = False  # whether the request at the engine finds times
-        self._closed_text = ""  # of the segments of the running window that are certain
-        self.language = prepared.language  # None until the first window has begun
+        self._aligns = False  # whether the request at the engine is one that finds the times of words
+        self._closed_text = ""  # text of the closed segments of the running window
+        self.language = prepared.language  # the code; None until the model has detected it in the first window
         self.segments: list[Told] = []
-        self.words: list[Word] = []  # if the request asks for them
+        self.words: list[Word] = []  # empty if the client does not request words
         self.num_windows = self.num_tokens = 0
 
     @property
     def text(self) -> str:
-        """The text that is certain so far, with the space before it that many languages have."""
+        """The text of all closed segments so far. In many languages it begins with a space."""
         return "".join(each.text for each in self.segments) + self._closed_text
 
     @property
     def _num_frames_left(self) -> int:
-        """Frames of the window that are in the file."""
+        """The number of frames from the window's beginning to its end, or to the end of the file."""
         return min(self._prepared.num_frames - self._seek, self._facts.window_frames)
 
     def build_part(self) -> Part:
@@ -102,7 +102,7 @@ class Transcript:
         return self._build(f"{prepared.id}-{self.num_windows - 1}", self._tokens, window, params)
 
     def _build_alignment(self) -> Part:
-        """Return the engine request that finds the times of the window's tokens. Its own token has no meaning."""
+        """Return the engine request that finds the times of the window's tokens. It generates one unused token."""
         window = Window(
             features=self._cut_features(),
             align_from=len(self._tokens),
@@ -134,9 +134,10 @@ class Transcript:
         return Part.of([request])
 
     def follow(self, output: RequestOutput) -> Part | None:
-        """Add an output of the window. After its last one, return the request that follows, if there is one.
+        """Add an output of the window. After the window's last output, return the next engine request, if there is one.
 
-        That is the next window, or first the times of this window's tokens if the request asks for words.
+        If the client requests words, the next request finds the times of this window's tokens. Otherwise, and after
+        that, it is the next window.
         """
         if output.has_failed:
             return None
@@ -156,7 +157,7 @@ class Transcript:
         return self.build_part() if self._seek < self._prepared.num_frames else None
 
     def _find_language(self) -> None:
-        """Take the language that the model has found into the next windows."""
+        """If the model has detected the language, use it in the next windows."""
         heard = self._heard
         if heard.start is not None and heard.start.language is not None and self._language_at is not None:
             self._tokens[self._language_at], self._language_at = heard.start.language, None
@@ -164,7 +165,10 @@ class Transcript:
             self.language = codes[heard.start.language]
 
     def _add_window(self, positions: list[int]) -> None:
-        """Add the segments of the window, which has ended. positions: at which its tokens begin; empty: unknown."""
+        """Add the segments of the window, which has ended.
+
+        positions: the encoder position at which each token begins; empty if unknown.
+        """
         heard, facts = self._heard, self._facts
         tokens = heard.tokens[:-1] if heard.tokens[-1] == facts.end else heard.tokens
         segments, advance = divide(tokens, self._seek, self._num_frames_left, facts)
@@ -174,7 +178,8 @@ class Transcript:
             self.words += [word for each in segments for word in self._list_words(each, positions)]
         self._closed_text = ""
         self.num_tokens += len(tokens)
-        self._seek += advance or self._num_frames_left  # a model may close a segment where it began, again and again
+        # If the model closes a segment where it began, `advance` is 0, and the window would be repeated without end.
+        self._seek += advance or self._num_frames_left
 
     def _list_words(self, segment: Segment, positions: list[int]) -> Iterator[Word]:
         """Yield the segment's words. A word ends where the token after it begins."""

@@ -1,7 +1,7 @@
-"""Groups the tokens of a segment by words, as OpenAI's Whisper and transformers do. Pure.
+"""Groups the tokens of a segment into words, as OpenAI's Whisper and transformers do. Pure.
 
-Words begin with a space; in languages that are written without spaces, each token with whole characters is a word.
-Punctuation belongs to the word that it touches.
+A word begins with a space. In languages that are written without spaces, each token that completes a character ends a
+word. Punctuation belongs to the word next to it.
 """
 
 import string
@@ -17,7 +17,7 @@ _BROKEN: Final = "\ufffd"  # stands for a part of a character
 
 @dataclass(slots=True)
 class Group:
-    """The text of a word, and the tokens that it has: from `first` to before `end`."""
+    """The text of a word. Its tokens are those from `first` up to `end`, without `end`."""
 
     text: str
     first: int
@@ -25,7 +25,7 @@ class Group:
 
 
 def group_words(tokens: Sequence[int], decode: Callable[[list[int]], str], language: str | None) -> list[Group]:
-    """Return the words of these tokens, which have no special ones. language: its code."""
+    """Return the words of these tokens. tokens: without special tokens. language: the code, or None if unknown."""
     groups = _split_characters(tokens, decode)
     if language not in _WITHOUT_SPACES:
         groups = _join_pieces(groups)
@@ -33,7 +33,7 @@ def group_words(tokens: Sequence[int], decode: Callable[[list[int]], str], langu
 
 
 def _split_characters(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[Group]:
-    """Split after each token that completes its characters."""
+    """Split after each token that completes a character, because a token may end within one."""
     groups: list[Group] = []
     whole, first, num_read = decode(list(tokens)), 0, 0
     for end in range(1, len(tokens) + 1):
@@ -46,7 +46,8 @@ def _split_characters(tokens: Sequence[int], decode: Callable[[list[int]], str])
 
 
 def _join_pieces(groups: Sequence[Group]) -> list[Group]:
-    """Join what does not begin with a space to the word before it."""
+    """Join each group that does not begin with a space to the word before it, unless it is punctuation."""
+
     words: list[Group] = []
     for group in groups:
         is_punctuation = group.text.strip() in string.punctuation

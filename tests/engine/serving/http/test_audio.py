@@ -135,10 +135,10 @@ def test_files_of_several_clients_share_batches(served: Served) -> None:
     [
         ({"temperature": "1.5"}, "temperature", "temperature must be less than or equal to 1"),
         ({"temperature": "hot"}, "temperature", "temperature must be a valid number"),
-        ({"language": "fr"}, "language", "language is 'fr'; this model has de, en"),
+        ({"language": "fr"}, "language", "language is 'fr'; this model supports de, en"),
         ({"response_format": "xml"}, "response_format", "response_format must be 'json', 'text'"),
         ({"stream": "true", "response_format": "srt"}, "stream", "not possible with response_format srt"),
-        ({"prompt": "<|endoftext|>"}, "prompt", "prompt has special tokens of the model"),
+        ({"prompt": "<|endoftext|>"}, "prompt", "prompt contains special tokens of the model"),
         (
             {"timestamp_granularities[]": "segment"},
             "timestamp_granularities",
@@ -156,7 +156,7 @@ def test_a_wrong_field_is_refused_with_a_sentence(
 
 def test_bodies_that_are_no_form_with_one_file_are_refused(served: Served) -> None:
     error = error_of(served.server.post(PATH, {"file": "x"}))
-    assert (error["param"], "send multipart/form-data" in error["message"]) == ("file", True)
+    assert (error["param"], "as multipart/form-data" in error["message"]) == ("file", True)
     files = [("file", ("a.wav", WAV)), ("file", ("b.wav", WAV))]
     answer = served.server.client.post(served.server.url + PATH, files=files)
     assert "the number of file is more than the 1" in error_of(answer)["message"]
@@ -170,7 +170,7 @@ def test_hostile_files_are_one_sentence_each_and_the_server_goes_on(served: Serv
     assert len(silence) < 2**20
     for data, message in (
         (silence, "more than 1500 s of sound"),
-        (b"hello", "no audio file"),
+        (b"hello", "not an audio file"),
         (WAV[:100_000], "is a broken audio file"),
         (bytes(27 * 2**20), "longer than 27262976 bytes"),
     ):
