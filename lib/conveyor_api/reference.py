@@ -19,8 +19,9 @@ _INTRODUCTION = f"""\
 `{names.API_VERSION}`, kind `{names.KIND}`, short name `{names.SHORT_NAME}`, namespaced.
 Subresources `/status` and `/scale`.
 
-The API server fills the defaults, and rejects what breaks a limit or a rule with the message given here. `kubectl`
-also rejects unknown fields (`fieldValidation=Strict`, its default). With other clients the API server may drop them.
+The API server fills the defaults, and rejects values that break a limit or a rule. The rules below are its messages.
+`kubectl` also rejects unknown fields (`fieldValidation=Strict`, its default). With other clients the API server may
+drop them.
 `kubectl explain infsvc.spec --recursive` shows the same from the cluster."""
 
 _SERVED_NAME = f"""\

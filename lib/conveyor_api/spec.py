@@ -168,29 +168,30 @@ class InferenceServiceSpec(ApiModel):
         ),
         Rule(
             f"!has(self.task) || !(self.task in {list(TASKS_WITHOUT_TOKENS)}) || !has(self.workload)",
-            "workload has lengths of texts, and images and audio have none; remove it",
+            "workload has the lengths of texts, so it does not apply to images and audio; remove it",
             lambda spec: spec.task not in TASKS_WITHOUT_TOKENS or spec.workload is None,
             field="workload",
         ),
         Rule(
             "!has(self.task) || self.task != 'ImageClassify' || !has(self.batching)"
             " || !has(self.batching.mode) || self.batching.mode != 'Continuous'",
-            "images take one step, which nothing can join while it runs; remove batching.mode, or set mode: Dynamic",
+            "an image takes one step, so other requests cannot join its batch later; remove batching.mode, or set "
+            "mode: Dynamic",
             lambda spec: spec.task != "ImageClassify" or spec.batching.mode != "Continuous",
             field="batching",
         ),
         Rule(
             f"!has(self.task) || !(self.task in {list(TASKS_WITHOUT_OBJECTIVES)}) || !has(self.batching)"
             " || !has(self.batching.objectives)",
-            "batching.objectives are not for tasks Transcribe and ImageGenerate, whose requests take a number of steps "
-            "that nobody knows beforehand or that they name; remove them",
+            "batching.objectives do not apply to tasks Transcribe and ImageGenerate, because their requests take "
+            "different numbers of steps; remove them",
             lambda spec: spec.task not in TASKS_WITHOUT_OBJECTIVES or spec.batching.objectives is None,
             field="batching",
         ),
         Rule(
             f"!has(self.task) || !(self.task in {list(TASKS_WITHOUT_TOKENS)}) || !has(self.engine)"
             " || !has(self.engine.maxModelLen)",
-            "engine.maxModelLen is the context of models of text, and images and audio have no tokens; remove it",
+            "engine.maxModelLen is a length in text tokens, so it does not apply to images and audio; remove it",
             lambda spec: spec.task not in TASKS_WITHOUT_TOKENS or spec.engine.max_model_len is None,
             field="engine",
         ),
@@ -284,8 +285,8 @@ class InferenceServiceSpec(ApiModel):
     task: Task | None = None
     """Task of the model; default: detected from its files (`status.model.task`). Generate continues text, Embed turns
     texts into vectors, Rerank orders documents by a query, Classify labels texts, ImageClassify labels images,
-    Transcribe writes down speech, ImageGenerate makes images of prompts, Custom computes tensors by a program or a
-    class of your own. The engine rejects a task that contradicts the files."""
+    Transcribe turns speech into text, ImageGenerate makes images from prompts, Custom computes tensors with your own
+    program or class. The engine rejects a task that contradicts the files."""
     listed: bool = False
     """Whether `GET /v1/models` at the gateway's root lists this service. An unlisted service answers requests too."""
     runtime: Runtime = "Conveyor"

@@ -4,7 +4,7 @@ from collections import deque
 from typing import Final
 
 ENOUGH_STEPS: Final = 24  # readings of steps that are needed for a P95
-ENOUGH_REQUESTS: Final = 64  # readings of single requests that are needed: one in twenty is unlike the others
+ENOUGH_REQUESTS: Final = 64  # readings of single requests that are needed for a P95; they vary more than steps
 _NUM_KEPT: Final = 256
 _SHARE: Final = 0.95
 FIRST_FACTOR: Final = 0.9  # leaves a margin, because steps differ from the fit

@@ -73,9 +73,9 @@ class Outputs:
         self.pending.append(output)
 
     def add_progress(self, work: Work, payload: bytes) -> None:
-        """Notes that a step of the request's payload is computed. `payload`: its result so far; empty: none is sent.
+        """Record that a step of a request with several steps is computed, and send its preview, if there is one.
 
-        Results so far are never held back: in a batch that keeps together, none is sent.
+        payload: the preview; empty: no preview. In a batch that keeps together, previews are not sent at all.
         """
         work.request.num_computed_tokens += work.num_tokens
         if payload and not self._policy.keeps_together:

@@ -12,7 +12,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 BUFFER_BYTES: Final = 16 << 10  # buffered for a client that reads slower than its engine sends; also the kernel's limit
-# Limits how much aiohttp parses at a time: it stops reading at twice as many bytes, or a sixteenth as many chunks.
+# aiohttp stops reading when it has parsed 2 x PARSED_BYTES bytes, or PARSED_BYTES / 16 chunks.
 PARSED_BYTES: Final = 4 << 10
 _MAX_INTERIM: Final = 8  # interim answers (status below 200) that may precede the final one
 _HEAD_PIECE_BYTES: Final = 1 << 10

@@ -54,8 +54,9 @@ def _tell_graphs(spec: InferenceServiceSpec, lengths: Workload) -> DerivedStatus
     if not rows:
         reason = "answers have one token, so no step decodes"
         return DerivedStatus(name="CUDA graphs of decodes", value="none", reason=reason)
-    reason = f"a batch has {batch_size} requests, or fewer if the KV cache holds fewer of {lengths.short_tokens} tokens"
-    return DerivedStatus(name="CUDA graphs of decodes", value=f"up to {rows} rows", reason=f"{reason} (P50)")
+    held = f"the requests of {lengths.short_tokens} tokens (P50) that the KV cache holds"
+    reason = f"the smaller of a batch ({batch_size} requests) and {held}"
+    return DerivedStatus(name="CUDA graphs of decodes", value=f"up to {rows} rows", reason=reason)
 
 
 def _tell_warm_up(lengths: Workload) -> DerivedStatus:

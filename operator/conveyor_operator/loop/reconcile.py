@@ -57,8 +57,8 @@ class Reconciler:
         try:
             requeue = await self._bring_about(key, case, memory)
         except ApiError as error:
-            # The first failure is only retried. From the second on, the status reports it, unless the API server is
-            # to be left alone.
+            # The first failure is only retried. From the second on, the status reports it, unless other calls
+            # would fail too.
             if memory.failing and not error.wants_silence:
                 await self._report(key, resource, body, case, memory)
             memory.failing = True

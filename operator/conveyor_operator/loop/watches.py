@@ -41,10 +41,10 @@ class Mark(Protocol):
 
 
 class Watches:
-    """`mark` is called with the key of a resource whose object now belongs to another one, or to none.
+    """Calls `mark` with the key of a resource when one of its objects moves to another resource, or to none.
 
-    It is also called for each child in the first list of a watch. Kopf does not get these children, because it creates
-    a task and a record for each object; with thousands of them, the operator would take minutes to start.
+    It also calls `mark` for each child in the first list of a watch. Kopf does not get these children, because Kopf
+    creates a task and a record for each object. With thousands of objects, the operator would take minutes to start.
     """
 
     def __init__(self, resources: Sequence[Resource], store: Store, metrics: Metrics, mark: Mark) -> None:
@@ -53,7 +53,7 @@ class Watches:
         self._metrics = metrics
         self._mark = mark
         self._unfinished: set[tuple[Kind, str | None]] = set()
-        """Watches whose initial list was cut off; Kopf cancels a silent watch, and would resume it."""
+        """Watches whose initial list was cut off, so that they must begin again. Kopf would resume such a watch."""
         self._listed: defaultdict[tuple[Kind, str | None], asyncio.Event] = defaultdict(asyncio.Event)
 
     async def wait_listed(self, kind: Kind, namespaces: Sequence[str]) -> None:

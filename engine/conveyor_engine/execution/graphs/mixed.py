@@ -1,8 +1,8 @@
 """Graphs for steps with prompts, and possibly decodes. Used by `step_graphs`.
 
-A graph is for a fixed number of tokens, which any sequences may share. It has places for the largest number of decodes
-and of prompts that could share them. On the device, an unused place is a sequence without tokens, for which attention
-computes nothing. Unused tokens belong to the spare row and to no sequence.
+A graph computes a fixed number of tokens, which can belong to any sequences. It has as many places for decodes, and as
+many for prompts, as the tokens could need. On the device, an unused place is a sequence without tokens, for which
+attention computes nothing. Unused tokens belong to the spare row and to no sequence.
 """
 
 from itertools import accumulate
@@ -116,7 +116,7 @@ class MixedSteps:
             slot_mapping=blocks * self._block_size + step.positions % self._block_size,
             num_seqs=2 * places,
             num_decodes=places,
-            num_tokens=0,  # unknown when the graph is captured, so no token counts as surely used
+            num_tokens=0,  # unknown when the graph is captured, so attention must not rely on it
             query_start_loc_host=np.repeat(np.array([0, size], dtype=np.int32), (places + 1, places)),
             seq_lens_host=_NO_LENGTHS,
         )

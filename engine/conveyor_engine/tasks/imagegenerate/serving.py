@@ -162,7 +162,6 @@ def _write_pictures(whole: PictureList, encoded: Sequence[str], seeds: Sequence[
 
 async def generate_images(request: Request) -> PicturesResponse:
     """Generate pictures. Each picture is a separate engine request, so it shares steps with those of other requests."""
-
     return PicturesResponse(await open_request(request, "pictures"))
 
 

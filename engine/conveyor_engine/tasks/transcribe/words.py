@@ -47,7 +47,6 @@ def _split_characters(tokens: Sequence[int], decode: Callable[[list[int]], str])
 
 def _join_pieces(groups: Sequence[Group]) -> list[Group]:
     """Join each group that does not begin with a space to the word before it, unless it is punctuation."""
-
     words: list[Group] = []
     for group in groups:
         is_punctuation = group.text.strip() in string.punctuation

@@ -1,7 +1,7 @@
-"""Parses the thinking, which is before the answer between two marks and becomes `reasoning`.
+"""Parses the thinking of a model, which comes before the answer and between two marks. It becomes `reasoning`.
 
-A table has the marks of each model family. If a model always thinks, its template writes the first mark, so the prompt
-ends within the thinking.
+`MARKS` has the marks of each model family. The template of a model that always thinks writes the first mark, so the
+prompt ends within the thinking.
 """
 
 from collections.abc import Mapping
