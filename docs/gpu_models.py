@@ -5,7 +5,7 @@ Called by `make generate`, and by `make check-generated`, which compares.
 
 from typing import NamedTuple
 
-from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.engine_config import DEFAULT_NUM_SEQS_CUDA, EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution.kv_budget import plan_num_blocks
 
@@ -25,7 +25,8 @@ The table is computed with the engine's own function for the size of the KV cach
 memory. No row was run on that GPU. Memory is the value that `nvidia-smi` shows, weights take two bytes for each
 parameter, and 2 GiB are assumed for CUDA and the largest step. A running engine measures its largest step instead.
 
-An engine runs {batch} requests at the same time unless `batching.maxBatchSize` sets another number. It uses one GPU.
+An engine with `device: CUDA` runs at most {batch} requests at the same time unless `batching.maxBatchSize` sets another
+number. It uses one GPU.
 Larger models need several GPUs, which [vLLM under the same resource](vllm.md) can use.
 """
 
@@ -83,7 +84,7 @@ def count_requests(model: Model, gpu: Gpu) -> str:
 
 
 def main() -> None:
-    print(_HEAD.format(tokens=_TOKENS, batch=EngineConfig(model="any").max_num_seqs))
+    print(_HEAD.format(tokens=_TOKENS, batch=DEFAULT_NUM_SEQS_CUDA))
     print(f"| model | {' | '.join(gpu.name for gpu in GPUS)} |")
     print(f"| --- |{' --- |' * len(GPUS)}")
     for model in MODELS:

@@ -19,6 +19,7 @@ KVCacheDtype = Literal["Auto", "FP8", "INT8"]
 # object, because they could then not follow the device or a newer release. A Static batch should become full. The
 # window of a Dynamic batch should not be noticeable.
 DEFAULT_BATCH_SIZE: Final = 32
+DEFAULT_BATCH_SIZE_CUDA: Final = 256  # for models that generate text
 DEFAULT_WINDOWS: Final[Mapping[BatchingMode, str]] = {"Static": "1s", "Dynamic": "10ms"}
 
 Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
@@ -108,7 +109,8 @@ class Batching(ApiModel):
     padding, and each response is sent when it is done. Continuous: requests join and leave the batch at every step.
     Default: Continuous for Generate and ImageGenerate, which take several steps; otherwise Dynamic."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Requests that run together on one engine; default: see `status.effective`. Mode None always runs one."""
+    """Requests that run together on one engine; default: 256 for models that generate text with `engine.device: CUDA`,
+    otherwise 32; see `status.effective`. Mode None always runs one."""
     window: Window | None = None
     """How long a batch waits for more requests after its first one, 1ms to 1h; default: `1s` for Static, `10ms` for
     Dynamic."""
@@ -129,18 +131,21 @@ class Batching(ApiModel):
     objectives: Objectives | None = None
     """Latencies that the engine meets by adapting its batch limits; default: the limits are fixed."""
 
-    def settle(self, task: str | None) -> "Batching":
-        """Return the same settings with a mode: the mode that is set, else the default for this task.
+    def settle(self, task: str | None, default_batch_size: int = DEFAULT_BATCH_SIZE) -> "Batching":
+        """Return the same settings with a mode and a batch size: those that are set, else the defaults.
 
-        task: None if it is not known yet.
+        task: None if it is not known yet. default_batch_size: for the service's device and task.
         """
-        if self.mode is not None:
-            return self
-        return self.model_copy(update={"mode": "Dynamic" if task in TASKS_OF_ONE_STEP else "Continuous"})
+        mode = self.mode or ("Dynamic" if task in TASKS_OF_ONE_STEP else "Continuous")
+        size = self.max_batch_size or min(default_batch_size, self.max_batch_tokens or default_batch_size)
+        return self.model_copy(update={"mode": mode, "max_batch_size": size})
 
     @property
     def chosen_batch_size(self) -> int:
-        """Return `max_batch_size` or the default, but not more than the tokens that a step may have."""
+        """Return `max_batch_size` or the default for CPUs, but not more than the tokens that a step may have.
+
+        `settle` sets the default for the service.
+        """
         return self.max_batch_size or min(DEFAULT_BATCH_SIZE, self.max_batch_tokens or DEFAULT_BATCH_SIZE)
 
     @property

@@ -158,8 +158,13 @@ class InferenceService(ApiModel):
 
     @property
     def batching(self) -> Batching:
-        """Return `spec.batching` with the default mode for the task. vLLM always batches in its own way."""
-        return self.spec.batching.settle(self.task if self.spec.runtime == "Conveyor" else None)
+        """Return `spec.batching` with the defaults for the task and the device."""
+        return self.spec.settle_batching(self.task)
+
+    @property
+    def settled_spec(self) -> InferenceServiceSpec:
+        """Return the spec with `batching`, from which the autoscaler's targets follow."""
+        return self.spec.model_copy(update={"batching": self.batching})
 
     @property
     def served_model_name(self) -> str:

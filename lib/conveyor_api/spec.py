@@ -11,7 +11,7 @@ from pydantic import Field
 from conveyor_api import names
 from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.base import ApiModel, Rule
-from conveyor_api.batching import Batching, KVCache
+from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_BATCH_SIZE_CUDA, Batching, KVCache
 from conveyor_api.engine import (
     DEFAULT_QUEUED_REQUESTS,
     TASKS_OF_ONE_STEP,
@@ -339,6 +339,13 @@ class InferenceServiceSpec(ApiModel):
         if self.runtime == "VLLM" or self.task not in (None, "Generate"):
             return 1
         return max(1, int(self.resources.limits.get(names.GPU, 1)))
+
+    def settle_batching(self, task: str | None) -> Batching:
+        """Return `batching` with the defaults for this task. task: None if it is not known yet."""
+        if self.runtime != "Conveyor":
+            return self.batching.settle(None)
+        on_cuda = self.engine.device == "CUDA" and task in (None, "Generate")
+        return self.batching.settle(task, DEFAULT_BATCH_SIZE_CUDA if on_cuda else DEFAULT_BATCH_SIZE)
 
     @property
     def first_replicas(self) -> int:

@@ -116,7 +116,7 @@ def explain(facts: Facts) -> Explanation:
         autoscaler=None if facts.autoscaler is None else facts.autoscaler["spec"],
         idle_timeout_seconds=_find_idle_timeout(facts),
         classes=facts.classes,
-        batch_size=facts.service.spec.batching.effective_batch_size,
+        batch_size=facts.service.batching.effective_batch_size,
         limits=facts.limits,
     )
 

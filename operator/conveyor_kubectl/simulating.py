@@ -131,7 +131,7 @@ def read_service(path: Path) -> InferenceServiceSpec:
         service = InferenceService.parse(yaml.safe_load(path.read_text(encoding="utf-8")), known_only=True)
     except InvalidResource as error:
         raise ValueError(f"{path}: {error}") from None
-    spec = service.spec.model_copy(update={"batching": service.batching})
+    spec = service.settled_spec
     if spec.autoscaling is None:
         raise ValueError(f"{path}: spec.autoscaling is not set, so the replicas never change")
     if spec.autoscaling.is_external:

@@ -117,9 +117,9 @@ def _prepare(cluster: Cluster, namespace: str, flags: argparse.Namespace) -> _Jo
     service, body = read_service(cluster, namespace, flags.name)
     _check_tunable(service, flags)
     try:
-        plan = make_plan(
-            service.spec.batching, service.task, flags.max_batch_size, flags.window, flags.max_batch_tokens
-        )
+        size = service.batching.chosen_batch_size
+        batching = service.spec.batching.model_copy(update={"max_batch_size": size})
+        plan = make_plan(batching, service.task, flags.max_batch_size, flags.window, flags.max_batch_tokens)
         trace = read_load(flags, service.task or "Generate", service.max_model_len)
     except (OSError, ValueError) as error:
         raise Unanswered(f"no tune: {error}") from error

@@ -19,9 +19,30 @@ def test_mode_none_runs_one_request_whatever_the_batch_size() -> None:
     assert parse_spec(batching={"maxBatchSize": 64}).batching.effective_batch_size == 64
 
 
-def test_a_batch_size_that_is_left_open_is_32_or_what_a_step_may_have() -> None:
-    assert parse_spec().batching.effective_batch_size == 32
-    assert parse_spec(batching={"maxBatchTokens": 8}).batching.effective_batch_size == 8
+@pytest.mark.parametrize(
+    ("spec", "size"),
+    [
+        ({}, 256),
+        ({"task": "Generate"}, 256),
+        ({"engine": {"device": "Auto"}}, 32),
+        ({"task": "Embed"}, 32),
+        ({"task": "Transcribe"}, 32),
+        ({"runtime": "VLLM", "engine": {"image": "vllm:1"}}, 32),
+        ({"batching": {"maxBatchTokens": 8}}, 8),
+        ({"batching": {"maxBatchSize": 40}}, 40),
+        ({"batching": {"mode": "None"}}, 1),
+    ],
+    ids=str,
+)
+def test_a_batch_size_that_is_left_open_follows_device_and_task(spec: dict[str, Any], size: int) -> None:
+    service = InferenceService.parse(build_body(**spec))
+    assert service.batching.effective_batch_size == service.settled_spec.batching.effective_batch_size == size
+
+
+def test_a_model_that_turns_out_to_embed_has_the_smaller_batch() -> None:
+    body = build_body()
+    body["status"] = {"model": {"uri": body["spec"]["model"]["uri"], "task": "Embed"}}
+    assert InferenceService.parse(body).batching.effective_batch_size == 32
 
 
 @pytest.mark.parametrize(("mode", "size", "places"), [("None", 32, 2), ("Static", 4, 5), ("Continuous", 32, 36)])

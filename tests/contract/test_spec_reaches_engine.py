@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,9 +16,9 @@ from tests.api.builders import build_body, build_full_body
 
 import conveyor_engine
 from conveyor_api import names
-from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_WINDOWS, KVCacheDtype
+from conveyor_api.batching import DEFAULT_WINDOWS, KVCacheDtype
 from conveyor_api.crd import build_schema
-from conveyor_api.engine import TASKS_OF_ONE_STEP, ReasoningParser, Task, ToolParser
+from conveyor_api.engine import TASKS_OF_ONE_STEP, Device, ReasoningParser, Task, ToolParser
 from conveyor_api.env import FREE_ENGINE_SETTINGS
 from conveyor_api.model import (
     _BUCKET_PATTERN,
@@ -34,6 +35,7 @@ from conveyor_engine.config import engine_config
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.config.sources import parse_config
 from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution.limits import choose_batch_limits
 from conveyor_engine.fetching.uris import parse_uri
 from conveyor_engine.registry import load_about
 from conveyor_engine.scheduling import policy
@@ -232,13 +234,29 @@ def test_a_number_may_be_as_large_for_the_engine_as_for_the_api(setting: str, fi
 def test_what_api_and_engine_do_by_themselves_is_the_same() -> None:
     modes = {"Static": policy.STATIC_WINDOW_SECONDS, "Dynamic": policy.DYNAMIC_WINDOW_SECONDS}
     assert modes == {mode: parse_duration_seconds(window) for mode, window in DEFAULT_WINDOWS.items()}
-    assert FIELDS["max_num_seqs"].default == DEFAULT_BATCH_SIZE
     share = f"`{DEFAULT_MEMORY_FRACTION:.0%}`".replace("%", "")
     assert share in find_schema("kvCache.memoryPercent")["description"]
     assert share in (REPOSITORY / "docs" / "sizing.md").read_text()
     for setting, field in RESOURCE_FIELDS.items():
         if setting in ("max_num_queued_requests", "block_size"):
             assert FIELDS[setting].default == find_schema(field)["default"], setting
+
+
+@pytest.mark.parametrize("batching", [{}, {"maxBatchTokens": 100}, {"maxBatchSize": 40}, {"mode": "None"}], ids=str)
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("task", [*get_args(Task)])
+@pytest.mark.parametrize("device", get_args(Device))
+def test_an_engine_has_the_batch_of_the_status(
+    device: str, task: str, told: bool, batching: dict[str, Any], tmp_path: Path
+) -> None:
+    """A GPU is there. told: whether the spec names the task; otherwise a pod has read it from the files."""
+    if task == "Custom" and not told:
+        return
+    body = build_body(task=task if told else None, engine={"device": device}, batching=batching)
+    body["status"] = {"model": {"uri": body["spec"]["model"]["uri"], "task": task}}
+    config = read_as_engine(body, tmp_path)
+    size, _ = choose_batch_limits(config, torch.device("cuda"), task.lower())
+    assert size == InferenceService.parse(body).batching.effective_batch_size
 
 
 HUB = st.from_regex(_HUB_PATTERN.removeprefix("^").removesuffix("$"), fullmatch=True)

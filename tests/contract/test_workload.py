@@ -30,7 +30,7 @@ def test_an_engine_has_the_context_and_the_blocks_that_the_status_tells(spec: di
     config = read_as_engine(body, tmp_path)
     config = replace(config, model=str(model), device="cpu", dtype="float32", warmup=False)
     facts = GenerateRunner(config, open_placement(config)).facts
-    told = {each.name: each.value for each in tell_derived(InferenceService.parse(body).spec, CONTEXT_TOKENS)}
+    told = {each.name: each.value for each in tell_derived(InferenceService.parse(body).settled_spec, CONTEXT_TOKENS)}
     if "engine" not in spec:
         assert told.pop("engine.maxModelLen") == f"{facts.max_model_len} tokens"
     if "kvCache" not in spec:

@@ -63,7 +63,7 @@ def load(config: EngineConfig, _: process.Channel) -> EngineCore:
         eos_token_ids=(),
         num_kv_blocks=0 if embeds else config.num_kv_blocks,
         block_size=16,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.choose_num_seqs(),
         max_num_batched_tokens=8192,
         of_task=EmbeddingFacts(size=VECTOR_SIZE).encode() if embeds else b"",
     )

@@ -77,14 +77,14 @@ def test_few_requests_are_no_ground_for_another_size() -> None:
 
 
 def test_full_batches_with_a_queue_get_twice_the_size_as_far_as_the_cache_goes() -> None:
-    full = {"batch_size": 32.0, "queue": 1.0}
-    found, told = advice(make_service(), make_traffic(**full))
+    full, service = {"batch_size": 32.0, "queue": 1.0}, make_service(batching={"maxBatchSize": 32})
+    found, told = advice(service, make_traffic(**full))
     assert found.fields == {"maxBatchSize": 64}
     assert "requests wait 1 s" in told
-    assert advise(make_service(), make_traffic(kv_tokens=25_000, **full)).fields == {"maxBatchSize": 50}
-    assert "holds no more" in advice(make_service(), make_traffic(kv_tokens=10_000, **full))[1]
-    assert "hardly wait" in advice(make_service(), make_traffic(batch_size=32.0))[1]
-    assert "the limit does not act" in advice(make_service(), make_traffic(batch_size=20.0, queue=1.0))[1]
+    assert advise(service, make_traffic(kv_tokens=25_000, **full)).fields == {"maxBatchSize": 50}
+    assert "holds no more" in advice(service, make_traffic(kv_tokens=10_000, **full))[1]
+    assert "hardly wait" in advice(service, make_traffic(batch_size=32.0))[1]
+    assert "the limit does not act" in advice(service, make_traffic(batch_size=20.0, queue=1.0))[1]
 
 
 def test_preempted_requests_get_a_batch_that_the_cache_holds() -> None:

@@ -41,12 +41,12 @@ class IdleExecutor:
             dtype="none",
             device="cpu",
             attention_backend="none",
-            num_kv_blocks=config.max_num_seqs * blocks_per_row,
+            num_kv_blocks=config.choose_num_seqs() * blocks_per_row,
             block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.choose_num_seqs(),
             max_num_batched_tokens=config.max_num_batched_tokens or 8192,
         )
-        self._rows = Rows(config.max_num_seqs, config.max_model_len, config.block_size, torch.device("cpu"))
+        self._rows = Rows(config.choose_num_seqs(), config.max_model_len, config.block_size, torch.device("cpu"))
 
     def begin(self, plan: StepPlan) -> Sample:
         with torch.inference_mode():

@@ -41,6 +41,8 @@ KVCacheDtype = Literal["auto", "fp8", "int8"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 DEFAULT_MEMORY_FRACTION = 0.85
+DEFAULT_NUM_SEQS = 32
+DEFAULT_NUM_SEQS_CUDA = 256  # for models that generate text: a step of few rows costs almost as much
 MAX_TOKENS = 16_777_216  # of a context, a step, and as many KV blocks
 
 
@@ -133,7 +135,12 @@ class EngineConfig:
         "dynamic",
         literal(BatchingMode),
     )
-    max_num_seqs: int = setting(32, "the most requests that take part in one step", whole_number(1, 1024))
+    max_num_seqs: int | None = setting(
+        None,
+        f"the most requests that take part in one step; default: {DEFAULT_NUM_SEQS_CUDA} for a model that generates "
+        f"text on CUDA, otherwise {DEFAULT_NUM_SEQS}",
+        optional(whole_number(1, 1024)),
+    )
     batching_window_seconds: float | None = setting(
         None,
         "how long a batch waits to fill up; static and dynamic only; default: the policy's own",
@@ -251,6 +258,12 @@ class EngineConfig:
         """Return the lengths of requests; None if they are not known."""
         inputs = self.workload_input_tokens
         return None if inputs is None else Workload(inputs, self.workload_output_tokens)
+
+    def choose_num_seqs(self, default: int = DEFAULT_NUM_SEQS) -> int:
+        """Return the most requests of a step: `max_num_seqs`, or the default within the tokens of a step."""
+        if self.batching_mode == "none":
+            return 1
+        return self.max_num_seqs or min(default, self.max_num_batched_tokens or default)
 
 
 def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 import torch
 from transformers import PretrainedConfig
 
-from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.engine_config import DEFAULT_NUM_SEQS, DEFAULT_NUM_SEQS_CUDA, EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_protocol.workload import Workload
 
@@ -50,9 +50,10 @@ def _derive_max_model_len(config: EngineConfig, workload: Workload, limit: int |
     return workload.choose_context(limit, capacity)
 
 
-def choose_batch_limits(config: EngineConfig, device: torch.device) -> tuple[int, int]:
-    """Return (max_num_seqs, max_num_batched_tokens). Raises ConfigError."""
-    max_num_seqs = 1 if config.batching_mode == "none" else config.max_num_seqs
+def choose_batch_limits(config: EngineConfig, device: torch.device, task: str) -> tuple[int, int]:
+    """Return (max_num_seqs, max_num_batched_tokens) for a model of this task. Raises ConfigError."""
+    default = DEFAULT_NUM_SEQS_CUDA if (device.type, task) == ("cuda", "generate") else DEFAULT_NUM_SEQS
+    max_num_seqs = config.choose_num_seqs(default)
     tokens = config.max_num_batched_tokens
     if tokens is None:
         tokens = max(DEFAULT_BATCHED_TOKENS[device.type], max_num_seqs)

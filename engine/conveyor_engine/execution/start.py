@@ -45,7 +45,7 @@ class Start:
         self.device, self._placement = placement.device, placement
         self.model_config = load_config(config.model, kind)
         self.dtype = machine.choose_dtype(config.dtype, self.device, self.model_config)
-        self.max_num_seqs, self.max_num_batched_tokens = choose_batch_limits(config, self.device)
+        self.max_num_seqs, self.max_num_batched_tokens = choose_batch_limits(config, self.device, kind.task)
         self.config, self._kind, self.progress = config, kind, progress
         self._load_model = load or partial(load_model, kind=kind)
         self._began = 0.0

@@ -242,7 +242,7 @@ class EngineClient:
 
     @property
     def _max_num_seqs(self) -> int:
-        return self.facts.max_num_seqs if self.facts else self._config.max_num_seqs
+        return self.facts.max_num_seqs if self.facts else self._config.choose_num_seqs()
 
     @property
     def _batch_size(self) -> int:

@@ -13,10 +13,15 @@ PLAIN = InferenceService.parse(
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
         "metadata": {"name": "simulated"},
-        "spec": {"model": {"uri": "hf://example/model"}, "autoscaling": {"maxReplicas": 40}},
+        "spec": {
+            "model": {"uri": "hf://example/model"},
+            "batching": {"maxBatchSize": 32},
+            "autoscaling": {"maxReplicas": 40},
+        },
     }
 ).spec
-"""A service with default values, and with enough maxReplicas to show an autoscaler that scales up too far."""
+"""A service with a batch of 32, for which the loads are made, and with enough maxReplicas to show an autoscaler that
+scales up too far."""
 
 
 def build_scenarios(spec: InferenceServiceSpec = PLAIN) -> Iterator[Case]:

@@ -12,7 +12,10 @@ from conveyor_protocol.workload import Workload
 
 
 def tell_derived(spec: InferenceServiceSpec, context_length: int | None) -> list[DerivedStatus]:
-    """Return each size that no field sets. `context_length`: the model's; None if it is not known yet."""
+    """Return each size that no field sets.
+
+    spec: with settled batching. context_length: the model's; None if it is not known yet.
+    """
     if spec.workload is None:
         return []
     lengths = spec.workload.lengths

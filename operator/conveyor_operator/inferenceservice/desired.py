@@ -95,7 +95,7 @@ def build_desired(
     if spec.model.cache.prewarm:
         children.append(build_prewarm(owner, template, image, one_node=access_mode == "ReadWriteOnce"))
     period_seconds = pod_starts.choose_period(spec.queue.timeout_seconds)
-    autoscaler = build_autoscaler(owner, spec, period_seconds)
+    autoscaler = build_autoscaler(owner, service.settled_spec, period_seconds)
     follows_starts = autoscaler is not None and spec.autoscaling and not spec.autoscaling.names_scale_up_policies
     effective = EffectiveStatus(
         image=spec.engine.image or image,

@@ -47,7 +47,7 @@ def build_status(
     """Return the whole status. `previous`: the current status, for times and for facts that stay known."""
     deployment, generation = situation.deployment, service.metadata.generation
     model = _build_model(service, situation, previous)
-    derived = tell_derived(service.spec, model.context_length) or None
+    derived = tell_derived(service.settled_spec, model.context_length) or None
     status = InferenceServiceStatus(
         observed_generation=generation,
         conditions=date_conditions(judge_all(situation), previous, generation, now),

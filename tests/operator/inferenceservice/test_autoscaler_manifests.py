@@ -9,7 +9,7 @@ from tests.operator.builders import build, build_one
 @pytest.mark.parametrize(
     ("batching", "in_flight", "queue_depth"),
     [
-        ({}, "24", "4"),
+        ({}, "192", "32"),
         ({"mode": "None"}, "1", "1"),
         ({"maxBatchSize": 4}, "3", "1"),
         ({"maxBatchSize": 10}, "7500m", "1"),

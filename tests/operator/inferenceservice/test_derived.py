@@ -12,22 +12,22 @@ CHAT = {"inputTokens": {"p50": 256, "p95": 1024}, "outputTokens": {"p50": 128, "
 
 
 def derive(context_length: int | None = 32_768, **spec: Any) -> dict[str, str]:
-    told = tell_derived(make_resource(**({"workload": CHAT} | spec)).spec, context_length)
+    told = tell_derived(make_resource(**({"workload": CHAT} | spec)).settled_spec, context_length)
     assert all(each.reason for each in told)
     return {each.name: each.value for each in told}
 
 
 def test_nothing_follows_from_nothing() -> None:
-    assert tell_derived(make_resource().spec, 1024) == []
+    assert tell_derived(make_resource().settled_spec, 1024) == []
 
 
 def test_each_size_that_is_open_is_told() -> None:
     assert derive(autoscaling={"maxReplicas": 2}) == {
         "engine.maxModelLen": "16384 tokens",
-        "kvCache.blockBudget": "3072 blocks",
-        "CUDA graphs of decodes": "up to 32 rows",
+        "kvCache.blockBudget": "24576 blocks",
+        "CUDA graphs of decodes": "up to 256 rows",
         "warm-up": "prompts of 256 and 1024 tokens",
-        "requests in flight per replica": "24",
+        "requests in flight per replica": "192",
     }
 
 
@@ -40,7 +40,7 @@ def test_a_short_cache_lowers_the_target_and_the_context() -> None:
     told = derive(kvCache={"blockBudget": 240}, autoscaling={"maxReplicas": 2})
     assert told["engine.maxModelLen"] == "3840 tokens"
     held = 3840 // 548  # tokens of a request, on average
-    assert told["requests in flight per replica"] == f"{round(24 * held / 32, 1):g}"
+    assert told["requests in flight per replica"] == f"{round(192 * held / 256, 1):g}"
 
 
 def test_the_model_s_context_is_the_limit_once_it_is_known() -> None:
@@ -58,4 +58,4 @@ def test_the_page_shows_what_the_status_has() -> None:
         block.split("```")[0] for block in (REPOSITORY / "docs/workload.md").read_text().split("```yaml\n")[1:]
     )
     service = make_resource(**yaml.safe_load(spec)["spec"], autoscaling={"maxReplicas": 2})
-    assert yaml.safe_load(told) == [each.to_manifest() for each in tell_derived(service.spec, 32_768)]
+    assert yaml.safe_load(told) == [each.to_manifest() for each in tell_derived(service.settled_spec, 32_768)]

@@ -111,7 +111,7 @@ def test_an_hpas_averages_are_read() -> None:
     }
     state = observe_autoscaler(body)
     assert (state.min_replicas, state.max_replicas, state.desired_replicas) == (2, 4, 3)
-    assert state.targets == {"inference_in_flight": "24", "inference_queue_depth": "4"}
+    assert state.targets == {"inference_in_flight": "192", "inference_queue_depth": "32"}
     assert state.currents == {"inference_in_flight": "35"}
     assert state.conditions == {"AbleToScale": ("True", "ReadyForNewScale", "m")}
 

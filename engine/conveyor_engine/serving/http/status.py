@@ -129,7 +129,7 @@ async def get_load(request: Request) -> Response:
         server_load=engine.stats.num_running + engine.num_waiting,
         running=engine.stats.num_running,
         waiting=engine.num_waiting,
-        max_num_seqs=engine.facts.max_num_seqs if engine.facts else state.config.max_num_seqs,
+        max_num_seqs=engine.facts.max_num_seqs if engine.facts else state.config.choose_num_seqs(),
         kv_cache_usage=round(engine.stats.kv_cache_usage, 4),
         carried=engine.stats.capacity,
         max_prompt_tokens=engine.stats.max_prompt_tokens,

@@ -160,7 +160,7 @@ def _describe(config: EngineConfig, program: Program, device: torch.device) -> M
             f"the largest item has {largest} elements, more than {MAX_TOKENS}; lower `max_model_len`, the limit of "
             "lengths that vary"
         )
-    max_num_seqs = 1 if config.batching_mode == "none" else config.max_num_seqs
+    max_num_seqs = config.choose_num_seqs()
     needed = max_num_seqs * longest if packs else max_num_seqs
     if needed > program.max_batch:
         what = f"{max_num_seqs} items of length {longest}" if packs else f"{max_num_seqs} items"

@@ -269,7 +269,7 @@ def _describe(config: EngineConfig, parts: Parts, device: torch.device, dtype: t
         attention_backend="model",
         num_kv_blocks=0,
         block_size=config.block_size,
-        max_num_seqs=1 if config.batching_mode == "none" else config.max_num_seqs,
+        max_num_seqs=config.choose_num_seqs(),
         max_num_batched_tokens=budget,
         of_task=facts.encode(),
     )

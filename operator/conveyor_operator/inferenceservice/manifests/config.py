@@ -106,7 +106,7 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "tool_parser": _TOOL_PARSERS.get(spec.engine.tool_parser),
         "reasoning_parser": _REASONING_PARSERS.get(spec.engine.reasoning_parser),
         "batching_mode": batching.mode.lower() if batching.mode else None,
-        "max_num_seqs": batching.chosen_batch_size,
+        "max_num_seqs": _find_batch_size(spec),
         "batching_window_seconds": batching.window_seconds or None,  # 0: a mode without a window
         "max_num_batched_tokens": batching.max_batch_tokens,
         "length_grouping": "off" if batching.length_grouping == "Off" else None,  # else the engine's own
@@ -123,6 +123,15 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "drain_timeout_seconds": spec.drain.timeout_seconds,
         "port": names.ENGINE_PORT,
     }
+
+
+def _find_batch_size(spec: InferenceServiceSpec) -> int | None:
+    """Return `max_num_seqs`; None if it depends on the task, which the engine reads from the model's files.
+
+    A file that followed the task in the status would restart the first pod.
+    """
+    is_open = spec.task is None and spec.engine.device == "CUDA" and spec.batching.max_batch_size is None
+    return None if is_open else spec.settle_batching(spec.task).chosen_batch_size
 
 
 def _build_objectives(objectives: Objectives | None) -> dict[str, float | None]:

@@ -45,7 +45,7 @@ class SoftmaxRunner:
             attention_backend="none",
             num_kv_blocks=0,
             block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.choose_num_seqs(),
             max_num_batched_tokens=config.max_num_batched_tokens or 64,
         )
         progress("event=softmax_loaded")
