@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from conveyor_bench.gpu.predicting.constants import PARTS
 from conveyor_bench.gpu.results import DONE, Results
 from conveyor_bench.gpu.stages import STAGES, Stage
 from conveyor_bench.gpu.table import write_tables
@@ -33,6 +34,10 @@ def main(argv: Sequence[str]) -> int:
     """
     arguments = _parse(argv)
     folder: Path = arguments.out
+    if arguments.predict:
+        from conveyor_bench.gpu.predicting import command
+
+        return command.run(arguments.device)
     if arguments.list:
         for stage in STAGES.values():
             print(f"{stage.name:15} {Results(folder, stage.name).how():10} {stage.what}")
@@ -51,6 +56,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="only say which stages there are, and how they ended")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with everything tiny")
     parser.add_argument("--enforce-eager", action="store_true", help="engines without CUDA graphs, but in `http`")
+    parser.add_argument("--predict", action="store_true", help="only compute what `nano` should reach; needs no GPU")
+    parser.add_argument("--device", choices=PARTS, default="h200", help="of the prediction (default %(default)s)")
     parser.add_argument("--commit", help="what to call the code, where git cannot say it")
     arguments = parser.parse_args(argv)
     if not arguments.list and (missing := _find_missing(_REQUIRED)):

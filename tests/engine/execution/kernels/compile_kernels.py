@@ -30,77 +30,44 @@ from tests.engine.execution.kernels.cuda_layers import (
     prepare_uniforms,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
-from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
-from conveyor_engine.execution.kernels import part
+from conveyor_engine.execution.kernels import absent_gpu
 
 EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # types of the KV cache; e4m3 needs 8.9 or newer
 
 
-class AbsentGpu:
-    """The part of a Triton driver that its launcher uses before a kernel begins."""
-
-    def __init__(self, capability: int) -> None:
-        self._capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self._capability, 32)
-
-    def get_current_device(self) -> int:
-        return self._capability  # the launcher keeps compiled kernels by device
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-class Pointer:
-    """A tensor without numbers as the launcher needs it: its type, and an address whose alignment matters."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype = tensor.dtype
-        self._address = tensor.storage_offset() * tensor.itemsize
-
-    def data_ptr(self) -> int:
-        return self._address
-
-
 def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
     found: dict[tuple[int, int], Compiled] = {}
-    launch = JITFunction.run
     place: tuple[str, str, int] = ("", "", 0)
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        args = tuple(Pointer(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
-        kernel = launch(self, *args, grid=grid, warmup=True, **options)
+    def add(kernel: Any) -> None:
         found.setdefault((id(kernel), place[2]), _describe(kernel, *place))
 
-    JITFunction.run = compile_only
-    for capability in capabilities:
-        triton.runtime.driver.set_active(AbsentGpu(capability))
-        part.capability.cache_clear()
-        for layer, shape in SHAPES.items():
-            for step in STEPS:
-                place = (layer, step, capability)
-                with FakeTensorMode(), torch.inference_mode():
-                    prepare(shape, STEPS[step])()
-                    prepare_attention(shape, STEPS[step])()
-                    for kv_name, kv_dtype in EIGHT_BITS.items():
-                        if kv_dtype == torch.int8 or capability >= 89:
-                            place = (layer, f"{step}, {kv_name}", capability)
-                            prepare(shape, STEPS[step], kv_dtype=kv_dtype)()
-                            prepare_attention(shape, STEPS[step], kv_dtype=kv_dtype)()
-                    if capability == SMALL_CAPABILITIES[0]:
-                        place = (layer, f"{step}, float32", capability)
-                        prepare_attention(shape, STEPS[step], torch.float32)()
-        place = ("sampler", "draws", capability)
-        with FakeTensorMode(), torch.inference_mode():
-            prepare_uniforms(64)()
-            prepare_sampling(64)()
-            prepare_cuts(64)()
-        place = ("sampler", "draws from float32", capability)  # the type that processors return
-        with FakeTensorMode(), torch.inference_mode():
-            prepare_cuts(64, torch.float32)()
+    with absent_gpu.compile_only(add):
+        for capability in capabilities:
+            absent_gpu.use(capability)
+            for layer, shape in SHAPES.items():
+                for step in STEPS:
+                    place = (layer, step, capability)
+                    with FakeTensorMode(), torch.inference_mode():
+                        prepare(shape, STEPS[step])()
+                        prepare_attention(shape, STEPS[step])()
+                        for kv_name, kv_dtype in EIGHT_BITS.items():
+                            if kv_dtype == torch.int8 or capability >= 89:
+                                place = (layer, f"{step}, {kv_name}", capability)
+                                prepare(shape, STEPS[step], kv_dtype=kv_dtype)()
+                                prepare_attention(shape, STEPS[step], kv_dtype=kv_dtype)()
+                        if capability == SMALL_CAPABILITIES[0]:
+                            place = (layer, f"{step}, float32", capability)
+                            prepare_attention(shape, STEPS[step], torch.float32)()
+            place = ("sampler", "draws", capability)
+            with FakeTensorMode(), torch.inference_mode():
+                prepare_uniforms(64)()
+                prepare_sampling(64)()
+                prepare_cuts(64)()
+            place = ("sampler", "draws from float32", capability)  # the type that processors return
+            with FakeTensorMode(), torch.inference_mode():
+                prepare_cuts(64, torch.float32)()
     return list(found.values())
 
 
