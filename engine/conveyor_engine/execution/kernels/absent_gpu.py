@@ -36,7 +36,7 @@ class Pointer:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
-        self._address = tensor.storage_offset() * tensor.itemsize
+        self._address = int(tensor.storage_offset()) * tensor.itemsize
 
     def data_ptr(self) -> int:
         return self._address
