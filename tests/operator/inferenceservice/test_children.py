@@ -41,7 +41,7 @@ def test_autoscaling_and_a_cache_add_an_autoscaler_and_a_claim(stage: Stage) -> 
     assert status["effective"]["cacheAccessMode"] == "ReadWriteMany"
     metrics = stage.space.need("HorizontalPodAutoscaler", "qwen-engine")["spec"]["metrics"]
     targets = {m["object"]["metric"]["name"]: m["object"]["target"]["averageValue"] for m in metrics}
-    assert targets == {names.IN_FLIGHT_METRIC: "192", names.QUEUE_DEPTH_METRIC: "32"}
+    assert targets == {names.IN_FLIGHT_METRIC: "24", names.QUEUE_DEPTH_METRIC: "4"}
 
 
 def test_taking_autoscaling_and_cache_away_removes_their_children(stage: Stage) -> None:
