@@ -186,8 +186,7 @@ class EngineClient:
     def _continue(self, generation: Generation, request_id: str, part: Part) -> None:
         """Add the part that continues the request, before the request releases its place."""
         self._held.add(part.num_tokens_of)
-        for request_id in part.num_tokens_of:
-            self._generations[request_id] = generation
+        self._generations.update(dict.fromkeys(part.num_tokens_of, generation))
         self.places.join(request_id, part.num_tokens_of)
         generation.add_part(part)
 

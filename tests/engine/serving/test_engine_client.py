@@ -11,7 +11,7 @@ import pytest
 from tests.engine.builders import make_facts, make_request
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import EngineDead, Overloaded, Unavailable
+from conveyor_engine.errors import EngineDead, NoPlace, Overloaded, Unavailable
 from conveyor_engine.serving.engine_client import HEARTBEAT_LATE_SECONDS, STEP_STUCK_SECONDS, EngineClient, State
 from conveyor_engine.serving.generation import Generation
 from conveyor_engine.serving.held_requests import HELD_TOKENS_MAX
@@ -25,6 +25,7 @@ from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.wire.messages import Drain, Heartbeat, Ready, Refused, StepOutputs
 from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 from conveyor_engine.wire.worker import Part
+from conveyor_protocol.request_headers import PLACE_IF_FREE
 
 
 @asynccontextmanager
@@ -202,6 +203,23 @@ async def test_a_draining_engine_gets_the_rest_of_a_list() -> None:
         engine.drain()
         engine._handle(finished("a0"))
         assert engine._num_sent == 3
+
+
+async def test_a_request_that_goes_on_in_parts_keeps_its_place_until_the_last_one_has_ended() -> None:
+    async with connected(max_num_queued_requests=3) as engine:
+        parts = list_of("a", 3)
+        with engine.hold_place(PLACE_IF_FREE):
+            generation = engine.open_generation(parts[:1], 100, PLACE_IF_FREE, lambda _: next(following, None))
+        following = iter(parts[1:])
+        for number in range(3):
+            with pytest.raises(NoPlace), engine.hold_place(PLACE_IF_FREE):
+                pass
+            engine._handle(finished(f"a{number}"))
+        with engine.hold_place(PLACE_IF_FREE):
+            pass
+        async with generation:
+            names = [o.request_id async for batch in generation.batches() for o in batch]
+        assert names == ["a0", "a1", "a2"]
 
 
 @pytest.mark.parametrize(
