@@ -59,6 +59,9 @@ def _check_ogg(data: bytes, param: str) -> None:
     last = data.rfind(b"OggS")
     if last + _OGG_HEAD > len(data) or not data[last + 5] & _OGG_LAST:
         raise _cut_off(param, "its last page is missing")
+    body = last + _OGG_HEAD + data[last + _OGG_HEAD - 1]  # the head ends with the number of segment sizes after it
+    if body + sum(data[last + _OGG_HEAD : body]) > len(data):
+        raise _cut_off(param, "its last page is cut off")
 
 
 def _cut_off(param: str, what: str) -> InvalidRequest:

@@ -21,6 +21,7 @@ SECONDS_MAX: Final = 1500.0  # limit for one file, as in OpenAI's newer models
 SECONDS_MIN: Final = 0.1
 _RATES: Final = (4_000, 192_000)
 _CHANNELS_MAX: Final = 8
+_LOUDEST: Final = 2.0**40  # far above integers that nobody scaled to 1; the features' squares of more would overflow
 _PIECE_SECONDS: Final = 10.0
 _FORMATS: Final = {  # the codecs of each format; libsndfile's others are old and hardly used
     "WAV": ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"),
@@ -40,7 +41,8 @@ def decode_audio(data: bytes, rate: int, param: str) -> Iterator[Samples]:
     except (soundfile.SoundFileError, EOFError, OSError, RuntimeError, ValueError) as error:
         if isinstance(error, InvalidRequest):
             raise
-        what = " ".join(str(error).split())[:200].removesuffix(".") or type(error).__name__
+        text = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
+        what = " ".join(text.split())[:200].removesuffix(".") or type(error).__name__
         raise _broken(param, what) from None
 
 
@@ -56,6 +58,8 @@ def _resample(data: bytes, rate: int, param: str) -> Iterator[Samples]:
             mono = np.ascontiguousarray(piece.mean(axis=1, dtype=np.float32))
             if not np.isfinite(mono).all():
                 raise _broken(param, "it has samples that are not finite (NaN or infinity)")
+            if np.abs(mono).max() > _LOUDEST:
+                raise _broken(param, f"it has samples above {_LOUDEST:g}, where 1 is full scale")
             yield mono if stream is None else stream.resample_chunk(mono)
         if file.format == "FLAC" and num_frames < file.frames:
             raise _broken(param, f"it ends after {num_frames} of {file.frames} samples")

@@ -91,6 +91,9 @@ BAD = {
     "a head of a WAV": (WAV[:40], "is a broken audio file: it has no sound"),
     "a cut FLAC": (FLAC[: len(FLAC) // 2], "is a broken audio file"),
     "a cut OGG": (OGG[: len(OGG) // 2], "is a broken audio file: its last page is missing"),
+    "an OGG with a cut last page": (OGG[:-5], "is a broken audio file: its last page is cut off"),
+    "an OGG with a cut head of its last page": (OGG[: OGG.rfind(b"OggS") + 27], "its last page is cut off"),
+    "a damaged OGG": (OGG[:60] + bytes(400) + OGG[460:], "file: (?!.*BytesIO)"),
     "a head of an MP3": (b"\xff\xfb\x90\x00" + bytes(10), "is a broken audio file|s of sound"),
     "1 Hz": (wav_of(1, 10), "has 1 samples a second; 4000 to 192000 is possible"),
     "4 GHz": (
@@ -98,6 +101,7 @@ BAD = {
         "samples a second|broken",
     ),
     "9 channels": (encode(tone(RATE, 0.5, 9)), "has 9 channels; 1 to 8 is possible"),
+    "above all scales": (encode(SOUND * np.float32(1e25), subtype="FLOAT"), "samples above 1.09951e.12, where 1 is"),
     "NaN": (nan_wav(), "samples that are not finite"),
 }
 
@@ -108,6 +112,11 @@ def test_a_bad_file_gets_one_clear_error(name: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         decode(data)
     assert (caught.value.param, str(caught.value)[:5]) == ("file", "file ")
+
+
+def test_unscaled_integers_are_sound() -> None:
+    loud = SOUND * np.float32(2**31)
+    assert np.array_equal(decode(encode(loud, subtype="FLOAT")), loud)
 
 
 def test_a_wav_from_a_pipe_has_no_length() -> None:
