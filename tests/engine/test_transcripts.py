@@ -21,7 +21,7 @@ from transformers.models.whisper.tokenization_whisper import _combine_tokens_int
 from conveyor_engine.audio.features import load_extractor
 from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.execution.models.speech import TranscriptRules
-from conveyor_engine.execution.models.speech_files import read_alignment_heads
+from conveyor_engine.execution.models.speech_files import describe_speech, read_alignment_heads
 from conveyor_engine.execution.models.whisper import Decoder
 from conveyor_engine.execution.runners.speech import SpeechRunner
 from conveyor_engine.loop.core import EngineCore
@@ -283,10 +283,32 @@ def test_a_large_model_without_alignment_heads_has_a_bounded_number(tiny: Speech
     model.config = WhisperConfig(decoder_layers=32, decoder_attention_heads=20)
     assert read_alignment_heads(model) == {31: list(range(20))}
     model.config = WhisperConfig(decoder_layers=4, decoder_attention_heads=6)
+    model.generation_config.alignment_heads = []
     assert read_alignment_heads(model) == {layer: list(range(6)) for layer in (2, 3)}
 
 
-@pytest.mark.parametrize("heads", [[[9, 0]], [[0, -1]], ["x"], 7, [[0, head] for head in range(33)]])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task_to_id": None}, "no transcribe in task_to_id"),
+        ({"task_to_id": {"translate": 306}}, "no transcribe in task_to_id"),
+        ({"max_initial_timestamp_index": -1}, "max_initial_timestamp_index below 0"),
+        ({"max_initial_timestamp_index": "late"}, "lacks a value that Whisper needs"),
+        ({"lang_to_id": {"<|en|>": np.inf}}, "lacks a value that Whisper needs"),
+        ({"prev_sot_token_id": "before"}, "lacks a value that Whisper needs"),
+        ({"begin_suppress_tokens": ["x"]}, "lacks a value that Whisper needs"),
+    ],
+)
+def test_tokens_that_no_request_could_use_are_refused(tiny: Speech, changes: dict[str, Any], message: str) -> None:
+    model = copy.copy(tiny.model)
+    model.generation_config = copy.deepcopy(model.generation_config)
+    for name, value in changes.items():
+        setattr(model.generation_config, name, value)
+    with pytest.raises(ModelError, match=message):
+        describe_speech(tiny.directory, model, 16)
+
+
+@pytest.mark.parametrize("heads", [[[9, 0]], [[0, -1]], [[np.inf, 0]], ["x"], 7, [[0, head] for head in range(33)]])
 def test_alignment_heads_that_are_no_heads_are_refused(tiny: Speech, heads: Any) -> None:
     model = copy.copy(tiny.model)
     model.generation_config = GenerationConfig(alignment_heads=heads)

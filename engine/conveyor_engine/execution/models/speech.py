@@ -30,12 +30,13 @@ class Tokens:
 
     @classmethod
     def read(cls, config: Any) -> "Tokens":
-        """Read the ids from transformers' GenerationConfig. Raises AttributeError, TypeError or ValueError."""
+        """Read the ids from transformers' GenerationConfig. Raises what `int` and `tuple` raise."""
+        latest = getattr(config, "max_initial_timestamp_index", None)
         return cls(
-            tuple(config.suppress_tokens or ()),
-            tuple(config.begin_suppress_tokens or ()),
+            tuple(map(int, config.suppress_tokens or ())),
+            tuple(map(int, config.begin_suppress_tokens or ())),
             int(config.no_timestamps_token_id),
-            getattr(config, "max_initial_timestamp_index", None),
+            None if latest is None else int(latest),
         )
 
 

@@ -40,6 +40,7 @@ def describe_speech(directory: Path, model: Any, block_size: int) -> tuple[Audio
         if getattr(generation, "is_multilingual", None) is False:
             languages, tasks = {}, {}
         end = generation.eos_token_id
+        previous = getattr(generation, "prev_sot_token_id", None) or _find_previous(generation)
         facts = AudioFacts(
             num_mels=extractor.num_mels,
             window_seconds=extractor.window_seconds,
@@ -49,12 +50,12 @@ def describe_speech(directory: Path, model: Any, block_size: int) -> tuple[Audio
             languages=languages,
             tasks=tasks,
             start=int(generation.decoder_start_token_id),
-            previous=getattr(generation, "prev_sot_token_id", None) or _find_previous(generation),
+            previous=None if previous is None else int(previous),
             end=int(end[0] if isinstance(end, list) else end),
             first_timestamp=suppressed.no_timestamps + 1,
             max_tokens=int(config.max_target_positions),
         )
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
         raise ModelError(
             f"{directory / 'generation_config.json'} lacks a value that Whisper needs ({checks.on_one_line(error)})"
         ) from error
@@ -80,6 +81,10 @@ def _check_tokens(facts: AudioFacts, suppressed: Tokens, vocab_size: int) -> Non
     ]  # fmt: skip
     if wrong := [token for token in named if not 0 <= token < vocab_size]:
         raise ModelError(f"its generation_config.json names token {wrong[0]}, but the model has only {vocab_size}")
+    if facts.languages and "transcribe" not in facts.tasks:
+        raise ModelError("its generation_config.json has languages in lang_to_id, but no transcribe in task_to_id")
+    if (suppressed.max_first_timestamp or 0) < 0:
+        raise ModelError("its generation_config.json has a max_initial_timestamp_index below 0")
     if facts.end >= facts.first_timestamp or facts.max_tokens < 16:
         raise ModelError("its generation_config.json does not fit a Whisper model: timestamps must be the last tokens")
 
@@ -93,13 +98,13 @@ def read_alignment_heads(model: Any) -> Mapping[int, list[int]]:
     """
     num_layers, num_heads = int(model.config.decoder_layers), int(model.config.decoder_attention_heads)
     named = getattr(model.generation_config, "alignment_heads", None)
-    if named is None:
+    if not named:
         first = max(num_layers // 2, num_layers - max(1, _HEADS_MAX // num_heads))
         return {layer: list(range(num_heads))[:_HEADS_MAX] for layer in range(first, num_layers)}
     heads: dict[int, list[int]] = {}
     try:
         pairs = {(int(layer), int(head)) for layer, head in named}
-    except (TypeError, ValueError) as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise ModelError(f"its generation_config.json has alignment_heads that are not pairs: {named!r:.80}") from error
     if len(pairs) > _HEADS_MAX:
         raise ModelError(f"its generation_config.json has {len(pairs)} alignment_heads; the limit is {_HEADS_MAX}")
