@@ -231,11 +231,14 @@ def test_the_warm_up_runs_the_largest_batch_and_the_largest_picture(painter: Pai
         ("unet/config.json", {"block_out_channels": [8, 2**30]}, "block_out_channels is 1073741824"),
         ("unet/config.json", {"layers_per_block": 10**6}, "layers_per_block is 1000000"),
         ("unet/config.json", {"sample_size": 10**5}, "sample_size is 100000"),
+        ("unet/config.json", {"sample_size": None}, "the UNet has sample_size None; a number or a height and a width"),
+        ("unet/config.json", {"sample_size": [8, 8, 8]}, "the UNet has sample_size "),
         ("unet/config.json", {"in_channels": 9}, "the weights|cannot be used"),
         ("vae/config.json", {"scaling_factor": 0}, "the VAE has no scaling_factor"),
         ("text_encoder/config.json", {"max_position_embeddings": 8}, "prompts of 16 tokens"),
         ("scheduler/scheduler_config.json", {"num_train_timesteps": 10**9}, "num_train_timesteps is 1000000000"),
         ("scheduler/scheduler_config.json", {"beta_schedule": "mine"}, "mine"),
+        ("scheduler/scheduler_config.json", {"trained_betas": [0.1] * 10}, "has 10 trained_betas for 1000 timesteps"),
     ],
 )
 def test_what_is_no_such_pipeline_is_refused(

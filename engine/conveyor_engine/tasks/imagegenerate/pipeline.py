@@ -212,12 +212,18 @@ def _check_scheduler(parts: Parts) -> None:
         raise ModelError(f"the scheduler's algorithm_type is {config.algorithm_type}, which adds noise in each step")
     if not 1 <= int(config.num_train_timesteps) <= _NUMBER_MAX:
         raise ModelError(f"the scheduler has num_train_timesteps {config.num_train_timesteps}")
+    if (betas := config.get("trained_betas")) is not None and len(betas) != config.num_train_timesteps:
+        raise ModelError(f"the scheduler has {len(betas)} trained_betas for {config.num_train_timesteps} timesteps")
     parts.copy_scheduler(2)
 
 
 def _check_parts(parts: Parts) -> None:
     """Raise ModelError if parts do not fit each other, or need an input that requests do not have."""
     unet, vae, text = parts.unet.config, parts.vae.config, parts.text_encoder.config
+    sample = unet.sample_size
+    sides = list(sample) if isinstance(sample, list | tuple) and len(sample) == 2 else [sample]
+    if any(type(side) is not int for side in sides):
+        raise ModelError(f"the UNet has sample_size {str(sample)[:40]}; a number or a height and a width is possible")
     for name in _UNSUPPORTED:
         if unet.get(name) is not None:
             raise ModelError(f"the UNet has {name} {unet[name]}, which needs an input other than a prompt")
