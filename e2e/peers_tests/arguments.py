@@ -34,12 +34,12 @@ _LEFT_OUT = {
 }  # fmt: skip
 _MISSING = {
     "--uds": "unix sockets",
-    "--api-key": "keys: the gateway's neighbours check them",
+    "--api-key": "keys: a proxy in front of the gateway checks them",
     "--root-path": "a path in front of all others",
     "--pooler-config": "texts in chunks",
     "--pooler-config.task": "vectors or labels of each token on /pooling",
-    "--enable-force-include-usage": "usage that nobody asked for",
-    "--return-tokens-as-token-ids": "tokens as ids unless a request says so",
+    "--enable-force-include-usage": "usage in every answer",
+    "--return-tokens-as-token-ids": "tokens as ids by default",
     "--watermark-config": "watermarks",
     "--speculative-config": "speculative decoding",
     "--enable-prompt-embeds": "prompts that are tensors",

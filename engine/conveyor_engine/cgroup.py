@@ -57,7 +57,7 @@ def count_oom_kills() -> int:
 
 
 def explain_exit(process: str, exit_code: int, oom_kills_before: int) -> tuple[FailureReason, str]:
-    """Why a child process ended, which told nothing itself. `exit_code`: as `subprocess` has it."""
+    """Why a child process ended without a message of its own. `exit_code`: as `subprocess` has it."""
     if exit_code >= 0:
         return FailureReason.ENGINE_ERROR, f"{process} exited with code {exit_code}"
     if exit_code == -signal.SIGKILL and count_oom_kills() > oom_kills_before:

@@ -23,7 +23,7 @@ LIBRARY = HERE.parent / "conveyor_engine" / "execution" / "native" / "libconveyo
 
 COMMON_FLAGS = (
     *("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"),
-    # Fused multiply-add wherever it fits; errno and traps are nobody's concern. NaN and infinity are: no -ffast-math.
+    # Fused multiply-add wherever it fits; errno and traps are not used. NaN and infinity are, so no -ffast-math.
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
 )
 _AVX2 = ("-mavx2", "-mfma")

@@ -21,7 +21,7 @@ class ApiError(Exception):
 
     @property
     def wants_silence(self) -> bool:
-        """Whether other calls would fail too: no server answers, or it refuses the credentials or wants fewer calls."""
+        """Whether other calls would fail too: the API server is down, rejects the credentials or limits calls."""
         return False
 
 

@@ -117,7 +117,7 @@ class Snapshot(Collector):
     def _waiting(self) -> Iterator[Metric]:
         waiting = self.num_waiting()
         yield self._gauge("vllm:num_requests_waiting", "Requests without a place in the batch.", waiting)
-        reasons = {"capacity": waiting, "deferred": 0}  # vLLM's; here nobody is deferred
+        reasons = {"capacity": waiting, "deferred": 0}  # vLLM's names; this engine defers no request
         yield self._gauges("vllm:num_requests_waiting_by_reason", "The same, by why.", "reason", reasons)
 
     def _cache_config(self, facts: ModelFacts) -> Metric:

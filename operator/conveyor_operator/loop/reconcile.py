@@ -2,8 +2,8 @@
 
 The steps are: get -> begin (parse, observe, build) -> plan, execute and observe, until nothing is left -> status and
 Events. `workers` calls it with a key, not with an event. It compares the observed with the desired state and makes the
-changes that are missing, so it may be called at any time and stopped at any point. Only a resource's own package knows
-the kind of resource (`resource`).
+changes that are missing, so it may be called at any time and stopped at any point. What differs
+between kinds of resources is behind the protocol in `resource`.
 """
 
 import contextlib
@@ -57,8 +57,8 @@ class Reconciler:
         try:
             requeue = await self._bring_about(key, case, memory)
         except ApiError as error:
-            # The first failure is only retried. From the second on, the status reports it, unless other calls
-            # would fail too.
+            # The first failure is only retried. From the second on, the status reports it, unless the API server is
+            # unreachable or overloaded, so that writing the status would fail too.
             if memory.failing and not error.wants_silence:
                 await self._report(key, resource, body, case, memory)
             memory.failing = True

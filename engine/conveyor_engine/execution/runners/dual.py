@@ -1,8 +1,8 @@
 """Runs plans of a model that embeds images and texts in one vector space (CLIP, SigLIP), with one encoder for each.
 
-Built once by `build`, in place of `generate`. Like it, this is the `loop.executor` of one device. It keeps no state
-between steps. Both encoders are those of transformers. All images of a step are computed in one forward, and all texts
-in another.
+`build` creates it once, for models of this kind. It implements the protocol `loop.executor` for one device. It keeps no
+state between steps. Both encoders are those of transformers. All images of a step are computed in one forward, and all
+texts in another.
 """
 
 from collections.abc import Callable, Sequence
@@ -85,7 +85,7 @@ class DualRunner:
             raise ModelError(f"its images have {sizes[0]} dimensions and its texts {sizes[1]}: they have no one space")
         num_tokens = encoded.last_hidden_state.shape[1]
         if num_tokens > _TOKENS_MAX:
-            raise ModelError(f"its images become {num_tokens} tokens, and may become {_TOKENS_MAX}")
+            raise ModelError(f"its images become {num_tokens} tokens, and at most {_TOKENS_MAX} are supported")
         return PictureFacts(self._shape, num_tokens), sizes[0]
 
     def _measure(self, pictures: PictureFacts, progress: Progress) -> None:
@@ -107,7 +107,8 @@ class DualRunner:
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
         """Begin a step, which computes the image or the text that the plan has for each row. No row samples.
 
-        On a GPU this launches the work. It returns a function whose result is a function that waits for the results.
+        On a GPU this only launches the work. Call the returned function, and then the function that it returns: the
+        second call waits for the results.
         """
         brought = {row.row: row for row in plan.admitted}
         prompts = [brought[row] for row in plan.rows]
@@ -179,4 +180,4 @@ def _check_settings(config: EngineConfig) -> None:
             f"`attention_backend: {config.attention_backend}` is set, but this model runs its own; leave it out"
         )
     if config.padding == "real":
-        raise ConfigError("`padding: real` is set, but images are not padded, and texts as the model needs; remove it")
+        raise ConfigError("`padding: real` is set, but images are not padded; remove it")

@@ -1,7 +1,7 @@
 """Runs plans of a model that classifies images: computes logits from pixels with the model's own forward.
 
-Built once by `build`, in place of `generate`. Like it, this is the `loop.executor` of one device. It keeps no state
-between steps. Worker threads have prepared the pixels. Images of one shape are computed in one forward.
+`build` creates it once, for models of this kind. It implements the protocol `loop.executor` for one device. It keeps no
+state between steps. Worker threads have prepared the pixels. Images of one shape are computed in one forward.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,7 +80,8 @@ class ImageClassifyRunner:
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
         """Begin a step, which computes the image that the plan has for each row. No row samples.
 
-        On a GPU this launches the work. It returns a function whose result is a function that waits for the results.
+        On a GPU this only launches the work. Call the returned function, and then the function that it returns: the
+        second call waits for the results.
         """
         brought = {row.row: row.payload for row in plan.admitted}
         groups: dict[Shape, list[tuple[int, memoryview]]] = {}

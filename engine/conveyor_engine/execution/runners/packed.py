@@ -79,7 +79,8 @@ class PackedRunner(ABC):
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
         """Begin a step, which computes the whole prompt of each row in the plan. No row samples.
 
-        On a GPU this launches the work. It returns a function whose result is a function that waits for the results.
+        On a GPU this only launches the work. Call the returned function, and then the function that it returns: the
+        second call waits for the results.
         """
         brought = {row.row: row for row in plan.admitted}
         prompts = [brought[row] for row in plan.rows]
