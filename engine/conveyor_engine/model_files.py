@@ -44,12 +44,12 @@ def read_architectures(directory: Path) -> list[str]:
 
 
 def read_pipeline_class(directory: Path) -> str:
-    """The name of the pipeline's class of diffusers. Raises ModelError."""
+    """Return the name of diffusers' class for the pipeline. Raises ModelError."""
     return str(read_object(directory / PIPELINE_INDEX).get("_class_name"))[:200]
 
 
 def list_folders(directory: Path) -> list[Path]:
-    """The folders that are read of a model: its own, and those of a pipeline's parts."""
+    """Return the folders with a model's files: its own folder and, for a pipeline, those of the parts."""
     is_pipeline = (directory / PIPELINE_INDEX).is_file()
     parts = [directory / name for name in PIPELINE_FOLDERS] if is_pipeline else []
     return [directory, *(part for part in parts if part.is_dir())]

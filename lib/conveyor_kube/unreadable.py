@@ -59,9 +59,9 @@ class Unreadable:
         return parsed
 
     def forget(self, key: str) -> None:
-        """Forget an object that no longer exists."""
+        """Drop an object that no longer exists."""
         self._keys.discard(key)
 
     def forget_others(self, keys: set[str], namespace: str) -> None:
-        """Forget all objects in `namespace` ("" for all namespaces) except those with these keys."""
+        """Drop all objects in `namespace` ("" for all namespaces) except those with these keys."""
         self._keys -= keys_within(namespace, self._keys) - keys

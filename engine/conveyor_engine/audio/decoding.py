@@ -21,7 +21,7 @@ SECONDS_MAX: Final = 1500.0  # limit for one file, as in OpenAI's newer models
 SECONDS_MIN: Final = 0.1
 _RATES: Final = (4_000, 192_000)
 _CHANNELS_MAX: Final = 8
-_LOUDEST: Final = 2.0**40  # far above integers that nobody scaled to 1; the features' squares of more would overflow
+_LOUDEST: Final = 2.0**40  # far above unscaled integer samples; above it, the features' squares would overflow
 _PIECE_SECONDS: Final = 10.0
 _FORMATS: Final = {  # the codecs of each format; libsndfile's others are old and hardly used
     "WAV": ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"),

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 def fetch(uri: str, target: str) -> None:
-    """Download the model of `uri` to the directory `target`; of a mounted model, only check that it is there.
+    """Download the model of `uri` to the directory `target`. If the model is mounted, only check that it is there.
 
     Raises StartError.
     """
@@ -126,9 +126,9 @@ def _wants_nothing(marker: dict[str, Any] | None) -> bool:
 
 
 def _add_missing(source: Source, marker: dict[str, Any], directory: Path) -> None:
-    """Add files that the engine that fetched the directory did not want. Other pods may read it meanwhile.
+    """Add files that this engine loads and the older engine, which fetched the directory, did not fetch.
 
-    Errors are only logged, because the older engine ran without these files.
+    Other pods may read the directory meanwhile. Errors are only logged: the older engine ran without the files.
     """
     try:
         model = source.describe(str(marker.get("commit")))

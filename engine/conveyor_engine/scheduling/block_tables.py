@@ -11,9 +11,10 @@ from conveyor_engine.scheduling.shares import NO_SHARES, Shares
 class BlockTables:
     """Rows and block tables of the admitted requests.
 
-    Full blocks of known tokens can be found as cached prefixes as soon as they are scheduled. So requests of the same
-    step, and of steps before its result, may share them: steps run in order, and each layer writes all keys before any
-    row attends. If the step fails, or the request leaves before its end, see `unschedule`.
+    Full blocks of known tokens can be found as cached prefixes as soon as they are scheduled. Other requests may share
+    them in the same step, or in a step that is planned before the result is known. This is correct, because steps run
+    in order, and each layer writes all keys before any row attends. If the step fails, or the request leaves before its
+    end, see `unschedule`.
     """
 
     def __init__(

@@ -96,12 +96,12 @@ class NoBatching(_Immediate):
 class _Closed:
     """Starts a batch when it is full, or when the window that began with its first request ends.
 
-    With grouping, a batch is filled first with requests of one group, such as pictures of one size, or whose expected
-    lengths lie between the same powers of two. The
-    window limits grouping: the bucket of the first request whose window is over is next, in the order of the queue, and
-    free rows go to other requests, up to the last one whose window is over. So a request whose window is over misses a
-    batch only if the batch is full, and only batches with requests ahead of it go first. An eager policy closes a batch
-    as soon as a request waits, since it is called only while nothing runs.
+    With grouping, a batch is filled first with requests of one bucket: pictures of one size, or requests whose expected
+    lengths lie between the same powers of two. The window limits grouping. Once the windows of some requests are over,
+    the first of them in the queue's order chooses the next bucket. Rows that this bucket leaves free go to other
+    requests in the queue's order, as far as the last one whose window is over. So such a request misses a batch only if
+    the batch is full of requests ahead of it. An eager policy closes a batch as soon as a request waits, since it is
+    called only while nothing runs.
     """
 
     joins = False

@@ -47,10 +47,10 @@ def _cache_root(salt: str | None) -> bytes:
 
 
 def _yields_seconds(request: EngineRequest) -> float:
-    """Return for how many seconds after its arrival the request yields to new requests for which this value is 0.
+    """Return how much later than its arrival the request counts in the order of the queue, in seconds.
 
-    This is the sum of its level and of the time until its deadline, which counts at most as much as one level. So a
-    short timeout never outweighs a lower level.
+    This is LEVEL_AGEING_SECONDS for each level, plus the time until its deadline, but at most LEVEL_AGEING_SECONDS. So
+    a short timeout never outweighs a lower level.
     """
     return request.level * LEVEL_AGEING_SECONDS + min(request.deadline - request.arrival_time, LEVEL_AGEING_SECONDS)
 

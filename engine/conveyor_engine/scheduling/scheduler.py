@@ -61,7 +61,7 @@ class Scheduler:
         self._limits = limits or Limits.declared(facts)
         self._policy = build_policy(config, self._limits, packs=self._task.packs, one_step_cost=one_step_cost)
         self._max_num_queued = config.max_num_queued_requests
-        # Padded rows cannot share prefixes. A task without a KV cache has none, and neither has one of whole prompts.
+        # Prefixes are not shared by padded rows, without a KV cache, or if the task computes whole prompts.
         has_prefixes = facts.num_kv_blocks > 0 and not self._task.whole_prompts and not self._policy.pads
         self._prefix_caching = config.prefix_caching and has_prefixes
         self._counters = Counters()

@@ -29,8 +29,8 @@ class Task(Protocol):
     def packs(self) -> bool:
         """Whether a batch costs the sum of its requests, however their lengths differ.
 
-        If so, grouping by length gains nothing. Otherwise the model itself pads a batch of one-step requests, which is
-        counted: the batch costs its number of requests times the largest one.
+        If so, grouping by length gains nothing. Otherwise the model itself pads a batch of one-step requests. The
+        padding counts: the batch costs its number of requests times the largest one.
         """
         ...
 

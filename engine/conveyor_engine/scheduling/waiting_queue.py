@@ -23,7 +23,7 @@ from conveyor_engine.scheduling.shares import NO_SHARES, Listing, Shares
 
 
 class Turn(NamedTuple):
-    """The last turn of a party, or its arrival. `time`: the latest arrival at its level at that moment."""
+    """The last turn of a party, or its arrival. `time`: when the then newest request of its level had arrived."""
 
     number: int
     time: float

@@ -1,8 +1,8 @@
 """`serve`: the HTTP server and the engine process from start to exit code. Called by `__main__`.
 
 After SIGTERM, /readyz fails and open requests get drain_timeout_seconds to finish; then the process exits with 0. A
-second SIGTERM (or SIGINT) ends them at once. An engine that hangs does too, because it cannot answer them. If the
-engine dies, every open request gets an error, and the exit code is 1.
+second SIGTERM (or SIGINT) ends open requests at once. If the engine hangs, the first signal does so too. If the engine
+dies, every open request gets an error, and the exit code is 1.
 """
 
 import asyncio

@@ -63,7 +63,7 @@ def _find_turned(before: Object, after: Object) -> Iterator[Event]:
 def _is_warning(type: str, status: str, reason: str) -> bool:
     """Return whether the event is a warning.
 
-    `Ready` is True with a reason other than `Ready` if some engines fail, or waste something; that is a warning too.
+    If `Ready` is True with another reason than `Ready`, some engines fail or use resources badly: a warning too.
     """
     partly = type == ConditionType.READY and reason != Reason.READY
     return (status == "False" or partly) and reason not in IN_PROGRESS

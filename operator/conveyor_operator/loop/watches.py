@@ -66,8 +66,8 @@ class Watches:
     ) -> AsyncIterator[bytes]:
         """Yield lines for Kopf. `from_the_start`: the stream begins with all objects, followed by a bookmark.
 
-        If that initial list breaks off, or after any error, Kopf gets an error that makes it list again. Otherwise it
-        would resume after the objects that it has seen, or end.
+        If that initial list breaks off, or after any error, Kopf gets an error that makes it list again. Without
+        the error, Kopf would resume after the last object that it received, or end the watch.
         """
         seen: set[str] | None = set() if from_the_start else None
         loop = asyncio.get_running_loop()

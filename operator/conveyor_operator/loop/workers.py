@@ -67,7 +67,7 @@ class Workers:
     def mark(self, key: Key, *, generation: int | None = None, urgent: bool = True) -> None:
         """Queue a reconcile for this key. A new `generation` means that the spec changed, and ends a backoff early.
 
-        Keys that are not urgent wait for urgent ones. They are those of a full resync, without a known change.
+        Keys that are not urgent wait for urgent ones. A full resync marks keys without a known change as not urgent.
         """
         if self._stopped:
             return

@@ -36,7 +36,7 @@ from conveyor_operator.metrics_api.server import BUNDLE_KEY, CERTIFICATE_KEY, PR
 
 logger = logging.getLogger(__name__)
 
-_OLD_AUTHORITIES = 2  # a rotation that another one interrupts leaves this many in use
+_OLD_AUTHORITIES = 2  # in use after a rotation that a newer one interrupted
 _LONGEST_SLEEP = timedelta(hours=6)  # so that a clock that is set forward is noticed; waking up makes no call
 _PROBE_PERIOD = timedelta(seconds=5)
 
@@ -114,7 +114,7 @@ class MetricsApiKeeper:
                 logger.warning("event=metrics_api_failed status=%s error=%s", error.status, error.message)
             await _wait(self._changed, delay)
             if failures:
-                await asyncio.sleep(backoff_seconds(1))  # its own changes may have woken it early
+                await asyncio.sleep(backoff_seconds(1))  # this task's own writes may have ended the wait
 
     async def step(self) -> datetime:
         """Do the next step, once all objects are known. Returns when to check again."""

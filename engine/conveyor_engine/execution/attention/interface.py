@@ -83,7 +83,7 @@ class Probe:
 
 
 def residual_of(paged: Paged, spec: AttentionSpec, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Return those of hidden_states (1, T, hidden) for whose tokens the layer attends."""
+    """Select, from hidden_states (1, T, hidden), the tokens for which the layer attends."""
     last = paged.last if isinstance(paged, PagedStep) else None
     return hidden_states if last is None or spec.layer != last.layer else hidden_states[:, last.tokens]
 

@@ -36,7 +36,7 @@ class Info(msgspec.Struct):
 
 
 async def get_info(request: Request) -> Response:
-    """Respond to GET /info. Raises Unavailable, or InvalidRequest if that program has no such models."""
+    """Respond to GET /info. Raises Unavailable, or InvalidRequest for a kind of model without this page."""
     state = app_state(request)
     facts, config = model_facts(state), state.config
     describe = load_task_paths()[facts.task].describe_for_tei

@@ -28,7 +28,7 @@ class ImageGenerate(OneStep):
         self._paint_facts = read_facts(facts)
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """Build a request for a picture with guidance, the largest of at most this cost, in two inference steps."""
+        """Build a request for the largest picture of at most this cost, with guidance and two inference steps."""
         facts = self._paint_facts
         request = PaintRequest(
             size=facts.find_size(cost),
