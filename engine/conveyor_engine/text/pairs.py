@@ -52,7 +52,7 @@ class PairEncoder:
     def _limit(self) -> int:
         """Return how many tokens of one text to encode at most.
 
-        With truncation it is one more than fits, so that too long a text counts as the longer one.
+        With truncation this is one token more than fits, which is enough to find out which text is the longer one.
         """
         return self._max_tokens if self._cut is None else self._room + 1
 

@@ -28,8 +28,7 @@ from conveyor_operator.loop.owner import Object
 class Case:
     """One case to simulate. `carries`: requests that an engine's KV cache holds at once; None for the whole batch.
 
-    depth_age_seconds: an experiment that Conveyor does not have: only requests that have waited this long count as
-    queued.
+    depth_age_seconds: only requests that have waited this long count as queued. For experiments: in Conveyor all count.
     """
 
     name: str
