@@ -2,7 +2,7 @@
 
 The arithmetic is that of `conveyor_insight.hpa`. A controller's memory of earlier evaluations cannot be read, so two
 assumptions replace it. If a metric calls for fewer replicas, the window of `scaleDown` is assumed to start now. If the
-HPA reports that its policies are used up, no further step is assumed within their period.
+HPA reports that its policies limit it, no further step is assumed until their period ends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -169,7 +169,7 @@ def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, wishes: 
     wish = hpa.choose(asked, wishes)
     desired, bounded = hpa.limit(0.0, asked, wish), min(max(wish or 0, low), high)
     if not low <= asked <= high:
-        told = f"The {asked} replicas are not between {low} and maxReplicas {high}; the metrics count once they are."
+        told = f"The {asked} replicas are not between {low} and maxReplicas {high}; the HPA corrects that first."
         return Decision(desired, Reason.OUT_OF_BOUNDS, told)
     if wish is None:
         return Decision(asked, Reason.NO_METRICS, _tell_no_metrics(wishes))
@@ -291,7 +291,7 @@ def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, d
         told.append(f"The HorizontalPodAutoscaler last decided on {said}; it decides every 15 s by default.")
     if deployment.ready_replicas < asked:
         message = _condition(facts, ConditionType.WORKLOAD_READY)
-        told.append(f"{deployment.ready_replicas} of {asked} pods are ready; the others count as ready{message}")
+        told.append(f"{deployment.ready_replicas} of {asked} pods are ready; the arithmetic counts all{message}")
     if message := _condition(facts, ConditionType.SCALING_READY):
         told.append(f"ScalingReady is not True{message}")
     return told

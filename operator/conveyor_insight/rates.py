@@ -18,7 +18,7 @@ class Change(NamedTuple):
 
 
 def limit_up(rules: ScalingRules, now: float, replicas: int, ups: Iterable[Change], downs: Iterable[Change]) -> int:
-    """Return the most replicas that the policies allow now. May be below `replicas` if a period is used up."""
+    """Return the most replicas that the policies allow now; below `replicas` if earlier changes exceeded them."""
     return (min if rules.select_policy == "Min" else max)(_allowed(_raise, rules, now, replicas, ups, downs))
 
 

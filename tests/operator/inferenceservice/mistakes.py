@@ -215,7 +215,7 @@ TOLD = (
 
 def build_table() -> str:
     """Return the table in Markdown."""
-    rows = ["| mistake | reported after | `kubectl get infsvc` | `kubectl describe infsvc` |", "| --- | --- | --- | --- |"]
+    rows = ["| mistake | shown after | `kubectl get infsvc` | `kubectl describe infsvc` |", "| --- | --- | --- | --- |"]
     rows += [f"| {m.done} | at once | refused | {_cell(m.says)} |" for m in REFUSED]
     rows += [f"| {m.done} | {m.after} | `{m.ready}`, `{m.reason}` | {_cell(m.says)} |" for m in TOLD]
     return "\n".join(rows)

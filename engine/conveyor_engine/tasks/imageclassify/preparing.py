@@ -63,9 +63,9 @@ def _read_image(model: ServedModel, job: Job, data: bytes, param: str) -> Prompt
     shape = Shape(*pixels.shape)
     if shape.num_pixels > job.facts.max_model_len:
         message = (
-            f"{param} becomes {shape.width} x {shape.height} pixels, and the model takes {job.facts.max_model_len}"
+            f"{param} becomes {shape.width} x {shape.height} pixels, and at most {job.facts.max_model_len} are allowed"
         )
-        raise InvalidRequest(f"{message}: make its sides more alike", param=param)
+        raise InvalidRequest(f"{message}: make it closer to a square", param=param)
     return Prompt([], encode_pixels(shape, pixels.tobytes()), shape.num_pixels)
 
 
