@@ -10,8 +10,8 @@ HTTP libraries nor queues.
     any other Host                       and  /v1/...           the root: `model` in the body names it
     any other Host                       and  /v2/models/...    the root: the path names the model
 
-A Host with one part (`http://qwen/`, from a pod in the service's namespace) does not contain the namespace. It gets a
-421, because a guess could reach another team's service.
+A Host with one part (`http://qwen/`, from a pod in the service's namespace) does not contain the namespace. A request
+with such a Host gets a 421, because a guess could reach another team's service.
 """
 
 import re

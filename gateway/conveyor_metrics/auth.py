@@ -57,7 +57,7 @@ def authenticate(trust: Trust, peer_certificate: Mapping[str, Any] | None, heade
     """Return the user for whom the front proxy sends the query. Raises Unauthenticated.
 
     peer_certificate: the result of `SSLSocket.getpeercert()`. The TLS handshake has verified it against
-    `trust.authorities_pem`. It is None or empty if the caller presented none.
+    `trust.authorities_pem`. `peer_certificate` is None or empty if the caller presented none.
     """
     if not peer_certificate:
         raise Unauthenticated("no client certificate: only the API server's front proxy may call this server")

@@ -23,7 +23,7 @@ class ClassSum:
 
 @dataclass(frozen=True, slots=True)
 class DemandSum:
-    """All requests for one InferenceService, and those that wait. Both are in places of full batches."""
+    """All requests for one InferenceService, and those that wait. Both numbers count places of full batches."""
 
     in_flight: int
     queue_depth: int

@@ -150,7 +150,7 @@ def _follow_fill(traffic: Traffic, size: int, fits: int | None) -> tuple[int, st
 def _find_fitting(service: InferenceService, traffic: Traffic, mode: str) -> int | None:
     """Return how many requests an engine's KV cache holds at once.
 
-    They have mean length if requests' blocks grow, otherwise the longest length.
+    Requests count with their mean length if their blocks grow as needed, otherwise with the longest length.
     """
     if traffic.kv_tokens is None or service.task in (*TASKS_OF_ONE_STEP, *TASKS_WITHOUT_TOKENS):
         return None

@@ -1,6 +1,6 @@
 """Connects to a pod with `kubectl port-forward`, which NetworkPolicies do not block.
 
-kubectl runs this program, so it is installed. It logs in as the same user.
+kubectl runs this program, so it is installed. The started kubectl logs in as the same user.
 """
 
 import argparse

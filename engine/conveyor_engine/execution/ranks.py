@@ -102,5 +102,5 @@ class RankedRunner:
         return sample(masks)
 
     def free_memory(self) -> None:
-        """Raise RuntimeError: after a failed step, the ranks are in different places."""
+        """Raise RuntimeError: after a failed step, the ranks are no longer at the same point of the model."""
         raise RuntimeError(f"a step failed in rank 0 of {self._ranks.world_size}, and the other ranks wait in it")

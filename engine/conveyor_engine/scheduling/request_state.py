@@ -231,7 +231,7 @@ class RequestState:
     def pad(self) -> None:
         """Add dummy tokens after the prompt.
 
-        One more is added than is computed, so that no token is sampled from the last.
+        There is one more than the steps compute, so that no token is sampled from the last one.
         """
         self.padded_from = self.token_ids
         self.token_ids = self.token_ids[: self.num_prompt_tokens] + array("I", [0]) * (self.num_padding_tokens + 1)

@@ -87,7 +87,7 @@ class Line:
 
         Each party is assumed to have a turn whenever one of its requests is listed.
 
-        It ends when the listing is closed for these requests, which may happen between two requests.
+        The iteration ends when the listing is closed for these requests, which may happen between two requests.
         """
         parties, numbers = self._next.entries(), self._turns.next_numbers()
         party = next(parties, None)

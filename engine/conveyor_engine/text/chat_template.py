@@ -46,8 +46,8 @@ class TooManyCharacters(Exception):
 class ChatTemplate:
     """One template. Thread-safe: rendering keeps no state.
 
-    It is compiled when it is first rendered. Compiling evaluates constants, such as `'a' * 3000000000`, so it needs the
-    same limits as rendering.
+    The template is compiled when it is first rendered. Compiling evaluates constants, such as `'a' * 3000000000`, so it
+    needs the same limits as rendering.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:

@@ -57,7 +57,7 @@ class Exclusions:
     def pop_ended(self, now_seconds: float) -> Ticket | None:
         """Remove and return a ticket whose exclusions have ended; None without one.
 
-        It may already have left the queue.
+        The ticket may already have left the queue.
         """
         if self._heap and self._heap[0][0] <= now_seconds:
             return heapq.heappop(self._heap)[2]

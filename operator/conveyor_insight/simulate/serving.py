@@ -3,8 +3,8 @@
 The queues work as in gateway/conveyor_gateway/admission, and tests/contract compares them. Each gateway has a bounded
 queue. Its first request goes to the engine with the fewest requests of that gateway, if the gateway has a place there.
 An engine accepts requests for free places in its batch, and grants places beyond these to gateways that ask (the
-engine's `serving.places`). It runs its requests in order, as many at once as its KV cache holds. If that is fewer than
-its batch, it reports the number. Metrics are counted as in gateway/conveyor_metrics.
+engine's `serving.places`). An engine runs its requests in order, as many at once as its KV cache holds. If that is
+fewer than its batch, it reports the number. Metrics are counted as in gateway/conveyor_metrics.
 """
 
 from collections import deque

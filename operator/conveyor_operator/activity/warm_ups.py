@@ -1,6 +1,6 @@
 """Requests the time of an engine's warm-up from a gateway once its pod is Ready, because Kubernetes does not know it.
 
-Runs next to Kopf as one task, started by `process`; `inferenceservice` uses it. It asks any one gateway, and after a
+Runs next to Kopf as one task, started by `process`; `inferenceservice` uses it. It queries any one gateway, and after a
 pause another one. The engine belongs to a tenant, so only a number is accepted, and it is used only in the status.
 """
 

@@ -233,7 +233,7 @@ class Situation:
 
 
 def _sum_up(failures: list[PodFailure]) -> Blocker:
-    """Return one failure for all; a model's failure comes first. It stays the same however often each pod fails."""
+    """Return one failure for all; a model's failure comes first. The result is the same however often each fails."""
     first = min(failures, key=lambda f: (f.reason not in _MODEL_REASONS, f.reason, f.pod))
     others = Counter(failure.reason for failure in failures)[first.reason] - 1
     more = f" and {others} more" if others else ""

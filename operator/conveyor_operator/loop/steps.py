@@ -78,7 +78,7 @@ class Applied:
 
 @dataclass(slots=True)
 class Memory:
-    """What the operator remembers about the resource with this uid. It only saves API calls."""
+    """What the operator remembers about the resource with this uid. This memory only saves API calls."""
 
     uid: str
     applied: dict[ChildId, Applied] = field(default_factory=dict)

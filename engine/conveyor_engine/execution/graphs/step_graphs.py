@@ -59,7 +59,8 @@ class StepGraphs:
     def __init__(self, kinds: Sequence[StepKind], rows: Rows, sampler: Sampler | None = None) -> None:
         """rows: the engine's rows and one spare row for padding.
 
-        sampler: samples tokens within the graph, which writes them into the rows. It must have the spare row too.
+        sampler: samples tokens within the graph, which writes them into the rows. The sampler must have the spare row
+        too.
         """
         self._kinds, self._rows, self._sampler = kinds, rows, sampler
         num_rows, device = len(rows.block_tables) - 1, rows.block_tables.device

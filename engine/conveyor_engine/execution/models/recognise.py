@@ -1,9 +1,9 @@
 """Recognises modules that one of our modules can replace, and builds ours from their parts and weights.
 
 Called by `fuse`. The names of a module's parts decide which replacement to try, and `trial` checks that both compute
-the same. A module with an unknown part, weight, hook or argument is not recognised. Neither is a module whose results
-differ on random input, for example because of another order of norms, a scaled residual or another rotation. A module
-that passes both checks is replaced.
+the same. A module with an unknown part, weight, hook or argument is not recognised. A module whose results differ on
+random input is not replaced either, for example because of another order of norms, a scaled residual or another
+rotation. A module that passes both checks is replaced.
 """
 
 from collections.abc import Callable, Sequence

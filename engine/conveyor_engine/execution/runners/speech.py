@@ -232,7 +232,7 @@ class SpeechRunner:
     ) -> torch.Tensor:
         """Return the probability that each window has no speech, float32 (beginning,).
 
-        It is that of the token for "no speech" after the token that begins every transcript.
+        The first token of a transcript is the same for all. The result is the probability that "no speech" follows it.
         """
         starts = dict(zip(text.rows, batch.metadata.query_start_loc_host.tolist(), strict=False))
         tokens = [starts[each.row] + each.prompt.index(self._of_task.start) for each in beginning if each.row in starts]

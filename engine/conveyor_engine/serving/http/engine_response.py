@@ -62,7 +62,7 @@ class Arriving:
 
 @asynccontextmanager
 async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving]:
-    """Read and validate the request. It holds a place from when its body is read until the `async with` block ends.
+    """Read and validate the request. Its place is held from when its body is read until the `async with` ends.
 
     The request's timeout starts when its head has arrived. Raises InvalidRequest, Unavailable, Overloaded or
     DeadlineExceeded.

@@ -26,7 +26,7 @@ class Generate:
         self.dummy_cost_max = max(1, facts.max_model_len - 2)
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """Build a request with random tokens. Every second request is greedy. It gets two output tokens if they fit."""
+        """Build a request with random tokens and two output tokens, if they fit. Even numbers are sampled greedily."""
         random = Random(number)
         return EngineRequest(
             request_id=str(number),

@@ -92,7 +92,7 @@ def find_size(facts: PaintFacts, wanted: str | None, max_cost: int) -> Size:
 def _find_previews(number: int, num_forwards: int) -> tuple[int, ...]:
     """Return the numbers of the steps after which a preview is sent, evenly spaced and without the last step.
 
-    They are `number`, or fewer if there are not enough steps.
+    There are `number` previews, or fewer if there are not enough steps.
     """
     steps = {num_forwards * part // (number + 1) for part in range(1, number + 1)}
     return tuple(sorted(step for step in steps if 0 < step < num_forwards))

@@ -39,7 +39,7 @@ _AS_GIVEN = (
     "imagePullSecrets",
     "resourceClaims",
 )
-_HOME = {"HOME": "/tmp"}  # caches of compilers; their user has no home in most images
+_HOME = {"HOME": "/tmp"}  # for compilers' caches; in most images, the pod's user has no home
 _OF_ONE_IMAGE = re.compile("PATH|PYTHON.*|LD_.*")
 _SCRATCH_MOUNT = {"name": names.SCRATCH_VOLUME, "mountPath": "/tmp"}
 
@@ -150,7 +150,7 @@ def _env_of_fetch(spec: InferenceServiceSpec) -> list[EnvVar]:
 
 
 def _env(given: Sequence[EnvVar], more: list[Object], defaults: Mapping[str, str]) -> list[Object]:
-    """Merge the user's variables, ours, which win, and the defaults. Each name appears once."""
+    """Merge variables. Conveyor's own override those of the user, which override the defaults. No name is repeated."""
     ours = [{"name": names.TERMINATION_LOG_ENV, "value": names.TERMINATION_LOG_PATH}, *more]
     taken = {variable["name"] for variable in ours}
     theirs = [variable.to_manifest() for variable in given]
