@@ -6,7 +6,7 @@ The shutdown has these steps:
    sends its next request elsewhere.
 2. The port closes. Queued and running requests, and those that arrive on open connections, have drain_timeout_seconds
    to end. A response from before the shutdown did not announce the close. Its client may send another request, so the
-   process waits for that a moment.
+   process waits a moment for such requests.
 3. Remaining and later requests get a 503.
 /demand works until the last request has ended. The watches continue, because queued requests still need engines. A
 second signal skips the waits.

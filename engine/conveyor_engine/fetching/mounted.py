@@ -38,7 +38,7 @@ def check_model_directory(uri: str, directory: Path) -> None:
 
 
 def _find_volume(uri: str, directory: Path) -> Path:
-    """Return the mount point of the volume of `uri`, or `directory` itself if it is not the operator's."""
+    """Return the mount point of the volume of `uri`; `directory` itself if the operator did not choose the path."""
     within = Path(find_mounted_path(uri)).parts
     found = directory.parts[-len(within) :] == within if within else False
     return directory.parents[len(within) - 1] if found else directory

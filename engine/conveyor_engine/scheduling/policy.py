@@ -117,7 +117,7 @@ class _Closed:
         lengths: bool = True,
         eager: bool = False,
     ) -> None:
-        """`groups`: whether batches prefer one group. `lengths`: whether lengths are groups."""
+        """`groups`: whether batches prefer one bucket. `lengths`: whether requests are put into buckets by length."""
         self.limits = limits
         self._window_seconds = window_seconds
         self._groups, self._lengths = groups, groups and lengths
