@@ -1,7 +1,7 @@
 """Collects a file's transcript, and builds the engine request for its next window. Used by `serving`. Without HTTP.
 
-`EngineClient` calls `follow` with each output of a window, which returns the next request. So a file always has one
-window at the engine. Windows of several files share steps.
+`EngineClient` calls `follow` with each output of a window. After the last one, `follow` returns the next request. So a
+file always has one window at the engine. Windows of several files share steps.
 """
 
 import zlib
@@ -136,8 +136,8 @@ class Transcript:
     def follow(self, output: RequestOutput) -> Part | None:
         """Add an output of the window. After the window's last output, return the next engine request, if there is one.
 
-        If the client requests words, the next request finds the times of this window's tokens. Otherwise, and after
-        that, it is the next window.
+        If the client requests words, the next request finds the times of this window's tokens, and the one after it is
+        for the next window. Otherwise the next request is for the next window.
         """
         if output.has_failed:
             return None
