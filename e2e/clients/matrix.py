@@ -48,19 +48,19 @@ CLIENTS = (
         "openai (Python)",
         ("openai==3.54.0",),
         _python("openai_python.py"),
-        "models, chat, streams and their helper, log probabilities, completions, eight at once, errors",
+        "models, chat, streams, the SDK's stream helper, log probabilities, completions, eight at once, errors",
     ),
     Client(
         "openai (Node)",
         ("npm:openai@7.57.0",),
         ("node", str(PROGRAMS / "openai_node.mjs"), "{url}", "{model}"),
-        "models, chat, streams and their helper, completions, errors",
+        "models, chat, streams, the SDK's stream helper, completions, errors",
     ),
     Client(
         "openai (Python), responses",
         ("openai==3.54.0",),
         _python("openai_responses.py"),
-        "responses, streams and their helper, parsed answers, a call of a tool and its result, eight at once, errors",
+        "responses, streams, the SDK's stream helper, parsed answers, a tool call, its result, eight at once, errors",
     ),
     Client(
         "openai-agents",

@@ -23,7 +23,7 @@ PIPELINE_FOLDERS: Final = ("scheduler", "text_encoder", "tokenizer", "unet", "va
 MODEL_FILES: Final = ("config.json", EXPORTED_PROGRAM, PROGRAM_SETTINGS, PIPELINE_INDEX)  # a model has one of them
 SENTENCE_MODULES = "modules.json"  # of models that embed
 SENTENCE_SETTINGS: Final = "config_sentence_transformers.json"  # of models that embed or rank
-_LABELS_DEFAULT = 2  # transformers', where config.json does not tell
+_LABELS_DEFAULT = 2  # transformers' default if config.json has no number
 _READ = (".json", ".jinja", ".safetensors")
 _MAX_BYTES = 16 << 20  # of a file; they have a few KiB, config.json with many labels a few MiB
 _Content = TypeVar("_Content", dict[str, Any], list[Any])
@@ -126,7 +126,7 @@ def _read(path: Path, empty: _Content, name: str) -> _Content:
         return empty
     try:
         if (num_bytes := path.stat().st_size) > _MAX_BYTES:
-            raise ValueError(f"it has {num_bytes} bytes, and may have {_MAX_BYTES}")
+            raise ValueError(f"it has {num_bytes} bytes; at most {_MAX_BYTES} are allowed")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(path, error) from error

@@ -39,7 +39,7 @@ _ONCE = ("dispatch", "layer")  # for all instruction sets
 
 
 class CompileError(Exception):
-    """The compiler is missing or failed; the message holds what it said."""
+    """The compiler is missing or failed. The message has the compiler's output."""
 
 
 def compile_library(output: Path = LIBRARY) -> Path:

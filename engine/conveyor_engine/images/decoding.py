@@ -44,7 +44,7 @@ def _decode(data: bytes, param: str) -> Image.Image:
         raise InvalidRequest(f"{param} is not an image: send {_NAMES}", param=param) from None
     width, height = image.size
     if width * height > PIXELS_MAX:
-        message = f"{param} has {width} x {height} pixels, and may have {PIXELS_MAX} in all: make it smaller"
+        message = f"{param} has {width} x {height} pixels; at most {PIXELS_MAX} are allowed: make it smaller"
         raise InvalidRequest(message, param=param)
     if max(width, height) > ASPECT_MAX * min(width, height):
         message = f"{param} has {width} x {height} pixels: one side may be {ASPECT_MAX} times the other at most"

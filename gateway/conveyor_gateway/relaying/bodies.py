@@ -35,7 +35,7 @@ class BodyReader:
     ) -> bytes:
         """Return the body unchanged, with its bytes reserved in `reservation`. `is_parsed`: its JSON names the service.
 
-        path_max_bytes: of a path with longer bodies than others.
+        path_max_bytes: the path's own limit, if its bodies may be longer than those of other paths.
 
         Raises InvalidRequest or Unavailable if the body is rejected.
         """

@@ -41,7 +41,9 @@ class ImageClassifyRunner:
         directory = Path(config.model)
         shape = load_processor(directory).find_shape()
         if shape.num_pixels > _PIXELS_MAX:
-            raise ModelError(f"its images become {shape.height} x {shape.width}, and may have {_PIXELS_MAX} pixels")
+            raise ModelError(
+                f"its images become {shape.height} x {shape.width}; at most {_PIXELS_MAX} pixels are supported"
+            )
         described = describe_classifier(directory, start.model_config, classifies_tokens=False)
         self.model = start.load()
         self._try(shape)

@@ -74,7 +74,7 @@ def _read(opened: zipfile.ZipFile) -> Archive:
 
 def _read_json(opened: zipfile.ZipFile, name: str) -> Any:
     if (num_bytes := opened.getinfo(name).file_size) > _JSON_BYTES_MAX:
-        raise ModelError(f"{name} has {num_bytes} bytes, and may have {_JSON_BYTES_MAX}")
+        raise ModelError(f"{name} has {num_bytes} bytes; at most {_JSON_BYTES_MAX} are allowed")
     return json.loads(opened.read(name))
 
 

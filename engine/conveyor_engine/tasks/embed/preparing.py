@@ -116,7 +116,7 @@ def _read_pictures(
     if len(texts) < number:
         raise InvalidRequest("input has token ids: with modality 'image' send data: URIs with base64", param="input")
     if number > IMAGES_MAX:
-        raise InvalidRequest(f"input has {number} images, and may have {IMAGES_MAX}", param="input")
+        raise InvalidRequest(f"input has {number} images; at most {IMAGES_MAX} are allowed", param="input")
     return [
         _read_picture(model, embedding.pictures, data, name_input("input", index, number), asked)
         for index, data in enumerate(read_files(texts, "input"))

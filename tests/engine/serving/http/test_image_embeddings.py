@@ -124,7 +124,7 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"input": [as_uri(encode(draw(0, (1, 200))))]}, "input", "one side may be 100 times"),
     ({"input": ["data:image/png,abc"]}, "input", "is a data: URI without base64"),
     ({"input": [1, 2, 3]}, "input", "has token ids"),
-    ({"input": [URIS[1]] * 65}, "input", "has 65 images, and may have 64"),
+    ({"input": [URIS[1]] * 65}, "input", "has 65 images; at most 64 are allowed"),
     ({"modality": "audio"}, "modality", "must be 'text' or 'image'"),
     ({"dimensions": 7}, "dimensions", "dimensions is 7"),
     ({"modality": "text", "input": ["fox " * 40]}, "input", "24"),
