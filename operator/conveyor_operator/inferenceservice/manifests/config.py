@@ -128,7 +128,7 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
 def _find_batch_size(spec: InferenceServiceSpec) -> int | None:
     """Return `max_num_seqs`; None if it depends on the task, which the engine reads from the model's files.
 
-    A file that followed the task in the status would restart the first pod.
+    The task in the status is not used: the first pod reports it, and the changed file would restart that pod.
     """
     is_open = spec.task is None and spec.engine.device == "CUDA" and spec.batching.max_batch_size is None
     return None if is_open else spec.settle_batching(spec.task).chosen_batch_size
