@@ -127,7 +127,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Handle that the client sends nothing more: it has left, or waits for its answer (a half-closed connection).
+        """Handle the end of the client's data: the client has left, or waits for its answer (half-closed connection).
 
         Returns True to keep the connection open; None closes it.
         """

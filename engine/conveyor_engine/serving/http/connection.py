@@ -108,7 +108,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Handle that the client sends nothing more: it has left, or waits for its answer (a half-closed connection).
+        """Handle the end of the client's data: the client has left, or waits for its answer (half-closed connection).
 
         Returns True to keep the connection open for the answer; None closes it.
         """

@@ -103,7 +103,7 @@ def _read_word(first: str, held: list[str]) -> Reading[tuple[str, str]]:
 
 
 def _read_value(write: Callable[[str], None], first: str) -> Reading[str | None]:
-    """Read a value and write it as JSON. Returns the next character if it has been read, or if the value is invalid."""
+    """Read a value and write it as JSON. Returns the first character after the value, or None if it is not read yet."""
     if first in ("'", '"'):
         return (yield from _read_string(write, first))
     if first in _PAIRS:
