@@ -21,6 +21,7 @@ from conveyor_bench.gpu.predicting.tails import count_blocks_at_once, find_effic
 from conveyor_engine.execution.kernels import decode_plan
 from conveyor_engine.execution.kernels.decode_plan import plan_decodes
 
+DOCUMENTED = "python -m conveyor_bench gpu --predict --device h100"
 H200 = PARTS["h200"]
 TODAY = DecodeKernel(
     112, 71_680, 4, decode_plan._PROGRAMS_PER_PROCESSOR, decode_plan.KEYS_PER_PROGRAM, decode_plan._MOST_SHARES
@@ -75,7 +76,7 @@ def test_the_last_line_is_json_and_a_missed_bar_is_the_exit_code(
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_documented_command_compiles_and_predicts(capsys: pytest.CaptureFixture[str]) -> None:
-    suite.main(["--predict", "--device", "h100"])
+    suite.main(DOCUMENTED.partition(" gpu ")[2].split())
     printed = capsys.readouterr().out
     assert "today, fp8" in printed
     assert json.loads(printed.splitlines()[-1])["device"] == "h100"
