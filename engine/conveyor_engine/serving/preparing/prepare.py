@@ -6,6 +6,7 @@ Has kinds of bodies of `tasks.generate`. Runs in the workers of `process`. No I/
 import uuid
 from array import array
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -15,14 +16,12 @@ from conveyor_engine.serving.preparing.completion_schemas import CompletionReque
 from conveyor_engine.serving.preparing.jobs import ServedModel, parse_body, too_many
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import SamplingFields
-from conveyor_engine.serving.preparing.structured import Form
+from conveyor_engine.serving.preparing.structured import build_form_grammar
 from conveyor_engine.serving.preparing.values import BAD_WORD_CHARACTERS_MAX
 from conveyor_engine.text.detokenizer import Detokenizer
-from conveyor_engine.text.grammar import build_grammar
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.dialect import Dialect
 from conveyor_engine.text.parsing.thinking import MARKS
-from conveyor_engine.text.tags import build_tag_grammar
 from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Truncation, too_long
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, Thinking
 from conveyor_engine.wire.worker import Job, Part
@@ -117,7 +116,7 @@ def prepare_conversation(
     text = render_conversation(model, fields, longest)
     use = fields.tool_use
     parsing = use.find_parsing(model.dialect)
-    grammar = use.build_grammar(model.dialect, lambda mark: _find_token(model, mark, job.facts))
+    grammar = use.build_grammar(model.dialect, partial(_find_token, model, facts=job.facts))
     prompt = model.tokenizer.encode_rendered(text, longest, truncation)
     parsing = _find_thinking(model.dialect, text, parsing)
     budget = None if fields.thinking_token_budget == -1 else fields.thinking_token_budget
@@ -159,14 +158,6 @@ def _find_thinking_tokens(
             raise _no_budget(f"{marks.end} is not a single token of this model")
         return None
     return Thinking(begin, end, parsing.has_begun_thinking, budget)
-
-
-def _build_form(model: ServedModel, form: Form, field: str, facts: ModelFacts) -> str:
-    """Return the grammar of the form that this field requires. Raises InvalidRequest."""
-    if form.kind == "tags":
-        grammar = build_tag_grammar(form.value, lambda mark: _find_token(model, mark, facts))
-        return build_grammar("lark", grammar, field)
-    return build_grammar(form.kind, form.value, field)
 
 
 def _find_token(model: ServedModel, mark: str, facts: ModelFacts) -> int | None:
@@ -216,7 +207,8 @@ def _prepared(
     requests: list[EngineRequest] = []
     choices: list[PreparedChoice] = []
     asked: list[SamplingParams] = []
-    grammar = grammar or "".join(_build_form(model, form, field, job.facts) for field, form in fields.forms().items())
+    find_token = partial(_find_token, model, facts=job.facts)
+    grammar = grammar or "".join(build_form_grammar(form, field, find_token) for field, form in fields.forms().items())
     thinking = _find_thinking_tokens(model, parsing, job.facts, budget) if grammar or budget is not None else None
     bad_words = _read_bad_words(model, fields.bad_words or ())
     _check_listed_tokens(fields, bad_words, job.facts)

@@ -1,4 +1,4 @@
-"""Reads the fields that restrict an answer to a form: OpenAI's, vLLM's and SGLang's names for the same four kinds.
+"""Reads the fields that restrict an answer to a form: OpenAI's, vLLM's and SGLang's names for the same kinds.
 
 Used by `schemas`, which has the fields. `text.grammar` turns the forms into grammars.
 """
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from conveyor_engine.text.grammar import Kind
-from conveyor_engine.text.tags import Tag, Tags
+from conveyor_engine.text.grammar import Kind, build_grammar
+from conveyor_engine.text.tags import FindToken, Tag, Tags, build_tag_grammar
 
 CHOICES_MAX = 1024
 TAGS_MAX = 128
@@ -25,17 +25,30 @@ class Form(NamedTuple):
     value: Any
 
 
+def build_form_grammar(form: Form, field: str, find_token: FindToken) -> str:
+    """Return the grammar of a form. field: the request's field that requires it. Raises InvalidRequest."""
+    if form.kind == "tags":
+        return build_grammar("lark", build_tag_grammar(form.value, find_token), field)
+    return build_grammar(form.kind, form.value, field)
+
+
 def _refuse(problem: str) -> PydanticCustomError:
     return PydanticCustomError("form", problem)
 
 
+def _read_json(value: object, problem: str) -> object:
+    """Return the value of a JSON text; any other value as it is. Raises PydanticCustomError with the problem."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise _refuse(problem) from None
+
+
 def _read_schema(value: object) -> Form:
     """Read a JSON schema, given as an object or as its text. Raises PydanticCustomError."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise _refuse("must be a JSON schema: the text is not JSON") from None
+    value = _read_json(value, "must be a JSON schema: the text is not JSON")
     if not isinstance(value, dict):
         raise _refuse("must be a JSON schema: an object")
     return Form("json", value)
@@ -58,11 +71,7 @@ def _read_choice(value: object) -> Form:
 
 def read_tags(value: object) -> Form:
     """Read structural tags, given as an object or as its text: vLLM's older form, or `triggered_tags` of xgrammar's."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise _refuse("must be an object: the text is not JSON") from None
+    value = _read_json(value, "must be an object: the text is not JSON")
     match value:
         case {"format": {"type": "triggered_tags", "triggers": list(triggers), "tags": list(tags), **more}}:
             flags = (more.get(name) is True for name in ("at_least_one", "stop_after_first"))
