@@ -23,7 +23,14 @@ from tests.engine.chat_model import write_chat_model
 from tests.engine.processes import IDLE, EngineServer
 from tests.gateway.cluster import Cluster, own_address, publish_gateway
 from tests.gateway.process import GatewayProcess
-from tests.metrics.aggregation import Aggregated, register, running_server, write_serving_certificate
+from tests.metrics.aggregation import (
+    Aggregated,
+    free_port,
+    register,
+    start_server,
+    stop_server,
+    write_serving_certificate,
+)
 from tests.operator.api_proxy import ApiProxy
 from tests.operator.stage import Space, wait_until
 
@@ -123,6 +130,14 @@ class Stand:
         """Kill the working operator and start another one."""
         self.operator.kill()
         self.operator = self.start_operator(*flags, **environment)
+
+    def replace_metrics_server(self) -> None:
+        """Kill the metrics server and start another one on the same ports."""
+        metrics = self.metrics
+        metrics.process.kill()
+        metrics.process.wait()
+        plane = _through(self.folder / "kubeconfig")
+        metrics.process = start_server(plane, metrics.folder, metrics.port, metrics.admin_port)
 
     def pid(self, program: str) -> int:
         """Return the process id of etcd, the API server or the controller manager."""
@@ -232,16 +247,25 @@ def running(folder: Path, namespace: str = "team") -> Iterator[Stand]:
         yield stand
 
 
+def _through(kubeconfig: Path) -> ControlPlane:
+    """Return a control plane that programs reach through the proxy."""
+    return cast(ControlPlane, SimpleNamespace(kubeconfig=kubeconfig))
+
+
 @contextmanager
 def _measured(plane: ControlPlane, kubeconfig: Path, folder: Path) -> Iterator[Aggregated]:
     """Run the metrics server. It is registered at the API server, and reaches it through the proxy."""
     authority = Authority(folder, "metrics-authority")
     write_serving_certificate(authority, folder)
-    through_proxy = cast(ControlPlane, SimpleNamespace(kubeconfig=kubeconfig))
-    with running_server(through_proxy, folder) as (process, port, admin_port):
-        aggregated = Aggregated(plane, folder, authority, port, admin_port, process)
+    through_proxy = _through(kubeconfig)
+    port, admin_port = free_port(), free_port()
+    process = start_server(through_proxy, folder, port, admin_port)
+    aggregated = Aggregated(plane, folder, authority, port, admin_port, process)
+    try:
         register(aggregated.api, port, authority)
         yield aggregated
+    finally:
+        stop_server(aggregated.process, folder)
 
 
 def build_clock(folder: Path) -> tuple[dict[str, str], Callable[[int], None]]:

@@ -183,6 +183,17 @@ def test_an_operator_that_is_killed_again_and_again(stand: Stand, record: Record
     record("the operator is killed five times", stand.endure(killed(), 1))
 
 
+def test_a_metrics_server_that_is_killed_again_and_again(stand: Stand, record: Record) -> None:
+    @contextmanager
+    def killed() -> Iterator[None]:
+        for _ in range(5):
+            stand.replace_metrics_server()
+            time.sleep(1.5)
+        yield
+
+    record("the metrics server is killed five times", stand.endure(killed(), 1))
+
+
 def test_without_a_fault_it_costs_little(stand: Stand, record: Record) -> None:
     """This is the baseline for the other tests."""
     cost = stand.endure(nullcontext(), 10)

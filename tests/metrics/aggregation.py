@@ -124,16 +124,25 @@ def running_server(plane: ControlPlane, folder: Path) -> Iterator[tuple[subproce
     Yields the process, the HTTPS and the admin port.
     """
     port, admin_port = free_port(), free_port()
-    command = [sys.executable, "-m", "conveyor_metrics", "--host=127.0.0.1"]
-    command += [f"--kubeconfig={plane.kubeconfig}", f"--certificate-folder={folder}"]
-    command += [f"--https-port={port}", f"--admin-port={admin_port}"]
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+    process = start_server(plane, folder, port, admin_port)
     try:
         yield process, port, admin_port
     finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=120) == 0, (folder / "server.log").read_text()
+        stop_server(process, folder)
+
+
+def start_server(plane: ControlPlane, folder: Path, port: int, admin_port: int) -> subprocess.Popen[bytes]:
+    """Start the process. Its log is appended to `server.log` in the folder."""
+    command = [sys.executable, "-m", "conveyor_metrics", "--host=127.0.0.1"]
+    command += [f"--kubeconfig={plane.kubeconfig}", f"--certificate-folder={folder}"]
+    command += [f"--https-port={port}", f"--admin-port={admin_port}"]
+    with (folder / "server.log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+def stop_server(process: subprocess.Popen[bytes], folder: Path) -> None:
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 0, (folder / "server.log").read_text()
 
 
 def register(api: Api, port: int, authority: Authority) -> None:
