@@ -17,10 +17,11 @@ import torch
 import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from conveyor_bench.gpu import absent_gpu
 from conveyor_bench.gpu.predicting.constants import QWEN3_06B, DecodeKernel
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.kernels import absent_gpu, decode_plan
+from conveyor_engine.execution.kernels import decode_plan
 
 _TYPES: Final = {"bfloat16": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _ROWS, _CONTEXT, _BLOCK_SIZE = 64, 512, 16

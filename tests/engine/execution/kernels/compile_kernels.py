@@ -31,7 +31,7 @@ from tests.engine.execution.kernels.cuda_layers import (
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from conveyor_engine.execution.kernels import absent_gpu
+from conveyor_bench.gpu import absent_gpu
 
 EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # types of the KV cache; e4m3 needs 8.9 or newer
 

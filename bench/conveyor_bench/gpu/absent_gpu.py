@@ -1,6 +1,6 @@
 """Compiles Triton kernels for a GPU that is absent, with the arguments of real launches.
 
-Used by tests and measurements, never by an engine that serves. A process with Triton's interpreter cannot compile.
+Used by `predicting` and by tests of the kernels. A process with Triton's interpreter cannot compile.
 """
 
 from collections.abc import Callable, Iterator
