@@ -141,7 +141,7 @@ e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m takes_the_cluster_away e2e
 	$(PY) -m e2e.cluster down
 
-# Another task than generating text: embed, rerank, classify, image-classify, image-embed, image-generate or custom, whose model is trained then.
+# Another task than generating text: embed, rerank, classify, image-classify, image-embed, image-generate, transcribe or custom, whose model is trained then.
 TASK :=
 demo: MODELS := $(if $(TASK),offline-models,demo-model)
 demo: set-up ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1; or TASK=rerank, one request and its batches
