@@ -1,8 +1,8 @@
 """Finds the service of a request by its path, its Host, or the model that it names. Pure.
 
-`listening` calls `parse_route` with the request line and the headers. For requests at the root, `find_model` gets the
-model in the path, or `relaying` calls it with the model in the body. This module works on names only: it knows neither
-HTTP libraries nor queues.
+`listening` calls `parse_route` with the request line and the headers. A request at the root may name a model instead of
+a service: in the path, or in the body, which `relaying` reads. `find_model` finds the service for that model. This
+module works on names only: it knows neither HTTP libraries nor queues.
 
     /<namespace>/<name>/v1/...                                  the path names the service, with any Host
     /<namespace>/<name>/health                                  the same; also /ping and /version
@@ -92,7 +92,8 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
     model, version = (unquote(named.get(name, "")) for name in ("model", "version"))
     match endpoint.kind:
         case Kind.DESCRIBE | Kind.ENGINE_PAGE if service is None and not endpoint.has_model:
-            raise NotFound(f"each service has its own, at /<namespace>/<name>{path}", Code.PATH_NOT_FOUND)
+            where = f"at /<namespace>/<name>{path}, and not at the root"
+            raise NotFound(f"{path} exists for each service, {where}", Code.PATH_NOT_FOUND)
         case Kind.ENGINE:
             return Route(endpoint.kind, service, endpoint.path, model, version, endpoint.may_stream, endpoint.max_bytes)
         case Kind.ENGINE_PAGE:
@@ -128,7 +129,10 @@ def _known(service: str, directory: Directory) -> str:
 
 
 def find_model(model: str, directory: Directory) -> Service:
-    """Return the service for `model` at the root: its `namespace/name`, or a claimed model name. Raises NotFound."""
+    """Return the service that `model` names at the root. Raises NotFound.
+
+    model: the service's `namespace/name`, or a model name that it claimed.
+    """
     if (service := directory.find_model(model)) is not None:
         return service
     raise build_no_model(model)

@@ -1,6 +1,7 @@
 """Checks that an installation works: `python -m conveyor_operator check`. The chart's `helm test` runs it.
 
-It uses only the API server's discovery, which every account may read. It lists the APIs that can be served.
+From the API server it reads only the discovery (the list of the served APIs), which every account may read. It also
+calls `/health` of the gateway.
 """
 
 import argparse

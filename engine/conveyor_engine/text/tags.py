@@ -1,4 +1,4 @@
-"""Structural tags: free text in which certain words begin a part that has a form, such as a tool's arguments.
+"""Structural tags: free text in which a part with a fixed syntax follows certain words, such as a tool's arguments.
 
 `serving.preparing` reads them from a request. The syntax of the grammar is llguidance's dialect of Lark.
 """
@@ -26,10 +26,10 @@ class Tag(NamedTuple):
 
 
 class Tags(NamedTuple):
-    """The tags of a request. A tag must follow wherever the answer has one of the triggers.
+    """The tags of a request.
 
-    Each tag begins with a trigger. If `at_least_one`, the answer does not end without a tag; if `only_one`, it ends
-    with its first one.
+    Each tag begins with a trigger. Once the answer contains a trigger, it must continue as one of the tags that begin
+    with it. If `at_least_one`, the answer does not end without a tag; if `only_one`, it ends with its first tag.
     """
 
     triggers: list[str]
@@ -39,9 +39,11 @@ class Tags(NamedTuple):
 
 
 def quote(text: str, find_token: FindToken) -> str:
-    """Return a text as Lark literals, with marks that are tokens as ids. Lark allows no empty literals.
+    """Return a text as Lark literals. A mark (`<name>` or `<|name|>`) that is a single token becomes the token's id.
 
-    find_token: returns the token for a whole mark, or None. llguidance does not write such a token as text.
+    Returns "" for an empty text, because Lark allows no empty literals.
+
+    find_token: returns the token for a whole mark, or None. llguidance does not match such a token with a text literal.
     """
     parts = []
     for part in filter(None, _MARK.split(text)):

@@ -1,4 +1,4 @@
-"""Converts text to token ids and back, with the model directory's tokenizer.json, chat template and streamed decoding.
+"""Converts text to token ids and back, with the model directory's tokenizer.json and chat template. Decodes streams.
 
 Used by the API process and its workers, which must not import torch. So only `tokenizers` is used, not transformers.
 Workers render and encode (`serving.preparing`). The API process decodes, which is cheap for each token. `detokenizer`
@@ -22,7 +22,7 @@ from conveyor_engine.text.stream import TextStream
 from conveyor_protocol.failure_reasons import FailureReason
 
 _CHARACTERS_PER_TOKEN = 4  # about the average of natural language
-_CUT_TOKENS_MAX = 100  # more than a cut can add to the number of tokens of a text's beginning
+_CUT_TOKENS_MAX = 100  # cutting a text inside a token can add tokens to the part, always fewer than this
 PROMPT_TAIL_TOKENS = 6  # enough context for a decoder to decide whether a space or a byte follows
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # SentencePiece's token for a byte
 
@@ -273,10 +273,10 @@ class Tokenizer:
 
 
 def _lengths_to_try(num_tokens: int, num_characters: int) -> Iterator[int]:
-    """Yield lengths, in characters, of parts of a text to encode until they have `num_tokens` tokens.
+    """Yield growing lengths, in characters, for attempts to encode a part of a text that has `num_tokens` tokens.
 
-    Each length is below that of the text and twice the previous one. So an attempt takes at most about twice the memory
-    that the tokens need.
+    The caller stops when a part has that many. Each length is twice the previous one and below the text's, so an
+    attempt takes at most about twice the memory that the tokens need.
     """
     length = _CHARACTERS_PER_TOKEN * num_tokens
     while 0 < length < num_characters:

@@ -46,7 +46,10 @@ class RetryBudget:
 
 
 class Exclusions:
-    """Waiting requests that exclude engines, by the time when their exclusions end."""
+    """Waiting requests for which some engines had no room, ordered by the end of their pauses.
+
+    A request is not sent to these engines again during its pause.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Ticket]] = []

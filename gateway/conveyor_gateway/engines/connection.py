@@ -11,7 +11,8 @@ from typing import Any, Final
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-BUFFER_BYTES: Final = 16 << 10  # buffered for a client that reads slower than its engine sends; also the kernel's limit
+# Buffered for a client that reads slower than its engine sends; also the size of the socket's receive buffer.
+BUFFER_BYTES: Final = 16 << 10
 # aiohttp stops reading when it has parsed 2 x PARSED_BYTES bytes, or PARSED_BYTES / 16 chunks.
 PARSED_BYTES: Final = 4 << 10
 _MAX_INTERIM: Final = 8  # interim answers (status below 200) that may precede the final one

@@ -88,14 +88,14 @@ def add_flags(parser: argparse.ArgumentParser, *, objective_required: bool = Tru
     )  # fmt: skip
     load.add_argument(
         "--rate", type=_list_of(lambda text: _parse_number(text, 0.01, _MAX_RATE)), default=[], metavar="R,...",
-        help="requests a second, tried from the lowest on until the objectives are missed; default: doubled and halved "
-        "until the highest is found that holds them",
+        help="requests a second, tried from the lowest on until the objectives are missed; default: search for the "
+        "highest rate that meets the objectives, by doubling or halving and then between the last two",
     )  # fmt: skip
     load.add_argument(
         "--seconds", type=as_flag(lambda text: _parse_number(text, 1, 3600)), default=30.0,
         help="length of the load at each rate (default 30)",
     )  # fmt: skip
-    load.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    load.add_argument("--seed", type=int, default=0, help="seed for drawn lengths, arrivals and texts (default 0)")
     tried = parser.add_argument_group("settings that are tried (default: half, twice and four times the current one)")
     tried.add_argument("--max-batch-size", type=_list_of(_parse_size), default=[], metavar="N,...")
     tried.add_argument("--window", type=_list_of(_parse_window), default=[], metavar="TIME,...")

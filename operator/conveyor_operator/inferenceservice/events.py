@@ -16,7 +16,7 @@ Object = Mapping[str, Any]
 # The conditions that are reported; the others are causes of these, or their effects.
 _TOLD = (ConditionType.READY, ConditionType.PROGRESSING, ConditionType.SCALING_READY, ConditionType.NAME_CLAIMED)
 
-# What to change instead of a child of each kind.
+# For each kind of child: the field of the spec to change, instead of editing the child.
 _FIELDS = {
     "HorizontalPodAutoscaler": "spec.autoscaling",
     "PersistentVolumeClaim": "spec.model.cache",
@@ -55,7 +55,7 @@ def _find_turned(before: Object, after: Object) -> Iterator[Event]:
         warning = _is_warning(type, status, reason)
         stopped = type == ConditionType.READY and was is not None and was[0] != status
         if warning and reason in known and not stopped:
-            continue  # reported already, when another condition changed for it
+            continue  # reported already, when a condition first had this reason
         if warning or _is_good_news(type, status, reason, was):
             yield Event(reason, str(condition.get("message", "")), warning)
 

@@ -1,9 +1,9 @@
 """The worker processes that turn bodies into engine requests, with limits on CPU time and memory.
 
-A client can choose a body that takes long, or much memory, to parse, to render with the model's chat template (a
-program by the model's author) or to tokenize. Therefore workers do this, driven by `pool`, and a job beyond its limits
-is rejected. A fork server forks the workers, so they share the tokenizer's memory. The fork server itself is forked
-before the API process has threads, an event loop or clients.
+A client can choose a body that needs much time or memory: to parse it, to render it with the model's chat template (a
+program by the model's author), or to tokenize it. Therefore workers do this, driven by `pool`, and a job beyond its
+limits is rejected. A fork server forks the workers, so they share the tokenizer's memory. The fork server itself is
+forked before the API process has threads, an event loop or clients.
 """
 
 import gc
@@ -27,12 +27,13 @@ from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
 from conveyor_engine.wire.frames import encode_frame, read_payloads
 from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, job_decoder
 
-CPU_SECONDS = 1.0  # limit for a job, plus the next:
-CPU_SECONDS_PER_MIB = 1.0  # for each MiB of the body; several times what bodies need
-SECONDS_PER_CPU_SECOND = 10.0  # wall-clock limit: a job may wait for a CPU, or for memory to be paged in
-MEMORY_BYTES = 96 * 2**20  # limit of what a job may add, plus the next two:
-MEMORY_BYTES_PER_TOKEN = 512  # for each token of the context length; tokenizing takes 110 bytes per character
-MEMORY_BYTES_PER_BODY_BYTE = 16  # for each byte of the body; empty lists take 25, most of which MEMORY_BYTES covers
+CPU_SECONDS = 1.0  # CPU limit for a job; its kind may add to it, and CPU_SECONDS_PER_MIB does
+CPU_SECONDS_PER_MIB = 1.0  # added for each MiB of the body; several times what bodies need
+SECONDS_PER_CPU_SECOND = 10.0  # wall-clock limit over CPU limit: a job may wait for a CPU, or for memory to be paged in
+MEMORY_BYTES = 96 * 2**20  # limit of the memory that a job may add; its kind may add to it, and the next two do
+MEMORY_BYTES_PER_TOKEN = 512  # added for each token of the context length; tokenizing takes 110 bytes per character
+# Added for each byte of the body. A body of empty lists takes 25; up to 10 MiB of it, MEMORY_BYTES covers the other 9.
+MEMORY_BYTES_PER_BODY_BYTE = 16
 _RETIRE_BYTES = 32 * 2**20  # a worker that grew by more than this is replaced
 _NICENESS = 5  # tokens of running streams take precedence over prompts of new ones
 _encode = msgspec.msgpack.Encoder().encode
@@ -46,7 +47,7 @@ def cpu_seconds(job: Job) -> float:
 
 
 def deadline_seconds(job: Job) -> float:
-    """Return the seconds within which a worker must reply to the job. A worker that still runs needs less."""
+    """Return the seconds within which a worker must reply to the job. A worker that takes longer is stuck."""
     return SECONDS_PER_CPU_SECOND * cpu_seconds(job)
 
 
