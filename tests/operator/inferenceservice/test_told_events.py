@@ -62,6 +62,8 @@ def test_scaling_by_the_autoscaler_is_one_event_a_decision_and_a_reading_is_no_w
             play_decision(stage, now, wanted)
             wait_until("it is told", lambda wanted=wanted: scaled_to(stage) == wanted)
             wait_until("the pods", lambda wanted=wanted: deployment_is(stage, wanted))
+        # Events are written after the status, which may take longer than the proxy's quiet on a busy machine.
+        wait_until("both events", lambda: [each["reason"] for each in our_events(stage)].count("Scaled") >= 2)
         stage.proxy.wait_quiet()
         told = our_events(stage)[len(before) :]
         assert [event["reason"] for event in told if not event["reason"].startswith(("Scaling", "Metrics"))] == [
