@@ -46,8 +46,8 @@ class RequestClass(ApiModel):
     """Action after `timeout`. Reject: 504. Delay: the request keeps waiting, at the highest level of all classes,
     until `queue.timeout`."""
     max_share: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Share of the places on engines, in percent, that this class and all worse classes together may use, at least one
-    place. Each engine also applies it to the rows and KV blocks of its batch."""
+    """Share of the places on engines, in percent, that this class and all less urgent classes together may use, at
+    least one place. Each engine also applies it to the rows and KV blocks of its batch."""
 
     @property
     def timeout_seconds(self) -> float | None:

@@ -1,9 +1,9 @@
-"""Measures ten times too much load: answers per second, rejected requests, and the latency of the best class.
+"""Measures ten times too much load: answers per second, rejected requests, and the latency of the most urgent class.
 
 Runs one real gateway, one real engine whose model computes nothing, and a real API server. First, closed-loop clients
-keep the engine full, once with the low class and once with the best one. Then requests arrive at a fixed rate: at the
-measured capacity and at ten times the capacity, one in forty of the best class. Exits with 1 if a bar is missed. The
-last line is one JSON object.
+keep the engine full, once with the low class and once with the most urgent one. Then requests arrive at a fixed rate:
+at the measured capacity and at ten times the capacity, one in forty of the most urgent class. Exits with 1 if a bar is
+missed. The last line is one JSON object.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
 
 BEST, LOW = "best", "low"
-ONE_OF = 40  # requests is of the best class
+ONE_OF = 40  # requests is of the most urgent class
 OVERLOAD = 10
 CLASSES = [{"name": BEST, "level": 0}, {"name": LOW, "level": 10}]
 GOODPUT_BAR = 0.9  # of the answers at capacity
-WAIT_BAR = 2.0  # times the seconds of an answer: what the best class waits, at p99
-TOKEN_BAR = 1.2  # times the seconds between tokens in a batch of the best class alone
+WAIT_BAR = 2.0  # times the seconds of an answer: what the most urgent class waits, at p99
+TOKEN_BAR = 1.2  # times the seconds between tokens in a batch of the most urgent class alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def judge(result: dict[str, Any]) -> dict[str, bool]:
     return {
         "goodput": result["goodput_at_ten_times"] >= GOODPUT_BAR * result["goodput_at_capacity"],
         "only 200 and 429": set(result["statuses"]) <= {200, 429},
-        "the best class is never refused": set(result["best_statuses"]) == {200},
+        "the most urgent class is never refused": set(result["best_statuses"]) == {200},
         "its wait": result["best_first_token_p99_seconds"] <= WAIT_BAR * result["answer_seconds"],
         "its tokens": result["token_milliseconds_in_overload"] <= TOKEN_BAR * result["token_milliseconds_of_its_own"],
     }

@@ -50,7 +50,7 @@ class Metrics:
             "request_class",
         )
         self._lowered = self._counter(
-            "lowered_requests", "Requests that named a better class than `queue.maxClass` and were lowered to it."
+            "lowered_requests", "Requests that named a more urgent class than `queue.maxClass` and were lowered to it."
         )
         self._first_byte = self._histogram(
             "time_to_first_byte_seconds", "Time from a request's arrival to the first byte of the engine's response."

@@ -28,7 +28,7 @@ class Priority:
 
     request_class: QueueClass
     offset_seconds: float
-    is_lowered: bool  # the client named a better class than allowed
+    is_lowered: bool  # the client named a more urgent class than allowed
 
 
 def choose_priority(

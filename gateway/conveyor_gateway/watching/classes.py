@@ -29,7 +29,7 @@ class QueueClasses:
 
     ordered: tuple[QueueClass, ...] = ()
     default: QueueClass = UNCLASSED
-    best: QueueClass = UNCLASSED  # the best class that a client may have
+    best: QueueClass = UNCLASSED  # the most urgent class that a client may have
     is_shortest_first: bool = False
     names: frozenset[str] = field(init=False)
 
@@ -44,11 +44,11 @@ class QueueClasses:
         return next((each for each in self.ordered if each.name == name), None)
 
     def find_priority(self, priority: int) -> QueueClass:
-        """Return the class with the nearest level at or above `priority`, or the worst class."""
+        """Return the class with the nearest level at or above `priority`, or the least urgent class."""
         return next((each for each in self.ordered if each.level >= priority), self.ordered[-1])
 
     def lower(self, chosen: QueueClass) -> QueueClass:
-        """Return the worse of `chosen` and the best class that a client may have."""
+        """Return the less urgent of `chosen` and the most urgent class that a client may have."""
         return max(chosen, self.best, key=lambda each: each.level)
 
 

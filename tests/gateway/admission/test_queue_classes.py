@@ -96,7 +96,7 @@ def test_nobody_is_overtaken_for_longer_than_the_bound(events: list[tuple[float,
 
 
 def test_in_ten_times_overload_the_best_class_waits_two_steps_at_most_and_the_worst_one_as_long_as_the_bound() -> None:
-    """There are eight places, and requests take a second. Eighty arrive per second: four are of the best class."""
+    """There are eight places, and requests take a second. Eighty arrive per second, four of the most urgent class."""
     places, levels, seconds = 8, 3, 400
     worse = QueueClass("worse", levels)
     waits: dict[str, list[float]] = defaultdict(list)
@@ -111,9 +111,9 @@ def test_in_ten_times_overload_the_best_class_waits_two_steps_at_most_and_the_wo
             for ticket in run.running - ends.keys():
                 ends[ticket] = run.now + 1
                 waits[ticket.request_class.name].append(run.now - ticket.admitted_at)
-    early = waits["chat"][: 4 * levels * 60]  # until the oldest of the worse class count as much
+    early = waits["chat"][: 4 * levels * 60]  # until the oldest of the less urgent class count as much
     assert quantiles(early, n=100)[98] <= 2.0
-    assert len(waits["worse"]) >= seconds * places / 4, "what the best class leaves goes to the worse one"
+    assert len(waits["worse"]) >= seconds * places / 4, "what the most urgent class leaves goes to the other"
 
 
 def test_a_worse_class_gets_its_turn_after_the_bound_though_the_best_one_has_no_end() -> None:
@@ -205,7 +205,7 @@ def test_a_class_and_all_worse_ones_have_their_share_of_the_places_and_one_at_le
         worse = [run.queue.admit(FAR, least) for _ in range(3)]
         better = [run.queue.admit(FAR, half) for _ in range(6)]
         assert states(worse) == "Dqq", "one at least"
-        assert states(better) == "DDDqqq", "half of the places, with those of the worse class"
+        assert states(better) == "DDDqqq", "half of the places, with those of the less urgent class"
         best = [run.queue.admit(FAR, CHAT) for _ in range(6)]
         assert states(best) == "DDDDqq"
         run.queue.finish(best[0])

@@ -56,9 +56,9 @@ EVENTS: dict[str, Callable[[ServiceQueue, list[Ticket]], Callable[[], object]]] 
     ),
     "an end": lambda queue, tickets: partial(queue.finish, at_an_engine(queue)),
     "a departure from the middle": lambda queue, tickets: partial(queue.finish, tickets[len(tickets) // 2]),
-    "an arrival of the worst class": lambda queue, tickets: lambda: queue.admit(FAR, CLASSES[-1]),
+    "an arrival of the least urgent class": lambda queue, tickets: lambda: queue.admit(FAR, CLASSES[-1]),
     "a delay": lambda queue, tickets: partial(queue._delay, tickets[len(tickets) // 2]),
-    "an eviction by a better class": lambda queue, tickets: lambda: queue._find_full(queue.admit(FAR)),
+    "an eviction by a more urgent class": lambda queue, tickets: lambda: queue._find_full(queue.admit(FAR)),
     "a look at the queue": lambda queue, tickets: queue._dispatcher.match,
 }
 

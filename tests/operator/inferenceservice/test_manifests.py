@@ -150,7 +150,7 @@ def test_the_classes_of_the_queue_are_reported_in_order_with_their_bounds() -> N
     told = desire(queue={"classes": classes, "timeout": "30s"}).effective.queue_classes or []
     assert [(each.name, each.level, each.timeout, each.overtaken_for) for each in told] == [
         ("chat", 2, "30s", "30s"),
-        ("tools", 3, "30s", "6030s"),  # delayed it is as the worst class
+        ("tools", 3, "30s", "6030s"),  # delayed it is as the least urgent class
         ("batch", 102, "10s", "6030s"),
     ]
     assert desire().effective.queue_classes is None
