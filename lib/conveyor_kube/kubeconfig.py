@@ -4,8 +4,10 @@ Each program calls it when it opens its connection. The Kubernetes client reads 
 """
 
 import os
+import urllib.request
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 import yaml
 from kubernetes.aio import config
@@ -31,7 +33,18 @@ async def load_configuration(kubeconfig: str) -> Configuration:
         words = " ".join(str(error).split())
         found = path or "the ServiceAccount"
         raise SettingsError(f"cannot connect to Kubernetes: {found}: {words}; set --kubeconfig") from error
+    configuration.proxy = configuration.proxy or find_proxy(str(configuration.host))
+    # Otherwise aiohttp would look for a proxy and for ~/.netrc before each call, both in a thread.
+    configuration.client_session_kwargs = {"trust_env": False}
     return configuration
+
+
+def find_proxy(url: str) -> str | None:
+    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY tell for this URL; None for none."""
+    parts = urlsplit(url)
+    if not parts.hostname or urllib.request.proxy_bypass(parts.netloc):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)
 
 
 def find_kubeconfig(given: str, environment: Mapping[str, str]) -> str:

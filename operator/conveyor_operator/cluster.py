@@ -30,6 +30,7 @@ _MERGE_PATCH = "application/merge-patch+json"
 _JSON_PATCH = "application/json-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 _JSON = "application/json"
+_NO_VERSION = "1"  # etcd's revision before its first write
 
 
 class Cluster:
@@ -72,9 +73,17 @@ class Cluster:
                 return None
             raise
 
-    async def apply(self, kind: Kind, body: Object, manager: str, *, force: bool = True) -> Object:
-        """Create an object, or change its fields in `body`, by server-side apply. Returns the whole object."""
+    async def apply(
+        self, kind: Kind, body: Object, manager: str, *, force: bool = True, must_be_new: bool = False
+    ) -> Object:
+        """Create an object, or change its fields in `body`, by server-side apply. Returns the whole object.
+
+        With `must_be_new`, raise Conflict if the object exists, and change nothing. The body then has a resource
+        version that no object can have: the API server ignores it for a new object, and compares it otherwise.
+        """
         metadata = body["metadata"]
+        if must_be_new:
+            body = {**body, "metadata": {**metadata, "resourceVersion": _NO_VERSION}}
         path = kind.path(metadata.get("namespace"), metadata["name"])
         query = [("fieldManager", manager), ("force", "true" if force else "false"), ("fieldValidation", "Strict")]
         return await self._call("patch", kind, path, body, _APPLY_PATCH, query)

@@ -60,7 +60,8 @@ class ServiceCase:
         self._url = url
         self._previous = previous
         self._deployment: ChildId = (DEPLOYMENT.kind, names.engine_name(service.name))
-        self.stale = {id_of(child) for child in desired.children} - observed.children.keys()
+        # Other children depend on whose Deployment it is, and it may have lost the labels by which it is watched.
+        self.stale = {self._deployment} - observed.children.keys()
         if kedas := find_kedas_autoscaler(desired, observed):
             self.stale |= {(SCALED_OBJECT.kind, kedas.name)} - observed.children.keys()  # find its owner
         if observed.deployment is not None and observed.deployment.generation < memory.generation:

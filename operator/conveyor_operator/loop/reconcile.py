@@ -15,7 +15,7 @@ from conveyor_api import names
 from conveyor_api.conditions import Reason
 from conveyor_api.errors import InvalidResource
 from conveyor_operator.cluster import Cluster
-from conveyor_operator.errors import ApiError, Refused
+from conveyor_operator.errors import ApiError, Conflict, Refused
 from conveyor_operator.kinds import Key
 from conveyor_operator.loop.child import ChildId, hash_of, observe_child
 from conveyor_operator.loop.differences import is_restored
@@ -74,7 +74,8 @@ class Reconciler:
         """
         while True:
             for id in sorted(case.stale):
-                await self._look_up(key, case, memory, id)
+                with _recorded_as_obstacle(memory, id):
+                    await self._look_up(key, case, id)
             now = datetime.now(UTC)
             plan = case.plan(now)
             steps = [step for step in plan if not isinstance(step, RequeueAt)]
@@ -88,16 +89,13 @@ class Reconciler:
                 if step.id not in memory.refused:
                     await self._execute(key, case, memory, step)
 
-    async def _look_up(self, key: Key, case: Case, memory: Memory, id: ChildId) -> None:
-        """Read a child from the API server, because an object without the operator's labels may have its name.
-
-        Such an object must not be overwritten.
-        """
+    async def _look_up(self, key: Key, case: Case, id: ChildId) -> bool:
+        """Read a child from the API server. Returns whether it exists."""
         case.stale.discard(id)
-        with _recorded_as_obstacle(memory, id):
-            found = await self._cluster.get(self._kinds[id[0]], key.namespace, id[1])
+        found = await self._cluster.get(self._kinds[id[0]], key.namespace, id[1])
         if found is not None:
             case.see(found)
+        return found is not None
 
     async def _execute(self, key: Key, case: Case, memory: Memory, step: Step) -> None:
         """Execute a step. A failed call is recorded as an obstacle. It also raises, except for a refused apply."""
@@ -114,9 +112,22 @@ class Reconciler:
                     await self._delete(key, case, memory, step)
 
     async def _apply(self, key: Key, case: Case, memory: Memory, step: Apply) -> None:
+        """Apply a child, but only see it if no watch has reported it and it exists. The next plan decides about it.
+
+        An object without the operator's labels may have the child's name, and must not be overwritten.
+        """
         logger.info("event=apply key=%s kind=%s name=%s reason=%s", key, *step.id, step.reason)
-        before, former = case.children.get(step.id), memory.applied.pop(step.id, None)
-        found = await self._cluster.apply(self._kinds[step.id[0]], step.body, names.FIELD_MANAGER)
+        kind, before = self._kinds[step.id[0]], case.children.get(step.id)
+        former = memory.applied.pop(step.id, None)
+        try:
+            found = await self._cluster.apply(kind, step.body, names.FIELD_MANAGER, must_be_new=before is None)
+        except Conflict:
+            if before is not None or not await self._look_up(key, case, step.id):
+                raise
+            memory.done.remove(step)
+            if former is not None:
+                memory.applied[step.id] = former
+            return
         case.see(found)
         applied = Applied(hash_of(step.body), observe_child(found).fingerprint)
         memory.applied[step.id] = applied
