@@ -15,22 +15,30 @@ from e2e import kube
 from e2e.clients.matrix import CLIENTS, PAGE_ORIGIN, Client, Task
 from e2e.clients.reports import ClientFailed
 from e2e.clients.runner import Target, run
-from e2e.demo_model import PAINTER, PROGRAM, SPEECH, demo_model_directory
+from e2e.demo_model import CLASSIFIER, DEMO, PAINTER, PROGRAM, RERANKER, SPEECH, demo_model_directory
 from e2e.deploy import install
 from e2e.gateway import service_url
 from e2e.services import CLAIM, provide_demo_model, provide_namespace, remove_demo_model, service
 
-# The demo's model generates and embeds: its last token's state is the vector.
+MODELS: dict[Task, str] = {  # the folder of each task's model; the demo's model embeds with its last token's state
+    "generate": DEMO, "embed": DEMO, "rerank": RERANKER, "classify": CLASSIFIER,
+    "compute": PROGRAM, "transcribe": SPEECH, "paint": PAINTER,
+}  # fmt: skip
+
+
+def _service(name: str, task: Task, task_name: str) -> dict[str, Any]:
+    uri = f"pvc://{CLAIM}/{MODELS[task]}"
+    return service(name, task=task_name, model={"uri": uri}, batching={}, kvCache={})
+
+
 SERVICES: dict[Task, dict[str, Any]] = {
     "generate": service("clients"),
-    "embed": service("embeddings", pod={"env": [{"name": "CONVEYOR_ENGINE_TASK", "value": "embed"}]}),
-    "compute": service("tensors", task="Custom", model={"uri": f"pvc://{CLAIM}/{PROGRAM}"}, batching={}, kvCache={}),
-    "transcribe": service(
-        "speech", task="Transcribe", model={"uri": f"pvc://{CLAIM}/{SPEECH}"}, batching={}, kvCache={}
-    ),
-    "paint": service(
-        "pictures", task="ImageGenerate", model={"uri": f"pvc://{CLAIM}/{PAINTER}"}, batching={}, kvCache={}
-    ),
+    "embed": _service("embeddings", "embed", "Embed"),
+    "rerank": _service("ranks", "rerank", "Rerank"),
+    "classify": _service("labels", "classify", "Classify"),
+    "compute": _service("tensors", "compute", "Custom"),
+    "transcribe": _service("speech", "transcribe", "Transcribe"),
+    "paint": _service("pictures", "paint", "ImageGenerate"),
 }
 
 
@@ -42,16 +50,14 @@ def deployed() -> Iterator[dict[Task, Target]]:
     namespace = f"clients-{uuid.uuid4().hex[:5]}"
     try:
         provide_namespace(namespace)
-        for name in (PROGRAM, SPEECH, PAINTER):
-            demo_model_directory(name)
+        folders = {task: demo_model_directory(name) for task, name in MODELS.items()}
         provide_demo_model(namespace)
         names = {task: str(body["metadata"]["name"]) for task, body in SERVICES.items()}
         for body in SERVICES.values():
             kube.apply(body, namespace)
         for name in names.values():
             kube.wait_ready(name, namespace)
-        model = demo_model_directory()
-        yield {task: Target(service_url(name, namespace), name, model) for task, name in names.items()}
+        yield {task: Target(service_url(name, namespace), name, folders[task]) for task, name in names.items()}
     finally:
         kube.kubectl("delete", "infsvc", "--all", "-n", namespace, "--timeout=60s")
         kube.kubectl("delete", "namespace", namespace, "--wait=false")

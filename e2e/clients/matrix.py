@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from e2e.clients import reports
+from e2e.peers_tests import source
 
 PROGRAMS = Path(__file__).parent / "programs"
 BROWSER = ("npm:@sparticuz/chromium@147.0.0", "npm:puppeteer-core@24.43.1")
@@ -18,7 +19,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 
 LITELLM = ("litellm==1.106.2", "mcp==2.3.0")  # it imports mcp for a request with tools, and does not bring it
 
-Task = Literal["generate", "embed", "compute", "transcribe", "paint"]
+Task = Literal["generate", "embed", "rerank", "classify", "compute", "transcribe", "paint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Client:
     environment: dict[str, str] = field(default_factory=dict)
     folder: Path | None = None  # where it runs; None: in its environment
     task: Task = "generate"  # of the service that it is tried with
+    make: Callable[[], Path] | None = None  # makes and returns its environment; None: `packages` are installed
 
     @property
     def version(self) -> str:
@@ -41,6 +43,30 @@ class Client:
 
 def _python(program: str) -> tuple[str, ...]:
     return ("{env}/bin/python", str(PROGRAMS / program), "{url}", "{model}")
+
+
+def _vllm_bench(backend: str, path: str, ran: str, *options: str, task: Task = "generate") -> Client:
+    """Return the row of one backend of `vllm bench serve`, with 20 requests, four at once.
+
+    It runs from vLLM's source, which `make peers-tests` downloads too, without vLLM's compiled parts.
+    """
+    return Client(
+        f"vllm bench serve, {backend}",
+        (f"vllm=={source.VERSION}",),
+        (
+            "{env}/bin/python", "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", backend,
+            "--base-url", "{base}", "--endpoint", path, "--model", "{model}", "--tokenizer", "{tokenizer}",
+            "--max-concurrency", "4", "--random-input-len", "64", "--random-output-len", "16", *options,
+            "--save-result", "--save-detailed", "--result-dir", "{out}", "--result-filename", "report.json",
+            "--disable-tqdm",
+        ),
+        ran,
+        reports.vllm_bench,
+        OFFLINE | {"VLLM_NO_USAGE_STATS": "1"},
+        source.FOLDER / f"vllm-{source.VERSION}",
+        task,
+        source.provide,
+    )  # fmt: skip
 
 
 CLIENTS = (
@@ -100,6 +126,9 @@ CLIENTS = (
         "`aiperf profile` with synthetic chats, streamed, token counts from each chunk, four at once",
         reports.aiperf,
     ),
+    _vllm_bench("openai", "/v1/completions", "random prompts, streamed, four at once", "--num-prompts", "20"),
+    _vllm_bench("openai-chat", "/v1/chat/completions", "random chats, streamed, four at once", "--num-prompts", "20"),
+    _vllm_bench("openai-responses", "/v1/responses", "random inputs, streamed, four at once", "--num-prompts", "20"),
     Client(
         "litellm",
         LITELLM,
@@ -203,6 +232,14 @@ CLIENTS = (
         "`aiperf profile` with synthetic texts, four at once",
         reports.aiperf,
         task="embed",
+    ),
+    _vllm_bench(
+        "openai-embeddings", "/v1/embeddings", "four random texts in each request, four at once",
+        "--num-prompts", "80", "--random-batch-size", "4", task="embed",
+    ),
+    _vllm_bench(
+        "vllm-rerank", "/v1/rerank", "a query and five random documents in each request, four at once",
+        "--dataset-name", "random-rerank", "--num-prompts", "100", "--random-batch-size", "5", task="rerank",
     ),
     Client(
         "litellm, embeddings",

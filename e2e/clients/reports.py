@@ -34,6 +34,12 @@ def aiperf(_: str, out: Path) -> str:
     return _all_of(passed, asked, report["error_summary"])
 
 
+def vllm_bench(_: str, out: Path) -> str:
+    """Return how many requests succeeded. The reports of embeddings and ranks count no failures, but list errors."""
+    report = json.loads((out / "report.json").read_text())
+    return _all_of(report["completed"], len(report["errors"]), [error for error in report["errors"] if error])
+
+
 def lm_eval(_: str, out: Path) -> str:
     (path,) = out.rglob("results_*.json")
     samples = json.loads(path.read_text())["n-samples"]["conveyor_generate"]

@@ -54,6 +54,8 @@ def run(client: Client, target: Target) -> str:
 
 def install(client: Client) -> Path:
     """Return the client's environment. It is made at its first use, and replaced for another version of the client."""
+    if client.make is not None:
+        return client.make()
     key = hashlib.sha256("\0".join([sys.version, *client.packages]).encode()).hexdigest()[:8]
     name = re.sub("[^a-z]+", "-", client.name.partition(",")[0].lower()).strip("-")
     folder = FOLDER / f"{name}-{key}"

@@ -1,4 +1,5 @@
-"""Downloads vLLM's source with its tests, and makes an environment that can import them. Used by `__main__`.
+"""Downloads vLLM's source with its tests, and makes an environment that can import them. Used by `__main__`, and by
+`e2e.clients` for vLLM's load generator.
 
 The tests import vLLM's protocol classes and tokenizers, which are Python code. Nothing of vLLM is compiled or replaced
 by stubs.
@@ -67,3 +68,8 @@ def install(source: Path) -> Path:
         )
         (folder / _COMPLETE).touch()
     return python
+
+
+def provide() -> Path:
+    """Return the folder of the environment, after both steps."""
+    return install(fetch()).parent.parent

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from conveyor_api.resource import InferenceService
 from e2e.clients import reports, runner
-from e2e.clients.matrix import CLIENTS, Client
+from e2e.clients.__main__ import SERVICES
+from e2e.clients.matrix import CLIENTS, Client, Task
 from e2e.clients.reports import ClientFailed
 from e2e.clients.runner import Target
 from e2e.cluster.paths import REPOSITORY
@@ -18,6 +20,11 @@ from e2e.cluster.paths import REPOSITORY
 def test_each_client_has_its_row_on_the_page(client: Client) -> None:
     page = (REPOSITORY / "docs" / "openai-api.md").read_text()
     assert f"| {client.name} | {client.version} | {client.ran} | " in page
+
+
+@pytest.mark.parametrize("task", SERVICES)
+def test_the_service_of_each_task_is_valid(task: Task) -> None:
+    InferenceService.parse(SERVICES[task], known_only=True)
 
 
 def test_no_client_brings_another_torch() -> None:
@@ -48,12 +55,18 @@ def lm_eval(folder: Path, successful: int) -> str:
     return reports.lm_eval("", folder)
 
 
-@pytest.mark.parametrize("judge", [guidellm, aiperf, lm_eval])
+def vllm_bench(folder: Path, successful: int) -> str:
+    report = {"completed": successful, "errors": [""] * successful + ["Bad Request"] * (20 - successful)}
+    (folder / "report.json").write_text(json.dumps(report))
+    return reports.vllm_bench("", folder)
+
+
+@pytest.mark.parametrize("judge", [guidellm, aiperf, lm_eval, vllm_bench])
 def test_all_that_was_asked_must_succeed(judge: Any, tmp_path: Path) -> None:
     assert judge(tmp_path, 20) == "20 of 20 requests"
 
 
-@pytest.mark.parametrize("judge", [guidellm, aiperf, lm_eval])
+@pytest.mark.parametrize("judge", [guidellm, aiperf, lm_eval, vllm_bench])
 @pytest.mark.parametrize("successful", [0, 19])
 def test_a_failed_request_is_a_failed_client(judge: Any, successful: int, tmp_path: Path) -> None:
     with pytest.raises(ClientFailed):
