@@ -171,3 +171,20 @@ def test_a_model_that_skips_a_layer_is_refused(tmp_path: Path) -> None:
     model.model.layers = model.model.layers[:2]
     with pytest.raises(ModelError, match="3 layers, but called paged attention in layers"):
         probe_layers(model, CPU)
+
+
+def anonymous_bytes() -> int:
+    """Return this process's memory that is no copy of a file, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+def test_weights_of_the_same_number_type_are_not_copied_into_memory(tmp_path: Path) -> None:
+    """They stay in the mapped file, from which `.to(device)` reads each one straight onto a GPU."""
+    size = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 4096}
+    save_tiny_model("llama", tmp_path, **size)
+    config, before = load_config(str(tmp_path)), anonymous_bytes()
+    model = load_model(str(tmp_path), config, torch.float32, CPU)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert weights > 160 << 20
+    assert anonymous_bytes() - before < weights / 4
