@@ -5,6 +5,8 @@ A request passes these packages: `listening` (HTTP) -> `routing` (finds the serv
 engine) -> `relaying` (responds to the client) -> `recording`. Requests that need no place on an engine go from
 `routing` to `pages`. A change in the cluster passes `watching` -> `admission`. All packages use `settings`, `responses`
 and `errors`; `server` builds and runs them.
+
+A place is room for one request on one engine. Each engine has a limited number of places.
 """
 
 __version__ = "0.1.0"  # the image has the package's files, not its metadata

@@ -41,7 +41,7 @@ class Clients:
     def find_peer(self, host: str) -> Peer:
         """Return the peer to which a new connection from `host` counts.
 
-        A trusted proxy gets the turns of many clients.
+        A trusted proxy carries many clients' connections, so in each round more connections of it are accepted.
         """
         if self._trusted_proxies and (address := _parse_address(host)) is not None and self._is_trusted(address):
             return Peer(host, MAX_A_ROUND)

@@ -59,7 +59,7 @@ class Code(AnswerCode):
     REQUEST_TOO_LARGE = (
         "request_too_large",
         413,
-        "the body is longer than `--max-request-bytes`, or 1 MiB at the root, if it is no form",
+        "the body is longer than `--max-request-bytes`, or at the root longer than 1 MiB (forms excepted)",
     )
     ENCODED_BODY = "encoded_body", 415, "at the gateway's root: the body is compressed"
     HOST_WITHOUT_NAMESPACE = "host_without_namespace", 421, "the host names a service but no namespace"
@@ -79,7 +79,7 @@ class Code(AnswerCode):
     ENGINE_BROKE = "engine_broke", 502, "the engine died during its response; a stream ends with this error as an event"
     NOT_SYNCED = "not_synced", 503, "the gateway is starting and does not know the services yet"
     NOT_READY = "not_ready", 503, "`/health` of the gateway: it is starting or stopping"
-    NO_ENGINE = "no_engine", 503, "`/health` or `/openapi.json` of a service: no engine is ready or starting"
+    NO_ENGINE = "no_engine", 503, "`/health`, `/openapi.json` or `/info` of a service: no engine is ready"
     START_FAILED = (
         "start_failed",
         503,
@@ -88,7 +88,7 @@ class Code(AnswerCode):
     ENGINES_NOT_READY = (
         "engines_not_ready",
         503,
-        "`/health` or `/openapi.json` of a service: engines are ready, but none serves that page",
+        "`/health`, `/openapi.json` or `/info` of a service: its pods are ready, but no engine returned the page",
     )
     STOPPING = "stopping", 503, "the gateway is stopping"
     GATEWAY_MEMORY_FULL = "gateway_memory_full", 503, "the gateway's memory for requests is full (`--max-held-bytes`)"

@@ -52,14 +52,15 @@ class Settings:
     )
     public_hosts: tuple[str, ...] = setting(
         (),
-        "host names of the gateway (of an ingress, say); needed only for names with one or two parts, which would be "
-        "read as NAME.NAMESPACE",
+        "host names of the gateway, for example of an ingress; needed only for names with one or two parts: otherwise "
+        "two parts are read as NAME.NAMESPACE, and one part gets 421",
         HOSTS,
     )
     trusted_proxies: tuple[Network, ...] = setting(
         (),
         "networks of proxies in front of the gateway. For a connection from them, the client is the last address in "
-        "X-Forwarded-For that is not a proxy's; else it is the peer. Each client has its share of the gateway",
+        "X-Forwarded-For that is not a proxy's; otherwise it is the connecting address. The requests and bytes of "
+        "each client are limited",
         NETWORKS,
     )
     allowed_origins: tuple[str, ...] = setting(
@@ -70,8 +71,8 @@ class Settings:
     )
     root_models: RootModels = setting(
         "Listed",
-        "which services `GET /v1/models` at the root shows: those with `listed: true`, or All, for a cluster with one "
-        "team",
+        "services that `GET /v1/models` at the root lists. Listed: those with `listed: true`. All: every service, for "
+        "a cluster with one team",
         literal(RootModels),
     )
     # A connection takes 0.1 MiB with the longest headers. A stream that its client does not read takes 0.25 MiB more.
@@ -110,7 +111,7 @@ class Settings:
         seconds(),
     )
     drain_timeout_seconds: float = setting(
-        600.0, "after that: how long queued and running requests may take to finish", seconds()
+        600.0, "after drain_delay_seconds: how long queued and running requests may take to finish", seconds()
     )
     log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)

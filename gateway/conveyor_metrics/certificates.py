@@ -52,9 +52,10 @@ class Certificates:
         self._trust_changed.set()
 
     async def follow(self) -> AsyncIterator[Serving]:
-        """Yield the certificate to serve with, once both sides are known and after every change, until cancelled.
+        """Yield the certificate to serve with, until cancelled: when files and trust are known, and after every change.
 
-        The files are checked once a second: a mounted Secret changes by a moved link, for which there is no file event.
+        The files are read once a second. The kubelet updates a mounted Secret by replacing a symbolic link, of which a
+        watch on the files gets no event.
         """
         while True:
             self._trust_changed.clear()

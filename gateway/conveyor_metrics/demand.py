@@ -1,8 +1,9 @@
 """Sums the demand that gateways report. Pure; used by `source`.
 
 Each request counts once. Requests that wait at a gateway are reported only by that gateway. Requests that wait inside
-an engine are counted once for each engine, even if several gateways report them. If KV caches hold fewer requests than
-a batch, each request counts as more than one place.
+an engine are counted once for each engine, even if several gateways report them. The HorizontalPodAutoscaler compares
+the sums with the batch size. If engines run fewer requests at once than a batch has, for example because the KV cache
+is small, the sums are raised in this proportion.
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ from conveyor_protocol.pages import ClassDemand, Demand, EngineDemand, ServiceDe
 
 @dataclass(frozen=True, slots=True)
 class ClassSum:
-    """Requests of one class that wait at gateways, and how long the one that has waited longest has waited."""
+    """The number of requests of one class that wait at gateways, and the longest of their waits."""
 
     queued: int
     wait_seconds: int
@@ -23,7 +24,7 @@ class ClassSum:
 
 @dataclass(frozen=True, slots=True)
 class DemandSum:
-    """All requests for one InferenceService, and those that wait. Both numbers count places of full batches."""
+    """All requests for one InferenceService, and those that wait, raised if engines run fewer requests than a batch."""
 
     in_flight: int
     queue_depth: int
@@ -65,12 +66,10 @@ def _sum_classes(demands: list[ServiceDemand]) -> dict[str, ClassSum]:
 
 
 def _count_places(requests: int, carried: list[int], batch_size: int) -> int:
-    """Return the places of full batches for this number of requests, rounded up.
+    """Return requests x batch_size / mean of `carried`, rounded up; `requests` if `carried` is empty.
 
-    `carried`: requests that each engine runs at once.
-
-    Engines that report no number are assumed to have the mean of the others, because all run the same model and a new
-    engine has no number yet.
+    `carried`: how many requests each engine runs at once, for the engines that report it. The others are assumed to
+    have the mean, because all run the same model and a new engine has no number yet.
     """
     return -(-requests * batch_size * len(carried) // sum(carried)) if carried else requests
 

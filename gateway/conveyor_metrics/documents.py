@@ -28,13 +28,13 @@ RESOURCE = CRD_NAME
 """The plural with its group, as the HorizontalPodAutoscaler spells the described object in the path."""
 
 METRICS = {IN_FLIGHT_METRIC: "in_flight", QUEUE_DEPTH_METRIC: "queue_depth"}
-"""Metric name -> the field of a gateway's `/demand` that it sums."""
+"""Metric name -> field of `demand.DemandSum`."""
 
 CLASS_METRICS = {CLASS_QUEUED_METRIC: "queued", CLASS_WAIT_METRIC: "wait_seconds"}
-"""Metric name -> field of the class of `queue.classes` that the label `request_class` names."""
+"""Metric name -> field of `demand.ClassSum`. The label `request_class` names the class of `queue.classes`."""
 
 LIMIT_METRICS = {RUNNING_LIMIT_METRIC: "running_limit", LIMITED_ENGINES_METRIC: "limited_engines"}
-"""Metric name -> field, for engines with objectives. The label `limit_reason` selects engines by reason."""
+"""Metric name -> field of `demand.DemandSum`. The label `limit_reason` selects engines by the reason of their limit."""
 
 NO_LABELS: Final[Mapping[str, str]] = {}
 

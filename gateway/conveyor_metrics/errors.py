@@ -1,8 +1,9 @@
 """The server's error responses: the table `Reason`, and the exceptions.
 
-MetricsError ├── Unauthenticated the caller has no certificate of the front proxy, or names no user ├── NotFound no such
-resource, metric or InferenceService └── NotKnown the value cannot be read now, so the HorizontalPodAutoscaler keeps the
-replicas
+MetricsError
+├── Unauthenticated   the caller has no certificate of the front proxy, or names no user
+├── NotFound          no such resource, metric or InferenceService
+└── NotKnown          the value cannot be read now, so the HorizontalPodAutoscaler keeps the replicas
 
 InvalidTrust (the API server publishes no usable front proxy authority) and `conveyor_process.settings.SettingsError`
 (an invalid flag or variable) are not sent to clients. They are logged with what to do.

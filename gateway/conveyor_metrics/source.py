@@ -1,8 +1,8 @@
 """Reads every gateway when a metric is requested, and returns the sum.
 
 Called by `app` (queries) and `server` (the list of gateways). If a gateway that may hold requests cannot be read, or if
-the list of gateways may be stale, the sum is unknown. A query for readable gateways only gets their sum, which is a
-lower bound.
+the list of gateways may be stale, the sum is unknown. A query with the label for readable gateways gets the sum over
+these, which is a lower bound.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ UNREADABLE_SLICES = Gauge("conveyor_metrics_unreadable_slices", "EndpointSlices 
 class GatewaySource:
     """Reads the demand of InferenceServices; `gateways` is replaced by a watch, None until it was listed once.
 
-    `watch` says when that watch last heard the API server.
+    `watch` is the state of that watch, with the time when the API server last sent data.
     """
 
     def __init__(self, session: aiohttp.ClientSession, timeout_seconds: float, watch: WatchState) -> None:
@@ -57,9 +57,9 @@ class GatewaySource:
         self._unreadable &= set(gateways)
 
     async def read_demand(self, service: str, of_readable: bool = False) -> DemandSum:
-        """The sum over all gateways for `namespace/name`, or over those that can be read.
+        """Return the sum for `namespace/name` over all gateways; with `of_readable`, over those that can be read.
 
-        Raises NotKnown, or NotFound if no gateway knows it.
+        Raises NotKnown, or NotFound if no gateway knows the service.
         """
         if not self.gateways:
             raise NotKnown("no gateway is known: is the Deployment conveyor-gateway running?")

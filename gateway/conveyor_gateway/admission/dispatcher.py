@@ -32,7 +32,7 @@ class Dispatcher:
         self.leaving = Leaving(loop.time())
         self.dispatched: set[Ticket] = set()
         self.classes = WITHOUT_CLASSES
-        self.num_gateways = 1  # which share the places of a class
+        self.num_gateways = 1  # they divide each class's share of the places
         self._num_of_level = Counter[int]()  # number of dispatched tickets by level
         self.retries = RetryBudget(loop.time())
         self._loop = loop
@@ -126,7 +126,7 @@ class Dispatcher:
     def _find_match(self, now: float) -> Ticket | None:
         """Return the first request for which an engine has a place.
 
-        Only requests that engines rejected are overtaken.
+        It overtakes only requests that engines rejected before, and requests of a class that uses its whole share.
         """
         places = self.pool.find_places(now)
         if places and not self.retries.has_one(now):

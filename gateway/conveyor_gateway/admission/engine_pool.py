@@ -1,8 +1,9 @@
 """Chooses the engine for the next request: the one with the fewest requests of this gateway, below its place limit.
 
-In the modes that fill batches it is the engine with the most requests, because an engine rejects requests while it runs
-a batch. Used by `dispatcher` and `service_queue`, which change an `Engine` only through the pool. Pure bookkeeping: the
-caller passes the time, and nothing here does I/O or waits.
+In the modes with a batching window it is the engine with the most requests below the limit, so that its batch is full
+before another engine's batch begins: an engine rejects requests while it runs a batch. Used by `dispatcher` and
+`service_queue`, which change an `Engine` only through the pool. Pure bookkeeping: the caller passes the time, and
+nothing here does I/O or waits.
 """
 
 import heapq

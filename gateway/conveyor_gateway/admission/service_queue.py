@@ -34,7 +34,7 @@ class QueueLimits:
     place_limit: int
     fills_batches: bool = False
     classes: QueueClasses = WITHOUT_CLASSES
-    num_gateways: int = 1  # which share the places of a class
+    num_gateways: int = 1  # they divide each class's share of the places
 
 
 class ServiceQueue:
@@ -69,7 +69,7 @@ class ServiceQueue:
         return 0.0 if self.queued or self.dispatched else self.loop.time() - self._idle_since
 
     def count_waiting_of(self, level: int) -> int:
-        """Number of queued requests of this level, including those that were delayed to it."""
+        """Number of queued requests of this level, including those moved to it after the timeout of their class."""
         return self._waiting.count(level)
 
     def find_wait_seconds(self, level: int) -> float:

@@ -12,9 +12,9 @@ from conveyor_gateway.admission.engine_pool import NUM_RESERVED_BITS, Engine, le
 from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.watching.classes import UNCLASSED, QueueClass
 
-# The bits of `Ticket.excluded` that do not stand for engines:
-FIRST_TRY: Final = 1  # set after the request was sent to an engine
-UNREFUSED: Final = 2  # set after an engine rejected the request, or failed with it
+# Bits of `Ticket.excluded` that do not stand for engines. A search for one of them skips the tickets that have it set.
+FIRST_TRY: Final = 1  # set after the request was sent to an engine: finds requests that were never sent
+UNREFUSED: Final = 2  # set after an engine rejected the request, or failed with it: finds the other requests
 _NO_ENGINES: Final = (1 << NUM_RESERVED_BITS) - 1
 
 

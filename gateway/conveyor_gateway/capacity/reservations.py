@@ -2,7 +2,7 @@
 
 Created by `server`. Each request has one `Reservation`: `relaying.bodies` reserves bytes for the body, `engines` for a
 buffered response. No service may hold more than half of all bytes and three quarters of all requests, so that
-requests that wait for one service leave room for the others. No client may hold the last eighth of either.
+requests that wait for one service leave room for the others. No client may hold more than seven eighths of either.
 
 A request may be evicted until its answer starts. When there is no room, the largest holder loses its largest request; a
 holder is one client's requests for one service. If the new request belongs to the largest holder, it is rejected.
@@ -70,7 +70,7 @@ class Reservation:
 
     @contextlib.contextmanager
     def arriving(self, evict: Callable[[], None]) -> Iterator[None]:
-        """Hold the request while its body arrives. `evict` is called if the request is evicted."""
+        """Let the request be evicted while its body arrives, by calling `evict`."""
         self._is_arriving = True
         self._set_evict(evict)
         try:

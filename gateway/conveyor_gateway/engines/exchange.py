@@ -2,11 +2,12 @@
 
 `relaying` builds the requests and reads the answers. `session` sends the requests and returns the answers.
 
-EngineRefused the engine did not accept the request (no connection, or 503); others may be tried, without limit ├──
-EngineUnreachable it accepted no connection in time; the next attempt may take as long ├── EngineFull it had no room for
-this request (429); it may have room for one with fewer choices └── EngineHasNoPlace all its places are taken (429 with
-a header); it grants one on a query EngineLost it failed before the answer's first byte, or sent 502; one more engine
-may be tried EngineBroke it failed in the middle of the answer; no other engine may be tried
+EngineRefused            the engine did not accept the request (no connection, or 503); others may be tried, any number
+├── EngineUnreachable    it accepted no connection in time; the next attempt may take as long
+├── EngineFull           it had no room for this request (429); it may have room for one with fewer choices
+└── EngineHasNoPlace     all its places are taken (429 with a header); it grants one on a query
+EngineLost               it failed before the answer's first byte, or sent 502; one more engine may be tried
+EngineBroke              it failed in the middle of the answer; no other engine may be tried
 """
 
 from dataclasses import dataclass

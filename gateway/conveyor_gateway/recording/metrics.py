@@ -64,7 +64,7 @@ class Metrics:
         )
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated, as engines report them.")
         self._uncounted = self._counter(
-            "uncounted_requests", "Requests whose engine reports no tokens: it is of another runtime, or has ended."
+            "uncounted_requests", "Requests whose engine reported no tokens: it has another runtime, or has ended."
         )
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)

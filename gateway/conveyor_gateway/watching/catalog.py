@@ -36,7 +36,7 @@ class Service:
     created_unix: int  # seconds
     batch_size: int  # requests that one engine runs at once
     place_limit: int  # requests that this gateway may have on one engine
-    window_seconds: float  # how long a request may wait for its batch before it counts as waiting
+    window_seconds: float  # how long a batch may take to fill; the queue depth counts requests that are older
     max_queued_requests: int  # at all gateways
     queue_timeout_seconds: float
     request_timeout_seconds: float
