@@ -30,7 +30,7 @@ class ScalingRules(ApiModel):
     """How replicas may change in one direction."""
 
     stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = None
-    """Seconds of past recommendations that count; Kubernetes' default is 0 for scaling up and 300 for scaling down."""
+    """How many seconds of past recommendations count. Kubernetes' defaults: 0 for scaling up, 300 for scaling down."""
     select_policy: Literal["Max", "Min", "Disabled"] | None = None
     """Which policy applies if there are several. Disabled: no scaling in this direction."""
     policies: Annotated[list[ScalingPolicy], Field(min_length=1, max_length=8)] | None = None
@@ -44,7 +44,7 @@ _SCALE_UP_SHARES: Final[tuple[tuple[Literal["Pods", "Percent"], int], ...]] = ((
 
 
 _IDLE_TIMEOUT: Final = "5m"
-"""A pod of a large model takes minutes to start."""
+"""Long enough that a service with a large model, whose pods take minutes to start, is not stopped in short pauses."""
 
 
 class Behavior(ApiModel):
@@ -103,8 +103,8 @@ class Autoscaling(ApiModel):
     max_replicas: Annotated[int, Field(ge=1, le=1000)]
     """Upper limit of replicas."""
     target_utilization_percent: Annotated[int, Field(ge=1, le=100)] = 75
-    """Target for the requests in flight on each replica, in percent of its batch size, or of the requests that fit into
-    its KV cache lately if they are fewer."""
+    """Target for the requests in flight per replica (queued or at an engine), in percent of its batch size. If the KV
+    cache or the objectives allow fewer requests at once, the percentage is of that number."""
     queue_depth_per_replica: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Target for the requests per replica that have waited longer than the batching window; default: an eighth of the
     batch size."""
@@ -124,7 +124,7 @@ class Autoscaling(ApiModel):
 
     @property
     def is_external(self) -> bool:
-        """Return whether an autoscaler that Conveyor does not know sets the number of replicas."""
+        """Return whether an autoscaler that Conveyor did not create sets the number of replicas."""
         return self.provider == "External"
 
     @property

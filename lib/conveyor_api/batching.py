@@ -16,8 +16,8 @@ BatchingMode = Literal["None", "Static", "Dynamic", "Continuous"]
 KVCacheDtype = Literal["Auto", "FP8", "INT8"]
 
 # Defaults for services that do not set these fields. `status.effective` reports them. They are not written into the
-# object, because they could then not follow the device or a newer release. A Static batch should become full. The
-# window of a Dynamic batch should not be noticeable.
+# object, because they depend on the device and may change in a newer release. The window of Static is long, so that
+# batches become full. The window of Dynamic is too short for clients to notice.
 DEFAULT_BATCH_SIZE: Final = 32
 DEFAULT_BATCH_SIZE_CUDA: Final = 256  # for models that generate text
 DEFAULT_WINDOWS: Final[Mapping[BatchingMode, str]] = {"Static": "1s", "Dynamic": "10ms"}
@@ -32,8 +32,8 @@ Objective = Annotated[Duration, between("1ms", "1h")]
 
 class Objectives(ApiModel):
     """Latencies that 95 of 100 requests or tokens should not exceed. The engine adapts to the traffic how many requests
-    run together and how many prompt tokens a step has, up to `maxBatchSize` and `maxBatchTokens`. If no limits meet the
-    objectives, those two apply."""
+    run together and how many prompt tokens a step has, up to `maxBatchSize` and `maxBatchTokens`. If even the
+    lowest limits take more than twice an objective, the engine uses `maxBatchSize` and `maxBatchTokens`."""
 
     rules: ClassVar = (
         Rule(
@@ -52,7 +52,7 @@ class Objectives(ApiModel):
 
     time_to_first_token: Objective | None = None
     """Time from a request's arrival at an engine to its first token, 1ms to 1h. Time during which the batch is full
-    does not count; the autoscaler shortens it."""
+    does not count; the autoscaler shortens that time by adding replicas."""
     inter_token_latency: Objective | None = None
     """Time between two tokens of an answer, 1ms to 1h."""
     latency: Objective | None = None
@@ -121,9 +121,9 @@ class Batching(ApiModel):
     step of ImageGenerate computes, twice as many with guidance."""
     length_grouping: Literal["Auto", "Off"] = "Auto"
     """Whether a batch in modes Static and Dynamic prefers requests of similar length. Auto: yes, if batches are padded,
-    or if responses of different lengths wait for each other; images to generate prefer those of their size. A request
-    whose window has passed joins the next batch with room, whatever its length. Off: only the order of the queue
-    counts."""
+    or if responses of different lengths wait for each other; requests to generate images prefer others with the same
+    image size. A request whose window has passed joins the next batch with room, whatever its length. Off: only the
+    order of the queue counts."""
     eager: bool = False
     """Whether an idle engine starts a batch at once with the waiting requests, without waiting for `window`; for modes
     Static and Dynamic."""
@@ -144,7 +144,7 @@ class Batching(ApiModel):
     def chosen_batch_size(self) -> int:
         """Return `max_batch_size` or the default for CPUs, but not more than the tokens that a step may have.
 
-        `settle` sets the default for the service.
+        Only `settle` knows the default for the service's device and task.
         """
         return self.max_batch_size or min(DEFAULT_BATCH_SIZE, self.max_batch_tokens or DEFAULT_BATCH_SIZE)
 
@@ -165,7 +165,7 @@ class Batching(ApiModel):
 
     @property
     def engine_place_limit(self) -> int:
-        """Return how many requests one gateway may have on one engine: its batch and an eighth, at least one more."""
+        """Return how many requests a gateway may have at an engine: a batch and an eighth of it, at least one more."""
         return self.effective_batch_size + max(1, self.effective_batch_size // 8)
 
 
@@ -191,7 +191,7 @@ class KVCache(ApiModel):
     """Number of blocks; excludes `memoryPercent`."""
     memory_percent: Annotated[int, Field(ge=1, le=99)] | None = None
     """Share in percent of the device memory that remains beside the weights and the largest step; default `85` without
-    `blockBudget`."""
+    `blockBudget`. On a CPU, the default is at most 4 GiB, unless one request of the whole context needs more."""
     block_size: int = 16
     """Tokens per block: 8, 16, 32, 64 or 128."""
     dtype: KVCacheDtype = "Auto"
@@ -200,10 +200,10 @@ class KVCache(ApiModel):
 
     @property
     def capacity_tokens(self) -> int | None:
-        """Return how many tokens fit into `block_budget` blocks; None if the budget is measured at start."""
+        """Return how many tokens fit into `block_budget` blocks; None if the engine chooses the number."""
         return None if self.block_budget is None else self.block_budget * self.block_size
 
     @property
     def memory_fraction(self) -> float | None:
-        """Return the share of memory to use; None if the engine decides, which uses less of a CPU's memory."""
+        """Return `memory_percent` as a share from 0 to 1; None if not set, so that the engine's default applies."""
         return None if self.memory_percent is None else self.memory_percent / 100

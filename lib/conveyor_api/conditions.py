@@ -24,9 +24,9 @@ class ConditionType(StrEnum):
 
 CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
     ConditionType.READY: (
-        "The service answers requests, also during a rollout and from zero. If False, the reason is the cause. If "
-        "True, the reason is Ready, or a failure while some engines fail, or PodsStarting until all desired engines "
-        "are ready after a start or a failure."
+        "The service answers requests: an engine is ready, or a request starts one from zero. If False, the reason is "
+        "the cause. If True, the reason is usually Ready. While some engines fail, it is their failure. After a start "
+        "or a failure, it is PodsStarting until all desired engines are ready."
     ),
     ConditionType.PROGRESSING: (
         "Pods of the current spec are being created, the first ones or those of a rollout. Scaling does not count."
@@ -107,7 +107,8 @@ class Reason(StrEnum):
 
 
 REASON_MEANINGS: Final[dict[Reason, str]] = {
-    Reason.READY: "The service answers requests. All desired engines are ready, or were before a scaling or a rollout.",
+    Reason.READY: "The service answers requests. All desired engines are ready, or only a scaling or a rollout is "
+    "not complete yet.",
     Reason.UP_TO_DATE: "All pods run the current spec.",
     Reason.MODEL_LOADED: "At least one engine has loaded the model.",
     Reason.REPLICAS_READY: "All desired engines are ready.",
@@ -117,7 +118,7 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.EXTERNAL_AUTOSCALER: "With `provider: External` an autoscaler that is not Conveyor's sets the number.",
     Reason.SCALED_TO_ZERO: "The service has 0 replicas; with `minReplicas: 0` the next request starts an engine.",
     Reason.STARTING_FROM_ZERO: "The first engine after zero is starting, nothing has failed, and requests wait for it.",
-    Reason.GPUS_UNUSED: "Conveyor's engine uses one GPU, unless the model generates text; the others are idle.",
+    Reason.GPUS_UNUSED: "Each engine requests more GPUs than it uses. Only models that generate text use several.",
     Reason.ROLLING_OUT: "A rollout is replacing pods with pods of the current spec.",
     Reason.MODEL_DOWNLOADING: "The first engine, or a Job before it, is downloading the model.",
     Reason.MODEL_LOADING: "The first engine is loading the model, or checking it in the volume.",
@@ -160,12 +161,12 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.NAME_NOT_ALLOWED: "The served name has the form `NAMESPACE/NAME` of a service in another namespace.",
 }
 
-# Reasons that an engine or a model download may write into its termination message, by the condition that they make
-# False.
+# Reasons that an engine or a model download may write into its termination message: those about the model, and the
+# others.
 MODEL_FAILURES: Final = frozenset(map(Reason, OF_THE_MODEL))
 ENGINE_FAILURES: Final = frozenset(map(Reason, FailureReason)) - MODEL_FAILURES
 
-# Reasons that keep pods from running or from being ready. All conditions that depend on the pods have the same one.
+# Reasons that keep pods from running or from being ready. All conditions that depend on the pods then have this reason.
 POD_FAILURES: Final = (
     Reason.CHILD_REFUSED,
     Reason.CHILD_NOT_OWNED,
@@ -182,7 +183,7 @@ POD_FAILURES: Final = (
     Reason.PROGRESS_DEADLINE_EXCEEDED,
 )
 
-# Those that do not pass with time. A crash may be over after a restart, and a node may be added.
+# Failures that last until somebody acts. The others may pass: a restart may end a crash, and a node may be added.
 LASTING_FAILURES: Final = frozenset(POD_FAILURES) - {
     Reason.OOM_KILLED,
     Reason.OUT_OF_MEMORY,

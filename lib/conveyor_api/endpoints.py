@@ -1,7 +1,7 @@
 """Lists all paths of a service, each with its method and its kind. Pure.
 
 The gateway routes by this list, and tests/contract/test_endpoints.py checks the engine against it. A new endpoint needs
-a row here and a path of a task in the engine.
+a row here and a route in the engine.
 """
 
 import re
@@ -16,7 +16,7 @@ from conveyor_protocol.uploads import AUDIO_BYTES_MAX
 class Kind(StrEnum):
     """How the gateway handles a request."""
 
-    ENGINE = "engine"  # sends it to an engine that has a free place for it
+    ENGINE = "engine"  # sends it to an engine that can take it
     LIST_MODELS = "list_models"
     GET_MODEL = "get_model"
     STATUS = "status"  # whether the service is ready, and its version

@@ -19,7 +19,7 @@ ToolParser = Literal[
 ReasoningParser = Literal["Auto", "None", "Think", "Mistral", "SeedOSS"]
 
 TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify", "ImageClassify", "Custom")
-TASKS_WITHOUT_TOKENS: Final[tuple[Task, ...]] = ("ImageClassify", "Transcribe", "ImageGenerate")  # or of fixed lengths
+TASKS_WITHOUT_TOKENS: Final[tuple[Task, ...]] = ("ImageClassify", "Transcribe", "ImageGenerate")  # or a fixed number
 TASKS_WITHOUT_OBJECTIVES: Final[tuple[Task, ...]] = ("Transcribe", "ImageGenerate")
 DEFAULT_QUEUED_REQUESTS: Final = 256
 # Flags of vLLM that are set from other fields. If one were given twice, the last one would silently win.
@@ -85,8 +85,8 @@ class Engine(ApiModel):
         ]
         | None
     ) = None
-    """The Python class that is the model, as package.module:Class, for task Custom. engine.image has it: an image that
-    is built on Conveyor's engine. Default: the exported program `model.pt2` among the model's files."""
+    """The Python class that is the model, as package.module:Class, for task Custom. `engine.image` must contain it, and
+    be built on Conveyor's engine image. Default: the exported program `model.pt2` among the model's files."""
     args: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=1024)]],
         Field(max_length=64),

@@ -1,7 +1,7 @@
 """`spec.model`: the model to serve, its source, and its cache.
 
-`parse_model_uri` is the only parser of `model.uri`. The operator mounts and downloads the model by its result, and the
-engine's configuration names the folder that it returns. No I/O.
+`parse_model_uri` is the only parser of `model.uri`. The operator mounts or downloads the model that it returns,
+and writes the model's folder into the engine's configuration. No I/O.
 """
 
 import re

@@ -46,8 +46,9 @@ class RequestClass(ApiModel):
     """Action after `timeout`. Reject: 504. Delay: the request keeps waiting, at the highest level of all classes,
     until `queue.timeout`."""
     max_share: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Share of the places on engines, in percent, that this class and all less urgent classes together may use, at
-    least one place. Each engine also applies it to the rows and KV blocks of its batch."""
+    """Limit of the requests at engines that belong to this class or a less urgent one, in percent of all requests that
+    engines accept. Each gateway may always send one of them. Each engine also applies it to the rows and KV blocks of
+    its batch."""
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -105,7 +106,7 @@ class Queue(ApiModel):
     default_class: ChosenClass | None = None
     """Class of requests that do not name one; default: the class with the highest level, which goes last."""
     max_class: ChosenClass | None = None
-    """Best class that clients may use. Requests that name a better one get this one. Default: no limit."""
+    """Most urgent class that clients may use. Requests that name a more urgent one get this one. Default: no limit."""
 
     @property
     def timeout_seconds(self) -> float:
@@ -113,5 +114,5 @@ class Queue(ApiModel):
 
     @property
     def ordered_classes(self) -> list[RequestClass]:
-        """Return the classes, best first."""
+        """Return the classes, the most urgent first."""
         return sorted(self.classes, key=lambda each: each.level)

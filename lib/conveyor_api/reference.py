@@ -27,7 +27,8 @@ drop them.
 _SERVED_NAME = f"""\
 `{names.API_VERSION}`, kind `{names.SERVED_NAME_KIND}`, namespaced: a name at the gateway's root, which belongs to this
 namespace. The operator creates one for each served name without owner, up to {names.MAX_SERVED_NAMES} in a namespace.
-If several have one name, the oldest counts. Delete it to release the name ([how](operations.md#names-at-the-root)).
+If several claim the same name, only the oldest counts. Delete the ServedName to release the name
+([how](operations.md#names-at-the-root)).
 `kubectl get {names.SERVED_NAME_PLURAL}` lists those of a namespace."""
 
 _LINE_CHARACTERS = 160

@@ -163,7 +163,7 @@ class InferenceService(ApiModel):
 
     @property
     def settled_spec(self) -> InferenceServiceSpec:
-        """Return the spec with `batching`, from which the autoscaler's targets follow."""
+        """Return the spec with the settled `batching`, from which the autoscaler's targets follow."""
         return self.spec.model_copy(update={"batching": self.batching})
 
     @property

@@ -19,7 +19,8 @@ def _is_amount(value: int | str) -> bool:
 
 
 # For the cost of a rule, Kubernetes assumes that a number-or-string is as long as a whole request. The rules here are
-# near the limit of the cost. So there are few resources, and guards only where a wrong value would hide the message.
+# near the limit of the cost. So few resources are allowed, and a rule first checks that a value is a quantity only
+# where an evaluation error would otherwise hide the message.
 ResourceAmounts = Annotated[
     dict[
         str,

@@ -175,7 +175,7 @@ class Toleration(ApiModel):
     """A taint that the pods accept. If a GPU is requested, the taint `nvidia.com/gpu` is tolerated anyway."""
 
     key: Annotated[str, Field(max_length=317)] | None = None
-    """Key of the taint; if it is not set, the operator Exists tolerates all taints."""
+    """Key of the taint; if it is not set, `operator: Exists` tolerates all taints."""
     operator: Annotated[str, Field(max_length=16)] | None = None
     """Equal (Kubernetes' default), Exists, or another that the cluster knows."""
     value: Label | None = None

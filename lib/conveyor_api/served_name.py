@@ -81,7 +81,7 @@ def build_served_name(namespace: str, name: str) -> dict[str, Any]:
 def root_name(system_namespace: str) -> str:
     """Return the gateways' own name.
 
-    The operator claims it after the names of all services, and gateways are not ready before. So an upgrade to the
-    first release with claims loses no names.
+    The operator claims it after the names of all services, and gateways become ready only after that. So in an upgrade
+    to the first release with claims, every service keeps its name.
     """
     return f"{system_namespace}/{names.GATEWAY_SERVICE}"

@@ -64,7 +64,7 @@ class Rollout(ApiModel):
 
     @property
     def given(self) -> tuple[int | str, int | str]:
-        """Return maxSurge and maxUnavailable if at least one is set; the other defaults to 0 or 1."""
+        """Return maxSurge (0 if not set) and maxUnavailable (1 if not set). Applies only if at least one is set."""
         surge, unavailable = self.max_surge, self.max_unavailable
         return 0 if surge is None else surge, 1 if unavailable is None else unavailable
 
@@ -73,8 +73,8 @@ class Drain(ApiModel):
     """How a pod shuts down."""
 
     timeout: Annotated[Duration, between("0s", "1h")] = "2m"
-    """Time for running requests to finish after the pod is told to stop. Requests that run longer are cut off. Set it
-    to the longest response that must survive a scale-down or a rollout."""
+    """Time for running requests to finish after the pod begins to terminate. Requests that run longer are cut off. Set
+    it to the longest response that must survive a scale-down or a rollout."""
 
     @property
     def timeout_seconds(self) -> float:

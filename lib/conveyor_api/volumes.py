@@ -89,7 +89,7 @@ class EmptyDirVolume(ApiModel):
     size_limit: SizeLimit
     """Limit of the folder's size. If it is exceeded, the pod is evicted."""
     medium: Literal["Memory"] | None = None
-    """Memory: keep the folder in memory, which counts as the pod's; default: on the node's disk."""
+    """Memory: keep the folder in memory, which counts towards the pod's memory limit; default: on the node's disk."""
 
 
 class Volume(ApiModel):

@@ -87,7 +87,7 @@ class AppRunner(web.AppRunner):
 
 
 def find_peer(host: str) -> Peer:
-    """Return the peer for turns: each address is a separate peer."""
+    """Return the peer that takes turns (`listening`): one for each IPv4 address or IPv6 network."""
     return Peer(name_peer(host))
 
 

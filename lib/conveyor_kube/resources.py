@@ -1,6 +1,6 @@
 """The three collections that the gateway watches, and the fields that `catalog`, `slices` and `served_names` read.
 
-The operator watches the third collection too.
+The operator watches ServedNames and the gateways' EndpointSlices too.
 """
 
 from typing import Any, NotRequired, TypedDict

@@ -68,8 +68,9 @@ class Acceptor:
 
     libuv's servers, which uvloop uses, accept one connection in each turn of the event loop. If turns are slow, new
     clients wait for all earlier ones. This class accepts all waiting connections. Their peers, which `find_peer` finds
-    by host, take turns: one each in a turn of the event loop. If too many wait, the peer that needs most turns loses
-    its newest connections, which get `refusal` and no protocol.
+    by host, take turns. In each turn of the event loop, the next peers get protocols for `count_a_turn` connections
+    each, at most MAX_A_ROUND in all. If too many connections wait, the peer that needs most turns loses its newest
+    ones, which get `refusal` and no protocol.
 
     If too many TLS handshakes are open, the oldest are closed, because a handshake normally takes some milliseconds.
     """

@@ -55,7 +55,7 @@ def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -
 class _LibraryLimit(logging.Filter):
     """Passes a few warnings a minute of each library's logger, with the number of those it has left out.
 
-    Kopf, for example, logs each of nine attempts of each of its watches while the API server is away.
+    Kopf, for example, logs each of nine attempts of each of its watches while the API server is unreachable.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class _Told:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text with the user, password and query removed from URLs. A query may be an address's signature."""
+    """Return the text with the user, password and query removed from URLs. A query may contain a signature."""
     return _URL.sub(r"\1\2", text)
 
 

@@ -58,7 +58,7 @@ def end_on_sigterm() -> None:
 
 
 def drop_unwritten() -> None:
-    """Drop buffered output that cannot be written, because on a full disk Python would end with code 120 in any case.
+    """Drop buffered output that cannot be written. Otherwise, on a full disk, Python would exit with code 120.
 
     `logging` itself drops log lines that cannot be written.
     """

@@ -1,4 +1,4 @@
-"""The reasons for the limit of requests that an engine with objectives runs at once: `limit_reason` of `GET /load`.
+"""Why an engine with objectives limits how many requests it runs at once: `limit_reason` of `GET /load`.
 
 The engine writes it, gateways and the metrics server forward it, and `kubectl conveyor explain` shows it.
 """
@@ -18,9 +18,9 @@ class LimitReason(StrEnum):
 
 
 MEANINGS: Final = {
-    LimitReason.DECLARED: "nothing asks for less",
-    LimitReason.PREDICTED: "steps at the limits before would have taken too long",
+    LimitReason.DECLARED: "nothing requires lower limits",
+    LimitReason.PREDICTED: "steps at the earlier limits would have taken too long",
     LimitReason.MISSED: "the P95 was above the objective",
-    LimitReason.SLACK: "requests waited, and there was room",
-    LimitReason.UNREACHABLE: "no limits hold the objective, so the declared ones stay",
+    LimitReason.SLACK: "requests waited, and the latency allowed more",
+    LimitReason.UNREACHABLE: "no limits meet the objective, so the declared limits are used",
 }

@@ -22,9 +22,9 @@ class EngineDemand(Struct, frozen=True):
     waiting: Count | None
     """Requests of all gateways that wait inside the engine for a place in its batch; None if not reported."""
     carried: AtLeastOne | None = None
-    """Requests that it runs at once, if its KV cache holds fewer than a batch or objectives limit it."""
+    """Requests that the engine runs at once, if its KV cache or its objectives allow fewer than a batch."""
     limit_reason: str | None = None
-    """The reason for this number if the engine has objectives: see `limit_reasons`."""
+    """The reason for `carried`, if the engine has objectives: see `limit_reasons`."""
 
 
 class ClassDemand(Struct, frozen=True):

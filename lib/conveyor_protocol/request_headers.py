@@ -10,15 +10,15 @@ REQUEST_TIMEOUT_HEADER: Final = "X-Request-Timeout-Seconds"
 TIMEOUT_SECONDS_MIN: Final = 0.001
 # A client names the class of its request; the gateway sends that class's level.
 CLASS_HEADER: Final = "X-Request-Class"
-# Requests of lower levels go first. A request yields to one of a lower level for this many seconds for each level
-# between them.
+# Requests of lower levels go first. But a request is overtaken only by requests that arrive at most this many seconds
+# after it, times the difference of their levels.
 LEVEL_HEADER: Final = "X-Request-Level"
 LEVEL_MAX: Final = 1000
 LEVEL_AGEING_SECONDS: Final = 60.0
 # Within its class, a request counts as if it had arrived at most this much earlier or later, by its timeout or length.
 MAX_OFFSET_SECONDS: Final = 30.0
-# A gateway's request takes a free place, or one that was granted for it. If a 429 has NO_PLACE, the gateway must ask
-# for a place.
+# A place is a gateway's right to send an engine one more request. The header names a free place or one that the engine
+# has granted (`GET /place`). A 429 with NO_PLACE means that none is free, so the gateway must request one.
 PLACE_HEADER: Final = "X-Engine-Place"
 PLACE_IF_FREE: Final = "if-free"
 PLACE_GRANTED: Final = "granted"

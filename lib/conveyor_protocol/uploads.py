@@ -1,4 +1,4 @@
-"""How long the bodies with files may be that are longer than any other. Read by gateway and engine."""
+"""Size limits for request bodies with files, which are higher than for other bodies. Read by gateway and engine."""
 
 from typing import Final
 

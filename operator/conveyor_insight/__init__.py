@@ -1,5 +1,6 @@
-"""Explains why a service has its replicas, and predicts them for another load or another spec.
+"""Explains why a service has its replicas, predicts them for another load or spec, and finds better batch settings.
 
 `hpa` has the arithmetic of the HorizontalPodAutoscaler, which tests compare with the real controller. `explaining`,
-`replaying` and `simulate` use it. Used by `kubectl conveyor`. Nothing here prints, and only `facts` reads the cluster.
+`replaying` and `simulate` use it. Used by `kubectl conveyor`. Only `tuning.progress` prints, only `facts` reads the
+cluster, and only `tuning` sends requests to a service.
 """

@@ -117,8 +117,8 @@ def _choose_size(service: InferenceService, traffic: Traffic, mode: str) -> tupl
     size = service.batching.chosen_batch_size
     if traffic.requests < MIN_REQUESTS:
         return size, (
-            f"maxBatchSize {size} stays: the engines have seen {traffic.requests} requests, and fewer than "
-            f"{MIN_REQUESTS} say little."
+            f"maxBatchSize {size} stays: the engines have seen {traffic.requests} requests, but advice "
+            f"needs at least {MIN_REQUESTS}."
         )
     fits = _find_fitting(service, traffic, mode)
     preempted = traffic.preemptions / traffic.requests
@@ -136,7 +136,7 @@ def _follow_fill(traffic: Traffic, size: int, fits: int | None) -> tuple[int, st
         return size, f"maxBatchSize {size} stays: the engines do not report how full their batches are."
     usual = fill.percentile(95)
     if usual < _FULL * size:
-        return size, f"maxBatchSize {size} stays: steps have {usual:.0f} requests at P95, so the limit does not act."
+        return size, f"maxBatchSize {size} stays: steps have {usual:.0f} requests at P95, so the limit has no effect."
     larger = min(2 * size, _MOST_ROWS, size if fits is None else max(size, fits))
     if wait < 0.1 * latency or larger == size:
         why = "requests hardly wait" if wait < 0.1 * latency else "the KV cache holds no more requests"
@@ -150,7 +150,7 @@ def _follow_fill(traffic: Traffic, size: int, fits: int | None) -> tuple[int, st
 def _find_fitting(service: InferenceService, traffic: Traffic, mode: str) -> int | None:
     """Return how many requests an engine's KV cache holds at once.
 
-    Requests count with their mean length if their blocks grow as needed, otherwise with the longest length.
+    In mode Continuous, where blocks grow as needed, the length of a request is the mean, otherwise the P95.
     """
     if traffic.kv_tokens is None or service.task in (*TASKS_OF_ONE_STEP, *TASKS_WITHOUT_TOKENS):
         return None
@@ -169,11 +169,11 @@ def _tell_window(service: InferenceService, traffic: Traffic, mode: str) -> Iter
         return
     full = traffic.closes["full"] / closes
     if full > 0.5:
-        yield f"window {window} stays: {full:.0%} of batches close because they are full, so it hardly acts."
+        yield f"window {window} stays: {full:.0%} of batches close because they are full, so it has little effect."
     else:
         yield (
-            f"window {window}: {1 - full:.0%} of batches close before they are full. The first request of each waits "
-            "for it, so keep it below a tenth of the latency that clients accept."
+            f"window {window}: {1 - full:.0%} of batches close before they are full. Their first requests wait for the "
+            "whole window, so keep it below a tenth of the latency that clients accept."
         )
 
 

@@ -1,4 +1,4 @@
-"""Reads everything on which an InferenceService's scaling depends from the API server. Used by `explaining`.
+"""Reads from the API server everything on which an InferenceService's scaling depends. Used by `explaining`.
 
 The objects and metrics are read through a `Reader`, whose user must have the right to get them.
 """
@@ -58,7 +58,10 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ClassFacts:
-    """One class of the queue; lists begin with the best. A value that could not be read is a sentence that says why."""
+    """One class of the queue. Lists begin with the most urgent class.
+
+    A value that could not be read is a sentence that says why.
+    """
 
     name: str
     level: int

@@ -21,8 +21,8 @@ from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.forwarding import forwarded, kubectl_flags
 from conveyor_kubectl.tuned import read_service
 
-DESCRIPTION = """Say which batching mode and batch limit fit a service, by the decision flow of docs/batching.md: from
-its task and from the traffic that its engines have seen. Nothing is written, and no request is sent to the model."""
+DESCRIPTION = """Recommend a batching mode and a batch limit for a service, from its task and the traffic that its
+engines have seen. The decision flow is in docs/batching.md. Nothing is written, and no request is sent to the model."""
 
 _MAX_PAGE_BYTES: Final = 8 << 20
 _MAX_ENGINES: Final = 8
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metrics",
         action="append",
         metavar="URL|FILE",
-        help="read an engine's metrics there, several times for several engines; default: kubectl port-forward to "
-        f"each, at most {_MAX_ENGINES}",
+        help="where to read an engine's metrics; repeat the flag for several engines. Default: kubectl port-forward to "
+        f"each engine, at most {_MAX_ENGINES}",
     )
 
 
@@ -110,7 +110,7 @@ def _build_text(service: InferenceService, traffic: Traffic, advice: Advice) -> 
         f"InferenceService {service.key}: task {service.task or 'not known'}, mode {batching.mode}, "
         f"maxBatchSize {batching.chosen_batch_size}; {traffic.engines} engines have seen {traffic.requests} requests"
     )
-    parts = [head, "\n".join(advice.sentences), "Nothing is to be changed."]
+    parts = [head, "\n".join(advice.sentences), "Nothing needs to change."]
     if patch := _build_patch(advice):
         parts[-1] = yaml.safe_dump(patch, sort_keys=False).rstrip()
     if advice.tune_flags:

@@ -1,7 +1,7 @@
 """Calls the API server of a kubeconfig, with its user's rights. All calls of this program are here.
 
-Uses the synchronous client, because this program makes one call at a time. That client also runs kubeconfigs' login
-helpers.
+Uses the synchronous client, because this program makes one call at a time. That client also runs the credential
+plugins of a kubeconfig.
 """
 
 import json
@@ -149,7 +149,7 @@ def _parse(content: bytes) -> Object:
 
 
 def _find_message(content: bytes) -> str:
-    """Return the message of a Status object, or an empty string for other content."""
+    """Return the message of a Status object, or the beginning of other content."""
     try:
         return str(json.loads(content)["message"])
     except (ValueError, LookupError, TypeError):

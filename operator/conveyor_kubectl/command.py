@@ -1,4 +1,7 @@
-"""Parses the flags, runs the command, and prints text or JSON. Only this module and `simulating` print."""
+"""Parses the flags, runs the command, and prints text or JSON.
+
+Other modules print through this one, except `simulating` and the progress bar of `tuning`.
+"""
 
 import argparse
 import json
@@ -71,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
             "--kubeconfig", metavar="FILE", help="kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"
         )
         command.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: current)")
-    replaying = commands.add_parser("replay", help="compute what another spec would have decided", description=_REPLAY)
+    replaying = commands.add_parser("replay", help="compute what an HPA would have decided", description=_REPLAY)
     replaying.add_argument("samples", metavar="FILE", type=Path, help="documents of `explain -o json`")
     replaying.add_argument(
         "--service",

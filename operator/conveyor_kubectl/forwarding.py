@@ -1,6 +1,6 @@
 """Connects to a pod with `kubectl port-forward`, which NetworkPolicies do not block.
 
-kubectl runs this program, so it is installed. The started kubectl logs in as the same user.
+kubectl is installed, because it starts this program. The kubectl started here logs in as the same user.
 """
 
 import argparse
@@ -27,7 +27,7 @@ async def forwarded(namespace: str, resource: str, port: int, kubectl_flags: Seq
     """Yield a URL for a port of `service/NAME` or `pod/NAME`, which is valid within the context. Raises Unanswered."""
     program = shutil.which("kubectl")
     if program is None:
-        raise Unanswered("kubectl is not in PATH: it forwards a port of the cluster")
+        raise Unanswered("kubectl is not in PATH; it is needed to forward a port of the cluster")
     command = [program, *kubectl_flags, "port-forward", "--address=127.0.0.1", "-n", namespace, resource, f":{port}"]
     # A separate session, so that Ctrl-C does not end kubectl: the port is needed until requests have ended.
     process = await asyncio.create_subprocess_exec(

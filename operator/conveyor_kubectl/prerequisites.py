@@ -80,7 +80,7 @@ def _check_version(cluster: Cluster) -> Answer:
 
 
 def _check_rights(cluster: Cluster) -> Answer:
-    """Check the right to create the objects that a Helm release does not usually contain."""
+    """Check the right to create CRDs, ClusterRoles, ClusterRoleBindings and Deployments, as the chart does."""
     needed = (_CRD, CLUSTER_ROLE, _BINDING, DEPLOYMENT)
     refused = [kind.plural for kind in needed if not cluster.may("create", kind, names.SYSTEM_NAMESPACE)]
     if refused:

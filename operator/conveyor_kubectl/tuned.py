@@ -1,7 +1,7 @@
 """The InferenceService that `tune` changes: the live one, or a copy of it with one engine. Used by `tuning`.
 
-The original fields are also stored in the cluster, so that `--restore` can restore them after a killed `tune`: as an
-annotation of the live service, and as a label of the copy.
+An annotation of the live service stores the original fields, and a label marks the copy. So `--restore` can restore the
+service, or delete the copy, after a `tune` was killed.
 """
 
 import asyncio
@@ -236,7 +236,7 @@ def _is_ready(service: InferenceService) -> bool:
 
 
 class TunedCopy(TunedService):
-    """A second service with one engine. It is deleted at the end, and together with the original service."""
+    """A second service with one engine. It is deleted at the end, or with the original service."""
 
     @property
     def name(self) -> str:

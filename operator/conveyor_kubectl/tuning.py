@@ -23,8 +23,8 @@ from conveyor_load.requests import PATHS
 from conveyor_load.traces import Trace
 
 DESCRIPTION = """Measure an InferenceService under load with other batch limits, windows and step budgets, and print the
-patch of spec.batching that serves most within an objective. Each setting is a change of the spec, so its engines start
-anew. Everything is put back at the end, also after Ctrl-C, SIGTERM and errors."""
+patch of spec.batching that serves most within an objective. Each setting is a change of the spec, which restarts the
+engines. Everything is put back at the end, also after Ctrl-C, SIGTERM and errors."""
 EPILOG = """The load comes on top of what the service serves already, and clients wait longer meanwhile. With --replica
 a copy of the service with one engine is measured instead. After a tune that was killed, --restore puts back what it
 left."""
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     how.add_argument(
         "--url", metavar="URL",
-        help="of a gateway, such as http://gateway.example; default: through the API server's proxy",
+        help="URL of a gateway, such as http://gateway.example; default: through the API server's proxy",
     )  # fmt: skip
     how.add_argument(
         "--system-namespace", metavar="NAME", default=names.SYSTEM_NAMESPACE,

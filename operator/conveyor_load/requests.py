@@ -21,7 +21,7 @@ _TEXT: Final = (
 )
 _WORDS: Final = _TEXT.split()
 
-# Paths of OpenAI's API, below the URL of a service.
+# Paths below the URL of a service.
 PATHS: Final = {
     "Generate": "/v1/completions",
     "Embed": "/v1/embeddings",

@@ -1,8 +1,8 @@
 """All calls to the Kubernetes API except watches.
 
-Used by `loop`, `metrics_api` and `process`; the two modules that watch use this module's connection. Objects are plain
-dictionaries; every failed call raises one of `errors`. Uses `kubernetes.aio`'s dynamic client with fixed paths: all
-kinds are known, so it needs no discovery. Must not decide anything.
+Modules that watch use this module's connection, too. Objects are plain dictionaries; every failed call raises one of
+`errors`. Uses `kubernetes.aio`'s dynamic client with fixed paths: all kinds are known, so it needs no discovery. Must
+not decide anything.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class Cluster:
         return await self._call("patch", kind, path, patch, _MERGE_PATCH, [("fieldManager", manager)])
 
     async def replace_status(self, kind: Kind, body: Object, status: Object) -> Object:
-        """Replace the status of the resource `body`; returns it whole. Raises Refused if a new object has its name.
+        """Replace the status of `body`; return the whole resource. Raises Refused if a new object has its name.
 
         A JSON patch, because server-side apply costs the API server five times as much on an object with many labels.
         """

@@ -1,8 +1,8 @@
 """The operator's own HTTP server, with /livez, /readyz and /metrics on one port. Started by `process`.
 
-A process is alive while it waits for the CRD, and while it works unless a reconcile does not end. It is ready while it
-watches. A process that stands by is ready too, and exports only one metric. If the event loop is stuck, nothing
-answers. Does not know Kubernetes.
+/livez fails only if a reconcile runs for too long. /readyz succeeds once the operator watches, and while it stands by
+(another operator leads). On standby only one metric is exported. If the event loop is stuck, nothing answers. Does not
+know Kubernetes.
 """
 
 import logging

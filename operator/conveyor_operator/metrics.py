@@ -60,7 +60,7 @@ class Metrics:
         )
         self.unreadable_gateways = Gauge(
             "conveyor_operator_unreadable_gateways",
-            "Gateways that have not reported lately which services must start from zero.",
+            "Gateways whose report about services to start or stop could not be read at the last poll.",
             registry=self.registry,
         )
         self.pod_start_seconds = Histogram(

@@ -146,7 +146,7 @@ class Operator:
             beside = [tasks.create_task(each) for each in (self._tell_ready(ready), self.optional.run())]
 
             async def end() -> None:
-                stop.set()  # after a signal Kopf's own task still waits for it
+                stop.set()  # after a signal, a task of Kopf still waits for this flag
                 for task in beside:
                     task.cancel()
                 await asyncio.wait([acting, *beside])

@@ -84,7 +84,7 @@ def test_full_batches_with_a_queue_get_twice_the_size_as_far_as_the_cache_goes()
     assert advise(service, make_traffic(kv_tokens=25_000, **full)).fields == {"maxBatchSize": 50}
     assert "holds no more" in advice(service, make_traffic(kv_tokens=10_000, **full))[1]
     assert "hardly wait" in advice(service, make_traffic(batch_size=32.0))[1]
-    assert "the limit does not act" in advice(service, make_traffic(batch_size=20.0, queue=1.0))[1]
+    assert "the limit has no effect" in advice(service, make_traffic(batch_size=20.0, queue=1.0))[1]
 
 
 def test_preempted_requests_get_a_batch_that_the_cache_holds() -> None:

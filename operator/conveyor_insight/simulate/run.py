@@ -28,7 +28,8 @@ from conveyor_operator.loop.owner import Object
 class Case:
     """One case to simulate. `carries`: requests that an engine's KV cache holds at once; None for the whole batch.
 
-    depth_age_seconds: only requests that have waited this long count as queued. For experiments: in Conveyor all count.
+    depth_age_seconds: only requests that have waited this long count in the queue depth. For experiments: in Conveyor,
+    this time is the batching window, which is also the minimum here.
     """
 
     name: str

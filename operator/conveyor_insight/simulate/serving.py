@@ -28,7 +28,7 @@ class Request:
 class Engine:
     """An engine that runs `carries` requests at once.
 
-    `was_short`: more requests have waited although the batch had room.
+    `was_short`: requests have waited although the batch had room, because the KV cache was full.
     """
 
     carries: int
@@ -156,14 +156,15 @@ class Serving:
             self._expire(now, gateway)
 
     def count_in_flight(self) -> int:
-        """Return the requests in flight, scaled to places of full batches."""
+        """Return the requests in flight, scaled by `_count_places`."""
         return self._count_places(self.in_flight)
 
     def count_waiting(self, now: float, beyond_seconds: float) -> int:
-        """Return the requests that have waited longer than `beyond_seconds` in a gateway or an engine, as places."""
+        """Return the requests that have waited longer than `beyond_seconds` anywhere, scaled by `_count_places`."""
         return self._count_places(sum(now - request.arrived_at >= beyond_seconds for request in self._waiting()))
 
     def _count_places(self, requests: int) -> int:
+        """Scale a number of requests by batch size / requests that engines run at once, if KV caches limit engines."""
         engines = (*self.engines, *self._draining)
         carried = [engine.carries for engine in engines if engine.was_short and engine.running]
         return -(-requests * self._batch_size * len(carried) // sum(carried)) if carried else requests

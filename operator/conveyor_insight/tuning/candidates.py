@@ -84,7 +84,7 @@ class Plan:
 def make_plan(
     given: Batching, task: str | None, sizes: Sequence[int], windows: Sequence[str], step_tokens: Sequence[int]
 ) -> Plan:
-    """Plan to try batch limits first, then windows, then step budgets. `given` is `spec.batching`.
+    """Plan to try batch limits, then windows, then step budgets (`maxBatchTokens`). `given` is `spec.batching`.
 
     An empty argument means: try values around the current one. A step budget that neither the spec nor the caller sets
     stays the engine's choice. Raises ValueError for a setting that the mode does not have, and for too many candidates.

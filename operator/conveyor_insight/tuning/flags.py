@@ -84,7 +84,7 @@ def add_flags(parser: argparse.ArgumentParser, *, objective_required: bool = Tru
     )  # fmt: skip
     load.add_argument(
         "--output-tokens", type=lengths, default=Lengths(128, 512), metavar="P50,P95",
-        help="the same of answers (default 128,512)",
+        help="without a trace: answers at P50 and P95 (default 128,512)",
     )  # fmt: skip
     load.add_argument(
         "--rate", type=_list_of(lambda text: _parse_number(text, 0.01, _MAX_RATE)), default=[], metavar="R,...",

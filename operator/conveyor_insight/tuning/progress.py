@@ -28,7 +28,7 @@ class Progress:
         self._total = max(self._total, self._done)
 
     def say(self, text: str) -> None:
-        """Print a line, and remove the bar before."""
+        """Remove the bar, then print a line."""
         self.clear()
         print(make_printable(text), file=self._stream, flush=True)
 

@@ -45,15 +45,15 @@ def build_recommendation(results: Sequence[Result], plan: Plan, objectives: Obje
     chosen, before = choose(results, current), next(result for result in results if result.candidate == current)
     if chosen.best is None:
         return _tell_none(results, objectives)
-    told = [f"{chosen.candidate} meets {objectives} at P95 up to {chosen.best.rate:.3g} requests/s"]
+    met = f"meets {objectives} at P95 up to {chosen.best.rate:.3g} requests/s"
     if chosen.candidate == current:
-        told.append("No other setting serves 5 % more: keep the present one.")
-        return ", as the spec has it now. ".join(told)
+        return f"The current {current} {met}. No other setting serves 5 % more, so keep it."
+    told = f"{chosen.candidate} {met}"
     if before.best is None:
-        told.append(f"; {current}, which the spec has now, does not at any rate that was tried.")
+        told += f"; the current {current} meets them at no rate that was tried."
     else:
-        told.append(f"; {current}, which the spec has now, up to {before.best.rate:.3g}.")
-    return "".join(told) + "\n\n" + build_patch(plan, chosen.candidate)
+        told += f"; the current {current} only up to {before.best.rate:.3g}."
+    return told + "\n\n" + build_patch(plan, chosen.candidate)
 
 
 def _tell_none(results: Sequence[Result], objectives: Objectives) -> str:

@@ -68,7 +68,10 @@ class ActivityFollower:
         self.gateways = parse_gateways(slices, self._unreadable_slices)
 
     async def _read(self, session: aiohttp.ClientSession) -> list[Page | None]:
-        """Read the page of every gateway that can hold a request. None stands for gateways that cannot be read."""
+        """Read the page of every gateway that can hold a request.
+
+        None stands for an unreadable gateway, or for gateways that a stale watch may have missed.
+        """
         gateways = self.gateways
         answers = await asyncio.gather(*(_read_one(session, each) for each in gateways), return_exceptions=True)
         is_stale = time.monotonic() - self._watch.heard_at > MAX_SILENCE_SECONDS

@@ -91,7 +91,7 @@ def _find_cause(by_type: dict[ConditionType, Judged], situation: Situation) -> J
 
 
 def judge_progressing(situation: Situation) -> Judged:
-    """Compute whether a rollout of the current spec is in progress. Scaling is no rollout, nor is a later failure."""
+    """Compute whether a rollout of the current spec is in progress. Scaling and later failures do not count."""
     deployment, type, blocker = situation.deployment, ConditionType.PROGRESSING, situation.blocker
     if blocker is not None and (situation.prewarming or not situation.rolled_out or situation.obstacle(*POD_KINDS)):
         return Judged(type, "True" if blocker.temporary else "False", blocker.reason, blocker.message)

@@ -120,7 +120,7 @@ def build_desired(
 
 
 def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Observed) -> str:
-    """Return the access mode of the claim that Conveyor creates. It must allow several nodes, and can never change."""
+    """Return the access mode of the claim that Conveyor creates. It must allow for all pods, and can never change."""
     live = observed.children.get((CLAIM.kind, names.model_claim_name(owner.name)))
     if live is not None and live.access_mode:
         return live.access_mode

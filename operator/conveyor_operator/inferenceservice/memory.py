@@ -28,7 +28,7 @@ class ServiceMemory(Memory):
     """Whether Conveyor's or KEDA's HPA existed when the reconcile began, or the provider was External before."""
 
     def see_template(self, before: DeploymentState | None, now: DeploymentState | None) -> None:
-        """Record a change of the pod template. Without `before`, it counts as changed until the controller sees it."""
+        """Record the generation at which the pod template changed. Without `before`, that is the present one."""
         if now is not None and (
             self.template_generation is None or before is None or before.template_hash != now.template_hash
         ):

@@ -39,7 +39,7 @@ from conveyor_operator.settings import Settings
 class InferenceServices:
     """A `loop.resource.Resource`.
 
-    metrics_api: returns who serves custom.metrics.k8s.io. activity: returns whether `namespace/name` has requests.
+    metrics_api: returns who serves custom.metrics.k8s.io. activity: returns the activity of `namespace/name`.
     serves: returns whether the cluster serves an optional kind; called only for services that need the kind.
     ask_warm_up: requests the warm-up time from the engine in a pod of `namespace/name`.
     tell_name: returns the state of the claim of a service's name.

@@ -116,7 +116,7 @@ class Situation:
 
     @property
     def wants_none(self) -> bool:
-        """Whether no engine is desired, and none exists that matters."""
+        """Whether no engine is desired. Unless the service is scaled to zero while idle, no pod may exist either."""
         return self.is_asleep or (self.deployment.asked_replicas == 0 and self.deployment.replicas == 0)
 
     @property

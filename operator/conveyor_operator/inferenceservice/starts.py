@@ -51,7 +51,7 @@ class PodStarts:
         self._period_seconds = round(parse_duration_seconds(effective.scale_up_period or "0s"))
         self._measured = {pod.name for pod in ready} if self.seconds else set()
         self.last = _find_untold(told.last_start, ready)
-        """None if this operator has measured no start, and the status lacks no warm-up of a ready pod."""
+        """The last measured start. Initially the one in the status if its warm-up is missing, otherwise None."""
 
     def see(self, pods: Iterable[PodState]) -> list[Start]:
         """Record the starts of pods that have become Ready, and return them."""

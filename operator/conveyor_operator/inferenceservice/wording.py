@@ -17,7 +17,7 @@ from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS
 _SETTING = re.compile(r"`([a-z_]{1,40})(?:: ([a-z0-9]{1,40}))?`")
 _VALUES: Final = {
     value.lower(): value for choice in (Device, Dtype, KVCacheDtype, BatchingMode, Task) for value in get_args(choice)
-}  # `manifests.config` writes them so
+}  # by the lower-case words in the configuration file (`manifests.config`)
 _VARIABLES: Final = {name.lower(): f"{names.ENGINE_ENV_PREFIX}{name} in pod.env" for name in FREE_ENGINE_SETTINGS}
 
 
@@ -31,16 +31,14 @@ _NO_IMAGE_MOUNTS: Final = 'failed to mkdir ""'
 def explain_refusal(message: str, source: ModelSource) -> str:
     """Return `message`, with an explanation if its cause is the model's address."""
     if isinstance(source, ImageModel) and any(said in message for said in _NO_IMAGE_VOLUMES):
-        return (
-            f"{message}. model.uri: oci:// needs image volumes, which this cluster does not have (Kubernetes 1.35 has)"
-        )
+        return f"{message}. model.uri: oci:// needs image volumes, which this cluster lacks (Kubernetes 1.35 has them)"
     return message
 
 
 def explain_start(said: str, model_image: str) -> str:
     """Return why a container cannot start: `said`, or an explanation if the runtime does not support image volumes."""
     if model_image and _NO_IMAGE_MOUNTS in said:
-        return "model.uri: oci:// needs image volumes, which the node's runtime does not have (containerd 2.1 has)"
+        return "model.uri: oci:// needs image volumes, which the node's runtime lacks (containerd 2.1 has them)"
     return said
 
 

@@ -59,7 +59,7 @@ def find_obstacle(owner: Owner, child: Child) -> Obstacle | None:
         return None
     kind = owner.kind.kind
     if child.controller == f"{kind}/{owner.name}":
-        message = f"{child.kind} {child.name} belonged to a deleted {kind} of this name; waiting until it is deleted"
+        message = f"{child.kind} {child.name} belongs to a deleted {kind} of this name; waiting for garbage collection"
         return Obstacle(child.kind, child.name, Reason.CHILD_NOT_OWNED, message, temporary=True)
     if not child.controller_uid and all(child.labels.get(key) == value for key, value in owner.labels.items()):
         return None

@@ -1,4 +1,4 @@
-"""Kubernetes Events about a resource: one for each occurrence, but none for retries or conditions. Pure.
+"""Kubernetes Events about a resource: one for each change, but none for retries or for states that last. Pure.
 
 A resource returns `Event`s, `build_event` builds the objects, and `report` writes them. Kopf's own posting is off.
 These are core/v1 Events, because `kubectl describe` sorts by `lastTimestamp`, which cannot be set in events.k8s.io/v1.

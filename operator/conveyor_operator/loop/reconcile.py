@@ -2,8 +2,8 @@
 
 The steps are: get -> begin (parse, observe, build) -> plan, execute and observe, until nothing is left -> status and
 Events. `workers` calls it with a key, not with an event. It compares the observed with the desired state and makes the
-changes that are missing, so it may be called at any time and stopped at any point. What differs
-between kinds of resources is behind the protocol in `resource`.
+changes that are missing, so it may be called at any time and stopped at any point. What differs between kinds of
+resources is behind the protocol in `resource`.
 """
 
 import contextlib
@@ -98,7 +98,7 @@ class Reconciler:
         return found is not None
 
     async def _execute(self, key: Key, case: Case, memory: Memory, step: Step) -> None:
-        """Execute a step. A failed call is recorded as an obstacle. It also raises, except for a refused apply."""
+        """Execute a step. A failed call is recorded as an obstacle, and raised unless it is a refused apply or hold."""
         memory.done.append(step)
         match step:
             case Apply():
@@ -112,7 +112,7 @@ class Reconciler:
                     await self._delete(key, case, memory, step)
 
     async def _apply(self, key: Key, case: Case, memory: Memory, step: Apply) -> None:
-        """Apply a child, but only see it if no watch has reported it and it exists. The next plan decides about it.
+        """Apply a child. If it exists, but no watch has reported it, only read it: the next plan decides about it.
 
         An object without the operator's labels may have the child's name, and must not be overwritten.
         """

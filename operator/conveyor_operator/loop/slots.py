@@ -25,7 +25,7 @@ class _Line:
     def __init__(self) -> None:
         self.waiting: dict[str, dict[Turn, None]] = {}
         self.namespaces: dict[str, None] = {}
-        """Namespaces with waiting reconciles that hold less than their share, in the order of their turns."""
+        """Namespaces with waiting reconciles and with fewer slots than their share, in the order of their turns."""
 
     def add(self, turn: Turn) -> None:
         self.waiting.setdefault(turn.namespace, {})[turn] = None

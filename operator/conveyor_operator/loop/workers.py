@@ -1,4 +1,4 @@
-"""One worker per dirty key, up to a limit, with exponential backoff and jitter, or a repetition at a given time.
+"""Runs one worker for each dirty key, up to a limit. Repeats failed work with backoff, other work when requested.
 
 `handlers` marks keys, and `reconcile` does the work. One task at a time works on a key. If the key is marked meanwhile,
 one more reconcile follows. A key that is clean and has no scheduled time costs nothing. Does not depend on Kubernetes.
@@ -35,7 +35,7 @@ class Outcome:
 
 
 class _Worker:
-    """The work on one key. `dirty`: a mark has come since its last reconcile began. `urgent`: it was an urgent mark."""
+    """The work on one key. `dirty`: it was marked since its last reconcile began. `urgent`: one of the marks was."""
 
     def __init__(self, generation: int | None, urgent: bool) -> None:
         self.task: asyncio.Task[None] | None = None

@@ -1,7 +1,8 @@
 """Maintains the metrics API: the certificate in the chart's Secret, and the registration as two APIServices.
 
 Runs next to Kopf as one task, started by `process`. It watches objects by name, so a role with `resourceNames` is
-enough, and makes no calls while nothing has to change. `metrics_api` is the owner of the group, for `reconcile`.
+enough, and makes no calls while nothing has to change. Services report
+`metrics_api` in a condition.
 """
 
 import asyncio
@@ -154,7 +155,7 @@ class MetricsApiKeeper:
             else await self._registrar.register(serving.bundle)
         )
         self._tell(fault)
-        return self._now() + _PROBE_PERIOD if fault else self._now()  # until the API server has checked it
+        return self._now() + _PROBE_PERIOD if fault else self._now()  # the next plan waits for the API server's check
 
     def _tell(self, missing: str) -> None:
         """Update `metrics_api`. `missing`: why no server provides the group; "" if one does."""

@@ -1,4 +1,4 @@
-"""Writes the two APIServices as `registration` has decided: both or none, and never one with another owner.
+"""Writes the two APIServices as `registration` has decided: both or none, and never one of another owner.
 
 Used by `keeper`. It reads the keeper's view of both, and updates this view after its own writes.
 """

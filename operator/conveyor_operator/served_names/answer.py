@@ -13,7 +13,7 @@ class Wish:
 
 
 class NameState(Enum):
-    """The owner of a served name."""
+    """Who owns a served name, for a service that wants it."""
 
     PENDING = auto()
     """No namespace is known to own the name."""

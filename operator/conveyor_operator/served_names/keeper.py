@@ -1,8 +1,9 @@
 """Claims the served names of services for their namespaces, and reports the owner of each name.
 
 Runs next to Kopf as one task, started by `process`. A claim is a ServedName in the namespace that holds the name. It
-outlives the service, and is deleted with the namespace or by a user. The first service with a name gets it; among
-waiting services, the oldest one. Only one claim is created at a time, so that no namespace exceeds its limit.
+outlives the service, and is deleted with the namespace or by a user. A free name goes to the first service that wants
+it. If several want it, the oldest service gets it. Only one claim is created at a time, so that no namespace exceeds
+its limit.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from conveyor_operator.served_names.answer import NameAnswer, NameState, Wish
 
 logger = logging.getLogger(__name__)
 
-_MAX_TRIES: Final = 5  # attempts of a call that may succeed later; an admission webhook may fail for a single namespace
+_MAX_TRIES: Final = 5  # attempts of a call that fails for now; after them, names of other namespaces are claimed
 _REFUSED_SECONDS: Final = 30.0  # pause before a retry in a namespace in which a claim was refused
 
 

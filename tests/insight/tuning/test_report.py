@@ -38,8 +38,7 @@ async def test_the_text_has_a_table_a_curve_and_a_patch_with_its_reason(tmp_path
     assert "does not run: KVBudgetTooSmall: raise it" in table
     assert "output tokens/s" in curve
     assert reason == (
-        "maxBatchSize 16 meets latency 1000 ms at P95 up to 8 requests/s; "
-        "maxBatchSize 8, which the spec has now, up to 4."
+        "maxBatchSize 16 meets latency 1000 ms at P95 up to 8 requests/s; the current maxBatchSize 8 only up to 4."
     )
     assert yaml.safe_load(patch) == {"spec": {"batching": {"maxBatchSize": 16}}}
     drawing = ElementTree.parse(tmp_path / "curve.svg").getroot()
@@ -58,7 +57,7 @@ async def test_json_has_every_trial() -> None:
 def test_a_setting_that_is_right_is_kept_and_none_that_is_wrong_is_recommended() -> None:
     held, missed = (Trial(1, make_figures(1, each), misses) for each, misses in ((0.1, ()), (5.0, ("too slow",))))
     kept = build_recommendation([Result(Candidate(8), [held])], PLAN, LIMIT)
-    assert kept.endswith("as the spec has it now. No other setting serves 5 % more: keep the present one.")
+    assert kept.endswith("requests/s. No other setting serves 5 % more, so keep it.")
     none = build_recommendation([Result(Candidate(8), [missed])], PLAN, LIMIT)
     assert none.startswith("No setting meets latency 1000 ms at P95. At 1 requests/s: too slow. ")
     assert "spec:" not in none
@@ -81,6 +80,6 @@ def test_a_picture_that_cannot_be_written_loses_no_result(tmp_path: Path) -> Non
     results = [Result(Candidate(8), [Trial(1, make_figures(1, 0.1), ())])]
     text = report(results, PLAN, flags(tmp_path / "nowhere" / "curve.svg"))
     assert text.splitlines()[-1].startswith("no SVG: ")
-    assert "keep the present one" in text
+    assert "so keep it" in text
     assert "no SVG: there is nothing to draw" in report([Result(Candidate(8), [], "x")], PLAN, flags(tmp_path / "a"))
     assert draw_curve(results, LIMIT).startswith("<svg")

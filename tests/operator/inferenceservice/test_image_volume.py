@@ -63,7 +63,7 @@ def test_a_cluster_without_image_volumes_is_told(said: str) -> None:
     memory.refused[id] = Obstacle(*id, Reason.CHILD_REFUSED, said)
     (told,) = find_differences(desire(model=MODEL), make_observed(), memory).obstacles
     assert told.message == (
-        f"{said}. model.uri: oci:// needs image volumes, which this cluster does not have (Kubernetes 1.35 has)"
+        f"{said}. model.uri: oci:// needs image volumes, which this cluster lacks (Kubernetes 1.35 has them)"
     )
     (other,) = find_differences(desire(), make_observed(), memory).obstacles
     assert other.message == said
@@ -96,7 +96,7 @@ def test_a_node_whose_runtime_mounts_no_images_is_told() -> None:
         "mkdir : no such file or directory"
     )
     assert tell("CreateContainerError", said) == (
-        "container fetch cannot start: model.uri: oci:// needs image volumes, which the node's runtime does not "
-        "have (containerd 2.1 has)"
+        "container fetch cannot start: model.uri: oci:// needs image volumes, which the node's runtime lacks "
+        "(containerd 2.1 has them)"
     )
     assert tell("CreateContainerError", "other") == "container fetch cannot start: other"

@@ -10,7 +10,7 @@ _NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"  # Kubernetes sets it, and
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The peers that may connect to engines: gateways of this namespace, and pods in Prometheus' namespaces."""
+    """The peers that may connect to engines: the gateways in `system_namespace`, and pods in Prometheus' namespaces."""
 
     system_namespace: str
     prometheus_namespaces: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Builds the Job that downloads a model into its cache before engine pods need it. It uses no device. Pure.
 
-Its pod runs the same fetch container as the engine's pods. Its name contains a hash of its content, so a different
-fetch is a new Job. The selectors for engine pods do not match its pod.
+The Job's pod runs the same fetch container as the engine's pods. The Job's name contains a hash of its content, so a
+different fetch is a new Job. The selectors for engine pods do not match the Job's pod.
 """
 
 from typing import Any

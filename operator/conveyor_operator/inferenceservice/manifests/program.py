@@ -1,4 +1,4 @@
-"""The program in an engine's container: Conveyor's own engine. `vllm` has that of the other runtime. Pure."""
+"""The program in an engine's container: Conveyor's own engine. `vllm` has the program for runtime VLLM. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
