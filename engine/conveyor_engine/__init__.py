@@ -1,3 +1,6 @@
-"""The batching inference engine: one model, one device, one scheduler, four policies. Knows nothing of Kubernetes."""
+"""The batching inference engine: one model on one or several devices, one scheduler, four policies.
+
+It does not depend on Kubernetes.
+"""
 
 __version__ = "0.1.0"  # the image has the package's files, not its metadata

@@ -50,7 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.add_argument(
         "--uri",
         required=True,
-        help="hf://organisation/name[@revision], s3://bucket/prefix, or what is mounted, to check: pvc://... or oci://...",
+        help="what to download: hf://organisation/name[@revision] or s3://bucket/prefix; "
+        "pvc://... or oci://...: only check the files that are mounted at the target",
     )
     fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
     commands.add_parser("version", help="print the version")
@@ -103,7 +104,7 @@ def _serve(flags: argparse.Namespace) -> int:
     directory = Path(config.model)
     config = _settle(config, find_task(config.task, directory))
     reads_text = load_about(config.task).reads_text
-    if directory.is_dir():  # the tokenizer says what else it is
+    if directory.is_dir():  # otherwise the tokenizer or the engine process raises the error
         try_files(directory, reads_text)
         check_numbers(directory)
     defaults = read_sampling_defaults(directory) if config.sampling_defaults == "model" else SamplingDefaults()
@@ -133,8 +134,8 @@ def _settle(config: EngineConfig, task: str) -> EngineConfig:
     if config.batching_mode not in ("auto", *about.modes):
         others = ", ".join(f"`batching_mode: {mode}`" for mode in about.modes)
         raise ConfigError(
-            f"`batching_mode: {config.batching_mode}` is set, but this model {about.does} in one step, and nothing can "
-            f"join a step that runs; it has {others}"
+            f"`batching_mode: {config.batching_mode}` is set, but this model {about.does} in one step, and no request "
+            f"can join a running step; set {others}"
         )
     if not about.has_objectives and (
         config.objective_latency_seconds

@@ -13,7 +13,7 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 OOM_KILLED: Final = (
     "the engine process used more than the container's memory limit and was killed by the kernel; "
-    "raise resources.limits.memory, or ask for less with `max_model_len` or `num_kv_blocks`"
+    "raise resources.limits.memory, or lower `max_model_len` or `num_kv_blocks`"
 )
 _CGROUP = Path("/sys/fs/cgroup")
 _OOM_COUNTERS = ("memory.events", "memory/memory.oom_control")

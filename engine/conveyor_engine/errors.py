@@ -3,15 +3,15 @@
     ConveyorEngineError
     ├── StartError            the process cannot start; `reason` goes into the termination message
     │   ├── ConfigError           the configuration is not possible
-        │   └── ModelError            the model cannot be downloaded, read or run
-        ├── RequestError          one request is refused; the engine continues
+    │   └── ModelError            the model cannot be downloaded, read or run
+    ├── RequestError          one request is refused; the engine continues
     │   ├── InvalidRequest        the client's fault (`param` names the field)
     │   │   ├── UnknownModel
     │   │   ├── BodyTooSlow
     │   │   ├── BodyTooLarge
     │   │   └── EncodedBody
     │   ├── Overloaded            the waiting queue is full
-    │   ├── NoPlace               no place is free for a gateway's request, which the gateway keeps
+    │   ├── NoPlace               no place (`serving.places`) is free; the gateway keeps its request in its queue
     │   ├── GenerationFailed      the engine could not continue this request
     │   ├── Unavailable           starting, draining, going away or dead
     │   └── DeadlineExceeded
@@ -29,7 +29,8 @@ RequestErrors into responses. Imports no other module of the engine.
 from conveyor_protocol.answer_codes import AnswerCode
 from conveyor_protocol.failure_reasons import FailureReason
 
-MESSAGE_BYTES_MAX = 2000  # of what is said when an engine ends; Kubernetes keeps 4,096, and JSON may double them
+# Limit of the message of an engine's end. Kubernetes keeps 4,096 bytes of it, and JSON escapes may double its length.
+MESSAGE_BYTES_MAX = 2000
 
 _NO_MEMORY_ERRORS = frozenset({"MemoryError", "OutOfMemoryError"})  # the second is torch's, on a device
 # The texts of torch's allocators, its CUDA libraries, oneDNN, C++ and the C library where there is no class for them.
@@ -75,8 +76,8 @@ class ErrorCode(AnswerCode):
     REQUEST_TOO_LARGE = (
         "request_too_large",
         413,
-        "the body is longer than 1 MiB and 32 bytes per token of the context; of many inputs 4 MiB, of tensors and of "
-        "images 8 MiB, of audio 26 MiB",
+        "the body is longer than the limit, the largest of: 1 MiB; 32 bytes per token of the context; 4 MiB for paths "
+        "with many inputs, 8 MiB for tensors and images, 26 MiB for audio",
     )
     ENCODED_BODY = "encoded_body", 415, "the body is compressed"
     QUEUE_FULL = "queue_full", 429, "the engine has no room for the request; the gateway tries another engine"
@@ -177,7 +178,7 @@ class Overloaded(RequestError):
 
 
 class NoPlace(RequestError):
-    """No place is free for a gateway's request. The gateway keeps the request and waits for a place."""
+    """No place (`serving.places`) is free for a gateway's request. The gateway keeps the request and asks for one."""
 
 
 class GenerationFailed(RequestError):

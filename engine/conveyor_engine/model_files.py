@@ -1,6 +1,6 @@
 """Reads JSON files in a model's directory, and checks that all its files can be read.
 
-Used by all modules that read such files. The index of the weights is the only file that this module knows.
+Used by all modules that read such files.
 """
 
 import json

@@ -13,7 +13,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.model_files import read_object
 
 SIZE_MAX: Final = 2**24  # of a vocabulary, a context, a layer's width
-COUNT_MAX: Final = 2**12  # of what a model has a module of each: layers, experts
+COUNT_MAX: Final = 2**12  # of layers, of experts
 _MODULES_MAX: Final = 2**16  # layers times experts
 _COUNT = re.compile(r"(?:num|n)_(?:\w+_)?(?:layers?|blocks?|experts?)|(?:\w+_)?layers|(?:\w+_)?depth")
 _SIZE = re.compile(
@@ -30,7 +30,7 @@ def check_numbers(directory: Path) -> None:
     try:
         numbers = list(_walk(config, ""))
     except RecursionError:
-        raise ModelError(f"{directory / 'config.json'} cannot be read: it is too deep") from None
+        raise ModelError(f"{directory / 'config.json'} cannot be read: it is nested too deeply") from None
     for path, value in numbers:
         name = path.rpartition(".")[2]
         most = COUNT_MAX if _COUNT.fullmatch(name) else SIZE_MAX if _SIZE.fullmatch(name) else None

@@ -46,13 +46,13 @@ class About:
 
     does: str  # as in "this engine's model generates text"
     does_not: str  # as in "it generates no text"
-    path: str  # that its models answer, the first to try
+    path: str  # a path that its models serve, for messages
     recognises: Callable[[Path], bool]  # whether a model's directory is for this task. Raises ModelError
     batching_mode: Literal["continuous", "dynamic"] = "dynamic"  # the default mode of its engines
-    modes: tuple[str, ...] = ("none", "static", "dynamic", "continuous")  # that its engines may have
+    modes: tuple[str, ...] = ("none", "static", "dynamic", "continuous")  # the batching modes that it supports
     cost_unit: str = "tokens"  # unit of a request's cost, for `max_num_batched_tokens` and for metrics
     reads_text: bool = True  # whether it needs the model's tokenizer
-    reads: bool = False  # whether its workers need something else of the model: its module `reading`
+    reads: bool = False  # whether its workers need more than the tokenizer; the module `reading` loads it
     divides: bool = False  # whether several devices can compute one model (`tensor_parallel_size`)
     runs_also: tuple[str, ...] | None = None  # other tasks whose models it can run if configured; None: any
     has_objectives: bool = True  # whether its engines may adapt their limits to objectives
@@ -60,7 +60,7 @@ class About:
 
 @cache
 def find_packages() -> dict[str, str]:
-    """The package of each task, by the task's name: first those that installed packages bring."""
+    """Return the package of each task by the task's name: first the tasks of installed packages, then the built-in."""
     brought = {point.name: point.value for point in entry_points(group=GROUP) if point.name not in _OURS}
     return brought | _OURS
 
@@ -75,7 +75,7 @@ def load(task: str, process: str) -> Any:
 
 
 def find_task(wanted: str, directory: Path) -> str:
-    """The task of the model in `directory`: the one that is `wanted`, or with `auto` the first that knows its files.
+    """Return `wanted`, or if it is `auto`, the first task that recognises the model's files in `directory`.
 
     Raises ModelError, or ConfigError if the model is for another task.
     """

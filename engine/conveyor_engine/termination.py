@@ -17,7 +17,7 @@ from conveyor_engine.model_files import read_object
 from conveyor_protocol.failure_reasons import FailureReason
 
 # Families of models, among those that this engine runs, whose positions begin after the padding token's id. The engine
-# itself finds this out by a forward (`execution.models.packing`), for which it needs the weights.
+# itself finds this out with a forward pass (`execution.models.packing`), for which it needs the weights.
 COUNT_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "data2vec-text")
 _PADDING_TOKEN_ID = 1  # of these families, if config.json does not have it
 _log = logging.getLogger(__name__)

@@ -160,9 +160,10 @@ class EngineConfig:
     )
     max_num_batched_tokens: int | None = setting(
         None,
-        "tokens of one step; a longer prompt takes several steps or, if the task takes one step, a step of its own; a "
-        "batch of static or dynamic is full when its cost reaches this number: the sum of its prompts if packed, their "
-        "number times the longest if padded; default: by device; batches that generate text then have no limit by cost",
+        "most tokens of one step; a longer prompt takes several steps or, if the task takes one step, a step of its "
+        "own; a batch of static or dynamic is also full when its cost reaches this number (the sum of its prompts if "
+        "packed, their number times the longest if padded); default: by device, and then batches that generate text "
+        "have no limit by cost",
         optional(whole_number(1, MAX_TOKENS)),
     )
     max_num_queued_requests: int = setting(
@@ -200,7 +201,7 @@ class EngineConfig:
     kv_memory_fraction: float | None = setting(
         None,
         f"share of the memory that weights and the largest step leave to the KV cache; default: "
-        f"{DEFAULT_MEMORY_FRACTION}, on a CPU at most 4 GiB and what max_num_seqs requests fill",
+        f"{DEFAULT_MEMORY_FRACTION}, on a CPU at most 4 GiB and at most what max_num_seqs requests fill",
         optional(number(0.01, 1)),
     )
     kv_cache_dtype: KVCacheDtype = setting(
@@ -212,8 +213,8 @@ class EngineConfig:
     block_size: int = setting(16, "tokens of one KV block", whole_number(1, 256))
     workload_input_tokens: Lengths | None = setting(
         None,
-        "tokens of a prompt at P50 and P95, as 256,1024; context and KV blocks, if they are not set, CUDA graphs and "
-        "the warm-up follow from it",
+        "tokens of a prompt at P50 and P95, as 256,1024; the engine derives CUDA graphs and the warm-up from it, and "
+        "the context and the KV blocks if they are not set",
         optional(_LENGTHS),
     )
     workload_output_tokens: Lengths | None = setting(

@@ -65,5 +65,5 @@ class _StrictLoader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.YAMLError(f"the key {key!r} stands there twice")
+                raise yaml.YAMLError(f"the key {key!r} appears twice")
         return super().construct_mapping(node, deep)

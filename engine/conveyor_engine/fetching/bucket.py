@@ -182,7 +182,7 @@ class Bucket:
             needs = "the credentials need s3:ListBucket and s3:GetObject there"
             return failed(f"{self._uri} at {self._endpoint} is refused: {said}; {needs}")
         if status == 412:
-            return failed(f"{self._uri} changed while it was fetched; what is there now is fetched next")
+            return failed(f"{self._uri} changed while it was fetched; the next attempt fetches its new content")
         return failed(f"{self._uri} at {self._endpoint} cannot be fetched: status {status}: {said}")
 
 

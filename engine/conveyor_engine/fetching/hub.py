@@ -87,7 +87,7 @@ class Hub:
 
     def _limit(self, response: Response) -> None:
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise failed(f"{_shown_endpoint()} compresses its answers, which nobody asked for")
+            raise failed(f"{_shown_endpoint()} compresses its answers, although the requests forbid it")
         response.stream = _Limited(cast(SyncByteStream, response.stream), self._max_bytes)
 
 

@@ -17,7 +17,7 @@ from conveyor_engine.errors import InvalidRequest
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF")  # docs/adr/0094 explains this choice
 PIXELS_MAX: Final = 2**24  # of one image: 4096 x 4096
-ASPECT_MAX: Final = 100  # a processor that scales the shorter side also enlarges the longer one by this ratio
+ASPECT_MAX: Final = 100  # longer side / shorter side: a processor that enlarges the shorter side enlarges both
 _NAMES: Final = "JPEG, PNG, WebP or GIF"
 _SHALLOW: Final = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
 

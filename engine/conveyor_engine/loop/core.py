@@ -75,7 +75,7 @@ class EngineCore:
         self.scheduler.abort(request_id)
 
     def drain(self) -> None:
-        """Start batches immediately with the waiting requests from now on. Called when no more requests will arrive.
+        """From now on, start batches without waiting for more requests. Called when no more requests will arrive.
 
         The engine is drained when `has_unfinished` is False.
         """

@@ -1,9 +1,8 @@
 """Runs steps ahead: the next step is planned and begun while the device still computes the previous one.
 
-Used by `core` if `overlap` is set. The executor has a separate thread, which begins the steps in order and does not
-wait for their results. This module reads the results, one step late. So a device has its next step before this step's
-tokens are on the host. A CPU computes in the executor's thread, in parallel to the planning here. Does not import
-torch.
+Used by `core` if `overlap` is set, which `process` does for GPUs. The executor has a separate thread, which begins the
+steps in order and does not wait for their results. This module reads the results, one step late. So a GPU has its next
+step before this step's tokens are on the host. Does not import torch.
 """
 
 from collections import deque
@@ -48,8 +47,9 @@ class Overlap:
     def step(self, scheduler: Scheduler, plan: StepPlan | None) -> None:
         """Begin the plan, if there is one. If enough steps are open, pass the oldest one's result to the scheduler.
 
-        A constrained plan samples after all earlier steps are over, while the device computes its forward pass. Raises
-        an exception if the device is broken: see `recover`.
+        A constrained plan's masks need the tokens of all earlier steps. So its tokens are sampled only after these
+        steps are over; meanwhile the device computes its forward pass. Raises an exception if the device is broken: see
+        `recover`.
         """
         if plan is None:
             self._end_oldest(scheduler)

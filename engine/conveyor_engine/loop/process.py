@@ -1,8 +1,9 @@
-"""The engine process: the loop around EngineCore. `serving.engine_process` starts it and has the other socket.
+"""The engine process: the loop around EngineCore. `serving.engine_process` starts it and has the socket's other end.
 
 The loop takes all new messages, runs a step, and sends the step's outputs. Because it is a separate process, the API
 process never waits for a forward pass. The loop ends when the socket is closed. One thread always reads the socket, so
-that an abort waits at most for the current step. Another thread sends heartbeats with the time of the current step.
+that an abort waits at most for the current step. Another thread sends heartbeats with the current step's duration so
+far.
 """
 
 import argparse
@@ -96,7 +97,7 @@ class Channel:
                 self.on_arrival(message)
                 self._arrived.put(message)
         except OSError:
-            pass  # a reset is a normal end
+            pass  # a connection reset is a normal end too
         except Exception as error:  # the loop raises it
             self._arrived.put(error)
         self._arrived.put(Disconnected())
@@ -206,7 +207,7 @@ def run(channel: Channel, load: Load) -> int:
         return 0
     except StartError as error:
         last_words: FromEngine = StartFailed(error.reason, str(error))
-    except Exception as error:  # the one broad except of this process
+    except Exception as error:  # anything that no other handler expects ends the process
         _log.exception("event=engine_failed")
         last_words = Failed(_reason(error), one_line(f"{type(error).__name__}: {error}"))
     with contextlib.suppress(Disconnected):
@@ -218,8 +219,8 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
     """Load the model and build the engine.
 
     In mode Static answers are held back until the whole batch is done, so this process gets a tokenizer to find stop
-    strings. Steps run ahead on GPUs only: on a CPU that gains nothing (docs/benchmarks.md). The garbage collector is
-    off during imports, which makes them an eighth faster.
+    strings. Steps run ahead on GPUs only: on a CPU that gains nothing (ADR 19). The garbage collector is off during
+    imports, which makes them an eighth faster.
     """
     gc.disable()
     from conveyor_engine.execution.build import build_runner

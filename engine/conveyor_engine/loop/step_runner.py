@@ -11,7 +11,7 @@ from conveyor_engine.loop.executor import Executor, compute
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.step import StepPlan, StepResult
 
-FAILED = "the engine could not compute this request: the step with it failed, and once more in a smaller batch"
+FAILED = "the engine could not compute this request: its step failed, and failed again in a smaller batch"
 _log = logging.getLogger(__name__)
 
 

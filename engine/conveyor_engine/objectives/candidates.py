@@ -1,4 +1,4 @@
-"""Chooses the largest limits that hold the objectives, from the cost of steps and the traffic. Used by `steering`.
+"""Chooses the largest limits that meet the objectives, from the cost of steps and the traffic. Used by `steering`.
 
 The time between two tokens is one step. The time to a first token is the step that runs when the request arrives, plus
 one step for each piece of the prompt. A request that takes one step needs the running step, the window and its own
@@ -120,8 +120,9 @@ class Candidates:
         self.floor = Limits(self.sizes[0], prompt_tokens)  # the lowest
 
     def choose(self, cost: Coefficients, traffic: Traffic, targets: Objectives) -> Limits | None:
-        """Return the most rows that hold the targets, with the prompt tokens for which they leave room, or None.
+        """Return the limits with the most rows that meet the targets, and with as many prompt tokens as then fit.
 
+        Returns None if no limits meet the targets.
         The time to the first token does not reduce the rows, because that would only make requests wait.
         """
         for num_rows in reversed(self.sizes):
@@ -153,8 +154,9 @@ class Candidates:
         return self._window_seconds + 2 * cost.seconds(num_rows, num_rows * traffic.tokens_per_row)
 
     def _choose_tokens(self, num_rows: int, cost: Coefficients, traffic: Traffic, targets: Objectives) -> int | None:
-        """Return the prompt tokens for which the time between tokens has room; fewer if first tokens then come sooner.
+        """Return the most prompt tokens with which a step meets the target for the time between tokens.
 
+        Returns fewer if only fewer also meet the target for the time to the first token.
         Returns None if the traffic needs more prompt tokens than that.
         """
         floor, room = self.floor, self._declared.prompt_tokens

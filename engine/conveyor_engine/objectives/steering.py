@@ -1,8 +1,9 @@
 """Moves the limits of rows and of prompt tokens so that latencies stay within their objectives. START HERE.
 
-After every few steps, a look fits the cost of steps and chooses the largest limits that hold each objective times its
-factor. Measured times correct the factor: a P95 above the objective multiplies it down, once for each cohort. A P95 far
-below the objective, while requests wait, adds to it. No running or waiting request is dropped because of a prediction.
+Every `STEPS_PER_LOOK` steps, `Steering` fits the cost of steps and chooses the largest limits whose predicted times are
+at most the objective times a factor. Each objective has its own factor, which measured times correct. If their P95 is
+above the objective, the factor is lowered, at most once between two changes of the limits. If the P95 is far below the
+objective while requests wait, the factor is raised. No running or waiting request is dropped because of a prediction.
 
 `loop.core` builds it if the configuration has objectives. Single-threaded; the caller passes the time.
 """
@@ -28,7 +29,8 @@ _MISSED, _CLOSE, _SLACK = 1.0, 0.9, 0.8  # ratios of the P95 to its objective
 _NEAR: Final = 2.0  # up to this ratio the lowest limits stay, because higher ones miss the objective by more
 _DECREASE_LEAST, _DECREASE_MOST, _INCREASE = 0.95, 0.7, 0.05
 _FACTOR_LEAST, _FACTOR_MOST = 0.1, 4.0
-_CHEAPER: Final = 0.8  # a P95 below this part of the highest one since it gave up means that steps have become cheaper
+# If the P95 falls below this part of the highest one since `_give_up`, steps have become cheaper.
+_CHEAPER: Final = 0.8
 _PATIENCE_MAX: Final = 64
 _LOG_SECONDS: Final = 1.0  # minimum time between two log lines
 
@@ -62,7 +64,7 @@ class Steering:
         self._say, self._said_at = say, 0.0
         self._patience = 1  # number of looks between a change of limits and the next increase
         self._num_looks = 0  # since the last change of limits
-        self._highest = 0.0  # the highest ratio of a P95 to its objective since it gave up
+        self._highest = 0.0  # the highest ratio of a P95 to its objective since `_give_up`
         self._num_steps = 0
         self._last_end: float | None = None  # end of the previous step; None if the engine was idle since
         self._is_pressed = False  # whether requests waited or the batch was at its limit since the last look
@@ -139,7 +141,7 @@ class Steering:
         self._move(chosen, LimitReason.MISSED, worst, now)
 
     def _give_up(self, missed: list[Readings], worst: float, now: float) -> None:
-        """Return to the declared limits, because no limits hold the missed objectives.
+        """Return to the declared limits, because no limits meet the missed objectives.
 
         Lower limits stay if another objective needs them.
         """
@@ -167,7 +169,9 @@ class Steering:
             self._move(chosen, LimitReason.SLACK, worst, now)
 
     def _try_again(self, cost: Coefficients, worst: float | None, now: float) -> None:
-        """Keep the declared limits until they hold the objectives, or until, after `_patience` looks, other limits may.
+        """Keep the declared limits until they meet the objectives, or until other limits are predicted to meet them.
+
+        Other limits are tried only after `_patience` looks.
 
         Steps of one size do not show what smaller steps would cost. So if steps have become cheaper, smaller limits are
         tried.
@@ -202,7 +206,7 @@ class Steering:
         return chosen.num_rows > now.num_rows or (chosen.num_rows == now.num_rows and is_more)
 
     def _move(self, chosen: Limits, reason: LimitReason, worst: float | None, now: float) -> None:
-        """Change the limits towards `chosen`, by at most a factor of two. A new cohort of readings begins."""
+        """Change the limits towards `chosen`, by at most a factor of two, and drop all readings."""
         old = replace(self.limits)
         if reason in (LimitReason.UNREACHABLE, LimitReason.DECLARED):
             self.limits.num_rows, self.limits.prompt_tokens = chosen.num_rows, chosen.prompt_tokens

@@ -51,8 +51,9 @@ class BlockTables:
         return -(-num_tokens // self._block_size) if self._blocks.num_blocks else 0
 
     def _match(self, request: RequestState) -> list[int]:
-        """Return the cached blocks of the request's prefix, without the last token's, which must be computed to sample.
+        """Return the cached blocks of the request's prefix.
 
+        The last token is never taken from the cache, because the next token is sampled from its logits.
         Returns no blocks while log probabilities of the prompt are missing, because they need the logits of each token.
         """
         if not self._prefix_caching or not request.is_scored:

@@ -12,7 +12,7 @@ from conveyor_engine.wire.request import EngineStats
 
 _LATELY_SECONDS: Final = 60.0  # time constant of the decay: a value of this age counts 0.37
 _LONGEST_PAUSE_SECONDS: Final = 1.0  # the limit on counted time between two steps
-_LENGTHS_MIN: Final = 100  # ended requests after which their mean length is known
+_LENGTHS_MIN: Final = 100  # number of ended requests from which on their mean length is used
 
 
 class Counters:
@@ -80,14 +80,14 @@ class Counters:
 class Carried:
     """How many requests the KV cache recently held at once, as means over the time with running requests.
 
-    Until the cache runs out of blocks for the first time, it is how many requests of the expected lengths the cache
-    would hold: of the declared lengths, or of those observed so far. The autoscaler compares the requests in flight
-    with this number.
+    Until the cache runs out of blocks for the first time, this number is an estimate: how many requests of the declared
+    lengths, or else of the lengths observed so far, the cache would hold. The autoscaler compares the requests in
+    flight with this number.
     """
 
     def __init__(self, max_num_seqs: int, expected: int | None = None, num_blocks: int = 0) -> None:
-        """expected: the number for declared lengths; None: at least a batch, or nothing is declared. num_blocks: the
-        blocks of the cache, if lengths are observed; 0: they are not."""
+        """expected: the number for declared lengths; None: the cache holds the whole batch, or no lengths are declared.
+        num_blocks: the blocks of the cache, if lengths are observed; 0: they are not."""
         self._max_num_seqs = max_num_seqs
         self._num_blocks = num_blocks
         self._num_lengths = 0
@@ -107,7 +107,10 @@ class Carried:
         return None if number is None else max(1, round(number))
 
     def learn(self, num_blocks: int) -> None:
-        """Record a request that ends. num_blocks: those that it does not share. Has no effect after a shortage."""
+        """Record a request that ends. Has no effect once blocks have run out.
+
+        num_blocks: its blocks, without those found in the prefix cache.
+        """
         if self._num_blocks:
             self._num_lengths += 1
             error = max(1, num_blocks) - self._mean_blocks

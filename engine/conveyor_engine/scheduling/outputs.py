@@ -50,8 +50,8 @@ class Outputs:
     ) -> None:
         """Add the request's tokens from this step, with a payload of its output, if there is one.
 
-        If there are fewer tokens than logits, drafts were wrong. Later steps have then begun with tokens that do not
-        exist, so their results for this request are discarded.
+        If there are fewer tokens than logits, the executor has rejected draft tokens (speculative decoding). Later
+        steps that have already begun used these tokens, so their results for this request are discarded.
         """
         request, num_wrong = work.request, work.num_logits - len(token_ids)
         request.num_computed_tokens += work.num_tokens - num_wrong

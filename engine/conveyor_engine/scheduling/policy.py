@@ -39,7 +39,8 @@ class Policy(Protocol):
 
     limits: BatchLimits
     joins: bool  # whether requests may join while others run
-    # Whether prompts come before all decodes, and finished rows keep their place and answer until all rows are done.
+    # Whether prompts come before all decodes, and finished requests stay in the batch, with their answers held back,
+    # until all are done.
     keeps_together: bool
     pads: bool  # rows are padded to the longest prompt, and finished rows continue, as in a padded tensor
 
@@ -98,10 +99,10 @@ class _Closed:
 
     With grouping, a batch is filled first with requests of one bucket: pictures of one size, or requests whose expected
     lengths lie between the same powers of two. The window limits grouping. Once the windows of some requests are over,
-    the first of them in the queue's order chooses the next bucket. Rows that this bucket leaves free go to other
-    requests in the queue's order, as far as the last one whose window is over. So such a request misses a batch only if
-    the batch is full of requests ahead of it. An eager policy closes a batch as soon as a request waits, since it is
-    called only while nothing runs.
+    the first of them in the queue's order chooses the next bucket. If this bucket leaves rows free, other requests
+    follow in the queue's order, up to the last one whose window is over. So a request whose window is over misses a
+    batch only if the batch is full of requests ahead of it. An eager policy starts a batch as soon as a request waits
+    and no batch runs.
     """
 
     joins = False

@@ -49,8 +49,8 @@ def _cache_root(salt: str | None) -> bytes:
 def _yields_seconds(request: EngineRequest) -> float:
     """Return how much later than its arrival the request counts in the order of the queue, in seconds.
 
-    This is LEVEL_AGEING_SECONDS for each level, plus the time until its deadline, but at most LEVEL_AGEING_SECONDS. So
-    a short timeout never outweighs a lower level.
+    This is LEVEL_AGEING_SECONDS for each level, plus the seconds from its arrival to its deadline. At most
+    LEVEL_AGEING_SECONDS of the latter count, so a short timeout never outweighs a lower level.
     """
     return request.level * LEVEL_AGEING_SECONDS + min(request.deadline - request.arrival_time, LEVEL_AGEING_SECONDS)
 
@@ -144,7 +144,8 @@ class RequestState:
         self.num_computed_tokens = 0
         self.num_scheduled_tokens = 0
         self.num_awaited_tokens = 0
-        # Prompt tokens, from the second on, that have their log probability; all of them if none are requested.
+        # Number of prompt tokens that have their log probability (the first token never has one). If none is requested,
+        # the prompt's length.
         self.num_scored_tokens = self.num_prompt_tokens if params.prompt_logprobs is None else 0
         self.admission = 0  # changes whenever open steps for the request become invalid
         self.num_cached_tokens = 0
@@ -159,7 +160,8 @@ class RequestState:
         self.num_registered_blocks = 0
         self.was_admitted = False
         self.scheduled_time = 0.0  # time of its first admission
-        self.place_time = math.inf  # when a row became free for it: from then on only steps delay it
+        # The times of objectives start here: a row was free for it, or in a closed batch, the batch before it began.
+        self.place_time = math.inf
         self.num_preemptions = 0
         self.constraint: Constraint | None = None
         self.stop_strings: Detokenizer | None = None  # if the engine process itself must find stop strings
@@ -182,12 +184,12 @@ class RequestState:
 
     @property
     def step_cost(self) -> int:
-        """Cost of its prompt, and of its payload or one of the payload's steps, in a step's budget."""
+        """What the request takes of a step's budget: its prompt, plus its payload's cost for one step."""
         return self.num_prompt_tokens + self.payload_cost // self.num_steps
 
     @property
     def num_input_tokens(self) -> int:
-        """Its tokens so far, plus the cost of its payload, which takes as many places in a KV cache, before them."""
+        """Its tokens so far, plus its payload's cost, which is the payload's number of positions in a KV cache."""
         return len(self.token_ids) + self.payload_cost
 
     @property
@@ -225,7 +227,7 @@ class RequestState:
 
     @property
     def steps_dummies(self) -> bool:
-        """Whether its next tokens are padding: after a shorter prompt, or of a finished row."""
+        """Whether its next tokens are padding: after a prompt that is not the longest, or after the answer's end."""
         return self.padded_from is not None or self.finished is not None
 
     def pad(self) -> None:

@@ -21,14 +21,14 @@ from conveyor_engine.scheduling.token_budget import TokenBudget
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import StepPlan
 
-WATERMARK = 0.01  # share of blocks that stay free when a request joins a running batch, so that it can grow
+WATERMARK = 0.01  # share of blocks that stay free when a request joins others, so that running requests can grow
 
 _LEVEL = attrgetter("level")
 
 
 class RunningBatch:
-    """Invariants: `requests` is in order of admission. Only these requests have a row and blocks; only finished ones of
-    a batch that keeps together may have none.
+    """Invariants: `requests` is in order of admission. Each of them has a row and blocks, and no other request has any.
+    Exception: finished requests of a batch that keeps together may have neither.
     """
 
     def __init__(

@@ -208,7 +208,7 @@ class Scheduler:
     def _candidates(self, now: float) -> Candidates:
         """Return the requests that may be admitted.
 
-        Only its own preempted requests can return to a running closed batch.
+        A running closed batch admits only its own preempted requests.
         """
         if not self._policy.joins:
             if self.waiting.preempted:

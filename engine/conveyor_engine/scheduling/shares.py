@@ -1,5 +1,6 @@
-"""Limits how many rows and KV blocks of the batch high levels may use, by the setting `class_shares`.
+"""Limits how many of the batch's rows and KV blocks the requests of high (less urgent) levels may use.
 
+The setting `class_shares` has the limits.
 Built by `scheduler`. `block_tables` reports the rows and blocks of requests, and `waiting_queue` lists only requests
 that fit. Pure.
 """
@@ -70,7 +71,7 @@ class Listing:
     def fits(self, request: RequestState) -> bool:
         """Count the request if it fits, and return whether it fits.
 
-        If nothing of a limit is used, any request fits, so that each level can run.
+        While no running or counted request is under a limit, any request fits it, so that each level can run.
         """
         num_limits = self._shares.count_limits(request.level)
         if not self.is_open(num_limits):

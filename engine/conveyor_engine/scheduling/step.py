@@ -101,7 +101,7 @@ def halves(work: list[Work]) -> Iterator[list[Work]]:
 
 
 def _changes(works: list[Work]) -> tuple[list[AdmittedRow], list[tuple[int, list[int]]]]:
-    """Return the changes that the executor does not have yet. Rows with a stale copy there are sent in full."""
+    """Return the changes that the executor does not have yet. Rows whose copy there is stale are sent in full."""
     admitted: list[AdmittedRow] = []
     new_blocks: list[tuple[int, list[int]]] = []
     for work in works:

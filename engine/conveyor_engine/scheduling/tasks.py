@@ -1,8 +1,8 @@
 """The facts that the scheduler needs about a task: which requests can run, what they cost, and what they output.
 
 The scheduler is the same for all tasks, and builds the `Task` for its model. `registry` finds the class in the task's
-`scheduling` module. There are two kinds of tasks. A task that steps by tokens (`tasks.generate`) computes a prompt in
-chunks and stores its keys and values in blocks. A task of one step (`OneStep`) stores nothing; its result is a payload.
+`scheduling` module. There are two kinds of tasks. A task that generates tokens (`tasks.generate`, `tasks.transcribe`)
+stores keys and values in blocks. The other tasks (`OneStep`) have no blocks, and the result of a request is a payload.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,10 @@ class Task(Protocol):
 
 
 class OneStep:
-    """Shared by all tasks whose requests take one step. The result of a request is a payload."""
+    """Base of all tasks without tokens to generate. The result of a request is a payload.
+
+    A request takes one step, except in `tasks.imagegenerate`.
+    """
 
     whole_prompts = True
     packs = False

@@ -11,7 +11,8 @@ from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import ModelFacts
 
-# A share of a step's tokens. Longer prompts are "long". While others decode, all long prompts together get this share.
+# As a share of a step's tokens. A prompt longer than this is long. While other requests decode, all long prompts
+# together get this share.
 LONG_PROMPT_SHARE = 0.25
 
 

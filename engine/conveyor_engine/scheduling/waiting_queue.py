@@ -1,12 +1,14 @@
 """The waiting requests, in the order of `sort_key`. `scheduler` changes them; `policy` and `running_batch` read them.
 
-Lower levels go first. A request yields only to requests of lower levels that arrive within `LEVEL_AGEING_SECONDS` for
-each level between them, so no request waits forever. Within a level, a request with a near deadline goes first.
+Lower levels go first. A request is overtaken only by requests of lower levels that arrive at most
+`LEVEL_AGEING_SECONDS` later for each level between the two, so no request waits forever. Within a level, a request with
+a near deadline goes first.
 
 All engine requests of one HTTP request (many inputs, many choices) are one party. Parties take turns, and the requests
-of a party go in order of arrival. So a request with one choice never waits for all choices of another client. If a
-request does not fit into its share of the batch, its whole line is skipped: all requests with the same limits. The cost
-of a call depends on the number of requests that it takes, and on the logarithm of the number that wait.
+of a party go in order of arrival. So an HTTP request with one choice never waits for all choices of another one. If a
+request does not fit into its share of the batch (`shares`), its whole line is skipped: all requests with the same
+limits. The cost of a call depends on the number of requests that it takes, and on the logarithm of the number that
+wait.
 """
 
 from collections import OrderedDict, defaultdict
@@ -23,7 +25,10 @@ from conveyor_engine.scheduling.shares import NO_SHARES, Listing, Shares
 
 
 class Turn(NamedTuple):
-    """The last turn of a party, or its arrival. `time`: when the then newest request of its level had arrived."""
+    """The last turn of a party; before its first turn, its arrival.
+
+    `time`: the latest arrival time among all requests of its level up to that moment.
+    """
 
     number: int
     time: float

@@ -160,14 +160,14 @@ class EngineClient:
         wish: str | None = None,
         follow: Callable[[RequestOutput], Part | None] = lambda _: None,
     ) -> Generation:
-        """Send the engine requests of an HTTP request, which has a place, to the engine.
+        """Send the engine requests of an HTTP request to the engine. The caller is in `hold_place`.
 
         For a request with many parts, at most `PARTS_BATCHES` batches are at the engine at a time. The next part is
         sent when there is room again. So a long list takes turns with other requests, and never fills the engine's
         queue. After the timeout all requests end with DEADLINE in any case. Raises Unavailable or Overloaded.
 
-        follow: called with each output before it is read. With a request's last one, it may return a part, which takes
-        the place of the request.
+        follow: called with each output before it is read. For a request's last output, it may return a part, which is
+        sent to the engine and continues the request.
         """
         num_tokens_of = {name: number for part in parts for name, number in part.num_tokens_of.items()}
         first = _fitting(parts, 0, self._num_at_engine_max)
@@ -256,7 +256,7 @@ class EngineClient:
                 self._handle(message)
         except Exception as error:
             _log.exception("event=engine_not_understood")
-            text = f"the engine was not understood: {type(error).__name__}: {error}"
+            text = f"the engine process sent an invalid message: {type(error).__name__}: {error}"
             self.death = Death(FailureReason.ENGINE_ERROR, text)
         self.state = State.DEAD
         self._die(await self._process.reap())
@@ -292,7 +292,7 @@ class EngineClient:
                 self._held.release(output.request_id)
             generation = self._generations.get(output.request_id)
             if generation is None:
-                continue  # aborted here, before the engine knew
+                continue  # aborted here, before the engine received the abort
             part = generation.follow(output)
             generation.put(output)
             if output.finish_reason is not None:
@@ -326,7 +326,10 @@ class EngineClient:
 
 
 def _fitting(parts: Iterable[Part], num_at_engine: int, most: int) -> Iterator[Part]:
-    """Yield the next parts, as long as the engine has at most `most` requests. A part with more is sent alone."""
+    """Yield the next parts, as long as the engine has at most `most` requests of this HTTP request.
+
+    A part with more requests than that is sent alone.
+    """
     for part in parts:
         if num_at_engine and num_at_engine + len(part.num_tokens_of) > most:
             return

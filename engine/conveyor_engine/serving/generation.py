@@ -58,8 +58,8 @@ class Generation:
     ) -> None:
         """After the timeout, open requests end with DEADLINE. abort: called with ids, ends requests in the engine.
 
-        follow: called with each output before it is read. With a request's last one, returns the part that continues
-        it, or None.
+        follow: called with each output before it is read. For a request's last output, it returns the part that
+        continues the request, or None.
         """
         self.follow = follow
         self.request_ids = request_ids

@@ -104,7 +104,7 @@ class Snapshot(Collector):
         between.add_metric(self._values, self._between_tokens.buckets(), self._between_tokens.sum)
         yield between
         closes = CounterMetricFamily(
-            "conveyor_engine_batch_close", "Batches closed, by why.", labels=[*self._names, "reason"]
+            "conveyor_engine_batch_close", "Batches closed, by reason.", labels=[*self._names, "reason"]
         )
         for reason, count in self.stats.batch_close_reasons.items():
             closes.add_metric([*self._values, reason], count)
@@ -118,7 +118,7 @@ class Snapshot(Collector):
         waiting = self.num_waiting()
         yield self._gauge("vllm:num_requests_waiting", "Requests without a place in the batch.", waiting)
         reasons = {"capacity": waiting, "deferred": 0}  # vLLM's names; this engine defers no request
-        yield self._gauges("vllm:num_requests_waiting_by_reason", "The same, by why.", "reason", reasons)
+        yield self._gauges("vllm:num_requests_waiting_by_reason", "Waiting requests, by reason.", "reason", reasons)
 
     def _cache_config(self, facts: ModelFacts) -> Metric:
         size = facts.num_kv_blocks * facts.block_size
@@ -135,13 +135,13 @@ class Snapshot(Collector):
     def _capacity(self, facts: ModelFacts | None) -> Iterator[Metric]:
         yield self._gauges(
             "conveyor_engine_start_seconds",
-            "What it took the engine process to be ready: to load the weights, to warm up.",
+            "Seconds that each part of the engine process's start took: loading the weights, warming up.",
             "part",
             self.start_seconds(),
         )
         capacity = GaugeMetricFamily(
             "conveyor_engine_capacity",
-            "Requests that it could run at once lately: its batch, or what KV cache or objectives allowed.",
+            "Requests that can run at once: the batch size, or what KV cache or objectives recently allowed.",
             labels=self._names,
         )
         if facts is not None:
@@ -157,9 +157,11 @@ class Snapshot(Collector):
             values["rows"] = facts.max_num_seqs if stats.max_running is None else stats.max_running
             tokens = stats.max_prompt_tokens
             values["prompt_tokens"] = facts.max_num_batched_tokens if tokens is None else tokens
-        yield self._gauges("conveyor_engine_limit", "What a step may hold, by the objectives.", "of", values)
+        yield self._gauges(
+            "conveyor_engine_limit", "Limits of a step that the objectives set: rows and prompt tokens.", "of", values
+        )
         moves = CounterMetricFamily(
-            "conveyor_engine_limit_moves", "Moves of these limits, by why.", labels=[*self._names, "reason"]
+            "conveyor_engine_limit_moves", "Changes of these limits, by reason.", labels=[*self._names, "reason"]
         )
         for reason, count in stats.limit_moves.items():
             moves.add_metric([*self._values, reason], count)

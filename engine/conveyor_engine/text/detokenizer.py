@@ -57,7 +57,7 @@ class Detokenizer:
 
     @property
     def num_characters(self) -> int:
-        """Return the number of characters of the output so far."""
+        """Return the number of characters shown so far."""
         return self._shown
 
     @property

@@ -18,7 +18,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     dimensions: int | None = None  # keep only the first dimensions, this many; None: all
     normalizes: bool | None = None  # whether to scale to length 1; None: as the model's files say
     pixels: bytes = b""  # an image, float32, channels first, in the model's shape; empty: the input is the prompt
-    dtype: EmbedDtype = "float32"  # of the numbers in the payload ...
+    dtype: EmbedDtype = "float32"  # of the numbers in the result's payload ...
     is_big_endian: bool = False  # ... and the order of their bytes
 
     def encode(self) -> bytes:

@@ -75,10 +75,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     group: int = 0  # only requests with the same number share a forward pass, such as images of one size; 0: any may
     params: SamplingParams | None = None  # None: no tokens are sampled
     grammar: str = ""  # the grammar that the answer follows, from `text.grammar`; empty: none
-    thinking: Thinking | None = None  # set if there is a grammar, which begins after the thinking, or a budget
+    thinking: Thinking | None = None  # set if a grammar begins after the thinking, or if the thinking has a budget
     level: int = 0  # lower levels run first
     deadline: float = math.inf  # time.monotonic() seconds; after it the request is dropped
-    arrival_time: float = 0.0  # time.monotonic() seconds: when the HTTP request's head arrived; in the engine, its own
+    # time.monotonic() seconds. In the API process and its workers: when the HTTP request's head arrived. In the engine
+    # process: when the engine request arrived there.
+    arrival_time: float = 0.0
     cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
     prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of full blocks so far; choices share this list
 
@@ -125,7 +127,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_preemptions: int = 0
     scheduled_time: float = 0.0  # time.monotonic() seconds of the request's first step; 0: it had no step
-    payload: bytes | None = None  # the result of a task that does not generate tokens
+    payload: bytes | None = None  # a result that is not tokens, which only the task can read
     prompt_logprobs: list[TokenLogprobs] | None = None  # for the next tokens of the prompt, beginning with the second
 
     @property
@@ -160,7 +162,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    num_held: int | None = None  # requests of the expected lengths that fit the KV cache; None: a batch, or unknown
+    # Requests of the declared lengths that fit the KV cache; None: a whole batch fits, or no lengths are declared.
+    num_held: int | None = None
     of_task: bytes = b""  # facts that only the task can decode
 
 
@@ -170,7 +173,7 @@ class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0  # 0..1, share of the blocks that requests hold
-    num_carried: int | None = None  # requests that the KV cache holds, see `Carried`; None: a batch, or unknown
+    num_carried: int | None = None  # requests that the KV cache holds, see `Carried`; None: a whole batch, or unknown
     max_running: int | None = None  # requests that may run at once, limited by the objectives; None: no limit
     max_prompt_tokens: int | None = None  # prompt tokens in a step, limited by the objectives; None: no limit
     limit_reason: str | None = None  # reason for the limits: see `objectives.steering`; None: there are no objectives

@@ -87,7 +87,7 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         ("model: ''", "model must be text that is not empty"),
         ("model: 5", "model must be text"),
         ("port: 5", "model is missing"),
-        ("model: /m\nmodel: /n", "stands there twice"),
+        ("model: /m\nmodel: /n", "appears twice"),
         ("[1, 2]", "one mapping"),
         ("model: {a: 1}", "model must be text"),
         ("model: /m\nclass_shares: {5: 101}", "whole percentages from 1 to 100, as 50:40,100:20, not '5:101'"),

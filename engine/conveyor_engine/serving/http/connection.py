@@ -155,7 +155,7 @@ class Connection(HttpToolsProtocol):
     def _expect_reading(self, num_unread_before: int | None = None) -> None:
         """Close the connection if the client has read too little since the last check.
 
-        Otherwise answers accumulate here.
+        Without this limit, unread answers would accumulate in memory.
         """
         num_unread = self.transport.get_write_buffer_size()
         if num_unread_before is not None and num_unread > num_unread_before - READ_BYTES_MIN:

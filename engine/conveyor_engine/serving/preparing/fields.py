@@ -41,7 +41,7 @@ class Row:
     defined_by: tuple[str, ...]
     places: tuple[Place, ...] = BOTH
     only: tuple[object, ...] = ()  # the values other than null that change nothing
-    why_ignored: str = ""  # why any value is accepted; empty: not any value is
+    why_ignored: str = ""  # why any value is accepted; empty: only null and the values in `only` are
     instead: str = ""  # why other values are rejected, and what to send instead
 
     def refusal(self, value: object) -> str | None:
@@ -55,7 +55,7 @@ class Row:
         """Return the JSON Schema of the field's values."""
         if self.why_ignored:
             return {"description": f"Ignored: it {self.why_ignored}."}
-        return {"description": "Accepted only with what changes nothing.", "enum": [None, *self.only]}
+        return {"description": "Accepted only with values that change nothing.", "enum": [None, *self.only]}
 
     def accepted_values(self) -> str:
         """Return the accepted values as JSON, for error messages and docs."""

@@ -1,6 +1,6 @@
 """Converts bodies of Anthropic's Messages API to chat requests, so that both share template, tool parser and the rest.
 
-Has two kinds of bodies of `tasks.generate`. Runs in the workers of `process`. No I/O, no asyncio.
+Used by `tasks.generate` for two kinds of bodies. Runs in the workers of `process`. No I/O, no asyncio.
 """
 
 from array import array

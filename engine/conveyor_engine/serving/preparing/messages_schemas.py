@@ -274,7 +274,7 @@ class CountTokensRequest(ModelFields):
     def variables(self) -> Json:
         """Return the chat template's variables. Values in `chat_template_kwargs` take precedence.
 
-        Templates of models that can think or not read one of two names, so both are set.
+        Templates of models with optional thinking read one of two variables, so both are set.
         """
         kind = self.thinking.type if self.thinking else "disabled"
         thinks = {} if kind == "adaptive" else dict.fromkeys(("enable_thinking", "thinking"), kind == "enabled")

@@ -5,11 +5,11 @@ completions, because a chat template may be slow.
 
 If a worker dies, the pool replaces it and rejects its job as too costly. If a worker sends nothing until its deadline
 (it was stopped, or is stuck in the kernel), the pool kills and replaces it, and the client may retry. A worker that
-cannot be killed keeps its place, so the number of processes is bounded. `is_alive` is false once this holds for all
-workers.
+cannot be killed is not replaced, so the number of processes is bounded. `is_alive` is false once all workers are past
+their deadlines and have not ended.
 
-A worker gets its next job in the same turn of the event loop as its reply arrives. While many answers stream, a turn
-takes milliseconds, and requests arrive in bursts.
+A worker gets its next job in the same iteration of the event loop in which its reply arrives, because requests arrive
+in bursts, and an iteration takes milliseconds while many answers stream.
 """
 
 import asyncio
@@ -228,7 +228,7 @@ class WorkerPool:
         try:
             connection = self._fork_server.start_worker()
         except OSError:
-            _log.critical('event=fork_server_ended message="this server drains, ends and must be started anew"')
+            _log.critical('event=fork_server_ended message="this server drains and exits; it must be restarted"')
             self._on_broken()
             return
         loop = asyncio.get_running_loop()

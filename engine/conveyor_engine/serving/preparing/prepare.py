@@ -1,6 +1,6 @@
 """Turns bodies that request text into engine requests: validates, tokenizes and checks them against the model.
 
-Has kinds of bodies of `tasks.generate`. Runs in the workers of `process`. No I/O, no asyncio.
+Used by `tasks.generate` for completions and chats. Runs in the workers of `process`. No I/O, no asyncio.
 """
 
 import uuid
@@ -362,8 +362,8 @@ def _check_listed_tokens(fields: SamplingFields, bad_words: Sequence[Sequence[in
     }
     for name, token_ids in listed.items():
         if (largest := max(token_ids, default=0)) >= facts.vocab_size:
-            most = f"0..{facts.vocab_size - 1}, as the model has {facts.vocab_size} tokens, not {largest}"
-            raise InvalidRequest(f"{name} must be in {most}", param=name)
+            known = f"the model has {facts.vocab_size} tokens, 0 to {facts.vocab_size - 1}"
+            raise InvalidRequest(f"{name} has the token id {largest}, but {known}", param=name)
 
 
 def check_token_ids(prompt: list[int], facts: ModelFacts, param: str) -> None:

@@ -32,7 +32,7 @@ CPU_SECONDS_PER_MIB = 1.0  # added for each MiB of the body; several times what 
 SECONDS_PER_CPU_SECOND = 10.0  # wall-clock limit over CPU limit: a job may wait for a CPU, or for memory to be paged in
 MEMORY_BYTES = 96 * 2**20  # limit of the memory that a job may add; its kind may add to it, and the next two do
 MEMORY_BYTES_PER_TOKEN = 512  # added for each token of the context length; tokenizing takes 110 bytes per character
-# Added for each byte of the body. A body of empty lists takes 25; up to 10 MiB of it, MEMORY_BYTES covers the other 9.
+# Added for each byte of the body. A body of empty lists needs 25; for up to 10 MiB, MEMORY_BYTES covers the other 9.
 MEMORY_BYTES_PER_BODY_BYTE = 16
 _RETIRE_BYTES = 32 * 2**20  # a worker that grew by more than this is replaced
 _NICENESS = 5  # tokens of running streams take precedence over prompts of new ones

@@ -1,6 +1,6 @@
 """Converts bodies of the Responses API to chat requests, so that both share template, tool parser and the rest.
 
-Has one kind of body of `tasks.generate`. Runs in the workers of `process`. No I/O, no asyncio.
+Used by `tasks.generate` for one kind of body. Runs in the workers of `process`. No I/O, no asyncio.
 """
 
 from typing import Any, Final, Literal

@@ -20,7 +20,7 @@ def _parse_inputs(value: object) -> object:
         is_right = _is_texts([value] if isinstance(value, str) else value)
     if not is_right:
         raise PydanticCustomError(
-            "inputs", "must be a text, a pair of texts, or a list of lists of one text or two, none of them empty"
+            "inputs", "must be a text, a pair of texts, or a list of lists with one or two texts each; no text is empty"
         )
     return value
 

@@ -102,7 +102,7 @@ class Batches:
         return {name: tensor.to(self._made_types[name]) for name, tensor in made.items()}
 
     def find_length(self, item: Item) -> int:
-        """Return the first length of an item that varies; 1 if none does."""
+        """Return the item's size in the first dimension whose length varies; 1 if no length varies."""
         return next(iter(self._bind(item).values()), 1)
 
     def _bind(self, item: Item) -> dict[str, int]:

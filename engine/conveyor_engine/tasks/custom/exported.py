@@ -23,7 +23,7 @@ from conveyor_engine.wire.tensors import Signature, TensorSpec
 
 _SYMBOL: Final = re.compile(r"(?:Symbol\('(\w+)'[^()]*\)|(\w+))", re.ASCII)
 _LENGTH_MAX: Final = 2**31 - 1
-_LEAST_OF_ONE: Final = 2  # torch.export's smallest limit; its checks let such programs also run with 1
+_LEAST_OF_ONE: Final = 2  # torch.export's smallest minimum of a dimension; programs with it also run with 1
 Dim = int | str
 """A number, the name of a length, or "" for an expression."""
 
@@ -138,7 +138,7 @@ def _read_user_output(spec: Mapping[str, Any]) -> str:
 
 
 def _name_outputs(module: Mapping[str, Any], number: int) -> tuple[str, ...]:
-    """Return the keys of the dictionary that the program returns; otherwise `output`, or numbered names."""
+    """Return the keys of the dictionary that the program returns. Without a dictionary: `output`, or numbered names."""
     for call in module["module_call_graph"]:
         if call["fqn"] == "" and call["signature"] is not None:
             _, spec = json.loads(call["signature"]["out_spec"])
@@ -214,5 +214,5 @@ def _name_dims(dims: list[Dim], named: Mapping[str, str], batch: str, *, packs: 
 def _datatype(meta: Mapping[str, Any]) -> Any:
     dtype = DTYPES.get(meta["dtype"])
     if dtype not in DATATYPES:
-        raise ModelError("an input or output of the program has a type that the protocol has not")
+        raise ModelError("an input or output of the program has a type that the Open Inference Protocol does not have")
     return DATATYPES[dtype]

@@ -216,7 +216,7 @@ def _read_float(value: Any) -> float:
 
 def _check_name(name: Any) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ModelError(f"the program has a name that is none: {str(name)[:100]!r}")
+        raise ModelError(f"the program has an invalid name: {str(name)[:100]!r}")
     return name
 
 

@@ -60,8 +60,8 @@ class Model(ABC):
     """Base class for your own model: declares its tensors, loads it, and computes batches.
 
     The engine creates one instance, calls `load` once, and then calls `run` for each batch, in one thread. If `run`
-    raises an exception, the engine runs the items one by one or in smaller batches. Only the items that raise alone
-    fail.
+    raises an exception, the engine runs the items again in smaller batches, down to one item. An item fails only if
+    `run` raises for this item alone.
     """
 
     inputs: ClassVar[Sequence[TensorSpec]]

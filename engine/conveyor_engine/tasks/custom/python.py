@@ -68,7 +68,7 @@ def find_problem(signature: Signature, batching: Batching) -> str | None:
     for spec in specs:
         for size in spec.shape:
             if isinstance(size, str) and size not in signature.lengths:
-                return f"{spec.name} has the length {size!r}, and `lengths` has not"
+                return f"{spec.name} has the length {size!r}, and `lengths` does not have it"
             if isinstance(size, int) and size < 0:
                 return f"{spec.name} has the size {size}: name a length that varies"
     for name, (least, most) in signature.lengths.items():

@@ -127,7 +127,7 @@ def _read_picture(model: ServedModel, facts: PictureFacts, data: bytes, param: s
     pixels = process_picture(model, data, param)
     if pixels.shape != facts.shape:
         made = " x ".join(map(str, pixels.shape))
-        raise InvalidRequest(f"{param} becomes {made}, and the model takes squares: make its sides alike", param=param)
+        raise InvalidRequest(f"{param} becomes {made}, and the model takes only squares: send a square", param=param)
     payload = msgspec.structs.replace(asked, pixels=pixels.tobytes()).encode()
     return Prompt([], payload, facts.num_tokens, facts.num_tokens)
 

@@ -88,7 +88,10 @@ class PaintRunner:
             self._measure(progress)
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
-        """Begin a step. Return a function whose result waits for the pictures. On a GPU, the work is only launched."""
+        """Begin a step; on a GPU this only launches its work.
+
+        The returned `Sample` ignores its masks, and its `Read` waits for the pictures.
+        """
         with torch.inference_mode():
             self._take_new(plan)
             rows, places = [self._rows[row] for row in plan.rows], _find_timesteps(plan)
@@ -221,7 +224,10 @@ class PaintRunner:
 
 
 def _find_timesteps(plan: StepPlan) -> list[int]:
-    """Return the number of the timestep that each row computes. If a plan is run again, it may be done already."""
+    """Return the number of the timestep that each row computes.
+
+    If the plan is run again after a failure, a row may already have computed its timestep.
+    """
     return [computed // cost for computed, cost in zip(plan.num_computed_tokens, plan.num_tokens, strict=True)]
 
 
@@ -239,7 +245,7 @@ def _check_settings(config: EngineConfig) -> None:
         raise ConfigError("`max_model_len` is set, but this model makes pictures, which have no tokens; leave it out")
     if config.attention_backend != "auto":
         raise ConfigError(
-            f"`attention_backend: {config.attention_backend}` is set, but this model runs its own; leave it out"
+            f"`attention_backend: {config.attention_backend}` is set, but this model has its own; leave it out"
         )
     if config.padding == "real":
         raise ConfigError("`padding: real` is set, but pictures are not padded; leave it out")

@@ -17,7 +17,7 @@ _DUMMY_STEPS: Final = 2
 
 
 class ImageGenerate(OneStep):
-    """The task that generates pictures. Without padding, the cost of a batch is the sum of its pictures' costs."""
+    """The task that generates pictures. They are never padded, so a batch costs the sum of its pictures' costs."""
 
     packs = True
     result_name = "pictures"

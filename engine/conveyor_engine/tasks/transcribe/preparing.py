@@ -19,7 +19,8 @@ from conveyor_engine.wire.audio import AudioFacts, SpeechTask
 from conveyor_engine.wire.languages import find_code
 from conveyor_engine.wire.worker import Job, Part
 
-_MEMORY_BYTES: Final = 640 * 2**20  # limit per job; SECONDS_MAX with 128 bands take 77 MB, and a few copies of them
+# Limit per job. The features of SECONDS_MAX with 128 bands take 77 MB, and a job has a few copies of them.
+_MEMORY_BYTES: Final = 640 * 2**20
 _CPU_SECONDS: Final = 10.0  # limit per job, in addition to that for its bytes; SECONDS_MAX of sound take 2 s
 
 
@@ -35,7 +36,8 @@ class PreparedSpeech(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     task: SpeechTask
     language: str | None  # the code; None: the model detects the language
     tokens: list[int]  # the tokens with which each window's transcript begins
-    language_at: int | None  # index in `tokens` where the model writes the language; None: it is known, or has no token
+    # Index in `tokens` where the model writes the language. None: the language is known, or the model has no languages.
+    language_at: int | None
     features: bytes  # float32 (frames, num_mels), at least as many frames as a window has
     num_frames: int  # number of frames with sound; the rest is silence
     seconds: float

@@ -1,7 +1,7 @@
 """Schedules windows of speech, whose transcripts are generated token by token.
 
 A window is computed like a long prompt, but always in one step: first its sound, then the tokens with which its
-transcript begins. The sound costs one token for each of its places in the KV cache, also for those of silence.
+transcript begins. The sound costs one token for each of its positions in the KV cache, silence included.
 """
 
 from itertools import repeat

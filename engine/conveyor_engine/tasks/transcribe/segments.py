@@ -21,7 +21,10 @@ class Segment(NamedTuple):
 
 
 def list_closed(tokens: Sequence[int], first_timestamp: int) -> list[list[int]]:
-    """Return the tokens of each closed segment: the next segment has begun. `divide` will return the same segments."""
+    """Return the tokens of each closed segment: one after which another segment has begun.
+
+    For the whole window, `divide` returns the same segments, and perhaps more.
+    """
     ends = _find_ends([token >= first_timestamp for token in tokens])
     return [list(tokens[start:end]) for start, end in pairwise([0, *ends])]
 

@@ -33,5 +33,5 @@ def find_dialect(template: str, tools: ToolParser = "auto", reasoning: Reasoning
 
 def _why_none(template: str) -> str:
     foreign = find_foreign_format(template)
-    what = f"its format is {foreign}" if foreign else "its chat template has no format of tool calls that it knows"
+    what = f"its format is {foreign}" if foreign else "its chat template has no known format of tool calls"
     return f"the engine cannot read this model's own tool calls: {what}"

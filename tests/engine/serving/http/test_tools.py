@@ -187,7 +187,7 @@ def test_tools_are_shown_to_the_model_unless_it_may_call_none(hermes: EngineServ
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tools": TOOLS}, "tool_choice", "chat template has no format of tool calls that it knows; send tool_choice"),
+        ({"tools": TOOLS}, "tool_choice", "chat template has no known format of tool calls; send tool_choice"),
         ({"tools": [TOOLS[1], {"type": "function", "function": {"name": "f", "parameters": {"type": "thing"}}}],
           "tool_choice": "required"}, "tools[1].function.parameters", "thing"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"title": "a" * 70_000}}}],

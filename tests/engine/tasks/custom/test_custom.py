@@ -200,7 +200,7 @@ N = {"n": (1, 5)}
         (Signature((), (Y,)), Batching(), "it needs an input and an output"),
         (Signature((X, X), (Y,), N), Batching(), "two tensors of one name"),
         (Signature((X,), (Y,), N), Batching(ragged="pad", mask="x"), "two tensors of one name"),
-        (Signature((X,), (Y,)), Batching(), "x has the length 'n', and `lengths` has not"),
+        (Signature((X,), (Y,)), Batching(), "x has the length 'n', and `lengths` does not have it"),
         (Signature((TensorSpec("x", "FP32", (-1,)),), (Y,)), Batching(), "name a length that varies"),
         (Signature((X,), (Y,), {"n": (5, 1)}), Batching(), "is from 5 to 1"),
         (Signature((TensorSpec("x", "BYTES"),), (Y,)), Batching(ragged="pad"), "take neither inputs of BYTES"),

@@ -260,7 +260,7 @@ ATTACKS: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "extension": ("/models/model.json", call("#mine:op"), "does not run"),
     "graph": ("/models/model.json", call("torch.ops.aten.add.Tensor", {"as_graph": {}}), "kind 'as_graph'"),
     "callable": ("/models/model.json", call("torch.ops.aten.add.Tensor", {"as_operator": "torch.os.system"}), "as_op"),
-    "name": ("/models/model.json", rename_node, "a name that is none"),
+    "name": ("/models/model.json", rename_node, "an invalid name"),
     "expression": ("/models/model.json", set_expression, "must be one that varies"),
     "version": ("/models/model.json", lambda content: content["schema_version"].update(major=9), "export it again"),
     "empty": ("/models/model.json", dict.clear, "cannot be read: KeyError"),
