@@ -22,13 +22,15 @@ from conveyor_process.listening import BACKLOG, Acceptor, close_port
 
 logger = logging.getLogger(__name__)
 
-# How long open requests may take at a shutdown. A value takes at most the gateways' timeout.
+# How long open requests may take at a shutdown. To answer one, the server reads the gateways, which
+# takes at most `gateway_timeout_seconds`: 1 s by default.
 _SHUTDOWN_SECONDS = 5.0
 # How long the last accepted connections may take for their handshake.
 _ACCEPTED_SECONDS = 0.1
-# The limit on a handshake, because connections count only after it. asyncio's default is a minute.
+# How long a TLS handshake may take. A connection counts toward `_MAX_CONNECTIONS` only after its handshake, so slow
+# handshakes must end early. asyncio's default is a minute.
 _HANDSHAKE_SECONDS = 5.0
-_MAX_CONNECTIONS = 256  # from API servers
+_MAX_CONNECTIONS = 256  # the callers are API servers
 
 
 class ApiConnection(Connection):

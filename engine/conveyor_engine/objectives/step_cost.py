@@ -93,7 +93,7 @@ def _fit_best(points: Sequence[tuple[float, float, float]]) -> Coefficients:
 
 
 def _error(products: list[list[float]], sums: list[float], found: Coefficients) -> float:
-    """Return the sum of squares minus the number of points."""
+    """Return the sum of the squared relative errors, minus the number of points, which is equal for all fits."""
     square = sum(found[i] * found[j] * products[i][j] for i in range(3) for j in range(3))
     return square - 2 * sum(each * total for each, total in zip(found, sums, strict=True))
 

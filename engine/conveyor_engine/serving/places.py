@@ -1,13 +1,16 @@
 """Grants places in this engine to gateways. A gateway needs a place before it sends a request.
 
-So requests wait in the gateway, from where they can still go to another engine. Owned by `engine_client`. A place is a
-slot in the batch. There are also a few places beyond the batch, so that the next request is already here when a slot
-becomes free. If no place is free, the gateway's request for a place is queued. The queue is in the order of arrival,
-where each level counts as an arrival `LEVEL_AGEING_SECONDS` later, as in the scheduler. A place that is granted but not
-used is granted again. Requests without the header for places do not come from gateways, and are not counted here.
+A place is the right to send this engine one HTTP request. There are as many places as slots in the batch, and a few
+more beyond the batch, so that the next request is already here when a slot becomes free. Requests without a place wait
+in the gateway, from where they can still go to another engine. Owned by `engine_client`.
 
-In the modes in which no request joins a running batch (Static, Dynamic), only the batch that is being filled has
-places, and there are none beyond it. Otherwise, requests that came early would form the next batch alone.
+If no place is free, the gateway's request for a place is queued. The queue is in the order of arrival, where each level
+counts as an arrival `LEVEL_AGEING_SECONDS` later, as in the scheduler. A place that is granted but not used is granted
+again. Requests without the header for places do not come from gateways, and are not counted here.
+
+In the modes in which no request joins a running batch (Static, Dynamic), there are no places while a batch runs, and
+none beyond the batch. If requests could come while a batch runs, their windows would be over when it ends. They would
+then start the next batch without the requests that still wait in the gateway.
 """
 
 import asyncio
@@ -21,13 +24,15 @@ from typing import Final
 from conveyor_engine.errors import NoPlace, Overloaded
 from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS, PLACE_GRANTED
 
-ASKERS_MAX: Final = 256
+ASKERS_MAX: Final = 256  # requests for a place that may be queued
 GRANT_SECONDS: Final = 1.0  # a request must arrive within this time after its grant; far more than a round trip
-BEYOND_SECONDS: Final = 0.02  # the wait for a place beyond the batch, as another engine may have a slot in its batch
+# How long a gateway's request for a place is queued before it may get one beyond the batch. Meanwhile another engine
+# may grant the gateway a place in its batch.
+BEYOND_SECONDS: Final = 0.02
 
 
 class Places:
-    """The places. Each HTTP request has one, even if it has many engine requests, which take turns in the batch."""
+    """The places of this engine. An HTTP request holds one place, however many engine requests it consists of."""
 
     def __init__(self, batch_size: int, fills: bool = False) -> None:
         """fills: the mode first fills a batch and then runs it, so that no request joins a running batch."""
@@ -48,7 +53,7 @@ class Places:
 
     @property
     def _limit(self) -> int:
-        """The number of places in the batch."""
+        """The number of places now, without those beyond the batch."""
         return 0 if self._fills and self._is_running and self._num_held else self.batch_size
 
     def observe_step(self, num_running: int) -> None:
@@ -68,7 +73,7 @@ class Places:
         if wish == PLACE_GRANTED and self._granted:
             self._granted.popleft().cancel()
         elif self._num_taken >= self._limit:
-            raise NoPlace("no place is free in the batch; ask for one")
+            raise NoPlace("no place is free in the batch; wait for one with GET /place")
         self._num_arriving += 1
         try:
             yield
@@ -83,13 +88,13 @@ class Places:
         self._num_held += 1
 
     def join(self, request_id: str, others: Iterable[str]) -> None:
-        """Count further engine requests to the HTTP request of an open one, if that has a place."""
+        """Add engine requests to the HTTP request that `request_id` belongs to. Does nothing if that has no place."""
         if (party := self._open.get(request_id)) is not None:
             party.update(others)
             self._open.update(dict.fromkeys(others, party))
 
     def release(self, request_id: str) -> None:
-        """Note that an engine request has ended. Works also if its HTTP request has no place."""
+        """Record that an engine request has ended. Does nothing if its HTTP request has no place."""
         party = self._open.pop(request_id, None)
         if party is None:
             return

@@ -1,4 +1,4 @@
-"""Messages of the tasks for images: the payload of a request and the facts of a model. Only these tasks read them.
+"""Messages of the task that classifies images: the payload of a request and the facts of a model.
 
 The payload is the output of the model's image processor for one image: its shape, and float32 numbers.
 """

@@ -4,8 +4,9 @@ Created by `server`. Each request has one `Reservation`: `relaying.bodies` reser
 buffered response. No service may hold more than half of all bytes and three quarters of all requests, so that
 requests that wait for one service leave room for the others. No client may hold more than seven eighths of either.
 
-A request may be evicted until its answer starts. When there is no room, the largest holder loses its largest request; a
-holder is one client's requests for one service. If the new request belongs to the largest holder, it is rejected.
+A request may be evicted until its answer starts. When there is no room, the largest holder loses a request: the largest
+one of its least urgent class. A holder is one client's requests for one service. If the new request belongs to the
+largest holder, it is rejected.
 """
 
 import contextlib

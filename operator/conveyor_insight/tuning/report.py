@@ -62,8 +62,8 @@ def _tell_none(results: Sequence[Result], objectives: Objectives) -> str:
         return "No setting runs, so there is nothing to recommend."
     nearest = min(lowest, key=lambda trial: trial.rate)
     told = f"No setting meets {objectives} at P95. At {nearest.rate:.3g} requests/s: {'; '.join(nearest.misses)}. "
-    told += "Allow a longer time in --objective, or shorten prompts and answers; "
-    return told + "a lower --rate shows how long one request takes."
+    told += "Allow a longer time in --objective, or shorten prompts and answers. "
+    return told + "To see how long a single request takes, run again with a lower --rate."
 
 
 def build_patch(plan: Plan, chosen: Candidate) -> str:

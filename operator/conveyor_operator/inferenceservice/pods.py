@@ -28,7 +28,7 @@ class ContainerState:
     name: str
     image: str = ""
     initial: bool = False
-    """Whether it must end for the pod to succeed, like an initContainer."""
+    """Whether it runs to its end: an initContainer, or the main container of a Job that downloads the model."""
     ready: bool = False
     running: bool = False
     waiting_reason: str = ""

@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 import torch
 
 Work = Callable[[], None]
-Capture = Callable[[Work], Work]  # captures the work, which it may run; calling the result runs the work again
+# Captures the work and returns a function that runs it again. The capture may run the work too.
+Capture = Callable[[Work], Work]
 
 
 class CudaCapture:
@@ -34,7 +35,8 @@ class CudaCapture:
             work()
             torch.cuda.synchronize(self._device)
             with _no_garbage():
-                graph.capture_begin(self._pool, capture_error_mode="thread_local")  # other engines' threads may go on
+                # With "thread_local", the threads of other engines may call CUDA during the capture.
+                graph.capture_begin(self._pool, capture_error_mode="thread_local")
                 try:
                     work()
                     graph.capture_end()

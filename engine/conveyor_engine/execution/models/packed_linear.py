@@ -1,10 +1,10 @@
-"""Linear layers for CPUs whose weights are stored in the order in which the kernel reads them. Made by `linear`.
+"""Linear layers for CPUs, with weights stored in the order in which the kernel reads them. Made by `linear`.
 
 There are two kernels:
-- Our own reads the weights once, in order, also for a single row, and uses AMX tiles if the CPU has them. Layers that
-  use it can be computed in one call. It supports bfloat16 on CPUs without bfloat16 instructions, where oneDNN's
-  emulation is several times slower.
-- oneDNN's computes bfloat16 if our own kernels are missing or were compiled without vector instructions.
+- Our own kernel reads the weights once, in order, also for a single row, and uses AMX tiles if the CPU has them. If all
+  linear layers of a decoder layer use it, one call can compute many such layers (`native.layer`). It supports bfloat16
+  on CPUs without bfloat16 instructions, where oneDNN's emulation is several times slower.
+- oneDNN's kernel computes bfloat16 layers if our own kernels are missing or were compiled without vector instructions.
 """
 
 from abc import ABC, abstractmethod

@@ -64,7 +64,7 @@ def describe_speech(directory: Path, model: Any, block_size: int) -> tuple[Audio
 
 
 def _find_previous(generation: Any) -> int | None:
-    """Return the token that begins the text before a transcript, from a file without `prev_sot_token_id`.
+    """Return the token that begins a prompt of previous text, if the file has no `prev_sot_token_id`.
 
     As in transformers, it is the second to last of the suppressed tokens. Returns None if there are fewer than two.
     """

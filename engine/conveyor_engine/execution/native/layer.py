@@ -40,7 +40,7 @@ class LayerParts:
 
     before_attention: Norm
     qkv: Product
-    heads: tuple[Norm, Norm] | None  # of query heads and of key heads; only their weights may differ
+    heads: tuple[Norm, Norm] | None  # of query heads and of key heads; eps and offset must be equal
     out: Product
     before_mlp: Norm
     gate_up: Product
@@ -185,7 +185,7 @@ class Layers:
 
 
 def take_layer_seconds() -> dict[str, float]:
-    """Return the seconds that all layers' calls have spent since the last call of this function, by SECONDS."""
+    """Return the seconds that all layers spent in each part since the last call. The keys are those in SECONDS."""
     seconds = (ctypes.c_double * len(SECONDS))()
     library.load().cv_take_layer_seconds(seconds)
     return dict(zip(SECONDS, seconds, strict=True))
