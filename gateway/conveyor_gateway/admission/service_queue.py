@@ -211,7 +211,7 @@ class ServiceQueue:
         return self.loop.call_later(seconds - ticket.waited_seconds, self._delay, ticket)
 
     def _delay(self, ticket: Ticket) -> None:
-        """Moves a waiting request to the worst level."""
+        """Moves a waiting request to the least urgent level."""
         if ticket.state is TicketState.QUEUED:
             self._waiting.remove(ticket)
             ticket.level = max(ticket.level, self.limits.classes.worst_level)

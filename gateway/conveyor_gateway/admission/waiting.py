@@ -24,7 +24,7 @@ def sort_key(ticket: Ticket) -> Key:
     """Return the key that orders the queue: the lowest key is first. Waiting tickets have different keys.
 
     Each level counts as LEVEL_AGEING_SECONDS of waiting. So two tickets keep their order while they wait. A ticket of
-    level l is overtaken only by tickets that arrive within (l - the best level) x LEVEL_AGEING_SECONDS after it, plus
+    level l is overtaken only by tickets that arrive within (l - the most urgent level) x LEVEL_AGEING_SECONDS after it, plus
     the difference of their offsets.
     """
     return ticket.admitted_at + ticket.offset_seconds + LEVEL_AGEING_SECONDS * ticket.level, ticket.number
@@ -157,7 +157,7 @@ class Waiting:
         return first
 
     def last(self) -> Ticket | None:
-        """Return the last ticket of the worst level; None without tickets."""
+        """Return the last ticket of the least urgent level; None without tickets."""
         return self._trees[max(self._trees)].last() if self._trees else None
 
 

@@ -92,7 +92,7 @@ class Shares(Generic[M]):
         return not (self._is_service_full(member, 1) or self._is_client_full(member, 1))
 
     def find_victim(self, member: M, amount: int) -> M | None:
-        """Return the request to evict for `member`: the largest one of the worst level of the largest holder.
+        """Return the request to evict for `member`: the largest one of the least urgent level of the largest holder.
 
         Returns None if no request can be evicted.
         """
