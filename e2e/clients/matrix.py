@@ -45,6 +45,18 @@ def _python(program: str) -> tuple[str, ...]:
     return ("{env}/bin/python", str(PROGRAMS / program), "{url}", "{model}")
 
 
+def _tei_client(task: Task) -> Client:
+    """Return the row of text-embeddings-inference's client for a task."""
+    ran = {"embed": "vectors, async", "rerank": "ranks with their texts", "classify": "scores of all labels"}[task]
+    return Client(
+        f"tei-client, {task}",
+        ("tei-client==0.2.4",),
+        _python("tei_client_python.py"),
+        f"the model's description, {ran}, tokens",
+        task=task,
+    )
+
+
 def _vllm_bench(backend: str, path: str, ran: str, *options: str, task: Task = "generate") -> Client:
     """Return the row of one backend of `vllm bench serve`, with 20 requests, four at once.
 
@@ -262,6 +274,28 @@ CLIENTS = (
         _python("llama_index_embeddings.py"),
         "a query, a text, a batch, async",
         task="embed",
+    ),
+    Client(
+        "huggingface_hub",
+        ("huggingface-hub==2.4.0", "numpy"),
+        _python("huggingface_hub_python.py"),
+        "`InferenceClient` with the URL of `/embed`: one text, several, async, errors",
+        task="embed",
+    ),
+    *(_tei_client(task) for task in ("embed", "rerank", "classify")),
+    Client(
+        "infinity_client",
+        ("infinity-client==0.0.78",),
+        _python("infinity_embeddings.py"),
+        "health, one text, several, async, errors",
+        task="embed",
+    ),
+    Client(
+        "infinity_client, rerank",
+        ("infinity-client==0.0.78",),
+        _python("infinity_rerank.py"),
+        "ranks, the best document with its text, async, errors",
+        task="rerank",
     ),
     Client(
         "kserve",

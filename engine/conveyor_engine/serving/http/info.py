@@ -33,6 +33,8 @@ class Info(msgspec.Struct):
     auto_truncate: bool
     tokenization_workers: int
     version: str
+    sha: None = None  # of TEI's build; some clients require that both are there
+    docker_label: None = None
 
 
 async def get_info(request: Request) -> Response:

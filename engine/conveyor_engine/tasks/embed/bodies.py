@@ -22,8 +22,8 @@ class EmbeddingRequest(InputFields):
     """The number type of vectors that are sent as bytes."""
     endianness: Literal["native", "little", "big"] | None = "native"
     """The byte order of vectors that are sent as bytes; `native`: the engine's, which is little-endian."""
-    dimensions: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """Return only this many dimensions, the first ones. Only for models that were trained for it."""
+    dimensions: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = None
+    """Return only this many dimensions, the first ones. Only for models that were trained for it. 0: all."""
     prompt_name: str | None = None
     """The model's instruction to put in front of each text, such as `query`; default: the model's own default."""
     modality: Literal["text", "image"] | None = None

@@ -34,13 +34,14 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
     fields = parse_body(model, EmbeddingRequest, job.body)
     encoding, endianness = fields.encoding_format or "float", fields.endianness or "native"
     dtype = "float32" if encoding == "float" else fields.embed_dtype or "float32"
+    dimensions = fields.dimensions or None  # infinity's client sends 0 for all of them
     asked = PoolingParams(
-        dimensions=fields.dimensions,
+        dimensions=dimensions,
         normalizes=fields.use_activation,
         dtype=dtype,
         is_big_endian=encoding != "float" and (sys.byteorder if endianness == "native" else endianness) == "big",
     )
-    embedding = _check_size(job, fields.num_inputs(), fields.dimensions, fields.inputs_field)
+    embedding = _check_size(job, fields.num_inputs(), dimensions, fields.inputs_field)
     if encoding == "bytes" and fields.num_inputs() > METADATA_INPUTS_MAX:
         most = f"the header `metadata` has room for {METADATA_INPUTS_MAX} inputs, not {fields.num_inputs()}"
         raise InvalidRequest(f"{most}; send fewer, or encoding_format bytes_only", param="encoding_format")

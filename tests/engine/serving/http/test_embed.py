@@ -106,6 +106,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(served: Served, body: dict[s
 def test_the_model_and_its_limits_are_described(served: Served) -> None:
     told = served.server.get("/info").json()
     assert told["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert {"sha", "docker_label"} <= told.keys(), "tei-client requires them"
     assert (told["model_id"], told["model_dtype"]) == (
         served.server.get("/v1/models").json()["data"][0]["id"],
         "float32",
