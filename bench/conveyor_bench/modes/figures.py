@@ -35,16 +35,16 @@ class Observed:
     _before: tuple[int, int] = (0, 0)
 
     def begin(self, requests: Sequence[EngineRequest], longest_total_tokens: int) -> None:
-        """Note all requests that will arrive."""
+        """Record all requests that will arrive."""
         self.answers = {request.request_id: Answer(request.arrival_time) for request in requests}
         self._longest = longest_total_tokens
 
     def before_step(self, core: EngineCore) -> None:
-        """Note which requests run."""
+        """Record which requests run."""
         self._before = _running(core)
 
     def after_step(self, core: EngineCore, outputs: Sequence[RequestOutput], began: float, ended: float) -> None:
-        """Note the outputs of a step. Raises RuntimeError if a request failed."""
+        """Record the outputs of a step. Raises RuntimeError if a request failed."""
         live, running = (max(pair) for pair in zip(self._before, _running(core), strict=True))
         self.most_running = max(self.most_running, running)
         self.step_seconds = ended - began
@@ -61,7 +61,7 @@ class Observed:
             answer.tokens += len(output.new_token_ids)
 
     def end(self, core: EngineCore, now: float) -> None:
-        """Note that all requests have ended."""
+        """Record that all requests have ended."""
         self.seconds, self.stats = now, core.stats()
 
     def figures(self) -> dict[str, float]:

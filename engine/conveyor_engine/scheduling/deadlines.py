@@ -30,7 +30,7 @@ class Pace:
             self._fastest = min(self._fastest, now - self._planned_at)
 
     def plan(self, now: float, planned: bool) -> None:
-        """Note whether a step was planned at `now`."""
+        """Record whether a step was planned at `now`."""
         self._planned_at = now if planned else None
 
     @property

@@ -52,7 +52,7 @@ class Turns:
         self._newest: dict[int, float] = {}  # the latest arrival at each level; there are few levels
 
     def arrive(self, request: RequestState) -> None:
-        """Note an arriving request.
+        """Record an arriving request.
 
         If no other of its party waits, the party goes after all others with the same yield time.
         """

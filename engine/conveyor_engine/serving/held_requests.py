@@ -42,7 +42,7 @@ class HeldRequests:
         self.num_tokens += sum(num_tokens_of.values())
 
     def send(self, request_ids: Iterable[str]) -> None:
-        """Note that these requests are sent to the engine."""
+        """Record that these requests are sent to the engine."""
         self._unsent.difference_update(request_ids)
 
     def release(self, request_id: str) -> None:

@@ -147,19 +147,19 @@ class EnginePool:
         engine.left_out_until = now_seconds + left_out_seconds(engine.failures)
 
     def note_full(self, engine: Engine, now_seconds: float) -> None:
-        """Note that `engine` had no room for a request. It may have room for smaller ones, so it is chosen last."""
+        """Record that `engine` had no room for a request. It may have room for smaller ones, so it is chosen last."""
         engine.refusals += 1
         engine.full_until = now_seconds + left_out_seconds(engine.refusals)
 
     def note_no_place(self, engine: Engine) -> None:
-        """Note that all places of `engine` are taken, maybe by other gateways.
+        """Record that all places of `engine` are taken, maybe by other gateways.
 
         Requests now wait until it grants one.
         """
         engine.is_occupied = True
 
     def note_place_answer(self, engine: Engine, asks_again: bool) -> None:
-        """Note that `engine` has answered a query for a place.
+        """Record that `engine` has answered a query for a place.
 
         Requests are sent there directly unless another query follows.
 
@@ -168,7 +168,7 @@ class EnginePool:
         engine.is_occupied = asks_again and not self.fills_batches
 
     def note_answer(self, engine: Engine) -> None:
-        """Note that `engine` answered: reset its failures, and send it further requests if this was a probe."""
+        """Record that `engine` answered: reset its failures, and send it further requests if this was a probe."""
         if engine.unreachable:
             engine.unreachable, engine.left_out_until = False, 0.0
         engine.failures, engine.refusals, engine.full_until = 0, 0, 0.0

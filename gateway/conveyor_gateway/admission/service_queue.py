@@ -232,7 +232,7 @@ class ServiceQueue:
         self.pool.note_full(ticket.bound_engine, now)
 
     def note_no_place(self, ticket: Ticket) -> None:
-        """Note that all places of the engine are taken.
+        """Record that all places of the engine are taken.
 
         If it had granted a place to this request, note that it is full.
         """
@@ -242,7 +242,7 @@ class ServiceQueue:
         self.pool.note_no_place(ticket.bound_engine)
 
     def note_answer(self, ticket: Ticket) -> None:
-        """Note that the engine answered. If it was left out, it is used again."""
+        """Record that the engine answered. If it was left out, it is used again."""
         self._dispatcher.retries.add_answer()
         self.pool.note_answer(ticket.bound_engine)
         self._dispatcher.match()

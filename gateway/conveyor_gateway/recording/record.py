@@ -52,12 +52,12 @@ class Record:
         return time.monotonic() - self.began
 
     def enter_engine(self, address: str) -> None:
-        """Note that the request is sent to this engine."""
+        """Record that the request is sent to this engine."""
         self.engine, self.awaits_usage, self._engine_began = address, True, time.monotonic()
         self.attempts += 1
 
     def leave_engine(self, usage: Usage | None, awaits_usage: bool = False) -> None:
-        """Note that the request has left its engine. `awaits_usage`: the engine may still report its usage."""
+        """Record that the request has left its engine. `awaits_usage`: the engine may still report its usage."""
         if self._engine_began is not None:
             self.engine_seconds += time.monotonic() - self._engine_began
             self._engine_began = None

@@ -32,11 +32,11 @@ class Case(Protocol):
         ...
 
     def see(self, child: Object) -> None:
-        """Note a child that an API call of the operator has returned."""
+        """Record a child that an API call of the operator has returned."""
         ...
 
     def lose(self, id: ChildId) -> None:
-        """Note that an API call of the operator has deleted this child."""
+        """Record that an API call of the operator has deleted this child."""
         ...
 
     def build_status(self, now: datetime) -> Object: ...

@@ -82,7 +82,7 @@ class Registration:
         self._retry_at: datetime | None = None
 
     def hear_loss(self, now: datetime) -> None:
-        """Note that somebody else has deleted an APIService of the group."""
+        """Record that somebody else has deleted an APIService of the group."""
         self._free_since = now
 
     def plan(self, seen: Seen, now: datetime) -> Register | Withdraw | Wait:

@@ -58,7 +58,7 @@ class ServedNames:
         self._index.put_service(f"{system_namespace}/*", root_name(system_namespace), sys.maxsize)
 
     def see(self, key: Key, wish: Wish | None) -> None:
-        """Note a service with the name that it wants, or with None if it no longer exists."""
+        """Record a service with the name that it wants, or with None if it no longer exists."""
         service, namespace = str(key), key.namespace
         names = {self._index.name_of(service), wish.name if wish is not None else None} - {None}
         before = {name: self._index.find_first(namespace, name) for name in names if name is not None}
