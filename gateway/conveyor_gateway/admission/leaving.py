@@ -44,9 +44,9 @@ class Leaving:
     def find_wait_seconds(self, level: int, waiting: Waiting) -> int:
         """Return how long a request of this level would wait, in whole seconds between 1 and RETRY_AFTER_SECONDS_MAX.
 
-        The first estimate divides the number of requests with this or a more urgent level by their common rate. A level may
-        get places more slowly, because of its class's share or because more urgent levels go first. So the second estimate
-        is for this level alone, and the longer estimate counts.
+        The first estimate divides the number of requests with this or a more urgent level by their common rate. A level
+        may get places more slowly, because of its class's share or because more urgent levels go first. So the second
+        estimate is for this level alone, and the longer estimate counts.
         """
         levels = [each for each in waiting.levels if each <= level]
         waits = [sum(map(waiting.count, levels)) / self._per_second(levels)]

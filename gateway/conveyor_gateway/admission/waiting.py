@@ -24,8 +24,8 @@ def sort_key(ticket: Ticket) -> Key:
     """Return the key that orders the queue: the lowest key is first. Waiting tickets have different keys.
 
     Each level counts as LEVEL_AGEING_SECONDS of waiting. So two tickets keep their order while they wait. A ticket of
-    level l is overtaken only by tickets that arrive within (l - the most urgent level) x LEVEL_AGEING_SECONDS after it, plus
-    the difference of their offsets.
+    level l is overtaken only by tickets that arrive within (l - the most urgent level) x LEVEL_AGEING_SECONDS after it,
+    plus the difference of their offsets.
     """
     return ticket.admitted_at + ticket.offset_seconds + LEVEL_AGEING_SECONDS * ticket.level, ticket.number
 
