@@ -212,6 +212,12 @@ CLIENTS = (
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
     Client(
+        "open-webui",
+        ("open-webui==0.12.4", "torch==2.15.0"),
+        _python("open_webui_python.py"),
+        "models and a streamed conversation through its server, as its page sends them",
+    ),
+    Client(
         "lm-eval, likelihoods",
         ("lm-eval[api,hf]==0.4.13", "transformers==5.23.0", "torch==2.15.0"),
         (*_python("lm_eval_choices.py"), "{tokenizer}"),
