@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from tests.openapi import find_event_schema
 
 from conveyor_engine.serving.http.openapi import build_document
 from e2e.cluster.paths import REPOSITORY
@@ -27,8 +28,8 @@ PATHS = {"/v1/audio/transcriptions", "/v1/images/generations"}
 
 
 def events_of(path: str) -> set[str]:
-    content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
-    names = [event["$ref"].rpartition("/")[2] for event in content["text/event-stream"]["x-event-schema"]["oneOf"]]
+    events = find_event_schema(DOCUMENT["paths"][path]["post"])["oneOf"]
+    names = [event["$ref"].rpartition("/")[2] for event in events]
     return {name for schema in names for name in SCHEMAS[schema]["properties"]["type"]["enum"]}
 
 

@@ -136,6 +136,13 @@ def test_a_result_that_is_not_finite_fails_its_request(served: EngineServer) -> 
     assert "not finite" in answer.json()["error"]
 
 
+@pytest.mark.parametrize("path", ["tiny", "other", "tiny/versions/1"])
+def test_a_path_to_infer_allows_no_other_method(served: EngineServer, path: str) -> None:
+    answer = served.get(f"/v2/models/{path}/infer")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["code"] == "method_not_allowed"
+
+
 def test_models_of_other_tasks_take_no_tensors(chat_model: Path, tmp_path: Path) -> None:
     with EngineServer(tmp_path, chat_model, IDLE) as server:
         name = server.wait_ready().get("/v1/models").json()["data"][0]["id"]

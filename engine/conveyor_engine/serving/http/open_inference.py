@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, Final
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
@@ -133,8 +134,12 @@ async def get_model_ready(request: Request) -> Response:
 
 
 async def get_model(request: Request) -> Response:
-    """Respond to GET /v2/models/{model}. Raises UnknownModel, InvalidRequest or Unavailable."""
+    """Respond to GET /v2/models/{model}. Raises UnknownModel, InvalidRequest, Unavailable, or HTTPException for
+    GET .../infer."""
     state = app_state(request)
+    asked = request.path_params["model"]
+    if asked.endswith("/infer") and asked != state.model.name:  # ids may contain slashes, so GET of that path is here
+        raise HTTPException(405, headers={"Allow": "POST"})
     _check_model(state, request)
     facts = model_facts(state)
     signature = _find_inference(facts).read_signature(facts)

@@ -37,6 +37,7 @@ from conveyor_engine.serving.preparing.open_inference import (
 )
 from conveyor_protocol.answer_codes import ERROR_FORMS, find_error_form
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH, build_path_parameters
+from conveyor_protocol.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, TIMEOUT_SECONDS_MIN
 
 Json = dict[str, Any]
 
@@ -54,8 +55,18 @@ _TOKENIZER: Json = {
     "required": ["tokenizer_class"],
 }
 _HEADERS = [
-    {"name": "X-Request-Id", "in": "header", "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"}},
-    {"name": "X-Request-Timeout-Seconds", "in": "header", "schema": {"type": "number", "exclusiveMinimum": 0}},
+    {
+        "name": REQUEST_ID_HEADER,
+        "in": "header",
+        "description": "1 to 128 visible ASCII characters. The response has another id if this one has other ones.",
+        "schema": {"type": "string"},
+    },
+    {
+        "name": REQUEST_TIMEOUT_HEADER,
+        "in": "header",
+        "schema": {"type": "number", "minimum": TIMEOUT_SECONDS_MIN},
+        "example": 30,
+    },
 ]
 
 
@@ -81,11 +92,13 @@ def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
             yield row.path, "post", _task_path(row)
     for base in _MODELS_OF_V2:
         yield f"{base}/infer", "post", _task_path(replace(_INFER, path=f"{base}/infer"))
-        yield f"{base}/ready", "get", _of_model(base, "Whether the model accepts requests.", ModelReady)
+        ready = _of_model(base, "Whether the model accepts requests.", ModelReady)
+        ready["responses"]["503"] = {"description": "No.", "content": _content(ModelReady)}
+        yield f"{base}/ready", "get", ready
         yield base, "get", _of_model(base, "Describes the model and its tensors.", ModelMetadata)
     yield SERVER_PATH, "get", _page("Describes this server.", ServerMetadata)
-    yield LIVE_PATH, "get", _page("Whether the engine is alive, also while it loads.", Live)
-    yield READY_PATH, "get", _page("Whether requests are accepted.", Ready)
+    yield LIVE_PATH, "get", _probe("Whether the engine is alive, also while it loads.", Live)
+    yield READY_PATH, "get", _probe("Whether requests are accepted.", Ready)
     yield "/v1/models", "get", _page("Lists the model.", ModelList)
     one = _page("Describes the model, if the id is the model's. Ids may contain slashes.", Model, (404,))
     one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
@@ -140,8 +153,11 @@ def _task_path(row: TaskPath) -> Json:
 
 
 def _events(schema: Json) -> Json:
-    """Describe a stream of events. OpenAPI 3.1 has no keyword for an event's schema, so it is in `x-event-schema`."""
-    return {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": schema}}
+    """Describe a stream of events with OpenAPI 3.2's `itemSchema`, as FastAPI does in documents of OpenAPI 3.1."""
+    content = {"contentMediaType": "application/json", "contentSchema": schema}
+    data = {"type": "string", "anyOf": [content, {"const": "[DONE]"}]}
+    event = {"type": "object", "properties": {"data": data, "event": {"type": "string"}}, "required": ["data"]}
+    return {"text/event-stream": {"itemSchema": event}}
 
 
 def _of_model(path: str, summary: str, answer: type) -> Json:
@@ -158,13 +174,13 @@ def _page(summary: str, answer: type, refusals: tuple[int, ...] = ()) -> Json:
     }
 
 
-def _probe(summary: str) -> Json:
-    yes, no = ({"description": word, "content": _content(Status)} for word in ("Yes.", "No."))
+def _probe(summary: str, answer: type = Status) -> Json:
+    yes, no = ({"description": word, "content": _content(answer)} for word in ("Yes.", "No."))
     return {"summary": summary, "responses": {"200": yes, "503": no}}
 
 
 def _of_place(summary: str) -> Json:
-    return {"summary": summary, "responses": {"204": {"description": "Done."}, **_refusals({429, 503})}}
+    return {"summary": summary, "responses": {"204": {"description": "Done."}, **_refusals({400, 429, 503})}}
 
 
 def _refusals(statuses: set[int], path: str = "") -> Json:

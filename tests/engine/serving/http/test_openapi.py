@@ -10,10 +10,13 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
 from starlette.testclient import TestClient
 from tests.engine.processes import EngineServer
-from tests.openapi import find_references
+from tests.openapi import find_event_schema, find_references
 
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.serving.engine_client import State
 from conveyor_engine.serving.http import app
 from conveyor_engine.serving.http.app import ROUTES
+from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
@@ -21,8 +24,10 @@ from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
 from conveyor_engine.serving.preparing.comparing_schemas import RerankRequest, ScoreRequest, TeiRerankRequest
 from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.fields import ROWS, Place
+from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.messages_schemas import CountTokensRequest, MessagesRequest
 from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
+from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.tokens import DecodeRequest, DetokenizeRequest, TokenizeRequest
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest, PredictRequest
 from conveyor_engine.tasks.embed.bodies import EmbeddingRequest, EmbedRequest
@@ -221,6 +226,19 @@ def test_a_page_is_as_it_says(server: EngineServer, path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "path", ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2/models/{model}/ready"]
+)
+def test_a_page_of_an_engine_that_does_not_run_is_as_it_says(path: str) -> None:
+    config, workers = EngineConfig(model="m"), SimpleNamespace(is_alive=True)
+    engine = SimpleNamespace(state=State.DEAD, is_alive=False)
+    model, usage = ServedModel("m", None, SamplingDefaults()), UsageReports()
+    state = AppState(config, model, engine, EngineMetrics("m"), workers, None, usage, 0)  # type: ignore[arg-type]
+    answer = TestClient(app.build_app(state)).get(path.replace("{model}", "m"))
+    assert answer.status_code == 503
+    Draft202012Validator(find_answer(path, 503)).validate(answer.json())
+
+
+@pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/v1/chat/completions", CHAT),
@@ -262,8 +280,18 @@ def test_a_named_event_is_as_it_says(server: EngineServer, path: str, body: dict
     events = [
         event.partition("\ndata: ") for event in answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")
     ]
-    schema = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
-    validator = Draft202012Validator(schema["x-event-schema"] | {"components": DOCUMENT["components"]})
+    schema = find_event_schema(DOCUMENT["paths"][path]["post"])
+    validator = Draft202012Validator(schema | {"components": DOCUMENT["components"]})
     assert len(events) > 4
     for _, _, data in events:
         validator.validate(json.loads(data))
+
+
+def test_headers_fit_the_document_exactly_if_the_engine_takes_them(server: EngineServer) -> None:
+    headers = {row["name"]: row["schema"] for row in DOCUMENT["paths"]["/tokenize"]["post"]["parameters"]}
+    for name, value in (("X-Request-Timeout-Seconds", seconds) for seconds in (0, 0.0009, 0.001, 30)):
+        status = server.post("/tokenize", {"prompt": "a"}, **{name: str(value)}).status_code
+        assert (status != 400) == Draft202012Validator(headers[name]).is_valid(value)
+    for value in ("a", "a b", "a" * 129):
+        assert server.post("/tokenize", {"prompt": "a"}, **{"X-Request-Id": value}).status_code == 200
+        assert Draft202012Validator(headers["X-Request-Id"]).is_valid(value)
