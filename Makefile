@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-nightly nightly test-oldest test-oldest-nightly set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests oci keda alerts expose bench modes batchers soak faults release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-nightly nightly test-oldest test-oldest-nightly set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests openapi-fuzz oci keda alerts expose bench modes batchers soak faults release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -159,6 +159,9 @@ vllm: set-up ## Try vLLM itself as a runtime, on the local cluster, in an image 
 
 peers-tests: venv ## Run vLLM's own tests of its server against the engine; downloads its source and what it imports, 1 GB: the tables of docs/peers-tests.md
 	$(PY) -m e2e.peers_tests
+
+openapi-fuzz: venv ## Send 5,000 generated requests to each route of each task's engine, with schemathesis; takes an hour
+	nice $(PY) -m e2e.openapi_fuzz
 
 oci: venv ## Mount a model from an image, on a local cluster with containerd 2; builds that once
 	programs=$$($(PY) -m e2e.oci) && export PATH="$$programs:$$PATH" CLUSTER=local && $(MAKE) --no-print-directory set-up && \

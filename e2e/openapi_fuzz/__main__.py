@@ -1,0 +1,128 @@
+"""`python -m e2e.openapi_fuzz [MODEL...]`: send generated requests to each route. Called by `make openapi-fuzz`.
+
+Progress goes to standard error, one line for each route, and a table at the end. Standard output has one line of JSON.
+The exit code is 1 if anything was found. `build/openapi-fuzz` has schemathesis' logs, with a curl command for each
+finding.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.engine.processes import EngineServer
+
+from e2e.cluster.paths import REPOSITORY
+from e2e.openapi_fuzz.documents import Route, find_answered, find_path_parameters, find_routes, read_document, simplify
+from e2e.openapi_fuzz.engines import ENGINES, REQUEST_SECONDS_MAX, started
+from e2e.openapi_fuzz.tool import CHECKS, OWN_CHECKS, Result, Tool, install
+
+OUT = REPOSITORY / "build" / "openapi-fuzz"
+FEWER = 100  # routes that an engine does not answer, or that an engine before it answered, get this part of the cases
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m e2e.openapi_fuzz", description=__doc__)
+    parser.add_argument(
+        "model", nargs="*", metavar="MODEL", help=f"engines to run: {', '.join(ENGINES)} (default: all)"
+    )
+    parser.add_argument("--cases", type=int, default=5000, metavar="N", help="cases for each route (default: 5000)")
+    parser.add_argument("--route", action="append", metavar="PATH", help="only this path; may be repeated")
+    parser.add_argument("--document", type=Path, metavar="FILE", help="another API's document (JSON or YAML)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="routes at a time (default: one a core)")
+    parser.add_argument("--route-seconds-max", type=float, default=1800.0, help="longest time of a route")
+    flags = parser.parse_args()
+    if unknown := set(flags.model) - ENGINES.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    begin, program = time.monotonic(), install()
+    results: list[Result] = []
+    tested: set[Route] = set()
+    unserved: set[str] = set()
+    for model in flags.model or ENGINES:
+        with started(model) as server:
+            for result in _test(server, model, program, flags, tested, unserved):
+                _tell_result(result)
+                results.append(result)
+    _tell_table(results)
+    missing = sorted(unserved - {str(route) for route in tested})
+    print(json.dumps(_sum(results) | {"seconds": round(time.monotonic() - begin), "not_served": missing}))
+    return 1 if any(result.failures for result in results) else 0
+
+
+def _test(
+    server: EngineServer,
+    model: str,
+    program: Path,
+    flags: argparse.Namespace,
+    tested: set[Route],
+    unserved: set[str],
+) -> Iterator[Result]:
+    """Test all routes of one engine. Adds to `tested` the routes that it answers, and to `unserved` the others."""
+    own: dict[str, Any] = server.get("/openapi.json").json()
+    document = simplify(own) if flags.document is None else read_document(flags.document)
+    known = {route.pattern for route in find_routes(own)}
+    routes = [route for route in find_routes(document) if route.pattern in known]
+    answered = set(find_answered(server, model, routes))
+    if flags.document is not None:
+        unserved |= {str(route) for route in find_routes(document) if route not in answered}
+        routes = [route for route in routes if route in answered]
+    folder = OUT / model
+    folder.mkdir(parents=True, exist_ok=True)
+    checks = OWN_CHECKS if flags.document is None else CHECKS
+    tool = Tool(
+        program, model, server.url, document, folder, checks, 2 * REQUEST_SECONDS_MAX,
+        flags.route_seconds_max,
+    )  # fmt: skip
+    tool.configure({name: _values(name, model) for name in find_path_parameters(document)})
+    chosen = [route for route in routes if not flags.route or route.path in flags.route]
+    with ThreadPoolExecutor(flags.workers) as pool:
+        new = [route for route in chosen if route in answered and route not in tested]
+        others = [route for route in chosen if route not in new]
+        runs = [pool.submit(tool.run, route, flags.cases) for route in new]
+        if others:
+            runs.append(pool.submit(tool.run_briefly, others, max(1, flags.cases // FEWER)))
+        for run in runs:
+            result = run.result()
+            if server.process.poll() is not None or server.get("/readyz").status_code != 200:
+                result.failures.append("the engine is not ready any more")
+            yield result
+    tested |= set(new)
+    (folder / "engine.log").write_text(server.log)
+
+
+def _values(parameter: str, model: str) -> list[str]:
+    """Return the values of a parameter of a path that exist. Schemathesis adds others."""
+    return ["1"] if "version" in parameter.lower() else [model]
+
+
+def _sum(results: list[Result]) -> dict[str, Any]:
+    return {
+        "cases": sum(result.cases for result in results),
+        "failures": sum(len(result.failures) for result in results),
+        "results": [result.as_json() for result in results],
+    }
+
+
+def _tell_result(result: Result) -> None:
+    found = "; ".join(result.failures) or "nothing"
+    _tell(f"{result.engine}: {result.route}: {result.cases} cases in {result.seconds:g} s, found {found}")
+
+
+def _tell_table(results: list[Result]) -> None:
+    _tell("\n| engine | route | cases | seconds | found |\n| --- | --- | --- | --- | --- |")
+    for each in results:
+        found = "; ".join(each.failures) or "–"
+        _tell(f"| {each.engine} | `{each.route}` | {each.cases} | {each.seconds:g} | {found} |")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
