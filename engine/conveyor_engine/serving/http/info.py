@@ -15,7 +15,7 @@ from conveyor_engine.wire.worker import INPUTS_MAX
 
 
 class Info(msgspec.Struct):
-    """The model and its limits, in the format of text-embeddings-inference 1.8.
+    """The model and its limits, in the format of text-embeddings-inference 1.9.
 
     `max_input_length` counts the tokens of a text, `max_batch_tokens` those of a step, `max_client_batch_size` the
     inputs of a request. `model_type` has one key: `embedding`, `reranker` or `classifier`.
@@ -24,6 +24,7 @@ class Info(msgspec.Struct):
     model_id: str
     model_sha: str | None
     model_dtype: str
+    served_model_name: str
     model_type: dict[str, Any]
     max_concurrent_requests: int
     max_input_length: int
@@ -51,6 +52,7 @@ async def get_info(request: Request) -> Response:
         model_id=state.model.name,
         model_sha=None,
         model_dtype=facts.dtype,
+        served_model_name=state.model.name,
         model_type=describe(facts),
         max_concurrent_requests=facts.max_num_seqs + config.max_num_queued_requests,
         max_input_length=facts.max_model_len,

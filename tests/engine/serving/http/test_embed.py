@@ -107,10 +107,8 @@ def test_the_model_and_its_limits_are_described(served: Served) -> None:
     told = served.server.get("/info").json()
     assert told["model_type"] == {"embedding": {"pooling": "mean"}}
     assert {"sha", "docker_label"} <= told.keys(), "tei-client requires them"
-    assert (told["model_id"], told["model_dtype"]) == (
-        served.server.get("/v1/models").json()["data"][0]["id"],
-        "float32",
-    )
+    name = served.server.get("/v1/models").json()["data"][0]["id"]
+    assert (told["model_id"], told["served_model_name"], told["model_dtype"]) == (name, name, "float32")
     served.post("/embed", inputs=["a "] * told["max_client_batch_size"])
     beyond = served.server.post("/embed", {"inputs": ["a "] * (told["max_client_batch_size"] + 1)})
     assert (beyond.status_code, beyond.json()["error_type"]) == (400, "Validation")
