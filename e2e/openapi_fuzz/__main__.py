@@ -18,7 +18,15 @@ from typing import Any
 from tests.engine.processes import EngineServer
 
 from e2e.cluster.paths import REPOSITORY
-from e2e.openapi_fuzz.documents import Route, find_answered, find_path_parameters, find_routes, read_document, simplify
+from e2e.openapi_fuzz.documents import (
+    Route,
+    add_examples,
+    find_answered,
+    find_path_parameters,
+    find_routes,
+    read_document,
+    simplify,
+)
 from e2e.openapi_fuzz.engines import ENGINES, REQUEST_SECONDS_MAX, started
 from e2e.openapi_fuzz.tool import CHECKS, OWN_CHECKS, Result, Tool, install
 
@@ -73,12 +81,15 @@ def _test(
         routes = [route for route in routes if route in answered]
     folder = OUT / model
     folder.mkdir(parents=True, exist_ok=True)
+    values = {name: _values(name, model) for name in find_path_parameters(document)}
+    add_examples(document, values)
     checks = OWN_CHECKS if flags.document is None else CHECKS
     tool = Tool(
         program, model, server.url, document, folder, checks, 2 * REQUEST_SECONDS_MAX,
         flags.route_seconds_max,
     )  # fmt: skip
-    tool.configure({name: _values(name, model) for name in find_path_parameters(document)})
+    # The Open Inference Protocol's document has no status for a model that does not exist.
+    tool.configure(values, 0.8 if flags.document is None else 1.0)
     chosen = [route for route in routes if not flags.route or route.path in flags.route]
     with ThreadPoolExecutor(flags.workers) as pool:
         new = [route for route in chosen if route in answered and route not in tested]

@@ -75,6 +75,18 @@ def _find_schemas(value: object) -> Iterator[str]:
     return (reference.rpartition("/")[2] for reference in find_references(value))
 
 
+def add_examples(document: dict[str, Any], values: dict[str, list[str]]) -> None:
+    """Give each parameter of a path an example, which requests at the limits of other fields then have."""
+    for item in document["paths"].values():
+        rows = [
+            *item.get("parameters", ()),
+            *(row for method in METHODS for row in item.get(method, {}).get("parameters", ())),
+        ]
+        for row in rows:
+            if row.get("in") == "path":
+                row["example"] = values[row["name"]][0]
+
+
 def find_path_parameters(document: dict[str, Any]) -> set[str]:
     """Return the names of all parameters in paths."""
     return {name for path in document["paths"] for name in re.findall(r"\{([^}]*)\}", path)}

@@ -66,9 +66,12 @@ class Tool:
     request_seconds_max: float
     route_seconds_max: float
 
-    def configure(self, parameters: dict[str, list[str]]) -> None:
-        """Write the configuration. `parameters`: for each parameter of a path, values that most requests have."""
-        lines = [f'"path.{name}" = {{dictionary = "{name}", probability = 0.8}}' for name in parameters]
+    def configure(self, parameters: dict[str, list[str]], share: float) -> None:
+        """Write the configuration.
+
+        `parameters`: the values of each parameter of a path, for this share of the requests. The others are random.
+        """
+        lines = [f'"path.{name}" = {{dictionary = "{name}", probability = {share}}}' for name in parameters]
         text = f"[parameters]\n{chr(10).join(lines)}\n[checks.not_a_server_error]\n"
         text += f"expected-statuses = {json.dumps(_EXPECTED)}\n"
         # A header that the document does not list is no error.
