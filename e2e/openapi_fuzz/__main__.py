@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--route", action="append", metavar="PATH", help="only this path; may be repeated")
     parser.add_argument("--document", type=Path, metavar="FILE", help="another API's document (JSON or YAML)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="routes at a time (default: one a core)")
-    parser.add_argument("--route-seconds-max", type=float, default=1800.0, help="longest time of a route")
+    parser.add_argument("--route-seconds-max", type=float, default=3600.0, help="longest time of a route")
     flags = parser.parse_args()
     if unknown := set(flags.model) - ENGINES.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}")

@@ -10,7 +10,7 @@ from tests.engine.processes import EngineServer
 from e2e import demo_model
 
 REQUEST_SECONDS_MAX = 20.0
-# The settings of each model's engine. With a short context, answers are short; the tokens' text fits in it.
+# The settings of each model's engine. A short context makes answers short. A picture may take half a second.
 ENGINES: dict[str, dict[str, object]] = {
     demo_model.DEMO: {"max_model_len": 64},
     demo_model.EMBEDDING: {},
@@ -19,7 +19,7 @@ ENGINES: dict[str, dict[str, object]] = {
     demo_model.IMAGE_CLASSIFIER: {},
     demo_model.IMAGE_EMBEDDING: {},
     demo_model.SPEECH: {},
-    demo_model.PAINTER: {"request_timeout_seconds": 3.0},
+    demo_model.PAINTER: {"request_timeout_seconds": 0.5},
     demo_model.PROGRAM: {},
 }
 
