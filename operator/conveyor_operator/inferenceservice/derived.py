@@ -57,8 +57,8 @@ def _tell_graphs(spec: InferenceServiceSpec, lengths: Workload) -> DerivedStatus
     if not rows:
         reason = "answers have one token, so no step decodes"
         return DerivedStatus(name="CUDA graphs of decodes", value="none", reason=reason)
-    held = f"the requests of {lengths.short_tokens} tokens (P50) that the KV cache holds"
-    reason = f"the smaller of a batch ({batch_size} requests) and {held}"
+    held = f"if the KV cache holds fewer requests of {lengths.short_tokens} tokens (P50)"
+    reason = f"a batch ({batch_size} requests), or fewer {held}"
     return DerivedStatus(name="CUDA graphs of decodes", value=f"up to {rows} rows", reason=reason)
 
 
@@ -75,9 +75,9 @@ def _tell_target(spec: InferenceServiceSpec, lengths: Workload) -> Iterator[Deri
     held = batch_size if capacity is None else min(batch_size, lengths.count_held(capacity))
     value, percent = target * held / batch_size, spec.autoscaling.target_utilization_percent
     reason = (
-        f"{percent} % of the {held} requests of {lengths.mean_tokens} tokens (mean) that an engine is assumed to hold "
-        "from its start"
+        f"{percent} % (autoscaling.targetUtilizationPercent) of {held}, the number of requests of mean length "
+        f"({lengths.mean_tokens} tokens) that an engine should hold"
     )
     if capacity is None:
-        reason += "; fewer if its memory is too small for them"
+        reason += ". An engine whose KV cache holds fewer reports its own number"
     yield DerivedStatus(name="requests in flight per replica", value=f"{round(value, 1):g}", reason=reason)
