@@ -1,7 +1,8 @@
 """Builds the CustomResourceDefinitions by converting the models' JSON schemas, from pydantic, to structural schemas.
 
-Called by `generate` and by tests. Pure. Keywords that Kubernetes does not support are translated. A keyword in neither
-list is an error here, so that no cluster rejects the definitions.
+Called by `generate` and by tests. Pure. Keywords in `_KEPT` are copied, and those in `_DROPPED` are left out. The
+functions `_structural` and `_resolved` convert some others (such as `$ref`, `anyOf` and `const`). Any other keyword
+raises UnsupportedSchema, so that no cluster rejects the definitions.
 """
 
 from collections.abc import Mapping
@@ -165,7 +166,10 @@ def _with_format(schema: Schema) -> Schema:
 
 
 def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """Return `schema` with its reference, or its one alternative to null, merged in. The outer description is kept."""
+    """Return `schema` with what it refers to (`$ref`), or the one type of its `anyOf` that is not null, merged in.
+
+    Where both have a keyword, such as `description`, the value of `schema` is kept.
+    """
     outer = {keyword: value for keyword, value in schema.items() if keyword not in ("$ref", "anyOf")}
     if "$ref" in schema:
         return _resolved(definitions[schema["$ref"].removeprefix("#/$defs/")] | outer, definitions)

@@ -98,8 +98,8 @@ async def read_page(
             return None
         raise GatewayUnreadable(f"{url} answers {response.status}: {body[:200]!r}")
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        # Kubernetes also reports this process as not ready: it has not started, has ended, or its node is lost. One
-        # such process must not stop the scaling of all services.
+        # The connection failed, and Kubernetes reports this process as not ready: it has not started, has ended, or its
+        # node is lost. One such process must not stop the scaling of all services.
         if not gateway.serving and _is_nobody_there(error):
             return None
         raise GatewayUnreadable(f"{url}: {error}") from error

@@ -1,8 +1,8 @@
 """The waiting requests, in the order of `sort_key`. `scheduler` changes them; `policy` and `running_batch` read them.
 
 Lower levels go first. A request is overtaken only by requests of lower levels that arrive at most
-`LEVEL_AGEING_SECONDS` later for each level between the two, so no request waits forever. Within a level, a request with
-a near deadline goes first.
+`LEVEL_AGEING_SECONDS` later for each level between the two, and at most one `LEVEL_AGEING_SECONDS` more if they have a
+near deadline. So no request waits forever. Within a level, a request with a near deadline goes first.
 
 All engine requests of one HTTP request (many inputs, many choices) are one party. Parties take turns, and the requests
 of a party go in order of arrival. So an HTTP request with one choice never waits for all choices of another one. If a

@@ -140,7 +140,7 @@ class ServiceQueue:
         return ticket
 
     def _find_full(self, ticket: Ticket) -> QueueFull | None:
-        """Make room for a new ticket by removing the worst one if necessary. Return the error if there is no room."""
+        """Make room for a new ticket by removing the last one if necessary. Return the error if there is no room."""
         most = ticket.request_class.max_queued_requests
         if most is not None:
             share = max(1, most // self.limits.num_gateways)

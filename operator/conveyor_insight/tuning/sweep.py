@@ -129,8 +129,8 @@ class Sweep:
 def choose(results: Sequence[Result], current: Candidate) -> Result:
     """Return the result with the most goodput.
 
-    Among results within 5 % of it, the current one wins, otherwise the one with the smallest batch limit. A smaller
-    limit leaves more of the KV cache for each request.
+    If several are within 5 % of it, return the current one. If the current one is not among them, return the one with
+    the smallest batch limit, which leaves more of the KV cache for each request.
     """
     most = max(result.goodput for result in results)
     near = [result for result in results if result.goodput >= most * (1 - _TOLERANCE)]

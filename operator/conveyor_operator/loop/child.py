@@ -1,6 +1,6 @@
 """An existing child of a resource, as a small frozen value with its owner and a fingerprint of its content. Pure.
 
-A resource's `project` builds it from watched objects, and `reconcile` builds it from the responses to its calls.
+The method `project` of a resource builds it from watched objects, and `reconcile` from the responses to its calls.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ class Child:
     name: str
     uid: str
     fingerprint: str
-    """A hash of the content, without the status and the fields that the API server writes. Every edit changes it."""
+    """See the function `fingerprint`. Every edit that Conveyor has to revert changes it, except one of `replicas`."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Its values of the labels that all children of its owner have."""
+    """The child's labels, limited to the keys that Conveyor sets on every child. Other labels are left out."""
     controller: str = ""
     """`Kind/name` of the controlling owner, empty without one."""
     controller_uid: str = ""
@@ -62,9 +62,10 @@ def observe_child(body: Mapping[str, Any], labels: Iterable[str] = ()) -> Child:
 
 
 def fingerprint(body: Mapping[str, Any]) -> str:
-    """Return a hash of what people and controllers write, without the status and the API server's own fields.
+    """Return a hash of the spec or data, the labels, the annotations and the owner references.
 
-    A Deployment's replicas are left out, because the HPA sets them or they are compared as a number.
+    Annotations of Kubernetes' own controllers are left out. A Deployment's `spec.replicas` is left out too: with
+    autoscaling the HPA sets it, and without autoscaling `Child.replicas` is compared.
     """
     metadata = body["metadata"]
     content = {key: value for key, value in body.items() if key not in ("apiVersion", "kind", "metadata", "status")}

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The objects that Conveyor's APIServices name: the metrics server's Service, and the owning ClusterRole."""
+    """The objects that the APIServices refer to: the metrics server's Service, and the ClusterRole that owns them."""
 
     service: Object
     role: Object
@@ -47,7 +47,10 @@ class Registrar:
         return self._withdrawn.get(name) == str(api_service["metadata"]["uid"])
 
     async def register(self, bundle: bytes) -> str:
-        """Create both if the metrics server responds with a certificate of `bundle`. Returns why not, or ""."""
+        """Create both APIServices if the metrics server responds with a certificate that `bundle` has signed.
+
+        bundle: certificates of authorities, in PEM. Returns why the APIServices were not created, or "".
+        """
         self._named = None
         if fault := await self._read_named():
             return fault
@@ -63,7 +66,7 @@ class Registrar:
         return ""
 
     async def announce(self, bundle: bytes) -> None:
-        """Apply both with this bundle. A concurrent change by somebody else raises a Conflict."""
+        """Apply both APIServices with this bundle. A concurrent change by somebody else raises a Conflict."""
         if self._named is None:
             await self._read_named()
         if self._named is None:

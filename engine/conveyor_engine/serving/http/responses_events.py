@@ -95,7 +95,7 @@ class Failure(msgspec.Struct):
 
 
 class Answered(msgspec.Struct, kw_only=True):
-    """The fields of a response that it does not repeat from its request."""
+    """The fields of a response that are not repeated from the request (`Repeated` has those that are)."""
 
     id: str
     created_at: int
@@ -121,7 +121,7 @@ else:  # msgspec structs cannot inherit from two structs
 
 
 class Event(msgspec.Struct, kw_only=True):
-    """One event of a stream. They are numbered from 0."""
+    """One event of a stream. The events of a stream are numbered from 0."""
 
     sequence_number: int = 0
 

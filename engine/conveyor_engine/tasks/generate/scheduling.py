@@ -15,7 +15,10 @@ _NO_TOKENS: list[int] = []
 
 
 class Generate:
-    """The task that generates text. A prompt may be split over several steps. Each row with logits gets tokens."""
+    """The task that generates text. A prompt may be split over several steps.
+
+    A row whose logits are computed in a step gets tokens. Other rows get none.
+    """
 
     whole_prompts = False
     packs = False
@@ -26,7 +29,11 @@ class Generate:
         self.dummy_cost_max = max(1, facts.max_model_len - 2)
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """Build a request with random tokens and two output tokens, if they fit. Even numbers are sampled greedily."""
+        """Build a request for the warm-up, or for the check after a step that raised.
+
+        It has `cost` random prompt tokens, and two output tokens (one if the context has no room for two). It is
+        sampled greedily if `number` is even.
+        """
         random = Random(number)
         return EngineRequest(
             request_id=str(number),

@@ -195,7 +195,7 @@ def _as_given(spec: InferenceServiceSpec) -> Object:
     given = spec.pod.to_manifest()
     asked: Object = {key: given[key] for key in _AS_GIVEN if given.get(key)}
     if any(name.startswith(names.GPU_VENDOR) for name in spec.resources.limits):
-        # Nodes with GPUs have this taint, so that other pods do not use them.
+        # Some platforms, such as GKE, set this taint on nodes with GPUs, so that other pods do not use them.
         taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
         asked["tolerations"] = [taint, *asked.get("tolerations", [])]
     return asked
