@@ -41,7 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
-        description="Serve a model over HTTP. Each field also comes from CONVEYOR_ENGINE_<FIELD> or the file.",
+        description="Serve a model over HTTP. Each setting can also come from CONVEYOR_ENGINE_<SETTING>, or from "
+        "the file that --config names.",
     )
     add_flags(serve)
     fetch = commands.add_parser(
@@ -127,7 +128,7 @@ def _serve(flags: argparse.Namespace) -> int:
 def _settle(config: EngineConfig, task: str) -> EngineConfig:
     """Return the configuration with the task's batching mode in place of `auto`.
 
-    Raises ConfigError if the objectives or the workload are for other tasks.
+    Raises ConfigError if the task does not support the batching mode, the objectives or the workload.
     """
     about = load_about(task)
     takes_one_step = about.batching_mode == "dynamic"

@@ -110,7 +110,7 @@ class Batching(ApiModel):
     Default: Continuous for Generate and ImageGenerate, which take several steps; otherwise Dynamic."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Requests that run together on one engine; default: 256 for models that generate text with `engine.device: CUDA`,
-    otherwise 32; see `status.effective`. Mode None always runs one."""
+    32 for all other models and for `runtime: VLLM`; see `status.effective`. Mode None always runs one."""
     window: Window | None = None
     """How long a batch waits for more requests after its first one, 1ms to 1h; default: `1s` for Static, `10ms` for
     Dynamic."""

@@ -26,7 +26,8 @@ CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
     ConditionType.READY: (
         "The service answers requests: an engine is ready, or a request starts one from zero. If False, the reason is "
         "the cause. If True, the reason is usually Ready. While some engines fail, it is their failure. After a start "
-        "or a failure, it is PodsStarting until all desired engines are ready."
+        "or a failure, it is PodsStarting until all desired engines are ready. If each engine requests more GPUs than "
+        "it uses, it is GPUsUnused."
     ),
     ConditionType.PROGRESSING: (
         "Pods of the current spec are being created, the first ones or those of a rollout. Scaling does not count."
@@ -84,7 +85,7 @@ class Reason(StrEnum):
     KV_BUDGET_TOO_SMALL = FailureReason.KV_BUDGET_TOO_SMALL.value
     OUT_OF_MEMORY = FailureReason.OUT_OF_MEMORY.value
     ENGINE_ERROR = FailureReason.ENGINE_ERROR.value
-    # The pod cannot run; Kubernetes reports it.
+    # The pod cannot run; Kubernetes reports it. The engine also reports OOM_KILLED, for its child processes.
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
     OOM_KILLED = FailureReason.OOM_KILLED.value
@@ -127,7 +128,8 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.WAITING_FOR_AUTOSCALER: "The autoscaler has not decided yet.",
     Reason.INVALID_SPEC: "The spec is invalid; the message names the fields.",
     Reason.CHILD_REFUSED: "The API server refused to store a child object; the message is its response.",
-    Reason.CHILD_NOT_OWNED: "An object with a name that Conveyor needs belongs to something else; rename one of them.",
+    Reason.CHILD_NOT_OWNED: "An object with a name that Conveyor needs belongs to something else; delete the "
+    "object, or rename the service.",
     Reason.CLAIM_NOT_FOUND: "The PersistentVolumeClaim that the spec names does not exist.",
     Reason.SECRET_NOT_FOUND: "The Secret that the spec names does not exist, or lacks the key.",
     Reason.MODEL_NOT_FOUND: "The source has no such model or revision, or the folder is not a model.",

@@ -34,7 +34,7 @@ class PictureFacts(msgspec.Struct, frozen=True, array_like=True):
     """The images that a model embeds in addition to texts."""
 
     shape: Shape  # of each processed image
-    num_tokens: int  # tokens of its encoder for one image, which are its cost in a step's budget
+    num_tokens: int  # tokens that the encoder computes for one image: the image's cost in a step's budget
 
 
 class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -59,7 +59,7 @@ class OpenRequests:
         return len(self._running)
 
     async def wait_idle(self, seconds: float = 0.0) -> None:
-        """Return when no request has been open for `seconds` and all are recorded."""
+        """Return when all requests have ended and are recorded, and the last one ended at least `seconds` ago."""
         while True:
             if tasks := {each.task for each in self._running} | self._recording:
                 await asyncio.wait(tasks)

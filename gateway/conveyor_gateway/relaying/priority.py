@@ -71,7 +71,10 @@ def _find_named(classes: QueueClasses, name: str) -> QueueClass:
 
 
 def _find_by_priority(service: Service, priority: int | None, body: bytes) -> QueueClass | None:
-    """Return the class for `priority`, or None if the request names none. Raises InvalidRequest if it has no effect."""
+    """Return the class for `priority`, or None without a priority.
+
+    Raises InvalidRequest for a priority that has no effect.
+    """
     if not service.classes.ordered and not service.refuses_priority:
         return None
     if len(body) > MAX_ROUTED_BYTES and _PRIORITY in body:

@@ -101,7 +101,7 @@ class AskedOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PreparedInference(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
-    """A valid request, in the order of its items."""
+    """A valid request, with a prompt for each item, in the order of the items."""
 
     own_id: str | None  # the id that the client sent
     outputs: list[AskedOutput]
