@@ -1,6 +1,6 @@
 """Computes log-mel features as transformers' WhisperFeatureExtractor does, piece by piece and without torch.
 
-The fork server calls `load_extractor` for the workers, and so does the runner, which compares it with the model. The
+The fork server calls `load_extractor` for the workers. The runner calls it too, to compare the file with the model. The
 file comes from a tenant, so all numbers are checked before they are used.
 """
 

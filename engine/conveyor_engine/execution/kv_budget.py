@@ -1,4 +1,4 @@
-"""Computes the number of KV blocks. Called by `runners.generate` after the model is loaded. No torch."""
+"""Computes the number of KV blocks. Called by `start` after the model is loaded. No torch."""
 
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.errors import ConfigError
@@ -40,7 +40,7 @@ def _check_free(num_blocks: int, block_bytes: int, free_bytes: int) -> None:
     if num_blocks > most:
         raise ConfigError(
             f"{num_blocks} KV blocks take {_mib(num_blocks * block_bytes)}, but only {_mib(free_bytes)} are free "
-            f"beside the model and its largest step, of which the KV cache may have {LARGEST_MEMORY_FRACTION:.0%}; "
+            f"beside the model and its largest step, and the KV cache may use {LARGEST_MEMORY_FRACTION:.0%} of that; "
             f"lower `num_kv_blocks` to {most} or less",
             reason=FailureReason.KV_BUDGET_TOO_LARGE,
         )

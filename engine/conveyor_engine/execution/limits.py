@@ -23,7 +23,7 @@ def find_context(model_config: PretrainedConfig) -> int | None:
 
 
 def choose_max_model_len(config: EngineConfig, limit: int | None) -> int:
-    """Return the number of tokens of the longest request. Raises ConfigError.
+    """Return the limit on a request's tokens, prompt and output together. Raises ConfigError.
 
     limit: the model's context length in tokens; None if unknown.
     """

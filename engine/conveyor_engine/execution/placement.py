@@ -1,6 +1,6 @@
 """Defines on which device a runner is, and which rank it has among the processes of one model.
 
-Opened by `build` and `ranks`, and passed to a runner, which opens no device itself. Knows no models.
+Opened by `build`, and passed to a runner, which opens no device itself. Knows no models.
 """
 
 import os
@@ -46,8 +46,8 @@ class Placement:
 def open_placement(config: EngineConfig, rank: int = 0, world_size: int = 1, meeting: str = "") -> Placement:
     """Open the configured device and meet the other ranks. On CUDA, the rank is the number of the device.
 
-    On a CPU, also sets torch's number of threads; each rank gets an equal share. meeting: path of a new file that all
-    ranks can reach. Raises ConfigError.
+    On a CPU, also sets torch's number of threads. meeting: path of a new file that all ranks can reach. Raises
+    ConfigError.
     """
     device = machine.choose_device(config.device)
     if device.type == "cpu":
@@ -77,8 +77,11 @@ def _meet(device: torch.device, rank: int, world_size: int, meeting: str) -> Non
 
 
 def _set_num_threads(num_threads: int | None, world_size: int) -> None:
-    """Set the number of threads: the configured one, else OMP_NUM_THREADS, else one for each CPU of the container's
-    limit."""
+    """Set this rank's number of threads.
+
+    It is this rank's share of the configured number; else OMP_NUM_THREADS, undivided; else this rank's share of the
+    CPUs in the container's limit.
+    """
     if num_threads is not None:
         torch.set_num_threads(max(1, num_threads // world_size))
     elif "OMP_NUM_THREADS" not in os.environ:

@@ -1,7 +1,8 @@
 """Starts a runner: configuration, limits, weights, our own layers, memory and facts.
 
-The runners call it in this order: `Start`, `load`, the runner's own probe of the loaded model, `fuse`, the largest
-step, `facts`. Order, log lines and errors are the same for all runners. Knows no plans and no rows.
+A runner creates a `Start`, calls `load`, and runs the loaded model once as a check. It then calls those of `fuse`,
+`find_step_bytes`, `plan_num_blocks` and `facts` that it needs. So log lines and errors are the same for all runners.
+Knows no plans and no rows.
 """
 
 import time
@@ -49,7 +50,7 @@ class Start:
         self.config, self._kind, self.progress = config, kind, progress
         self._load_model = load or partial(load_model, kind=kind)
         self._began = 0.0
-        self._partial_sums: list[str] = []  # names of the products whose results the ranks must add up
+        self._partial_sums: list[str] = []  # names of the linear layers whose outputs the ranks must add up
 
     def load(self) -> PreTrainedModel:
         """Load the model, with transformers' own modules. Raises ModelError."""
@@ -129,8 +130,9 @@ class Start:
     ) -> ModelFacts:
         """Return facts about the started model. The arguments are what only the runner knows.
 
-        max_num_batched_tokens: the budget of a step, if the default in tokens does not suit the task. vocab_size: for
-        models that read tokens and run their own attention.
+        max_num_batched_tokens: the budget of a step in the task's own unit, such as pixels; None: the default, in
+        tokens. vocab_size: 0 if the task has no tokens; ignored for kinds with `own_attention`, whose embeddings have
+        it. of_task: see `ModelFacts`.
         """
         num_held = self._count_held(num_kv_blocks)
         if self.config.workload is not None:
@@ -155,7 +157,10 @@ class Start:
         )
 
     def _count_held(self, num_kv_blocks: int) -> int | None:
-        """Return how many requests of the configured workload the KV cache holds; None if they are at least a batch."""
+        """Return how many requests of the configured workload the KV cache holds.
+
+        Returns None if it holds a whole batch, or if there is no workload or no cache.
+        """
         workload = self.config.workload
         if workload is None or not num_kv_blocks:
             return None

@@ -20,7 +20,7 @@ class AudioFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     window_seconds: int
     window_frames: int
     frames_per_position: int  # frames for each position of the encoder; timestamps are numbers of positions
-    window_cost: int  # places in the KV cache for a window's sound: one for each position, in whole blocks
+    window_cost: int  # KV slots for a window's sound: one for each position, rounded up to whole blocks
     languages: dict[str, int]  # the token of each language, by its code; empty: the model has only one language
     tasks: dict[SpeechTask, int]  # the token of each task; empty: the model has only one language
     start: int  # begins every transcript

@@ -40,9 +40,10 @@ class Prompt(msgspec.Struct, array_like=True):
 
 
 class Add(_Message):
-    """Adds requests of one HTTP request: all of them or none. Parts of a long list have the same party.
+    """Adds requests of one HTTP request: all of them or none.
 
-    A prompt is sent once, even if it has many choices.
+    If an HTTP request has many inputs, they are sent in several of these messages, with the same party. A prompt is
+    sent once, even if it has many choices.
     """
 
     prompts: list[Prompt]
@@ -157,7 +158,7 @@ class Refused(_Message):
 
 
 class StepOutputs(_Message):
-    """The outputs of one step. `num_added` counts the requests added since the start; `stats` covers only these."""
+    """The outputs of one step. `num_added`: requests added since the start, which `stats` covers."""
 
     outputs: list[RequestOutput]
     stats: EngineStats

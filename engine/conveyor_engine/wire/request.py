@@ -18,7 +18,7 @@ class FinishReason(StrEnum):
     """Why a request ended. Every request ends with exactly one reason."""
 
     STOP = "stop"  # an end-of-sequence or stop token; in responses of the API also a stop string
-    STOP_STRING = "stop_string"  # the engine found a stop string or the end of a grammar; the last token is text
+    STOP_STRING = "stop_string"  # the engine found a stop string or the end of a grammar; the last token is kept
     LENGTH = "length"  # max_tokens or max_model_len reached
     ABORT = "abort"  # the client disconnected, or the server shuts down
     DEADLINE = "deadline"  # the request's deadline passed
@@ -43,7 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     seed: int | None = None  # fixes the random stream, keyed by (seed, position)
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()  # searched by the API process; by the engine only if it holds answers back to their end
+    stop: tuple[str, ...] = ()  # searched by the API process; in static mode, by the engine too
     skip_special_tokens: bool = True  # in the text in which stop strings are searched
     logprobs: int | None = None  # number of top log probabilities per token; 0 = only the chosen one
     logprob_token_ids: tuple[int, ...] = ()  # return log probabilities of these tokens instead of the top ones

@@ -58,10 +58,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     Row `rows[i]` computes `num_tokens[i]` tokens from position `num_computed_tokens[i]` on, and samples after each of
     the last `num_logits[i]` of them. `num_logits[i]` is 0 while the prompt is still being prefilled, otherwise 1. It is
-    larger if the executor verifies draft tokens, or if the request asks for log probabilities of its prompt. In the
-    latter case, the result has the prompt's own next token in place of a sampled one. The executor stores sampled
-    tokens in the row, so the next plan may compute them before any other process has seen them. If the task takes one
-    step, each row is a whole request that this plan admits. Nothing is sampled, and the row's only output is a payload.
+    larger if the request asks for log probabilities of its prompt. The result then has these, and a token only after
+    the last prompt token. It is also larger if an executor verifies draft tokens, which none does yet. The executor
+    stores sampled tokens in the row, so the next plan may compute them before any other process has seen them. If the
+    task takes one step, each row is a whole request that this plan admits. Nothing is sampled, and the row's only
+    output is a payload.
     """
 
     number: int  # repeated in the result

@@ -1,7 +1,7 @@
 """The protocol of a paged attention backend, and the data that it gets for each step.
 
-`interface` calls a backend once per layer and step. `runners.generate` builds the metadata and allocates the KV caches.
-Only the backend knows the layout of its caches.
+`interface` and `models.whisper` call a backend in each layer of a step. `runners.generate` and `runners.speech` build
+the metadata and allocate the KV caches. Only the backend knows the layout of its caches.
 """
 
 from collections.abc import Hashable, Sequence
@@ -45,10 +45,11 @@ class AttentionMetadata:
     has position seq_lens[i] - query_len[i] + j. It sees the keys at positions <= its own (and > position -
     sliding_window, if the layer has a window).
 
-    A CUDA graph (`graphs.mixed`) has a fixed number of rows. Rows that a step does not use have length 0 and no tokens.
-    They follow the decodes, and they follow the other rows. `num_tokens` is then 0, because the host cannot know it
-    when the graph is captured. The host arrays then only give upper bounds: the differences between entries 0,
-    num_decodes and num_seqs. Padding writes to a spare block.
+    A CUDA graph (`graphs.mixed`) has a fixed number of rows: `num_decodes` rows for decodes, and the others for
+    prompts. Rows that a step does not use have length 0 and no tokens, and are the last ones of each group. The host
+    does not know a step's numbers when the graph is captured. So `num_tokens` is 0 and `seq_lens_host` is empty. The
+    last entry of `query_start_loc_host` minus entry num_decodes is only an upper bound on the tokens of prompts.
+    Padding writes to a spare block.
 
     Two rows may share blocks, even blocks that one of them writes in this step (prefix cache). So a backend must write
     the keys and values of the whole batch before any row attends.

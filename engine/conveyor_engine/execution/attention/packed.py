@@ -1,9 +1,9 @@
-"""Computes attention over the sequences of one step, without padding. For models that embed.
+"""Computes attention over whole sequences, packed without padding. For encoders, which need no KV cache between steps.
 
-Used by `runners.pool` and `models.packing`. Plain torch, on any device, computes each sequence by itself, so results do
-not depend on the rest of the batch. The compiled kernels write a layer's keys and values to temporary KV blocks, in the
-layout of `cpu_native`. Writing them costs little compared with attention, whose work grows with the square of the
-length.
+Used by `runners.packed`, `runners.speech` and `models.packing`. Plain torch, on any device, computes each sequence by
+itself, so results do not depend on the rest of the batch. The compiled kernels write a layer's keys and values to
+temporary KV blocks, in the layout of `cpu_native`. Writing them costs little compared with attention, whose work grows
+with the square of the length.
 """
 
 from collections.abc import Callable

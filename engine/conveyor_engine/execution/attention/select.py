@@ -1,4 +1,4 @@
-"""Chooses the attention backend for a device. Called by `runners.generate` once."""
+"""Chooses the attention backend for a device. Called once by `runners.generate` or `runners.speech`."""
 
 import torch
 

@@ -15,7 +15,7 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.transfer import copy_into
 from conveyor_engine.wire.step import StepPlan
 
-_NO_LENGTHS = np.zeros(0, dtype=np.int32)  # unknown in a graph; asking for the longest raises an error
+_NO_LENGTHS = np.zeros(0, dtype=np.int32)  # unknown in a graph; code that takes their maximum raises an error
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
@@ -40,7 +40,7 @@ class DecodeSteps:
     def __init__(
         self, rows: Rows, backend: AttentionBackend, forward: Forward, block_size: int, largest: int | None = None
     ) -> None:
-        """rows: the last row is for padding. largest: steps with more rows are too rare to be worth a graph."""
+        """rows: the last row is for padding. largest: the most rows of a captured step; None: all; 0: no graphs."""
         self._rows, self._backend, self._forward, self._block_size = rows, backend, forward, block_size
         self._spare_row = len(rows.block_tables) - 1
         largest = self._spare_row if largest is None else largest

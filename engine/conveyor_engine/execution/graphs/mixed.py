@@ -1,8 +1,9 @@
 """Graphs for steps with prompts, and possibly decodes. Used by `step_graphs`.
 
-A graph computes a fixed number of tokens, which can belong to any sequences. It has as many places for decodes, and as
-many for prompts, as the tokens could need. On the device, an unused place is a sequence without tokens, for which
-attention computes nothing. Unused tokens belong to the spare row and to no sequence.
+A graph computes a fixed number of tokens, which can belong to any sequences. Its attention metadata has a fixed number
+of entries, called places: one for each sequence that the tokens could belong to, first for decodes and again as many
+for prompts. On the device, an unused place is a sequence without tokens, for which attention computes nothing. Unused
+tokens belong to the spare row and to no sequence.
 """
 
 from itertools import accumulate

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
-_BOTH, _TOKEN, _POSITION = 0, 1, 2  # a step of the path advances both, the token or the position
+_BOTH, _TOKEN, _POSITION = 0, 1, 2  # what a step of the path advances; _BOTH: the token and the position
 
 
 @dataclass(frozen=True, slots=True)

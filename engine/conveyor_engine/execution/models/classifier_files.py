@@ -28,7 +28,7 @@ def describe_cross_encoder(directory: Path, config: PretrainedConfig) -> Classif
         raise ModelError(f"{directory} has a classifier of {len(labels)} labels; a model that ranks has one label")
     settings = read_object(directory / SENTENCE_SETTINGS)
     if settings.get("default_prompt_name") is not None:
-        raise ModelError(f"{SENTENCE_SETTINGS} in {directory} puts a prompt before each text; this engine cannot")
+        raise ModelError(f"{SENTENCE_SETTINGS} in {directory} puts a prompt before each text, which is not supported")
     return ClassifierFacts(
         labels=labels,
         activation=_read_activation(settings, config),

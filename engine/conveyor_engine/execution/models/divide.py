@@ -1,9 +1,10 @@
 """Divides a model among ranks, by transformers' own plan for tensor parallelism.
 
-Called by `start`. A `colwise` product keeps the rank's share of its outputs; in attention these are whole heads. The
-`rowwise` product after it keeps the matching share of its inputs, so its result is a partial sum. `SumOfRanks` adds
-these up, twice in a layer. Every rank keeps all other modules whole, including the embeddings and the last product. So
-all ranks have the same logits and choose the same tokens. Source of the method: Megatron-LM (arXiv 1909.08053).
+Called by `start`. "Product" means a linear layer here. A `colwise` product keeps the rank's share of its outputs; in
+attention these are whole heads. The `rowwise` product after it keeps the matching share of its inputs, so its result is
+a partial sum. `SumOfRanks` adds up these sums, twice in a layer. Every rank keeps all other modules whole, including
+the embeddings and the LM head. So all ranks have the same logits and choose the same tokens. Source of the method:
+Megatron-LM (arXiv 1909.08053).
 """
 
 from collections.abc import Iterator, Sequence
@@ -91,8 +92,8 @@ def _keep_share(linear: nn.Linear, dim: int, rank: int, world_size: int) -> None
     size = linear.weight.shape[dim]
     if size % world_size:
         raise ConfigError(
-            f"`tensor_parallel_size: {world_size}` does not divide a product of {size} numbers; ask for a number of "
-            "GPUs that does"
+            f"`tensor_parallel_size: {world_size}` does not divide the {size} inputs or outputs of a linear layer; ask "
+            "for a number of GPUs that does"
         )
     linear.weight = _share(linear.weight, dim, rank, world_size)
     if linear.bias is not None and dim == 0:

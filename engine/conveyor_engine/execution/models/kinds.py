@@ -34,10 +34,10 @@ class ModelKind:
     name: str
     auto_class: Any
     classes: Mapping[Any, Any]  # model classes by the class of the configuration
-    text_only: bool = False  # rejects the text part of a model that also has other parts
-    own_attention: bool = True  # whether it runs on our attention; otherwise the model's forward runs unchanged
+    text_only: bool = False  # whether to reject models that have other parts besides their text model
+    own_attention: bool = True  # whether transformers' modules call our attention; otherwise they keep their own
     encodes_and_decodes: bool = False  # whether it has an encoder and a decoder
-    without_pooler: bool = False  # a classifier's layer over the first token is dropped; checkpoints may lack it
+    without_pooler: bool = False  # whether to drop the pooler, a layer over the first token; checkpoints may lack it
 
 
 CAUSAL_LM: Final = ModelKind("generate", "causal language model", AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING)

@@ -1,6 +1,6 @@
-"""Loads a model directory into one of transformers' own classes, which then runs on our attention.
+"""Loads a model directory into one of transformers' own classes, which may then run on our attention (`ModelKind`).
 
-Called by the runners at start. It downloads nothing and runs no code from the checkpoint. `checks` rejects models that
+Called by `start`. It downloads nothing and runs no code from the checkpoint. `checks` rejects models that
 would load but give wrong answers.
 """
 

@@ -104,7 +104,10 @@ def _observe(model: PreTrainedModel) -> list[Attended]:
 
 
 def find_parts(norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> native.LayerParts | None:
-    """Return the parts of a native layer, or None if the kernels lack one (norms after attention or MLP, not SiLU)."""
+    """Return the parts of a native layer; None if the kernels cannot compute the layer.
+
+    Examples are a layer with norms after attention or MLP, or with an activation other than SiLU.
+    """
     linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
     of_heads = [norm for norm in (attention.q_norm, attention.k_norm) if norm is not None]
     found = [

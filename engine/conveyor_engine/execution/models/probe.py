@@ -1,4 +1,4 @@
-"""Runs a tiny forward to check that a model calls our attention, and to find each layer's number and size of heads.
+"""Runs a tiny forward to check that a model calls our attention, and to find the shape of the heads in each layer.
 
 Called by the runners after loading. `trial` and `native_layers` use `run_forward` for their own forwards.
 """

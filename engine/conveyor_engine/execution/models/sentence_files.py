@@ -66,7 +66,7 @@ def read_instructions(directory: Path) -> Instructions:
     if default and default not in texts:
         raise ModelError(f"{file} names the default prompt {str(default)[:100]!r}, which is not among its prompts")
     if any(texts.values()) and not _pools_instructions(directory):
-        raise ModelError(f"the pooling in {directory} leaves prompts out (include_prompt); this engine cannot")
+        raise ModelError(f"the pooling in {directory} leaves prompts out (include_prompt), which is not supported")
     return Instructions(texts, default)
 
 

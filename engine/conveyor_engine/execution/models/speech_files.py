@@ -73,20 +73,23 @@ def _find_previous(generation: Any) -> int | None:
 
 
 def _check_tokens(facts: AudioFacts, suppressed: Tokens, vocab_size: int) -> None:
-    """Check that all tokens are in the vocabulary, and that timestamps are its last tokens. Raises ModelError."""
+    """Check that all tokens are in the vocabulary, and that timestamps come after the others. Raises ModelError."""
     named = [
         *facts.languages.values(), *facts.tasks.values(), *suppressed.suppressed, *suppressed.suppressed_first,
         facts.start, facts.end, facts.first_timestamp, facts.first_timestamp + (suppressed.max_first_timestamp or 0),
         facts.previous or 0,
     ]  # fmt: skip
     if wrong := [token for token in named if not 0 <= token < vocab_size]:
-        raise ModelError(f"its generation_config.json names token {wrong[0]}, but the model has only {vocab_size}")
+        raise ModelError(f"its generation_config.json names token {wrong[0]}, but the model has {vocab_size} tokens")
     if facts.languages and "transcribe" not in facts.tasks:
         raise ModelError("its generation_config.json has languages in lang_to_id, but no transcribe in task_to_id")
     if (suppressed.max_first_timestamp or 0) < 0:
         raise ModelError("its generation_config.json has a max_initial_timestamp_index below 0")
     if facts.end >= facts.first_timestamp or facts.max_tokens < 16:
-        raise ModelError("its generation_config.json does not fit a Whisper model: timestamps must be the last tokens")
+        raise ModelError(
+            "its files do not fit a Whisper model: timestamps must be the last tokens of the vocabulary, and "
+            "max_target_positions must be at least 16"
+        )
 
 
 def read_alignment_heads(model: Any) -> Mapping[int, list[int]]:

@@ -1,7 +1,7 @@
 """Checks whether two modules compute the same, by calling both on random input as the model calls the first one.
 
-Called by `recognise`. A `Recorder` replaces attention, so that the inputs of attention are compared as well. Attention
-could otherwise hide a difference before it.
+Used by `recognise`, `fuse`, `native_layers` and `last_layer`. A `Recorder` replaces attention, so that the inputs of
+attention are compared as well. Attention could otherwise hide a difference before it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 `recognise` makes these classes, if Triton runs, in place of the classes that they extend. Both compute the same.
 
-For decodes, a layer without further norms takes nine launches: norm; queries, keys and values; heads and cache;
+For decodes, a layer with only these norms takes nine launches: norm; queries, keys and values; heads and cache;
 attention; output; residual and norm; gate and up; activation; down. For a single row it takes six: the products are
 Triton kernels too, which also compute the norm before them and the activation or the residual after them.
 """

@@ -73,7 +73,7 @@ class Encoder:
 class _DecoderLayer:
     """One layer of transformers' decoder, with stacked weights. "Own" is self-attention, "sound" cross-attention."""
 
-    own: AttentionSpec  # for self-attention and cross-attention
+    own: AttentionSpec  # cross-attention uses it too
     before_own: nn.Module
     own_qkv: Linear
     own_out: Linear

@@ -1,8 +1,8 @@
 """The CPU kernels of engine/native, called through ctypes. Arguments and results are torch tensors.
 
-Used by `attention.cpu_native` and `models`. `why_missing()` returns why the kernels cannot be used; all other functions
-here need the kernels. The kernels support float32 and bfloat16, compute in float32, and run on torch's own threads.
-Shapes are asserted, because a wrong shape is a bug in the caller.
+Used by `attention`, `models` and `sampling`. `why_missing()` returns why the kernels cannot be used; all other
+functions here need the kernels. The kernels support float32 and bfloat16, compute in float32, and run on torch's own
+threads. Shapes are asserted, because a wrong shape is a bug in the caller.
 """
 
 from conveyor_engine.execution.native.elementwise import rms_norm, rope, silu_mul

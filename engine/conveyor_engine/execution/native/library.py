@@ -191,4 +191,4 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape).zero_()  # here, not in the first step
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape).zero_()  # maps pages before the first step

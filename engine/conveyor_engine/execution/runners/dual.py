@@ -82,7 +82,7 @@ class DualRunner:
             message = f"the model does not take the {made} that its image processor makes: {checks.on_one_line(error)}"
             raise ModelError(message) from error
         if sizes[0] != sizes[1]:
-            raise ModelError(f"its images have {sizes[0]} dimensions and its texts {sizes[1]}: they have no one space")
+            raise ModelError(f"its images have {sizes[0]} dimensions and its texts {sizes[1]}: they must be equal")
         num_tokens = encoded.last_hidden_state.shape[1]
         if num_tokens > _TOKENS_MAX:
             raise ModelError(f"its images become {num_tokens} tokens, and at most {_TOKENS_MAX} are supported")

@@ -114,8 +114,10 @@ class GenerateRunner:
 
     @property
     def extra_warmup_tokens(self) -> int:
-        """Return 1 if the Triton kernels run, because a layer computes a single row with other kernels
-        (`kernels.one_row`)."""
+        """Return the tokens of an extra warm-up step: 1 if the Triton kernels run, otherwise 0.
+
+        A layer computes a single row with kernels of its own (`kernels.one_row`).
+        """
         return int(kernels.why_missing(self.device) is None)
 
     @property

@@ -1,4 +1,4 @@
-"""Base class of the runners of encoders, which compute packed whole prompts in one forward and return payloads.
+"""Base class of the runners of encoders. A step computes whole prompts, packed, in one forward and returns payloads.
 
 A runner is the `loop.executor` of one device, as `generate` is for models that generate. It keeps nothing between
 steps: no KV cache, no rows. Each subclass turns the hidden states into a payload for each prompt.
@@ -130,8 +130,8 @@ def check_settings(config: EngineConfig) -> None:
     """Reject settings that apply only to generation. Raises ConfigError."""
     if config.attention_backend not in ("auto", "torch"):
         raise ConfigError(
-            f"`attention_backend: {config.attention_backend}` reads a KV cache, which a model of whole prompts "
-            "lacks; use `attention_backend: auto`"
+            f"`attention_backend: {config.attention_backend}` reads a KV cache, but an encoder has none; "
+            "use `attention_backend: auto`"
         )
     if config.padding == "real":
         raise ConfigError("`padding: real` is set, but a batch of whole prompts is packed in every mode; leave it out")

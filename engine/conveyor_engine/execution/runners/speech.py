@@ -289,7 +289,7 @@ class SpeechRunner:
 
 
 def _cut_sound(plan: StepPlan, num_sound: int) -> StepPlan:
-    """Return the plan without the sound: the tokens after the first `num_sound` of each row, counted from there."""
+    """Return the plan without the first `num_sound` tokens of each row. Positions are counted after these tokens."""
     rows, computed, lengths, logits = [], [], [], []
     for row, begin, length, count in zip(
         plan.rows, plan.num_computed_tokens, plan.num_tokens, plan.num_logits, strict=True

@@ -1,7 +1,7 @@
 """Chooses a token for every row of logits. Vectorised over rows; operations that no row needs are skipped.
 
-Used by `runners.generate`: `set_row` sets how a row samples, then `sample` runs in each step of the row. For the order
-of the operations see `build_processors`, then `Sampler._draw`.
+Used by the runners `generate` and `speech`: `set_row` sets how a row samples, then `sample` runs in each step of the
+row. For the order of the operations see `build_processors`, then `Sampler._draw`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

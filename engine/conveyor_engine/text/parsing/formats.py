@@ -56,7 +56,7 @@ class Format:
     shape: Shape | None = None  # None: required calls use the format LIST
     needs_schemas: bool = False  # whether parsing needs the tools' schemas to recognize strings
     has_special_tokens: bool = False  # whether its marks are special tokens, which would otherwise be hidden
-    templates: Sequence[Sequence[str]] = ()  # a template with all texts of one entry has this format
+    templates: Sequence[Sequence[str]] = ()  # chat templates with all texts of any one entry have this format
 
 
 LIST = "list"
@@ -122,7 +122,10 @@ def find_foreign_format(template: str) -> str | None:
 
 
 def find_forced(name: str | None) -> tuple[str, Shape]:
-    """Return the format, and its shape, in which a grammar makes a model with this format call tools."""
+    """Return the format, and its shape, that a grammar forces if a call is required.
+
+    This is the model's own format `name` if the format has a shape, otherwise LIST.
+    """
     shape = FORMATS[name].shape if name else None
     if name and shape:
         return name, shape
