@@ -5,7 +5,7 @@ GatewayError
 ├── NotFound              no such path, service or model
 ├── MethodNotAllowed      the path supports another method
 ├── QueueFull             the service's queue is full
-├── TooManyRequests       the gateway is full, and the request's service or client holds most of it
+├── TooManyRequests       the gateway has no room for so many requests of the service or the client
 ├── EngineFailed          an engine died before its answer was complete
 ├── Unavailable           the gateway cannot accept the request now: it is starting or stopping, or its memory is full
 ├── TimedOut              no engine accepted or answered the request in time
@@ -71,7 +71,7 @@ class Code(AnswerCode):
     TOO_MANY_REQUESTS = (
         "too_many_requests",
         429,
-        "the gateway is at its limit of requests, and this service or this client uses most of them",
+        "the gateway has no room for so many requests of this service or this client",
     )
     HEADERS_TOO_LARGE = "headers_too_large", 431, "request line or headers are too long"
     INTERNAL_ERROR = "internal_error", 500, "a bug in the gateway; its log has the request's id"

@@ -1,6 +1,7 @@
 """The token usage that an engine reports for a request. Read by `engines`, logged and counted by `recording`.
 
-The report comes from a tenant's pod, so only its format can be checked. Only Conveyor's own engine sends reports.
+The report comes from a tenant's pod, so only its format can be checked. Conveyor's own engine sends reports; other
+runtimes, such as vLLM, do not.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ def parse_usage(report: bytes | str | None) -> Usage | None:
 async def split_report(piece: bytes, rest: aiohttp.StreamReader) -> tuple[bytes, bytes]:
     """Split the end of a stream at the usage mark.
 
-    Return the events before it, and the report, also read from `rest`.
+    Return the events before the mark, and the report after it: the end of `piece` and what follows in `rest`.
     """
     events, _, report = piece.partition(USAGE_MARK)
     with contextlib.suppress(aiohttp.ClientError, OSError):  # the client has its whole answer

@@ -37,7 +37,7 @@ from conveyor_protocol.failure_reasons import FailureReason
 HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
 STEP_STUCK_SECONDS = 120.0  # a step that takes longer is stuck, ...
 STEP_STUCK_TIMES = 5  # ... if it also takes this many times as long as the longest warm-up step
-PARTS_BATCHES = 2  # batches of one list that may be at the engine: the running one and the next one
+PARTS_BATCHES = 2  # batches of one HTTP request's inputs that may be at the engine: the running one and the next one
 _log = logging.getLogger(__name__)
 
 
@@ -127,7 +127,8 @@ class EngineClient:
     def hold_place(self, wish: str | None = None) -> Iterator[None]:
         """Reserve a place for a request that is still being read; it counts as open.
 
-        wish: the gateway's header for places. Raises Unavailable, Overloaded or NoPlace.
+        wish: the value of the header X-Engine-Place (`if-free` or `granted`); None for a request without this header.
+        Raises Unavailable, Overloaded or NoPlace.
         """
         self.check_state()
         with self.places.reserve(wish):
@@ -160,11 +161,14 @@ class EngineClient:
         wish: str | None = None,
         follow: Callable[[RequestOutput], Part | None] = lambda _: None,
     ) -> Generation:
-        """Send the engine requests of an HTTP request to the engine. The caller is in `hold_place`.
+        """Send the parts of an HTTP request to the engine, as many as fit. Call this inside `hold_place`.
 
-        For a request with many parts, at most `PARTS_BATCHES` batches are at the engine at a time. The next part is
-        sent when there is room again. So a long list takes turns with other requests, and never fills the engine's
-        queue. After the timeout all requests end with DEADLINE in any case. Raises Unavailable or Overloaded.
+        A part is one or more engine requests. Of one HTTP request, at most `PARTS_BATCHES` batches of engine requests
+        are at the engine at a time. The next part is sent when there is room again. So an HTTP request with many
+        inputs takes turns with other requests, and never fills the engine's queue. After the timeout, all its engine
+        requests end with DEADLINE. Raises Unavailable or Overloaded.
+
+        wish: as in `hold_place`.
 
         follow: called with each output before it is read. For a request's last output, it may return a part, which is
         sent to the engine and continues the request.
@@ -200,7 +204,7 @@ class EngineClient:
 
     @property
     def _num_at_engine_max(self) -> int:
-        """The limit on engine requests of one HTTP request with many parts that are at the engine at a time."""
+        """The maximum of engine requests of one HTTP request at the engine at a time. A single part may have more."""
         return min(PARTS_BATCHES * self._batch_size, self.num_requests_max)
 
     def abort(self, request_ids: list[str]) -> None:

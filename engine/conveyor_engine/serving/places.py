@@ -65,7 +65,7 @@ class Places:
     def reserve(self, wish: str | None) -> Iterator[None]:
         """Reserve a place for an arriving request. Raises NoPlace.
 
-        wish: the request's header for places; a request without the header (None) is not counted.
+        wish: the value of the header X-Engine-Place; a request without this header (None) is not counted.
         """
         if wish is None:
             yield

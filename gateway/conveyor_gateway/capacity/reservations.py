@@ -1,12 +1,13 @@
 """Limits the requests that this gateway holds, and the bytes of requests and responses.
 
 Created by `server`. Each request has one `Reservation`: `relaying.bodies` reserves bytes for the body, `engines` for a
-buffered response. No service may hold more than half of all bytes and three quarters of all requests, so that
-requests that wait for one service leave room for the others. No client may hold more than seven eighths of either.
+buffered response. No service may hold more than half of all bytes or three quarters of all requests, so that requests
+that wait for one service leave room for the others. No client may hold more than seven eighths of either.
 
-A request may be evicted until its answer starts. When there is no room, the largest holder loses a request: the largest
-one of its least urgent class. A holder is one client's requests for one service. If the new request belongs to the
-largest holder, it is rejected.
+A request may be evicted until its answer starts. A holder is one client's requests for one service. When there is no
+room, the evicted request is the largest one of the least urgent class of one holder. To find this holder, take the
+service or the client that holds most, and within it the largest holder. If the new request belongs to that holder, it
+is rejected instead, unless the body of the request to evict is still arriving.
 """
 
 import contextlib
@@ -168,7 +169,6 @@ def build_memory_full() -> Unavailable:
 
 def build_too_many() -> TooManyRequests:
     return TooManyRequests(
-        "the gateway is at its limit of requests, and most of them are for this service and from this client; "
-        "send fewer at a time",
+        "the gateway has no room for so many requests of this service or this client; send fewer at a time",
         Code.TOO_MANY_REQUESTS,
     )

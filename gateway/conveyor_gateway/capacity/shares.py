@@ -1,6 +1,6 @@
 """Counts how much of one resource, such as bytes or requests, each service and client holds.
 
-Used by `reservations` only. It finds the largest holder without a scan: each operation costs O(log holders).
+Used by `reservations` only. It finds the request to evict without a scan: each operation costs O(log holders).
 """
 
 import heapq
@@ -92,9 +92,10 @@ class Shares(Generic[M]):
         return not (self._is_service_full(member, 1) or self._is_client_full(member, 1))
 
     def find_victim(self, member: M, amount: int) -> M | None:
-        """Return the request to evict for `member`: the largest one of the least urgent level of the largest holder.
+        """Return the request to evict for `member`: the largest one of the least urgent level of a holder.
 
-        Returns None if no request can be evicted.
+        The holder is the largest one within the service or client that `member` would bring above its own limit, or
+        otherwise within the service or client that holds most. Returns None if no request can be evicted.
         """
         return self._evictable.find_largest(
             member.service if self._is_service_full(member, amount) else None,
@@ -130,13 +131,16 @@ class _Evictable(Generic[M]):
         _add(self._levels, (service, client), member.level, amount)
 
     def find_largest(self, service: str | None, client: str | None) -> M | None:
-        """Return the largest member of this service and client. None stands for any service, or any client."""
+        """Return the largest member, of the highest level, of the holder that `_find_holder` returns."""
         holder = self._find_holder(service, client)
         levels = self._levels.get(holder)
         return None if levels is None else self._members[*holder, max(levels)].find_largest()
 
     def _find_holder(self, service: str | None, client: str | None) -> tuple[str, str]:
-        """Return the service and client of the largest holder; empty names if there is none."""
+        """Return the service and client of the largest holder within this service or client; empty names if none.
+
+        If both are None, it is the largest holder within the service or the client that holds most.
+        """
         if service is None and client is None:
             service, client = self._services.find_largest() or "", self._clients.find_largest() or ""
             if self._clients[client] >= self._services[service]:

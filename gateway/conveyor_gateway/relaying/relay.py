@@ -19,8 +19,9 @@ from conveyor_gateway.responses import build_error_event
 # The engine ends answers that take too long with an error. The gateway ends answers that continue after this grace.
 GRACE_SECONDS: Final = 3.0
 _LAST_WORDS_SECONDS: Final = 1.0
-# A write costs the same for one byte as for thousands. Small pieces that arrive faster than this, for longer than a
-# burst, are joined and sent a few milliseconds later. Large pieces may arrive faster.
+# A write costs the same for one byte as for thousands. If small pieces arrive more often than every `_SMALL_SECONDS`,
+# for longer than `_BURST_SECONDS`, they are joined and sent a few milliseconds later. Large pieces may arrive every
+# `_LARGE_SECONDS`.
 _SMALL_SECONDS: Final = 1 / 200
 _LARGE_SECONDS: Final = 1 / 2000
 _BURST_SECONDS: Final = 0.25
@@ -46,8 +47,8 @@ class _Pace:
 class Relay:
     """Forwards one answer to one client. A stream ends soon after `deadline`, on the loop's clock.
 
-    If the client does not read, `listening`'s connection ends the answer. Without `keep_alive` the answer announces
-    that the connection will be closed.
+    If the client does not read, its connection (`conveyor_http.connection`) is closed after a while, which ends the
+    answer. Without `keep_alive` the answer announces that the connection will be closed.
     """
 
     request: BaseRequest

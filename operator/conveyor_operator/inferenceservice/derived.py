@@ -64,7 +64,8 @@ def _tell_graphs(spec: InferenceServiceSpec, lengths: Workload) -> DerivedStatus
 
 def _tell_warm_up(lengths: Workload) -> DerivedStatus:
     inputs = lengths.inputs
-    reason = "a step of prompts at P50 and a prompt at P95, in addition to the largest step"
+    steps = "a step with several prompts of P50 tokens, and a step with one prompt of P95 tokens"
+    reason = f"{steps}, in addition to the largest step"
     return DerivedStatus(name="warm-up", value=f"prompts of {inputs.p50} and {inputs.p95} tokens", reason=reason)
 
 

@@ -52,7 +52,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A request that a worker has validated, and that holds a place. `wish`: the gateway's header about the place."""
+    """A request that a worker has validated, and that holds a place. `wish`: as in `EngineClient.hold_place`."""
 
     state: AppState
     prepared: Prepared

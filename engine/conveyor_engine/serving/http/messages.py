@@ -46,7 +46,7 @@ class Text(msgspec.Struct, tag="text"):
 
 
 class Thinking(msgspec.Struct, tag="thinking"):
-    """A block of thinking. The signature is the message's id, because some clients send back only signed thinking."""
+    """A block of thinking. The signature is the message's id: some clients send thinking back only if it is signed."""
 
     thinking: str
     signature: str

@@ -63,7 +63,7 @@ class Entities(msgspec.Struct):
 
 
 class EntitiesList(msgspec.Struct):
-    """The response with the labelled tokens of all inputs, in their order."""
+    """The response with the tokens of all inputs that have another label than "O", in their order."""
 
     id: str
     created: int
@@ -101,7 +101,7 @@ class ClassificationResponse(TextsResponse):
 
 
 class EntitiesResponse(TextsResponse):
-    """A response with the tokens that have a label."""
+    """A response with the tokens that have another label than "O"."""
 
     async def _send_answer(self, send: Send) -> None:
         assert isinstance(self._prepared, PreparedWords)

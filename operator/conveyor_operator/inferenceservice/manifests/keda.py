@@ -9,7 +9,8 @@ from conveyor_operator.loop.owner import Object
 def build_scaled_object(autoscaler: Object, metrics_url: str) -> Object:
     """Build the ScaledObject that replaces the given HPA, with the same name, bounds, behavior and targets.
 
-    KEDA reads each metric from the metrics server's page. If the page is an error, KEDA's HPA cannot read the metric.
+    KEDA reads each metric from the metrics server's page. If the metrics server returns an error,
+    KEDA's HPA cannot read the metric.
     """
     spec, metadata = autoscaler["spec"], autoscaler["metadata"]
     page = f"{metrics_url}{names.DEMAND_PATH}?service={metadata['namespace']}/{_described(spec)}"

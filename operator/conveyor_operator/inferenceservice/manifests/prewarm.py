@@ -56,8 +56,8 @@ def _beside_engines(owner: Owner, given: Object) -> Object:
 
     If there are none, any node is allowed, because the pod's own labels match the term.
 
-    Other pods that the spec requires on the same node are only preferred here. Otherwise the Job's pod could be
-    unschedulable, because the pods with the claim need not run on such a node.
+    The spec's own required podAffinity terms become preferred ones. With several required terms, Kubernetes counts only
+    pods that match all of them. An engine pod need not match the spec's terms, so the Job's pod could be unschedulable.
     """
     own = [names.pod_selector(owner.name), names.prewarm_pod_selector(owner.name)]
     values = [value for selector in own for value in selector.values()]
