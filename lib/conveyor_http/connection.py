@@ -264,9 +264,9 @@ class Connection(web.RequestHandler):
     def refuse(
         self, request: web.BaseRequest, status: int, error: BaseException | None, said: str | None
     ) -> web.StreamResponse:
-        """Return the response to an invalid request. `said`: the parser's error, with a status below 500.
+        """Return the response to an invalid request (a status below 500) or to a bug in the handler.
 
-        It is the client's error, so it is not logged.
+        said: the parser's error message, if the request is invalid. It is the client's error, so it is not logged.
         """
         if status >= 500:
             return super().handle_error(request, status, error, said)

@@ -1,9 +1,9 @@
 """The engine process: the loop around EngineCore. `serving.engine_process` starts it and has the socket's other end.
 
 The loop takes all new messages, runs a step, and sends the step's outputs. Because it is a separate process, the API
-process never waits for a forward pass. The loop ends when the socket is closed. One thread always reads the socket, so
-that an abort waits at most for the current step. Another thread sends heartbeats with the current step's duration so
-far.
+process never waits for a forward pass. The loop ends when the socket is closed. One thread always reads the socket,
+also during a step. So an abort that arrives during a step takes effect before the next step. Another thread sends
+heartbeats with the current step's duration so far.
 """
 
 import argparse
@@ -218,9 +218,10 @@ def run(channel: Channel, load: Load) -> int:
 def _load(config: EngineConfig, channel: Channel) -> EngineCore:
     """Load the model and build the engine.
 
-    In mode Static answers are held back until the whole batch is done, so this process gets a tokenizer to find stop
-    strings. Steps run ahead on GPUs only: on a CPU that gains nothing (ADR 19). The garbage collector is off during
-    imports, which makes them an eighth faster.
+    In mode Static this process sends no tokens until the whole batch is done, so the API process would find stop
+    strings too late. Therefore this process gets a tokenizer and finds them itself. The next step is planned while a
+    step runs, but only on GPUs: on a CPU that gains nothing (ADR 19). The garbage collector is off during imports,
+    which makes them an eighth faster.
     """
     gc.disable()
     from conveyor_engine.execution.build import build_runner

@@ -162,7 +162,7 @@ class Observed:
 def project(kind: Kind, key: Key, body: Object) -> Any:
     """Return what the store keeps of an object.
 
-    The state of a Deployment or HPA is kept only under the engine's name.
+    The state of a Deployment, HPA or ScaledObject is kept only if the object has the engine's name.
     """
     if kind in _PROJECTIONS:
         return _PROJECTIONS[kind](body)

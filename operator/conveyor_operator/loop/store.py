@@ -1,7 +1,8 @@
 """The known state of the cluster, read by key. Followers of a kind are called after each change.
 
-`watches` stores the projection of each object that the API server sends; a resource reads it when it observes. Objects
-are stored by uid, because for a moment there may be two objects with the same name. Then the later one counts.
+`watches` stores the projection of each object that the API server sends. Each reconcile of a resource reads the
+projections of its objects. Objects are stored by uid, because for a moment there may be two objects with the same name.
+Then the later one counts.
 """
 
 from collections import defaultdict
@@ -15,7 +16,7 @@ from conveyor_operator.loop.bodies import Bodies
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """The last value of one object, and the key of the resource that it is or to which it belongs."""
+    """The last value of one object, and its key. A child has the key of the resource that owns it."""
 
     key: Key
     value: Any

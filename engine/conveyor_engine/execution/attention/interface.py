@@ -26,7 +26,8 @@ from conveyor_engine.execution.attention.backend import (
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
 
 IMPLEMENTATION = "conveyor_paged"
-_TRANSFORMERS_OWN = ("sdpa", "eager")  # sdpa first: ours is sdpa too, so results round alike in half precision
+# sdpa comes first: `packed.Packed` uses it too, so results round alike in half precision.
+_TRANSFORMERS_OWN = ("sdpa", "eager")
 # Keywords that models pass and that have no effect here. Any other keyword that is not None is rejected.
 HARMLESS = frozenset({"position_ids", "use_cache", "output_router_logits", "output_attentions", "cache_position"})
 
@@ -100,9 +101,9 @@ def attend_stored(
 ) -> torch.Tensor:
     """Do the same as `paged.attend` for a layer that writes its keys and values itself.
 
-    store(caches, slots (T,)) writes them and returns the queries (T, H, D). It gets the step's caches if they have one
-    row for each slot. Otherwise it gets temporary ones of the type of `like` (T, ...), and `paged.attend` then gets the
-    keys and values as usual.
+    store(caches, slots (T,)) writes them and returns the queries (T, H, D). If the step's backend is a SlotCaches,
+    `store` gets the backend's caches. Otherwise it gets temporary caches of the type of `like` (T, ...), whose keys and
+    values are then passed to `paged.attend`.
     """
     if isinstance(paged, PagedStep) and isinstance(paged.backend, SlotCaches):
         return paged.attend_written(spec, store(paged.backend.caches(spec.layer), paged.metadata.slot_mapping))
@@ -135,7 +136,7 @@ def paged_attention(
         raise ModelError(f"{type(module).__name__} does not hand keyword arguments through to its attention")
     causal = is_causal is not False and getattr(module, "is_causal", True)
     if attention_mask is not None or not (causal or paged.runs_bidirectional):
-        raise ModelError(f"{type(module).__name__} is not plainly causal: this engine runs causal attention only")
+        raise ModelError(f"{type(module).__name__} is not plainly causal, and this engine cannot run it for this task")
     for name, value_ in unknown.items():
         if value_ is not None and name not in HARMLESS:
             raise ModelError(

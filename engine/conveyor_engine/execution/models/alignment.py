@@ -74,7 +74,7 @@ def _smooth(weights: torch.Tensor, width: int) -> torch.Tensor:
 def find_positions(fits: npt.NDArray[np.float32]) -> list[int]:
     """Return the position at which each token begins, by dynamic time warping over fits (tokens, positions).
 
-    The cells of a diagonal depend only on the two diagonals before it, so each is computed at once.
+    The cells of a diagonal depend only on the two diagonals before it, so all its cells are computed at once.
     """
     num_tokens, num_positions = fits.shape
     cost = np.full((num_tokens + 1, num_positions + 1), np.inf, dtype=np.float32)
