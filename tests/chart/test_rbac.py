@@ -33,7 +33,7 @@ from tests.operator import scaled_objects
 from tests.operator.kubelet import Kubelet, prewarmed, ready
 from tests.operator.stage import Space, wait_until
 
-from conveyor_api.names import METRICS_API_ROLE, METRICS_TLS_SECRET, SYSTEM_NAMESPACE
+from conveyor_api.names import INFERENCE_SERVICE_LABEL, METRICS_API_ROLE, METRICS_TLS_SECRET, SYSTEM_NAMESPACE
 from e2e.cluster.api import Api
 
 pytestmark = pytest.mark.slow
@@ -114,11 +114,13 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
     with Kubelet(space, lambda pod: (prewarmed if "job-name" in pod["metadata"]["labels"] else ready)(pod)):
         space.make_service(name, model={"uri": "hf://org/name@main", "cache": cache}, autoscaling={"maxReplicas": 3})
         space.wait_condition(name, "WorkloadReady", "True", "ReplicasReady", 60)
+        lose_labels(space, name)
         space.delete("Service", name)
         wait_until("its Service again", lambda: space.get("Service", name))
         old = {c for c in space.children(name) if c[0] == "ConfigMap"}
         space.edit(name, autoscaling={"provider": "KEDA"})
         wait_until("the ScaledObject", lambda: space.list("ScaledObject"), 60)
+        lose_labels(space, name)
         space.edit(name, autoscaling=None, replicas=2, model={"cache": {"strategy": "EmptyDir", "size": None}})
         wait_until("the end of the ScaledObject", lambda: not space.list("ScaledObject"))
         space.edit(name, batching={"maxBatchSize": 7})
@@ -129,6 +131,7 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
         cache = {"strategy": "PVC", "claimName": "mine", "prewarm": True}
         space.make_service("warm", model={"uri": "hf://org/name@main", "cache": cache})
         space.wait_condition("warm", "WorkloadReady", "True", "ReplicasReady", 60)
+        lose_labels(space, "warm")
         space.edit("warm", model={"cache": {"prewarm": False}})
         wait_until("the end of the Job", lambda: not space.list("Job"))
         space.delete("InferenceService", "warm")
@@ -136,6 +139,19 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
         wait_until("its policy", lambda: space.get("NetworkPolicy", "kept-engine"))
         wait_until("Events", lambda: space.list("Event"))
         space.delete("InferenceService", name)
+
+
+def lose_labels(space: Space, name: str) -> None:
+    """Remove the label of each child of a service. No watch shows the child any more, so the operator reads it."""
+
+    def labelled() -> set[tuple[str, str]]:
+        scaled = space.list("ScaledObject", f"{INFERENCE_SERVICE_LABEL}={name}")
+        return space.children(name) | {("ScaledObject", each["metadata"]["name"]) for each in scaled}
+
+    children = labelled()
+    for kind, child in children:
+        space.patch(kind, child, {"metadata": {"labels": {INFERENCE_SERVICE_LABEL: None}}})
+    wait_until("the labels again", lambda: labelled() >= children, 60, labelled)
 
 
 def live(objects: list[Json]) -> list[Json]:

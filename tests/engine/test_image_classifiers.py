@@ -195,7 +195,7 @@ def test_a_task_that_is_not_the_model_s_is_refused_with_what_it_is(
     ("setting", "sentence"),
     [
         ({"max_model_len": 512}, "`max_model_len` is set, but this model classifies images"),
-        ({"attention_backend": "native"}, "`attention_backend: native` is set, but this model runs its own"),
+        ({"attention_backend": "native"}, "`attention_backend: native` is set, but this model has its own attention"),
         ({"padding": "real", "batching_mode": "static"}, "images are not padded"),
     ],
     ids=str,

@@ -134,7 +134,7 @@ def test_a_vector_that_is_not_finite_is_an_error_of_its_picture_alone(dual: GetD
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ({"attention_backend": "torch"}, "`attention_backend: torch` is set, but this model runs its own"),
+        ({"attention_backend": "torch"}, "`attention_backend: torch` is set, but this model has its own attention"),
         ({"padding": "real", "batching_mode": "static"}, "`padding: real` is set, but images are not padded"),
         ({"max_model_len": 100}, "made for at most 24 tokens"),
     ],

@@ -177,7 +177,8 @@ def _check_settings(config: EngineConfig) -> None:
     """Reject settings that do not apply to this kind of model. Raises ConfigError."""
     if config.attention_backend != "auto":
         raise ConfigError(
-            f"`attention_backend: {config.attention_backend}` is set, but this model runs its own; leave it out"
+            f"`attention_backend: {config.attention_backend}` is set, but this model has its own attention; "
+            "leave it out"
         )
     if config.padding == "real":
         raise ConfigError("`padding: real` is set, but images are not padded; remove it")

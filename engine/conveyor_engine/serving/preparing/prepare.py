@@ -371,7 +371,7 @@ def check_token_ids(prompt: list[int], facts: ModelFacts, param: str) -> None:
     if not prompt:
         raise InvalidRequest("the prompt is empty; send at least one token", param=param)
     if (largest := max(prompt)) >= facts.vocab_size:
-        known = f"prompt token ids must be in 0..{facts.vocab_size - 1}"
+        known = f"prompt token ids must be from 0 to {facts.vocab_size - 1}"
         raise InvalidRequest(f"token id {largest} is out of vocabulary: {known}", param=param)
 
 

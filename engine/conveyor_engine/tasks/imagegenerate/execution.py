@@ -245,7 +245,8 @@ def _check_settings(config: EngineConfig) -> None:
         raise ConfigError("`max_model_len` is set, but this model makes pictures, which have no tokens; leave it out")
     if config.attention_backend != "auto":
         raise ConfigError(
-            f"`attention_backend: {config.attention_backend}` is set, but this model has its own; leave it out"
+            f"`attention_backend: {config.attention_backend}` is set, but this model has its own attention; "
+            "leave it out"
         )
     if config.padding == "real":
         raise ConfigError("`padding: real` is set, but pictures are not padded; leave it out")

@@ -167,7 +167,7 @@ def test_an_answer_continues_the_last_message(server: EngineServer) -> None:
         ("chat/completions", {"logprobs": True, "top_logprobs": -1}, "top_logprobs", "must not be -1"),
         ("completions", {"logprob_token_ids": [5]}, "logprob_token_ids", "together with logprobs"),
         ("chat/completions", {"logprob_token_ids": [5]}, "logprob_token_ids", "together with logprobs"),
-        ("completions", {"logprobs": 1, "logprob_token_ids": [384]}, "logprob_token_ids", "0..383"),
+        ("completions", {"logprobs": 1, "logprob_token_ids": [384]}, "logprob_token_ids", "0 to 383"),
         ("completions", {"logprobs": 1, "logprob_token_ids": [1] * 129}, "logprob_token_ids", "at most 128"),
         ("completions", {"best_of": 3}, "best_of", "send `n`"),
         ("completions", {"use_beam_search": True}, "use_beam_search", "send `n`"),
