@@ -12,25 +12,31 @@ needed.
 Triton pipelines the loads: it loads the next tiles of keys and values while one is multiplied. For this, an address
 must not depend on a load of the same iteration. So the block table is read one iteration ahead.
 
-8-bit keys and values (`slot_cache`) are converted to the query's type before the products. The scales of keys are
-applied to the scores, those of values to the probabilities before the second product.
+8-bit keys and values (`slot_cache`) are read in pairs, as numbers of 16 bits: `ldmatrix` transposes only these. Each
+product then has two parts, for the first and for the second numbers of the pairs. They are computed in float16, to
+which 8 bits are converted with the fewest instructions (`pairs`). The scales of keys are applied to the scores, those
+of values to the probabilities before the second product.
 """
 
 # Triton compiles the kernels from their source and interprets annotations differently, so they have none.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
 from conveyor_engine.execution.kernels.decode_plan import DecodePlan
-from conveyor_engine.execution.kernels.part import capability, early_launch, has_warp_groups
+from conveyor_engine.execution.kernels.pairs import convert_pairs
+from conveyor_engine.execution.kernels.part import early_launch, has_warp_groups
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
 
 _LOG2_E = tl.constexpr(math.log2(math.e))
+# A probability times the scale of its value, in float16, gets this factor: small ones then keep more of their digits.
+# The largest scale that does not overflow is 4,094.
+_LIFT = tl.constexpr(16.0)
 _MIN_ROWS = 16  # the smallest M of the tensor cores' products; the interpreter accepts less
 _MOST_ROWS_FLOAT32 = 64  # float32 is multiplied without tensor cores, so the operands stay in registers
 
@@ -57,9 +63,9 @@ _TILES = (
     (False, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
 )
 _OF_A_WARP_GROUP = TileShape(rows=64, keys=64, num_warps=4, num_stages=3)
-# For decodes over 8 bits on compute capability 9.0. Older GPUs have less shared memory, newer ones spill registers. ADR
-# 107 has the figures.
+# Of 8 bits, with heads of up to 128. ADR 107 has the figures.
 _DECODES_OF_8_BITS = TileShape(rows=16, keys=128, num_warps=4, num_stages=3)
+_PROMPTS_OF_8_BITS = TileShape(rows=128, keys=32, num_warps=8, num_stages=2)
 
 
 def tile_shape(decode: bool, head_dim: int, item_bytes: int, group: int, *, of_8_bits: bool = False) -> TileShape:
@@ -68,18 +74,21 @@ def tile_shape(decode: bool, head_dim: int, item_bytes: int, group: int, *, of_8
     Raises ValueError if the heads are too wide.
     """
     head_bytes = head_dim * item_bytes
-    if decode and of_8_bits and head_bytes <= 256 and capability() == 90:
-        tile = _DECODES_OF_8_BITS
-        return TileShape(max(tile.rows, triton.next_power_of_2(group)), tile.keys, tile.num_warps, tile.num_stages)
-    fits_a_warp_group = not decode and item_bytes == 2 and head_bytes <= 256 and group <= _OF_A_WARP_GROUP.rows
-    if fits_a_warp_group and has_warp_groups():
-        return _OF_A_WARP_GROUP
-    for for_decode, limit, tile in _TILES:
-        if for_decode == decode and head_bytes <= limit:
-            rows = tile.rows if item_bytes < 4 else min(tile.rows, _MOST_ROWS_FLOAT32)
-            rows = max(rows, _MIN_ROWS, triton.next_power_of_2(group))
-            return TileShape(rows, tile.keys, tile.num_warps, tile.num_stages)
-    raise ValueError(f"heads of {head_bytes} bytes are wider than this kernel's widest tile")
+    tile = _choose_tile(decode, head_bytes, item_bytes, group, of_8_bits)
+    if tile is None:
+        raise ValueError(f"heads of {head_bytes} bytes are wider than this kernel's widest tile")
+    rows = tile.rows if item_bytes < 4 else min(tile.rows, _MOST_ROWS_FLOAT32)
+    return replace(tile, rows=max(rows, _MIN_ROWS, triton.next_power_of_2(group)))
+
+
+def _choose_tile(decode: bool, head_bytes: int, item_bytes: int, group: int, of_8_bits: bool) -> TileShape | None:
+    if item_bytes == 2 and head_bytes <= 256:
+        if of_8_bits:
+            return _DECODES_OF_8_BITS if decode else _PROMPTS_OF_8_BITS
+        if not decode and group <= _OF_A_WARP_GROUP.rows and has_warp_groups():
+            return _OF_A_WARP_GROUP
+    fitting = (tile for for_decode, limit, tile in _TILES if for_decode == decode and head_bytes <= limit)
+    return next(fitting, None)
 
 
 @triton.jit
@@ -110,9 +119,9 @@ def _attend(
     query_token_stride, query_head_stride, table_stride, scales_stride, num_seqs,
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
-    LARGEST: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, DECODE: tl.constexpr,
-    BEGINS_EARLY: tl.constexpr,
+    LARGEST: tl.constexpr, PRODUCT: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
+    DECODE: tl.constexpr, BEGINS_EARLY: tl.constexpr,
 ):  # fmt: skip
     if BEGINS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -169,32 +178,37 @@ def _attend(
 
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
-    acc = tl.full([BLOCK_M, VALUE_PADDED], 0.0, tl.float32)
     table = block_tables + seq.to(tl.int64) * table_stride
     if LARGEST > 0:  # the cache has 8 bits; `scale` includes 1 / LARGEST
         key_scales += kv_head.to(tl.int64) * scales_stride
         value_scales += kv_head.to(tl.int64) * scales_stride
+        q, q_second = tl.split(tl.reshape(q.to(PRODUCT), [BLOCK_M, DIM_PADDED // 2, 2]))
+        acc = tl.full([BLOCK_M, VALUE_PADDED // 2], 0.0, tl.float32)
+        acc_second = acc
+    else:
+        acc = tl.full([BLOCK_M, VALUE_PADDED], 0.0, tl.float32)
+        q_second, acc_second = q, acc  # unused
     if not DECODE:
         if WINDOW > 0:
-            acc, total, highest = _see_keys(
-                acc, total, highest, q, key_cache, value_cache, key_scales, value_scales, table, kv_head, positions,
-                begin, seen_by_all, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED,
-                LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=True,
+            acc, acc_second, total, highest = _see_keys(
+                acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
+                kv_head, positions, begin, seen_by_all, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM,
+                VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=True,
             )  # fmt: skip
-        acc, total, highest = _see_keys(
-            acc, total, highest, q, key_cache, value_cache, key_scales, value_scales, table, kv_head, positions,
-            seen_by_all, unseen_by_some, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED,
-            LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=False,
+        acc, acc_second, total, highest = _see_keys(
+            acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
+            kv_head, positions, seen_by_all, unseen_by_some, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM,
+            VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=False,
         )  # fmt: skip
         begin = unseen_by_some
-    acc, total, highest = _see_keys(
-        acc, total, highest, q, key_cache, value_cache, key_scales, value_scales, table, kv_head, positions,
-        begin, end, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED,
-        LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=True,
+    acc, acc_second, total, highest = _see_keys(
+        acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
+        kv_head, positions, begin, end, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM,
+        VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=True,
     )  # fmt: skip
 
     if LARGEST > 0:
-        acc *= 1.0 / LARGEST
+        acc = tl.reshape(tl.join(acc, acc_second), [BLOCK_M, VALUE_PADDED]) * (1.0 / (LARGEST * _LIFT))
     real_out = real_row[:, None] & (value_dims[None, :] < VALUE_DIM)
     if DECODE:
         if num_shares > 1:
@@ -219,15 +233,20 @@ def _attend(
 
 @triton.jit
 def _see_keys(
-    acc, total, highest, q, key_cache, value_cache, key_scales, value_scales, table, kv_head, positions,
-    begin, end, scale, softcap, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, LARGEST: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
+    kv_head, positions, begin, end, scale, softcap,
+    NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr,
+    VALUE_PADDED: tl.constexpr, LARGEST: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Return the tile's (acc, total, highest) after attending to the keys begin .. end. Without MASKED, every row must
-    see all of these keys."""
-    dims = tl.arange(0, DIM_PADDED)
-    value_dims = tl.arange(0, VALUE_PADDED)
+    """Return the tile's (acc, acc_second, total, highest) after attending to the keys begin .. end.
+
+    Without MASKED, every row must see all of these keys. Over 8 bits, q and acc have the first dimensions of the pairs,
+    q_second and acc_second the second ones.
+    """
+    TOGETHER: tl.constexpr = 2 if LARGEST > 0 else 1  # dimensions that are read as one number
+    dims = tl.arange(0, DIM_PADDED // TOGETHER)
+    value_dims = tl.arange(0, VALUE_PADDED // TOGETHER)
     next_keys = begin + tl.arange(0, BLOCK_N)
     block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
     for first_key in range(begin, end, BLOCK_N):
@@ -238,12 +257,15 @@ def _see_keys(
         block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
         real_key = keys < end
         k = _load_tile(
-            key_cache + row[None, :] * DIM + dims[:, None],
-            real_key[None, :] & (dims[:, None] < DIM), MASKED or DIM < DIM_PADDED,
+            key_cache + row[None, :] * (DIM // TOGETHER) + dims[:, None],
+            real_key[None, :] & (dims[:, None] < DIM // TOGETHER), MASKED or DIM < DIM_PADDED,
         )  # fmt: skip
-        scores = tl.dot(q, _widen(k, q.dtype, LARGEST), input_precision="ieee")
         if LARGEST > 0:
+            k, k_second = convert_pairs(k, LARGEST == 127, q.dtype)
+            scores = tl.dot(q_second, k_second, tl.dot(q, k, input_precision="ieee"), input_precision="ieee")
             scores *= _load_tile(key_scales + slots, real_key, MASKED)[None, :]
+        else:
+            scores = tl.dot(q, k, input_precision="ieee")
         if HAS_SOFTCAP:  # tanh(x) = 2 sigmoid(2x) - 1
             scores = (2.0 * tl.sigmoid(2.0 * (scores * scale) / softcap) - 1.0) * softcap * _LOG2_E
         else:
@@ -261,25 +283,24 @@ def _see_keys(
         factor = tl.exp2(highest - safe)
         total = total * factor + tl.sum(p, axis=1)
         v = _load_tile(
-            value_cache + row[:, None] * VALUE_DIM + value_dims[None, :],
-            real_key[:, None] & (value_dims[None, :] < VALUE_DIM), MASKED or VALUE_DIM < VALUE_PADDED,
+            value_cache + row[:, None] * (VALUE_DIM // TOGETHER) + value_dims[None, :],
+            real_key[:, None] & (value_dims[None, :] < VALUE_DIM // TOGETHER), MASKED or VALUE_DIM < VALUE_PADDED,
         )  # fmt: skip
+        acc *= factor[:, None]
         if LARGEST > 0:
-            p *= _load_tile(value_scales + slots, real_key, MASKED)[None, :]
-        acc = acc * factor[:, None] + tl.dot(p.to(q.dtype), _widen(v, q.dtype, LARGEST), input_precision="ieee")
+            p = (p * (_load_tile(value_scales + slots, real_key, MASKED) * _LIFT)[None, :]).to(q.dtype)
+            v, v_second = convert_pairs(v, LARGEST == 127, q.dtype)
+            acc_second = tl.dot(p, v_second, acc_second * factor[:, None], input_precision="ieee")
+            acc = tl.dot(p, v, acc, input_precision="ieee")
+        else:
+            acc = tl.dot(p.to(q.dtype), v, acc, input_precision="ieee")
         highest = new_highest
-    return acc, total, highest
+    return acc, acc_second, total, highest
 
 
 @triton.jit
 def _load_tile(pointers, real, MASKED: tl.constexpr):
     return tl.load(pointers, mask=real, other=0.0) if MASKED else tl.load(pointers)
-
-
-@triton.jit
-def _widen(x, TYPE: tl.constexpr, LARGEST: tl.constexpr):
-    """Convert 8 bits to TYPE. e4m3 goes to bfloat16 by way of float32, because few units convert from float16."""
-    return x.to(tl.float32).to(TYPE) if LARGEST > 0 else x
 
 
 @triton.jit
@@ -349,7 +370,9 @@ def paged_attention(
     assert not decode or query_start.storage_offset() == 0
     tokens_per_tile = tile.rows // group
     num_seqs = seq_lens.shape[0]
-    value_padded = max(16, triton.next_power_of_2(value_dim))
+    dim_padded, value_padded = (max(32 if largest else 16, triton.next_power_of_2(size)) for size in (dim, value_dim))
+    if largest:  # as pairs
+        keys, values = keys.view(torch.int16), values.view(torch.int16)
     # Sequence s begins at tile (its first token) // tokens_per_tile + s, so this is an upper bound.
     num_tiles = num_queries // tokens_per_tile + num_seqs if plan is None else plan.work.shape[1]
     _attend[(num_kv_heads * num_tiles,)](
@@ -359,8 +382,9 @@ def paged_attention(
         scaling / (largest or 1.0), 0.0 if softcap is None else softcap,
         query.stride(0), query.stride(1), block_tables.stride(0), caches[0].scales_stride, num_seqs,
         GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
-        DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
-        LARGEST=largest, BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
+        DIM=dim, DIM_PADDED=dim_padded, VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
+        LARGEST=largest, PRODUCT=tl.float32 if query.dtype == torch.float32 else tl.float16,
+        BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
         BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys,
         DECODE=decode, **early_launch(),
         num_warps=tile.num_warps, num_stages=tile.num_stages,

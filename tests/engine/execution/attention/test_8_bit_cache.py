@@ -5,13 +5,17 @@ rounds float32 to e4m3 wrongly (127.9 becomes 64). So without a GPU, plain torch
 read.
 """
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
+from tests.engine.execution.attention.test_cpu_native import make_metadata
 from tests.engine.execution.attention.test_triton_backend import LAYERS, run_steps
 from tests.engine.execution.interpreter import DEVICE, HAVE_GPU, ON_DEVICE, TOLERANCE, in_types
 from tests.engine.references import Reference, add, run
+from triton import jit
+from triton import language as tl
 
 from conveyor_engine import execution
 from conveyor_engine.config.engine_config import AttentionBackendName, KVCacheDtype
@@ -23,6 +27,7 @@ from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
 from conveyor_engine.execution.kernels.kv_store import store
+from conveyor_engine.execution.kernels.pairs import convert_pairs
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
 from conveyor_engine.execution.runners import generate
 
@@ -54,7 +59,7 @@ def in_8_bits(x: torch.Tensor, kv_dtype: torch.dtype) -> tuple[torch.Tensor, tor
     """
     scales = x.float().abs().amax(-1, keepdim=True)
     largest = 127.0 if kv_dtype == INT8 else 448.0
-    numbers = x.float() * (largest / scales.clamp_min(1e-30))
+    numbers = x.float() * scales.new_tensor(largest).div(scales.clamp_min(1e-30))  # `/` takes the reciprocal first
     return ((numbers + 0.5).floor() if kv_dtype == INT8 else numbers).to(kv_dtype), scales
 
 
@@ -109,6 +114,50 @@ def assert_agrees(
     assert error < TOLERANCE[dtype], f"differ by {error:.1e}"  # NaN fails: it compares false
 
 
+@jit
+def _convert(pairs, first, second, IS_INT8: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    low, high = convert_pairs(tl.load(pairs + places), IS_INT8, first.dtype.element_ty)
+    tl.store(first + places, low)
+    tl.store(second + places, high)
+
+
+@KV_DTYPES
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_every_pair_of_numbers_is_converted_exactly(kv_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    pairs = torch.arange(-(2**15), 2**15, device=DEVICE, dtype=torch.int32).to(torch.int16)
+    first, second = torch.empty_like(pairs, dtype=dtype), torch.empty_like(pairs, dtype=dtype)
+    _convert[(64,)](pairs, first, second, IS_INT8=kv_dtype == INT8, BLOCK=1024)
+    expected = pairs.view(kv_dtype).to(dtype).reshape(-1, 2)
+    is_number = ~expected.isnan()  # the interpreter has other numbers for e4m3's NaN
+    torch.testing.assert_close(torch.stack([first, second], -1)[is_number], expected[is_number], rtol=0, atol=0)
+
+
+@KV_DTYPES
+def test_many_keys_of_small_probability_count_beside_one_without_a_value(kv_dtype: torch.dtype) -> None:
+    """Each of 2,047 keys has a probability of e^-11 times that of the first key, whose value is zero.
+
+    Multiplied by their values' scale of 0.01, these probabilities are below the normal numbers of float16.
+    """
+    backend, metadata = TritonPaged(1, kv_dtype), make_metadata([(1, 2048)], 0)
+    for name in ("query_start_loc", "seq_lens", "block_tables"):
+        setattr(metadata, name, getattr(metadata, name).to(DEVICE))
+    backend.allocate([LayerShape(2, 1, 32, 32)], 256, 16, torch.float16, DEVICE)
+    keys, values = backend.caches(0)
+    assert keys.scales is not None
+    assert values.scales is not None
+    values.numbers.view(torch.uint8)[:] = torch.full((1,), values.largest).to(kv_dtype).view(torch.uint8).item()
+    values.scales[:] = 0.01
+    first = metadata.block_tables[0, 0].item() * 16
+    values.scales[:, first] = 0
+    keys.numbers.view(torch.uint8)[first] = values.numbers.view(torch.uint8)[-1]
+    keys.scales[:, first] = 11
+    query = torch.full((1, 2, 32), 1 / 32, dtype=torch.float16, device=DEVICE)
+    out = backend.attend(AttentionSpec(0, 1.0, None, None), query, metadata)
+    others = 2047 * math.exp(-11)
+    torch.testing.assert_close(out, torch.full_like(out, 0.01 * others / (1 + others)), rtol=0.02, atol=0)
+
+
 @KV_DTYPES
 @in_types("window, cap", (None, None), (20, 2.0))
 def test_decodes_prompts_and_chunks_are_attention_over_the_rounded_numbers(
@@ -124,6 +173,15 @@ def test_shares_of_long_decodes_are_joined(kv_dtype: torch.dtype, window: int | 
     assert_agrees(
         kv_dtype, num_processors=8, layers=[LayerShape(4, 2, 16, 16)] * 2, window=window, cap=cap, steps=steps
     )
+
+
+@KV_DTYPES
+@pytest.mark.parametrize(("heads", "dim"), [(2, 64), (16, 128), (4, 256)])
+@pytest.mark.nightly
+def test_heads_of_the_sizes_of_real_models(kv_dtype: torch.dtype, heads: int, dim: int) -> None:
+    dtype = torch.bfloat16 if HAVE_GPU else torch.float16
+    steps = [([(1, 700), (1, 65), (130, 200)], 0)]
+    assert_agrees(kv_dtype, dtype, num_processors=8, layers=[LayerShape(heads, 2, dim, dim)], steps=steps)
 
 
 @pytest.mark.parametrize(("kv_dtype", "most"), [(INT8, 0.01), (E4M3, 0.06)], ids=["int8", "e4m3"])
