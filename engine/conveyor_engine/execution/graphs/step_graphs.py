@@ -103,6 +103,8 @@ class StepGraphs:
         Returns logits (entries, vocabulary), the row and position of each entry, and the tokens that the graph sampled
         and wrote into the rows (None without a sampler). The next run overwrites the results.
         """
+        if self._sampler is not None and self._sampler.is_scored(plan):  # the graph would overwrite the prompt's tokens
+            return None
         for kind in self._kinds:
             if (least := kind.size_of(plan)) is None:
                 continue

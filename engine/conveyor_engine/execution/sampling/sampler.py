@@ -26,7 +26,7 @@ from conveyor_engine.execution.sampling.logprobs import Asked, Logprobs, compute
 from conveyor_engine.execution.sampling.processor import Int64, LogitProcessor, Pipeline, Samples
 from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.execution.transfer import to_device
-from conveyor_engine.wire.step import NOTHING_ALLOWED, RowMask, RowSampling
+from conveyor_engine.wire.step import NOTHING_ALLOWED, RowMask, RowSampling, StepPlan
 
 AtOnce = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, float], tuple[torch.Tensor, torch.Tensor]]
 """`native.sample`, or the same on CUDA."""
@@ -145,6 +145,12 @@ class Sampler:
             or self._wants_logprobs[rows].any()
             or (samples.positions < self._num_scored[rows]).any()
         )
+
+    def is_scored(self, plan: StepPlan) -> bool:
+        """Return whether the last token of a row in this step gets log probabilities of its prompt's next token."""
+        rows = np.array(plan.rows, dtype=np.int64)
+        ends = np.add(plan.num_computed_tokens, plan.num_tokens, dtype=np.int64)
+        return bool((ends < self._num_scored[rows]).any())
 
     def sample(
         self, logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask] = (), found: Found | None = None
