@@ -18,7 +18,9 @@ from conveyor_bench.gpu.sizes import Sizes
 REHEARSES = "CONVEYOR_REHEARSE_GPU_TESTS"  # set: run them on the CPU
 _FOLDER = "tests/engine"
 _FILES = (
+    "execution/attention/test_8_bit_cache.py",
     "execution/attention/test_triton_backend.py",
+    "execution/graphs/test_scored_prompts.py",
     "execution/kernels/test_cut.py",
     "execution/kernels/test_decode_plan.py",
     "execution/kernels/test_uniform.py",
