@@ -40,6 +40,7 @@ def run_nano(results: Results, sizes: Sizes) -> None:
             _measure(results, sizes, sizes.small, [requests, requests], kv_cache_dtype)
         except ConfigError as error:
             results.row("runs", shape=sizes.small, kv_cache=kv_cache_dtype, error=str(error))
+        gc.unfreeze()  # `timed_core` freezes the objects of each engine, whose cycles hold its memory
         gc.collect()
 
 

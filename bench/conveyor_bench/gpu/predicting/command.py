@@ -26,7 +26,10 @@ from conveyor_bench.gpu.predicting.tails import count_blocks_at_once, find_effic
 
 _SCALE_BYTES: Final = 4
 _ITEM_BYTES: Final = {"bfloat16": 2, "fp8": 1, "int8": 1}
-_MEASURED: Final = {"h200": {"bfloat16": 25_188, "fp8": 25_750, "int8": 24_967}}  # docs/benchmarks.md, b149d767
+_MEASURED: Final = {  # docs/benchmarks.md, 2026-11-27, the second of two runs
+    "h200": {"bfloat16": 24_735, "fp8": 30_202, "int8": 30_806},
+    "h100": {"bfloat16": 19_345, "fp8": 26_533},
+}
 _BATCHES: Final = {
     "256 rows of 150 to 1,550": [150 + 1400 * row // 255 for row in range(256)],
     "64 rows of 900 to 2,000": [900 + 1100 * row // 63 for row in range(64)],
