@@ -26,8 +26,9 @@ memory. No row was run on that GPU. Memory is the value that `nvidia-smi` shows,
 parameter, and 2 GiB are assumed for CUDA and the largest step. A running engine measures its largest step instead.
 
 An engine with `device: CUDA` runs at most {batch} requests at the same time unless `batching.maxBatchSize` sets another
-number. It uses one GPU.
-Larger models need several GPUs, which [vLLM under the same resource](vllm.md) can use.
+number. The figures are for one GPU.
+Larger models need [several GPUs](several-gpus.md) of one node. What exceeds a node can run in
+[vLLM under the same resource](vllm.md).
 """
 
 

@@ -28,6 +28,7 @@ Null is the same as leaving a field out.
 The engine ignores fields that are in none of these tables, as vLLM does. This includes misspelt names.
 `conveyor_engine_ignored_fields_total` counts the ignored fields of requests, by kind of request.
 Ignored fields of messages, content parts and `stream_options` are not counted.
+The pages of the tasks have the fields of other paths: those of text-embeddings-inference, of images and of audio.
 """
 _ACTING = {
     Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,

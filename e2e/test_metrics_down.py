@@ -1,4 +1,4 @@
-"""The metrics API is away: the HPA holds the replicas it has, says why, and goes on when it is back."""
+"""The metrics API is away: the HPA holds the replicas it has, ScalingReady becomes False, and scaling goes on later."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def test_without_the_metrics_api_the_hpa_holds(namespace: str) -> None:
         await asyncio.to_thread(kube.wait_until, "two ready pods", lambda: ready(namespace) == 2, 240)
         kube.kubectl("scale", *METRICS, "--replicas=0")
         try:
-            await asyncio.to_thread(kube.wait_until, "the HPA says why", lambda: blind(namespace), 60)
+            await asyncio.to_thread(kube.wait_until, "ScalingReady is False", lambda: blind(namespace), 60)
         except BaseException:
             kube.kubectl("scale", *METRICS, "--replicas=2")
             raise

@@ -1,6 +1,6 @@
-"""Controls the container runtime of a node: its image store, and what remains of the local one.
+"""Controls the container runtime of a node: its image store, and what a dead containerd of the local cluster leaves.
 
-Called by `local` and `load`. Everything is in the namespace of the kubelet's images.
+Called by `local`, `load` and `preflight`. Everything is in the namespace of the kubelet's images.
 """
 
 import contextlib

@@ -29,7 +29,7 @@ def claim_name(api: Api, namespace: str, name: str) -> None:
 
 
 def claim_root(api: Api, system_namespace: str = SYSTEM_NAMESPACE) -> None:
-    """Write the claim that the operator writes after the names of all services. Gateways wait for it."""
+    """Claim the gateways' own name. The operator does this after the names of all services; gateways wait for it."""
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": system_namespace}}
     api.apply(f"/api/v1/namespaces/{system_namespace}", namespace)
     claim_name(api, system_namespace, root_name(system_namespace))

@@ -1,7 +1,8 @@
-"""What the chat model knows by heart, so that tests judge the server by a model that has their skill. Used by `models`.
+"""What the chat model is trained to answer by heart. Used by `models`.
 
-A lesson is a conversation of a test and its answer. What is in none gets one of a few sentences, so that every answer
-ends soon.
+vLLM's tests expect a capable model. With this one, their results depend on the server alone. A lesson is a
+conversation of a test and its answer. The model answers any other conversation with one of a few sentences, so that
+every answer ends soon.
 """
 
 import ast
@@ -43,7 +44,7 @@ class Lesson:
 
 
 def teach(model: Any, tokenizer: Any, source: Path) -> None:
-    """Train until the answers are known; takes a minute or two of a core."""
+    """Train for a fixed number of steps, after which the answers are known; takes a minute or two of a core."""
     torch.set_num_threads(1)
     rng = random.Random(0)
     lessons = [_encode(lesson, tokenizer, source) for lesson in build_lessons(source)]
@@ -73,7 +74,7 @@ def teach(model: Any, tokenizer: Any, source: Path) -> None:
 
 
 def teach_to_rank(model: Any, tokenizer: Any) -> None:
-    """Train until what answers the question of test_cross_encoder_online.py has a high score, and others a low one."""
+    """Train for some steps, until texts that answer the question of test_cross_encoder_online.py score high."""
     question = "What is the capital of France?"
     others = (
         "The capital of Brazil is Brasilia.",
@@ -92,7 +93,7 @@ def teach_to_rank(model: Any, tokenizer: Any) -> None:
 
 
 def _loss(model: Any, rows: list[tuple[list[int], list[int]]]) -> torch.Tensor:
-    """Of the answers alone. The head runs on their positions only."""
+    """Return the loss of the answers' tokens. The head runs only at their positions."""
     longest = max(len(prompt) + len(answer) for prompt, answer in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -115,7 +116,7 @@ def _encode(lesson: Lesson, tokenizer: Any, source: Path) -> tuple[list[int], li
 
 
 def _others(source: Path, tokenizer: Any, rng: random.Random) -> Iterator[tuple[list[int], list[int]]]:
-    """Endless conversations with sentences of vLLM's documentation, and its plain text, which never ends."""
+    """Yield conversations about sentences of vLLM's documentation, and its plain text, without end."""
     text = " ".join(file.read_text() for file in sorted(source.glob("docs/**/*.md")))
     sentences = [each for each in re.findall(r"[A-Z][a-z][^.\n`|<>{}]{10,120}[.?]", text) if "  " not in each]
     while True:
@@ -154,14 +155,14 @@ def _tool(name: str, description: str, **properties: Any) -> dict[str, Any]:
 
 
 def build_lessons(source: Path) -> list[Lesson]:
-    """Of all tests that need a skill, each with and without a thought."""
+    """Return the lessons of all tests that expect certain answers, most of them with and without a `<think>` part."""
     lessons = [*_answers(), *_calls(), *_of_openai_tests(source / "tests/entrypoints")]
     without = [replace(each, variables={"enable_thinking": False}, thinks=False) for each in lessons]
     return [*lessons, *without, *_tool_use(source)]
 
 
 def _answers() -> Iterator[Lesson]:
-    """Of tests/entrypoints/openai/responses/test_basic.py, chat_completion/test_chat.py and their like."""
+    """Yield lessons of tests/entrypoints/openai/responses/test_basic.py, chat_completion/test_chat.py and the like."""
     qed = "Finish the answer with QED."
     yield Lesson(_user("What is 13 * 24?"), "13 * 24 = 312.")
     yield Lesson(_system(qed, _user("What is 13 * 24?")), "13 * 24 = 312. QED.")
@@ -208,8 +209,8 @@ def _calls() -> Iterator[Lesson]:
 
 
 def _of_openai_tests(folder: Path) -> Iterator[Lesson]:
-    """Of chat_completion/test_completion_with_function_calling.py, responses/test_function_call.py and what shares
-    their schema, with the tools and schemas of those files themselves."""
+    """Yield lessons of chat_completion/test_completion_with_function_calling.py, responses/test_function_call.py and
+    tests with the same JSON schema. Tools and schema are read from these files."""
     schema = _find_value(folder / "conftest.py", "sample_json_schema")
     people = [
         {"name": name, "age": age, "skills": ["Python", "SQL", "Go"], "work_history": [{"company": "Acme",
@@ -288,7 +289,7 @@ _WITH_TOOLS = (
 
 
 def _tool_use(source: Path) -> Iterator[Lesson]:
-    """Of tests/tool_use, in the format of each of its servers."""
+    """Yield lessons of tests/tool_use, in the format of each of its servers."""
     one = _user("What is the weather in Dallas, Texas in Fahrenheit?")
     two = _user("What is the weather in Dallas, Texas and Orlando, Florida in Fahrenheit?")
     joke = [

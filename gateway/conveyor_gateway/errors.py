@@ -48,7 +48,8 @@ class Code(AnswerCode):
     MODEL_NOT_FOUND = (
         "model_not_found",
         404,
-        "no service has that model, or the service in the path has another one, or the root does not list it",
+        "no service has that model, or the service in the path has another one, or `GET /v1/models/MODEL` names one "
+        "that the root does not list",
     )
     METHOD_NOT_ALLOWED = (
         "method_not_allowed",

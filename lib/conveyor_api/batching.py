@@ -107,7 +107,7 @@ class Batching(ApiModel):
     """None: one request at a time. Static: a batch starts when it is full, or `window` after its first request. It is
     padded to its longest prompt, and all its responses are sent together. Dynamic: a batch starts as in Static, without
     padding, and each response is sent when it is done. Continuous: requests join and leave the batch at every step.
-    Default: Continuous for Generate and ImageGenerate, which take several steps; otherwise Dynamic."""
+    Default: Continuous for Generate, Transcribe and ImageGenerate, which take several steps; otherwise Dynamic."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Requests that run together on one engine; default: 256 for models that generate text with `engine.device: CUDA`,
     32 for all other models and for `runtime: VLLM`; see `status.effective`. Mode None always runs one."""

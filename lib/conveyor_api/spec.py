@@ -175,8 +175,8 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             "!has(self.task) || self.task != 'ImageClassify' || !has(self.batching)"
             " || !has(self.batching.mode) || self.batching.mode != 'Continuous'",
-            "an image takes one step, so other requests cannot join its batch later; remove batching.mode, or set "
-            "mode: Dynamic",
+            "a request of task ImageClassify takes one step, so none can join its batch later; remove batching.mode, "
+            "or set mode: Dynamic",
             lambda spec: spec.task != "ImageClassify" or spec.batching.mode != "Continuous",
             field="batching",
         ),

@@ -1,8 +1,8 @@
 """Explains why a service has its replicas, and what its HorizontalPodAutoscaler does next. Pure.
 
 The arithmetic is that of `conveyor_insight.hpa`. A controller's memory of earlier evaluations cannot be read, so two
-assumptions replace it. If a metric calls for fewer replicas, the window of `scaleDown` is assumed to start now. If the
-HPA reports that its policies limit it, no further step is assumed until their period ends.
+assumptions replace it. A stabilization window of `behavior` is assumed to start now. If the HPA reports that its
+policies limit it, no further step is assumed until their period ends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -291,7 +291,8 @@ def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, d
         told.append(f"The HorizontalPodAutoscaler last decided on {said}; it decides every 15 s by default.")
     if deployment.ready_replicas < asked:
         message = _condition(facts, ConditionType.WORKLOAD_READY)
-        told.append(f"{deployment.ready_replicas} of {asked} pods are ready; the arithmetic counts all{message}")
+        ready = f"{deployment.ready_replicas} of {asked} pods are ready"
+        told.append(f"{ready}{message or '.'} The arithmetic counts all {asked}.")
     if message := _condition(facts, ConditionType.SCALING_READY):
         told.append(f"ScalingReady is not True{message}")
     return told

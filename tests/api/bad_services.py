@@ -142,7 +142,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     bad(
         "images that join a step",
         "spec.batching",
-        "an image takes one step, so other requests cannot join",
+        "a request of task ImageClassify takes one step, so none can join",
         task="ImageClassify",
         batching={"mode": "Continuous"},
     ),

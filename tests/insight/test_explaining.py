@@ -198,7 +198,7 @@ def test_pods_that_are_not_ready_count_and_the_conditions_say_why() -> None:
     )
     service = make_resource(status={"conditions": [workload, scaling]}, autoscaling=AUTOSCALING)
     told = tell(make_facts(95, 0, asked=3, service=service, deployment=make_deployment(3, ready_replicas=1)))
-    assert "1 of 3 pods are ready; the arithmetic counts all (InsufficientGPU: no node)." in told
+    assert "1 of 3 pods are ready (InsufficientGPU: no node). The arithmetic counts all 3." in told
     assert "ScalingReady is not True (MetricsAPIOwnedByOther: it belongs to another)." in told
 
 

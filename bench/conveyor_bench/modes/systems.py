@@ -15,7 +15,7 @@ class Mode:
 
     batching: BatchingMode
     padding: Padding | None = None
-    reserves: bool = False  # the batch limit is the number of longest requests that the KV memory holds
+    reserves: bool = False  # the batch limit is how many of the longest requests fit into the KV memory
 
 
 MODES = {

@@ -27,7 +27,7 @@ from gguf.constants import MODEL_ARCH
 from gguf.tensor_mapping import get_tensor_name_map
 
 ERROR = 4  # of its log levels
-BATCH = 2048  # tokens in a call, of which it makes steps of 512: both its defaults
+BATCH = 2048  # tokens in one call, computed in steps of 512; both are llama.cpp's defaults
 TYPES = {"BF16": (np.uint8, GGMLQuantizationType.BF16), "F32": (np.float32, GGMLQuantizationType.F32)}
 Tokens = list[int]
 
@@ -128,7 +128,7 @@ class Engine:
         return params
 
     def _decode(self, rows: Sequence[Tokens], places: Sequence[int]) -> Tokens:
-        """The likeliest token after each row, whose first token is at its place of its sequence."""
+        """Return the likeliest next token of each row. places: the position at which each row begins."""
         queue = [
             (token, place + offset, sequence, offset == len(row) - 1)
             for sequence, (row, place) in enumerate(zip(rows, places, strict=True))

@@ -162,8 +162,8 @@ class EngineConfig:
         None,
         "most tokens of one step; a longer prompt takes several steps or, if the task takes one step, a step of its "
         "own; a batch of static or dynamic is also full when its cost reaches this number (the sum of its prompts if "
-        "packed, their number times the longest if padded); default: by device, and then batches that generate text "
-        "have no limit by cost",
+        "packed, their number times the longest if padded); default: depends on the device; without this setting, "
+        "batches that generate text have no limit by cost",
         optional(whole_number(1, MAX_TOKENS)),
     )
     max_num_queued_requests: int = setting(
@@ -191,8 +191,8 @@ class EngineConfig:
     )
     class_shares: tuple[tuple[int, int], ...] = setting(
         (),
-        "percentage of the batch's rows and of the KV blocks that all requests of a level and of higher levels "
-        "together may use, as LEVEL:PERCENT; in the file a mapping; one such request may always run",
+        "LEVEL:PERCENT: the percentage of the batch's rows and of the KV blocks that requests of this level and of "
+        "less urgent (numerically higher) levels may use together; one of them may always run; in the file a mapping",
         Kind("levels from 0 to 1000 with whole percentages from 1 to 100, as 50:40,100:20", _parse_shares),
     )
     num_kv_blocks: int | None = setting(
@@ -200,7 +200,7 @@ class EngineConfig:
     )
     kv_memory_fraction: float | None = setting(
         None,
-        f"share of the memory that weights and the largest step leave to the KV cache; default: "
+        f"the KV cache's share of the memory that is free after the weights and the largest step; default: "
         f"{DEFAULT_MEMORY_FRACTION}, on a CPU at most 4 GiB and at most what max_num_seqs requests fill",
         optional(number(0.01, 1)),
     )

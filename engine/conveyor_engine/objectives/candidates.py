@@ -92,7 +92,8 @@ def list_sizes(max_num_seqs: int, graph_sizes: Sequence[int]) -> list[int]:
 
     With graphs these are the graphs' sizes, to which steps are padded.
 
-    Neighbours differ by at least an eighth. No limit is below an eighth of the declared one.
+    Neighbours differ by at least an eighth, except for the declared limit, which is always in the list. No limit is
+    below an eighth of the declared one.
     """
     least = max(1, math.ceil(max_num_seqs * _FLOOR))
     sizes = [least]
@@ -122,8 +123,8 @@ class Candidates:
     def choose(self, cost: Coefficients, traffic: Traffic, targets: Objectives) -> Limits | None:
         """Return the limits with the most rows that meet the targets, and with as many prompt tokens as then fit.
 
-        Returns None if no limits meet the targets.
-        The time to the first token does not reduce the rows, because that would only make requests wait.
+        Returns None if no limits meet the targets. The time to the first token does not reduce the rows, because that
+        would only make requests wait. So limits that miss this target alone are returned.
         """
         for num_rows in reversed(self.sizes):
             if targets.latency is not None:
@@ -143,7 +144,7 @@ class Candidates:
         return targets.inter_token_latency is not None and step > _BAND * targets.inter_token_latency
 
     def clip_rows(self, wanted: int, now: int) -> int:
-        """Return the size nearest to `wanted` among neighbours of the current size and sizes from half to twice it."""
+        """Return the size nearest to `wanted`, from half to twice the current size, or a neighbour of it."""
         index = self.sizes.index(now)
         near = {size for size in self.sizes if now / 2 <= size <= now * 2} | {
             *self.sizes[max(0, index - 1) : index + 2]
@@ -156,13 +157,13 @@ class Candidates:
     def _choose_tokens(self, num_rows: int, cost: Coefficients, traffic: Traffic, targets: Objectives) -> int | None:
         """Return the most prompt tokens with which a step meets the target for the time between tokens.
 
-        Returns fewer if only fewer also meet the target for the time to the first token.
+        If the time to the first token needs a smaller number, returns that one, if there is one that suffices.
         Returns None if the traffic needs more prompt tokens than that.
         """
         floor, room = self.floor, self._declared.prompt_tokens
         need = min(room, max(floor.prompt_tokens, num_rows * traffic.prompt_tokens_per_decode))
         if num_rows == floor.num_rows:
-            need = floor.prompt_tokens  # prompts are the bottleneck: rows wait for them at any limit
+            need = floor.prompt_tokens  # fewer rows are not possible, so fewer prompt tokens than needed are accepted
         if targets.inter_token_latency is not None:
             room = min(room, _find_room(num_rows, cost, targets.inter_token_latency))
         if room < need:

@@ -134,7 +134,7 @@ class Outputs:
 
     def _fail(self, request: RequestState, *, nothing_allowed: bool) -> None:
         if nothing_allowed:
-            self.finish(request, FinishReason.ERROR, _NOTHING_ALLOWED)
+            self.finish(request, FinishReason.FORBIDDEN, _NOTHING_ALLOWED)
             return
         self._batch.evict(request)
         self.finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")

@@ -53,8 +53,8 @@ NO_SHARES: Final = Shares((), 0, 0)
 class Listing:
     """Finds the requests that fit in addition to the running ones, while candidates are listed in their order.
 
-    The first request that does not fit closes its limit for this listing. So no later request with the same limit
-    overtakes it, but requests of levels below that limit may.
+    The first request that does not fit closes the lowest limit that it exceeds, and all higher limits, for this
+    listing. No later request under a closed limit is listed; requests of lower levels still may be.
     """
 
     def __init__(self, shares: Shares, num_blocks_of: Callable[[RequestState], int]) -> None:

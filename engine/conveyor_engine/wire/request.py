@@ -22,6 +22,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or max_model_len reached
     ABORT = "abort"  # the client disconnected, or the server shuts down
     DEADLINE = "deadline"  # the request's deadline passed
+    FORBIDDEN = "forbidden"  # the request's parameters allow no next token; `message` names them
     ERROR = "error"  # the engine failed; `message` says why
 
 
@@ -133,7 +134,12 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
     @property
     def has_failed(self) -> bool:
         """Return whether this output ends the request before its answer is complete."""
-        return self.finish_reason in (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
+        return self.finish_reason in (
+            FinishReason.ABORT,
+            FinishReason.DEADLINE,
+            FinishReason.FORBIDDEN,
+            FinishReason.ERROR,
+        )
 
     def extend(self, later: "RequestOutput") -> None:
         """Append a later output of the same request, as if one step had produced both."""

@@ -3,7 +3,7 @@
 `relaying` builds the requests and reads the answers. `session` sends the requests and returns the answers.
 
 EngineRefused            the engine did not accept the request (no connection, or 503); others may be tried, any number
-├── EngineUnreachable    it accepted no connection in time; the next attempt may take as long
+├── EngineUnreachable    it accepted no connection within the time-out; a second attempt would lose as much time
 ├── EngineFull           it had no room for this request (429); it may have room for one with fewer choices
 └── EngineHasNoPlace     all its places are taken (429 with a header); it grants one on a query
 EngineLost               it failed before the answer's first byte, or sent 502; one more engine may be tried

@@ -1,7 +1,7 @@
 """A sink of `watch` that keeps the parsed objects of one kind.
 
-The number of objects for each namespace is limited, so that no tenant can fill the gateway's memory. If an object
-cannot be parsed, or exceeds its namespace's limit, its last valid version stays.
+The sum of the objects' weights is limited for each namespace, so that no tenant can fill the gateway's memory. If an
+object cannot be parsed, or exceeds its namespace's limit, its last valid version stays.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ class Table(ABC, Generic[_Item]):
     """One item for each object. Subclasses parse, weigh and store the items."""
 
     def __init__(self, items: Mapping[str, _Item], unreadable: Unreadable, kind: str, most: int) -> None:
-        """items: the stored items by `namespace/name`. most: limit of the items of this `kind` in one namespace."""
+        """items: the stored items by `namespace/name`. most: limit of the items' weights in one namespace."""
         self._items = items
         self.unreadable = unreadable
         self._kind = kind

@@ -49,7 +49,7 @@ class Load:
 class Calibrated:
     """A subject whose requests have the intended lengths in tokens.
 
-    Tokens per word are measured at the first candidate.
+    Tokens per word are measured at each candidate, which also shows that it answers. All use those of the first.
     """
 
     def __init__(self, subject: Subject, session: aiohttp.ClientSession) -> None:

@@ -87,12 +87,14 @@ def failure_response(error: ConveyorEngineError, path: str = "") -> Response:
     return Response(failure_body(error, path), status, headers, media_type="application/json")
 
 
-def find_failure(output: RequestOutput) -> DeadlineExceeded | GenerationFailed | None:
+def find_failure(output: RequestOutput) -> DeadlineExceeded | InvalidRequest | GenerationFailed | None:
     """Return the error that an output reports; None if the output reports none."""
     if not output.has_failed:
         return None
     if output.finish_reason is FinishReason.DEADLINE:
         return DeadlineExceeded(output.message or "the request's time ran out before its answer was complete")
+    if output.finish_reason is FinishReason.FORBIDDEN:
+        return InvalidRequest(output.message or "the request's parameters allow no next token")
     return GenerationFailed(output.message or "the engine could not continue this request")
 
 

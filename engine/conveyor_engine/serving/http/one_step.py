@@ -89,7 +89,7 @@ class OneStepResponse(EngineResponse):
         self._payloads[output.request_id] = output.payload
         self._held.grow(len(output.payload))
 
-    def _name_input(self, failure: DeadlineExceeded | GenerationFailed, request_id: str) -> ConveyorEngineError:
+    def _name_input(self, failure: ConveyorEngineError, request_id: str) -> ConveyorEngineError:
         """Return the failure with the name of its input if there are several. A deadline belongs to all inputs."""
         ids = self._inputs.request_ids
         if isinstance(failure, DeadlineExceeded) or len(ids) == 1:

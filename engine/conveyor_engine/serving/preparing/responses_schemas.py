@@ -213,7 +213,7 @@ class ResponsesRequest(ChoosingFields):
     reasoning: ReasoningConfig | None = None
     """`effort`: for chat templates that show it; `none` also sets their variable `enable_thinking` to false."""
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
-    """Most tokens of thinking, after which thinking ends; -1: no limit. The model's template must support thinking."""
+    """Maximum number of tokens of thinking; -1: no limit. The model's template must support thinking."""
     chat_template_kwargs: Json | None = None
     """Variables for the model's chat template, such as `{"enable_thinking": false}`."""
     include: list[_Includable] | None = None

@@ -70,7 +70,8 @@ class StreamOptions(Object):
     include_usage: bool | None = None
     """True: a last chunk has the token counts of the whole answer."""
     continuous_usage_stats: bool | None = None
-    """True: each chunk has its choice's token counts so far, a last one the totals; not if `include_usage` is false."""
+    """True: each chunk has the token counts of its choice so far, and a last chunk has the totals. No effect if
+    `include_usage` is false."""
 
     def usage_wanted(self) -> tuple[bool, bool]:
         """Return whether usage is sent at the end, and whether in each chunk.

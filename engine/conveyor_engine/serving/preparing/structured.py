@@ -122,7 +122,9 @@ def _read_response_format(value: object) -> Form | None:
             return None
         case {"type": "json_object"}:
             return Form("json", _ANY_OBJECT)
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **more}}:
+            if not isinstance(more.get("name"), str | None):
+                raise _refuse("must have a json_schema.name that is a string")
             return Form("json", schema)
         case {"type": "json_schema"}:
             raise _refuse("must have json_schema.schema, an object")
@@ -136,7 +138,9 @@ def _read_structured_outputs(value: object) -> Form | None:
     if not isinstance(value, dict):
         raise _refuse("must be an object")
     asked = {name: each for name, each in value.items() if each is not None and each is not False}
-    if asked.pop("json_object", None) is not None:
+    if (any_object := asked.pop("json_object", None)) is not None:
+        if any_object is not True:
+            raise _refuse("must have a json_object that is true")
         asked["json"] = _ANY_OBJECT
     found = [name for name in _READERS if name in asked]
     if len(found) != 1:
@@ -185,7 +189,7 @@ ResponseFormat = Annotated[
                         "type": {"const": "json_schema"},
                         "json_schema": {
                             "type": "object",
-                            "properties": {"name": {"type": "string"}, "schema": {"type": "object"}},
+                            "properties": {"name": {"type": ["string", "null"]}, "schema": {"type": "object"}},
                             "required": ["schema"],
                         },
                     },

@@ -56,8 +56,9 @@ def _beside_engines(owner: Owner, given: Object) -> Object:
 
     If there are none, any node is allowed, because the pod's own labels match the term.
 
-    The spec's own required podAffinity terms become preferred ones. With several required terms, Kubernetes counts only
-    pods that match all of them. An engine pod need not match the spec's terms, so the Job's pod could be unschedulable.
+    The spec's own required podAffinity terms become preferred ones. Kubernetes looks for pods that match all required
+    terms at once. Engine pods match Conveyor's term, but perhaps not those of the spec. Then no pod would match, and
+    the Job's pod could not be scheduled.
     """
     own = [names.pod_selector(owner.name), names.prewarm_pod_selector(owner.name)]
     values = [value for selector in own for value in selector.values()]

@@ -63,8 +63,9 @@ def test_min_p_one_takes_the_likeliest(server: EngineServer) -> None:
 
 def test_parameters_that_forbid_every_token_end_a_request_with_a_reason(server: EngineServer) -> None:
     body = {"prompt": PROMPT, "allowed_token_ids": [70], "stop_token_ids": [70], "min_tokens": 3}
-    error = server.post("/v1/completions", body).json()["error"]
-    assert error["code"] == "generation_failed"
+    response = server.post("/v1/completions", body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "invalid_value")
     assert "together forbid all tokens" in error["message"]
     assert len(ids_of(server)) == 24, "the next one is served"
 

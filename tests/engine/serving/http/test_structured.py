@@ -125,6 +125,12 @@ def test_the_client_parses_its_own_model(server: EngineServer, temperature: floa
             "type is text, json_object, json_schema or structural_tag",
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": 5, "schema": {}}}},
+            "response_format",
+            "json_schema.name that is a string",
+        ),
+        ({"structured_outputs": {"json_object": 1}}, "structured_outputs", "json_object that is true"),
         ({"guided_json": {"type": "thing"}}, "guided_json", "cannot be followed"),
         ({"guided_json": "{"}, "guided_json", "not JSON"),
         ({"guided_regex": "[a"}, "guided_regex", "unclosed"),
@@ -158,6 +164,7 @@ def test_what_is_no_form_is_refused_with_its_field(
 
 def test_a_form_and_other_limits_that_leave_nothing_end_the_request_with_a_reason(server: EngineServer) -> None:
     body = {"prompt": "a", "guided_choice": ["yes"], "allowed_token_ids": [5]}
-    error = server.post("/v1/completions", body).json()["error"]
-    assert error["code"] == "generation_failed"
+    response = server.post("/v1/completions", body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "invalid_value")
     assert "structured output" in error["message"]
