@@ -63,10 +63,13 @@ _TILES = (
     (False, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
 )
 _OF_A_WARP_GROUP = TileShape(rows=64, keys=64, num_warps=4, num_stages=3)
-# Of 8 bits, with heads of up to 128. ADR 107 has the figures.
-_DECODES_OF_8_BITS = TileShape(rows=16, keys=128, num_warps=4, num_stages=3)
-_PROMPTS_OF_8_BITS = TileShape(rows=128, keys=32, num_warps=8, num_stages=2)
-_PROMPTS_OF_8_BITS_OF_WARP_GROUPS = TileShape(rows=128, keys=64, num_warps=8, num_stages=2)
+# Over 8 bits, for the same maximum bytes of a head of 16 bits. ADR 118 has the figures.
+_DECODES_OF_8_BITS = (
+    (256, TileShape(rows=16, keys=128, num_warps=4, num_stages=3)),
+    (512, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
+)
+_PROMPTS_OF_8_BITS = TileShape(rows=128, keys=32, num_warps=8, num_stages=3)
+_PROMPTS_OF_8_BITS_OF_WARP_GROUPS = TileShape(rows=128, keys=64, num_warps=8, num_stages=3)
 
 
 def tile_shape(decode: bool, head_dim: int, item_bytes: int, group: int, *, of_8_bits: bool = False) -> TileShape:
@@ -83,14 +86,15 @@ def tile_shape(decode: bool, head_dim: int, item_bytes: int, group: int, *, of_8
 
 
 def _choose_tile(decode: bool, head_bytes: int, item_bytes: int, group: int, of_8_bits: bool) -> TileShape | None:
-    if item_bytes == 2 and head_bytes <= 256:
+    tiles = [tile for for_decode, limit, tile in _TILES if for_decode == decode and head_bytes <= limit]
+    if item_bytes == 2 and decode and of_8_bits:
+        tiles = [tile for limit, tile in _DECODES_OF_8_BITS if head_bytes <= limit] + tiles
+    elif item_bytes == 2 and not decode and head_bytes <= 256:
         if of_8_bits:
-            of_prompts = _PROMPTS_OF_8_BITS_OF_WARP_GROUPS if has_warp_groups() else _PROMPTS_OF_8_BITS
-            return _DECODES_OF_8_BITS if decode else of_prompts
-        if not decode and group <= _OF_A_WARP_GROUP.rows and has_warp_groups():
+            return _PROMPTS_OF_8_BITS_OF_WARP_GROUPS if has_warp_groups() else _PROMPTS_OF_8_BITS
+        if group <= _OF_A_WARP_GROUP.rows and has_warp_groups():
             return _OF_A_WARP_GROUP
-    fitting = (tile for for_decode, limit, tile in _TILES if for_decode == decode and head_bytes <= limit)
-    return next(fitting, None)
+    return tiles[0] if tiles else None
 
 
 @triton.jit
