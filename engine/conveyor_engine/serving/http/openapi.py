@@ -131,11 +131,11 @@ def _task_path(row: TaskPath) -> Json:
     statuses = {code.status for code in ErrorCode}
     content, description = {"application/json": {"schema": _answer_schema(row.whole)}}, "Whole."
     if row.chunk is not None:
-        content |= _events(_reference(row.chunk))
+        content |= _events(_reference(row.chunk), row.path)
         each = f"each `data: ` and a {row.chunk.__name__}"
         description = f"Whole, or with `stream` server-sent events, {each}, the last `data: [DONE]`."
     elif row.events:
-        content |= _events({"oneOf": list(map(_reference, row.events))})
+        content |= _events({"oneOf": list(map(_reference, row.events))}, row.path)
         description = (
             "Whole, or with `stream` server-sent events, each `event: ` and its `type`, `data: ` and the object."
         )
@@ -152,9 +152,13 @@ def _task_path(row: TaskPath) -> Json:
     }
 
 
-def _events(schema: Json) -> Json:
-    """Describe a stream of events with OpenAPI 3.2's `itemSchema`, as FastAPI does in documents of OpenAPI 3.1."""
-    content = {"contentMediaType": "application/json", "contentSchema": schema}
+def _events(schema: Json, path: str) -> Json:
+    """Describe a stream of events with OpenAPI 3.2's `itemSchema`, as FastAPI does in documents of OpenAPI 3.1.
+
+    The last event of a stream that fails is an error.
+    """
+    either = {"anyOf": [schema, _reference(_error_answer(path))]}
+    content = {"contentMediaType": "application/json", "contentSchema": either}
     data = {"type": "string", "anyOf": [content, {"const": "[DONE]"}]}
     event = {"type": "object", "properties": {"data": data, "event": {"type": "string"}}, "required": ["data"]}
     return {"text/event-stream": {"itemSchema": event}}
@@ -184,13 +188,16 @@ def _of_place(summary: str) -> Json:
 
 
 def _refusals(statuses: set[int], path: str = "") -> Json:
-    responses = {}
-    found = find_error_form(path)
-    form = ErrorAnswer if found is None else found.answer
+    responses, form = {}, _error_answer(path)
     for status in sorted(statuses):
         cases = [f"`{code}`: {code.meaning}." for code in ErrorCode if code.status == status]
         responses[str(status)] = {"description": " ".join(cases), "content": _content(form)}
     return responses
+
+
+def _error_answer(path: str) -> type:
+    found = find_error_form(path)
+    return ErrorAnswer if found is None else found.answer
 
 
 def _content(kind: type) -> Json:

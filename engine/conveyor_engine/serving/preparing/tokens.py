@@ -19,7 +19,7 @@ from conveyor_engine.serving.preparing.fields import Place
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, name_input, parse_body
 from conveyor_engine.serving.preparing.prepare import check_token_ids
 from conveyor_engine.serving.preparing.schemas import ModelFields
-from conveyor_engine.serving.preparing.tools import TOOLS_MAX, Tool
+from conveyor_engine.serving.preparing.tools import TOOLS_MAX, Tool, ToolUse
 from conveyor_engine.serving.preparing.values import TokenId, list_of, parse_inputs
 from conveyor_engine.wire.worker import Job, Part
 
@@ -81,6 +81,7 @@ class TokenizeRequest(ModelFields):
             raise PydanticCustomError(
                 "add_generation_prompt", "add_generation_prompt and continue_final_message exclude each other; send one"
             )
+        ToolUse.of(self.tools or (), "auto", None)  # raises if the tools conflict
         return self
 
     def chat(self) -> ChatRequest:

@@ -13,10 +13,12 @@ from tests.engine.processes import EngineServer
 from tests.openapi import find_event_schema, find_references
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ErrorCode
 from conveyor_engine.serving.engine_client import State
 from conveyor_engine.serving.http import app
 from conveyor_engine.serving.http.app import ROUTES
 from conveyor_engine.serving.http.app_state import AppState
+from conveyor_engine.serving.http.failures import error_body
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
@@ -285,6 +287,15 @@ def test_a_named_event_is_as_it_says(server: EngineServer, path: str, body: dict
     assert len(events) > 4
     for _, _, data in events:
         validator.validate(json.loads(data))
+
+
+def test_the_error_that_ends_a_stream_is_one_of_its_events() -> None:
+    streams = [path for path, methods in DOCUMENT["paths"].items() if "itemSchema" in json.dumps(methods.get("post"))]
+    assert len(streams) > 5
+    for path in streams:
+        schema = find_event_schema(DOCUMENT["paths"][path]["post"])
+        validator = Draft202012Validator(schema | {"components": DOCUMENT["components"]})
+        validator.validate(json.loads(error_body("too late", ErrorCode.DEADLINE_EXCEEDED, path=path)))
 
 
 def test_headers_fit_the_document_exactly_if_the_engine_takes_them(server: EngineServer) -> None:

@@ -90,6 +90,12 @@ REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("/tokenize", {"prompt": 5}, "invalid_value", "prompt"),
     ("/tokenize", {"messages": []}, "invalid_value", "messages"),
     ("/tokenize", {"messages": MESSAGES, "tools": [{"type": "x"}]}, "invalid_value", "tools[0].type"),
+    (
+        "/tokenize",
+        {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "a"}}] * 2},
+        "invalid_value",
+        "tools",
+    ),
     ("/tokenize", {"prompt": "a b " * 100_000}, "context_length_exceeded", "prompt"),
     ("/tokenize", {"prompt": "a", "model": "other"}, "model_not_found", "model"),
     ("/tokenize", {"prompt": "a", "inputs": "a"}, "invalid_value", "prompt"),
