@@ -68,7 +68,7 @@ _DECODES_OF_8_BITS = (
     (256, TileShape(rows=16, keys=128, num_warps=4, num_stages=3)),
     (512, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
 )
-_PROMPTS_OF_8_BITS = TileShape(rows=128, keys=32, num_warps=8, num_stages=3)
+_PROMPTS_OF_8_BITS = TileShape(rows=64, keys=32, num_warps=8, num_stages=3)
 _PROMPTS_OF_8_BITS_OF_WARP_GROUPS = TileShape(rows=128, keys=64, num_warps=8, num_stages=3)
 
 
