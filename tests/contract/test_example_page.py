@@ -30,6 +30,7 @@ PATHS = {"/v1/audio/transcriptions", "/v1/images/generations"}
 def events_of(path: str) -> set[str]:
     events = find_event_schema(DOCUMENT["paths"][path]["post"])["oneOf"]
     names = [event["$ref"].rpartition("/")[2] for event in events]
+    names.remove("ErrorAnswer")  # it has no type
     return {name for schema in names for name in SCHEMAS[schema]["properties"]["type"]["enum"]}
 
 

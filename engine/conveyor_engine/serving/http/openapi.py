@@ -5,7 +5,7 @@ the document from signatures. This module builds it from the same pydantic model
 codes that the server uses, and FastAPI serves it. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -131,11 +131,11 @@ def _task_path(row: TaskPath) -> Json:
     statuses = {code.status for code in ErrorCode}
     content, description = {"application/json": {"schema": _answer_schema(row.whole)}}, "Whole."
     if row.chunk is not None:
-        content |= _events(_reference(row.chunk), row.path)
+        content |= _events([row.chunk], row.path)
         each = f"each `data: ` and a {row.chunk.__name__}"
         description = f"Whole, or with `stream` server-sent events, {each}, the last `data: [DONE]`."
     elif row.events:
-        content |= _events({"oneOf": list(map(_reference, row.events))}, row.path)
+        content |= _events(row.events, row.path)
         description = (
             "Whole, or with `stream` server-sent events, each `event: ` and its `type`, `data: ` and the object."
         )
@@ -152,12 +152,12 @@ def _task_path(row: TaskPath) -> Json:
     }
 
 
-def _events(schema: Json, path: str) -> Json:
+def _events(kinds: Iterable[type], path: str) -> Json:
     """Describe a stream of events with OpenAPI 3.2's `itemSchema`, as FastAPI does in documents of OpenAPI 3.1.
 
     The last event of a stream that fails is an error.
     """
-    either = {"anyOf": [schema, _reference(_error_answer(path))]}
+    either = {"oneOf": list(map(_reference, [*kinds, _error_answer(path)]))}
     content = {"contentMediaType": "application/json", "contentSchema": either}
     data = {"type": "string", "anyOf": [content, {"const": "[DONE]"}]}
     event = {"type": "object", "properties": {"data": data, "event": {"type": "string"}}, "required": ["data"]}
