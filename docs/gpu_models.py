@@ -27,8 +27,7 @@ parameter, and 2 GiB are assumed for CUDA and the largest step. A running engine
 
 An engine with `device: CUDA` runs at most {batch} requests at the same time unless `batching.maxBatchSize` sets another
 number. The figures are for one GPU.
-Larger models need [several GPUs](several-gpus.md) of one node. What exceeds a node can run in
-[vLLM under the same resource](vllm.md).
+Larger models need [several GPUs](several-gpus.md) of one node. No model can span several nodes.
 """
 
 

@@ -28,7 +28,7 @@ Null is the same as leaving a field out.
 The engine ignores fields that are in none of these tables, as vLLM does. This includes misspelt names.
 `conveyor_engine_ignored_fields_total` counts the ignored fields of requests, by kind of request.
 Ignored fields of messages, content parts and `stream_options` are not counted.
-The pages of the tasks have the fields of other paths: those of text-embeddings-inference, of images and of audio.
+The pages of the tasks have the fields of forms, of pictures to classify, and most of text-embeddings-inference's.
 """
 _ACTING = {
     Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
@@ -48,7 +48,7 @@ def acting() -> Iterator[str]:
     seen: dict[tuple[str, str, str], list[Place]] = {}
     for place, schema in _ACTING.items():
         for name, field in schema.model_json_schema(mode="validation")["properties"].items():
-            about = schema.model_fields[name].description or ""
+            about = " ".join((schema.model_fields[name].description or "").split())
             seen.setdefault((name, values(field), about), []).append(place)
     for (name, allowed, about), places in seen.items():
         yield f"| `{name}` | {', '.join(places)} | {allowed} | {about} |"

@@ -77,7 +77,7 @@ class ErrorCode(AnswerCode):
         "request_too_large",
         413,
         "the body is longer than the limit, the largest of: 1 MiB; 32 bytes per token of the context; 4 MiB for paths "
-        "with many inputs, 8 MiB for tensors and images, 26 MiB for audio",
+        "with many inputs, 8 MiB for tensors and pictures to classify, 26 MiB for audio",
     )
     ENCODED_BODY = "encoded_body", 415, "the body is compressed"
     QUEUE_FULL = "queue_full", 429, "the engine has no room for the request; the gateway tries another engine"

@@ -36,7 +36,7 @@ class Code(AnswerCode):
     NO_MODEL = "no_model", 400, "at the gateway's root: the body has no `model`, or a form has none before its files"
     INVALID_TIMEOUT = "invalid_timeout", 400, "`X-Request-Timeout-Seconds` is not a number of at least 0.001"
     UNKNOWN_CLASS = "unknown_class", 400, "the service has no class of that name; the message lists its classes"
-    NO_CLASSES = "no_classes", 400, "the body has a `priority`, and the service has no `queue.classes`"
+    NO_CLASSES = "no_classes", 400, "the body has a `priority` other than 0, and the service has no `queue.classes`"
     PRIORITY_NOT_READ = (
         "priority_not_read",
         400,
@@ -60,7 +60,7 @@ class Code(AnswerCode):
     REQUEST_TOO_LARGE = (
         "request_too_large",
         413,
-        "the body is longer than `--max-request-bytes`, or at the root longer than 1 MiB (forms excepted)",
+        "the body is longer than `--max-request-bytes` (audio: 26 MiB), or at the root than 1 MiB (forms excepted)",
     )
     ENCODED_BODY = "encoded_body", 415, "at the gateway's root: the body is compressed"
     HOST_WITHOUT_NAMESPACE = "host_without_namespace", 421, "the host names a service but no namespace"
@@ -80,7 +80,7 @@ class Code(AnswerCode):
     ENGINE_BROKE = "engine_broke", 502, "the engine died during its response; a stream ends with this error as an event"
     NOT_SYNCED = "not_synced", 503, "the gateway is starting and does not know the services yet"
     NOT_READY = "not_ready", 503, "`/health` of the gateway: it is starting or stopping"
-    NO_ENGINE = "no_engine", 503, "`/health`, `/openapi.json` or `/info` of a service: no engine is ready"
+    NO_ENGINE = "no_engine", 503, "a page of a service that an engine answers, such as `/health`: no engine is ready"
     START_FAILED = (
         "start_failed",
         503,
@@ -89,7 +89,7 @@ class Code(AnswerCode):
     ENGINES_NOT_READY = (
         "engines_not_ready",
         503,
-        "`/health`, `/openapi.json` or `/info` of a service: its pods are ready, but no engine returned the page",
+        "a page of a service, such as `/openapi.json`: its pods are ready, but no engine returned it",
     )
     STOPPING = "stopping", 503, "the gateway is stopping"
     GATEWAY_MEMORY_FULL = "gateway_memory_full", 503, "the gateway's memory for requests is full (`--max-held-bytes`)"

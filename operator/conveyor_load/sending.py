@@ -50,7 +50,7 @@ class _Answer(msgspec.Struct):
 
 @dataclass(slots=True)
 class Answer:
-    """The times of one request, in seconds of one clock. `due`: the time in the trace.
+    """The times of one request, in seconds of one clock. `due`: when it should have been sent.
 
     gaps: the seconds between the events of a stream. problem: why the answer is not complete; "" if it is.
     """
@@ -66,7 +66,7 @@ class Answer:
 
     @property
     def ttft_seconds(self) -> float:
-        """Time from when the request was due to the first token, so that a late client does not hide a delay."""
+        """Time from `due`, not from `sent`, to the first token: a client that sends late does not hide a delay."""
         return self.first - self.due
 
     @property

@@ -1,8 +1,8 @@
 """Runs systems in turns with the same workload until the figures have settled. Used for the command `engine`.
 
 In a turn, the first system runs for about a second, until the end of a step. Then the others run until every request
-has as many tokens. The order alternates. A step is never interrupted, so a prefill in one forward is one slice, even if
-it takes longer.
+has as many tokens. The order alternates. A slice ends only when every request has at least one more token. So the whole
+prefill is one slice, however long it takes.
 """
 
 import time
@@ -18,7 +18,7 @@ from conveyor_bench.comparing.slices import LIMIT, Phase, Slice, Turn, pool, rat
 from conveyor_bench.comparing.systems import Prompts, System, Workload
 
 OURS = "conveyor"
-Beside = Callable[[int], Slice]  # follows each slice of ours, with the tokens that it made
+Beside = Callable[[int], Slice]  # called after each slice of ours with its number of tokens; returns the limit's slice
 
 
 class Progress:
@@ -91,7 +91,7 @@ def measure(systems: Mapping[str, System], limit: Beside, workload: Workload, vo
 def one_round(
     systems: Mapping[str, System], limit: Beside, prompts: Prompts, output_tokens: int, orders: Iterator[list[str]]
 ) -> Iterator[Turn]:
-    """Run the workload once on all systems. Raises AssertionError if a system generates too few tokens."""
+    """Run the workload once on all systems. Raises an error if a system generates too few or too many tokens."""
     runs = {name: Progress(system.start(prompts, output_tokens)) for name, system in systems.items()}
     while any(run.tokens < output_tokens for run in runs.values()):
         yield take_turn({name: runs[name] for name in next(orders)}, limit, output_tokens)
@@ -100,7 +100,7 @@ def one_round(
 
 
 def take_turn(runs: Mapping[str, Progress], limit: Beside, output_tokens: int) -> Turn:
-    """Run the systems in this order: the first for a slice or to the end of its phase, the others as far."""
+    """Run the first of `runs` for a slice or to the end of its phase, then the others to as many tokens."""
     first, goal = next(iter(runs)), output_tokens
     phase: Phase = "decode" if runs[first].tokens else "prefill"
     parts: dict[str, Slice] = {}

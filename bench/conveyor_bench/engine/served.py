@@ -4,8 +4,8 @@ Called by `host`.
 
 The GPU suite measures its streams with the parts of this file.
 
-The server is `serve`'s own, in a process of its own, around the engine process of `idle`:
-`python -m conveyor_bench.engine.served` is that process. The client counts events as they come, without reading them.
+`python -m conveyor_bench.engine.served` runs the real server (`serve`), which starts the engine process of `idle`. The
+client collects the bytes as they come, and reads them only at the end.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def measure_served(rows: int, tokens: int) -> float:
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Every byte is a token. Larger vocabularies have words too, which no text is made of but answers can have."""
+    """Write a tokenizer in which every byte is a token. All further tokens are words that only answers can have."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     assert len(alphabet) == VOCABULARY
     words = [f"Ġ{number}" for number in range(vocab_size - VOCABULARY)]
@@ -108,7 +108,7 @@ async def _stream(port: int, tokens: int, prompt: str) -> tuple[float, float, fl
 
 
 def serve_with(config: EngineConfig, engine_program: str) -> None:
-    """Serve the directory's tokenizer with a different engine process, for a model that generates text."""
+    """Run the server with the tokenizer of `config.model`, and `engine_program` in place of the engine process."""
     from uvloop import run
 
     configure_logging()

@@ -38,7 +38,7 @@ def check_model_directory(uri: str, directory: Path) -> None:
 
 
 def _find_volume(uri: str, directory: Path) -> Path:
-    """Return the mount point of the volume of `uri`; `directory` itself if the operator did not choose the path."""
+    """Return the mount point of the volume: `directory` without the path in `uri`, if it ends with that path."""
     within = Path(find_mounted_path(uri)).parts
     found = directory.parts[-len(within) :] == within if within else False
     return directory.parents[len(within) - 1] if found else directory
@@ -56,5 +56,5 @@ def _check_links(directory: Path, names: list[str], volume: Path) -> None:
     for name in (*names, POOLING_FILE, *within):
         path = directory / name
         if path.suffix in _LOADED and not (real := path.resolve()).is_relative_to(inside):
-            message = f"{path} leads to {real}, outside of its volume {volume}; put the file itself there"
+            message = f"{path} leads to {real}, outside of its volume {volume}; replace the link by the file"
             raise ModelError(message, reason=FailureReason.MODEL_UNREADABLE)

@@ -56,7 +56,7 @@ class Metrics:
             "time_to_first_byte_seconds", "Time from a request's arrival to the first byte of the engine's response."
         )
         self._engine_seconds = self._counter(
-            "engine_seconds", "Time that requests spent at engines, those in an engine's own queue included."
+            "engine_seconds", "Time that requests spent at engines, including the time in an engine's own queue."
         )
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts, as engines report them.")
         self._cached_tokens = self._counter(

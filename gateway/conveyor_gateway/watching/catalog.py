@@ -46,7 +46,7 @@ class Service:
     is_starting: bool = False  # it starts from zero, without a failure so far
     classes: QueueClasses = WITHOUT_CLASSES
     refuses_priority: bool = False  # `priority` in a body has no effect, so it is rejected
-    start_failure: str = ""  # why no engine can start, if only a change of the spec helps
+    start_failure: str = ""  # why no engine can start until somebody acts
 
     @property
     def key(self) -> str:

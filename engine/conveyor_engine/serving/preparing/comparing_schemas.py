@@ -70,7 +70,7 @@ class PairFields(PromptFields):
     truncates = "right"
 
     use_activation: bool | None = True
-    """Whether to apply the model's activation; if false, the response has logits. Models that embed have none."""
+    """Whether to apply the model's activation; if false, the response has logits. No effect on models that embed."""
 
 
 class RerankRequest(PairFields):

@@ -17,7 +17,7 @@ class EmbeddingRequest(InputFields):
     place = Place.EMBEDDINGS
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
-    """How vectors are sent: as numbers, base64, or binary with (`bytes`) or without the header `metadata`."""
+    """`float`: numbers. `bytes`: binary, with the header `metadata`; `bytes_only`: binary, without it."""
     embed_dtype: EmbedDtype | None = "float32"
     """The number type of vectors that are sent as bytes."""
     endianness: Literal["native", "little", "big"] | None = "native"
