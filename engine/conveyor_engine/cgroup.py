@@ -17,7 +17,8 @@ OOM_KILLED: Final = (
 )
 _CGROUP = Path("/sys/fs/cgroup")
 _OOM_COUNTERS = ("memory.events", "memory/memory.oom_control")
-# Files of the limit, the usage and the statistics; the statistic of the file cache, which the kernel can reclaim.
+# For each version: the files of the limit, of the usage and of the statistics. Then the name of the statistic for the
+# file cache, which the kernel can reclaim.
 _MEMORY = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
@@ -49,7 +50,7 @@ def free_memory_bytes() -> int:
 
 
 def count_oom_kills() -> int:
-    """Return how many processes of this container the kernel has killed for lack of memory; 0 if it does not count.
+    """Return how many processes of this container the kernel has killed for lack of memory; 0 without its counter.
 
     With cgroup v2, Kubernetes lets the kernel kill the whole container. With v1, the kernel kills the largest process.
     """
@@ -57,7 +58,7 @@ def count_oom_kills() -> int:
 
 
 def explain_exit(process: str, exit_code: int, oom_kills_before: int) -> tuple[FailureReason, str]:
-    """Why a child process ended without a message of its own. `exit_code`: as `subprocess` has it."""
+    """Return why a child process ended that sent no message. `exit_code`: as in `subprocess`, negative for a signal."""
     if exit_code >= 0:
         return FailureReason.ENGINE_ERROR, f"{process} exited with code {exit_code}"
     if exit_code == -signal.SIGKILL and count_oom_kills() > oom_kills_before:

@@ -13,7 +13,7 @@
     │   ├── Overloaded            the waiting queue is full
     │   ├── NoPlace               no place (`serving.places`) is free; the gateway keeps its request in its queue
     │   ├── GenerationFailed      the engine could not continue this request
-    │   ├── Unavailable           starting, draining, going away or dead
+    │   ├── Unavailable           starting, draining, stopping or dead
     │   └── DeadlineExceeded
     └── EngineDead            the engine loop ended while it worked on this request
 
@@ -29,11 +29,11 @@ RequestErrors into responses. Imports no other module of the engine.
 from conveyor_protocol.answer_codes import AnswerCode
 from conveyor_protocol.failure_reasons import FailureReason
 
-# Limit of the message of an engine's end. Kubernetes keeps 4,096 bytes of it, and JSON escapes may double its length.
+# Limit on the message in a termination message. Kubernetes keeps 4,096 bytes, and JSON escapes may double the length.
 MESSAGE_BYTES_MAX = 2000
 
 _NO_MEMORY_ERRORS = frozenset({"MemoryError", "OutOfMemoryError"})  # the second is torch's, on a device
-# The texts of torch's allocators, its CUDA libraries, oneDNN, C++ and the C library where there is no class for them.
+# Texts of such errors that have no class: from torch's allocators, its CUDA libraries, oneDNN, C++ and the C library.
 _NO_MEMORY = (
     "out of memory", "out_of_memory", "not enough memory", "cannot allocate memory", "can't allocate memory",
     "alloc_failed", "bad_alloc", "could not create a memory object",
@@ -129,7 +129,10 @@ def one_line(message: str) -> str:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the error reports that the GPU or the host has no memory left. Torch's class is found without torch."""
+    """Return whether the error reports that the GPU or the host has no memory left.
+
+    Finds torch's class by its name, because this module does not import torch.
+    """
     if any(kind.__name__ in _NO_MEMORY_ERRORS for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError | OSError) and any(words in str(error).lower() for words in _NO_MEMORY)
@@ -178,7 +181,7 @@ class Overloaded(RequestError):
 
 
 class NoPlace(RequestError):
-    """No place (`serving.places`) is free for a gateway's request. The gateway keeps the request and asks for one."""
+    """No place (`serving.places`) is free for a gateway's request. The gateway keeps the request in its queue."""
 
 
 class GenerationFailed(RequestError):

@@ -21,7 +21,7 @@ _CLOCK_TIMES: Final = 30.0  # the child's time limit by the clock is this many t
 
 
 def run_limited(what: str, load: Callable[[], object], cpu_seconds: float) -> None:
-    """Call `load` in a forked child process. Raises its ModelError, or one that says which limit it exceeded."""
+    """Call `load` in a forked child process. Raises its ModelError, or one that names the limits."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

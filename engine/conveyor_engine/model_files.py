@@ -1,4 +1,4 @@
-"""Reads JSON files in a model's directory, and checks that all its files can be read.
+"""Reads JSON files in a model's directory, and checks that its files can be read.
 
 Used by all modules that read such files.
 """
@@ -16,16 +16,17 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 WEIGHTS_INDEX = "model.safetensors.index.json"
 FILES_CPU_SECONDS: Final = 60.0  # headers of weights have some MiB in all
-EXPORTED_PROGRAM: Final = "model.pt2"  # of torch.export.save
-PROGRAM_SETTINGS: Final = "model.json"  # of models that their owner brings
+EXPORTED_PROGRAM: Final = "model.pt2"  # written by torch.export.save
+PROGRAM_SETTINGS: Final = "model.json"  # settings of a model of the task `custom`
 PIPELINE_INDEX: Final = "model_index.json"  # of diffusers' pipelines, whose parts have a folder each
-PIPELINE_FOLDERS: Final = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")  # those that are read
-MODEL_FILES: Final = ("config.json", EXPORTED_PROGRAM, PROGRAM_SETTINGS, PIPELINE_INDEX)  # a model has one of them
+PIPELINE_FOLDERS: Final = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")  # the folders that the engine reads
+# A model has at least one of these files.
+MODEL_FILES: Final = ("config.json", EXPORTED_PROGRAM, PROGRAM_SETTINGS, PIPELINE_INDEX)
 SENTENCE_MODULES = "modules.json"  # of models that embed
 SENTENCE_SETTINGS: Final = "config_sentence_transformers.json"  # of models that embed or rank
 _LABELS_DEFAULT = 2  # transformers' default if config.json has no number
 _READ = (".json", ".jinja", ".safetensors")
-_MAX_BYTES = 16 << 20  # of a file; they have a few KiB, config.json with many labels a few MiB
+_MAX_BYTES = 16 << 20  # of one JSON file; most have a few KiB, a config.json with many labels a few MiB
 _Content = TypeVar("_Content", dict[str, Any], list[Any])
 
 
@@ -49,7 +50,7 @@ def read_pipeline_class(directory: Path) -> str:
 
 
 def list_folders(directory: Path) -> list[Path]:
-    """Return the folders with a model's files: its own folder and, for a pipeline, those of the parts."""
+    """Return the folders with a model's files: `directory` and, for a pipeline, the folders of its parts."""
     is_pipeline = (directory / PIPELINE_INDEX).is_file()
     parts = [directory / name for name in PIPELINE_FOLDERS] if is_pipeline else []
     return [directory, *(part for part in parts if part.is_dir())]
@@ -71,7 +72,7 @@ def count_labels(directory: Path) -> int:
 
 
 def read_list(path: Path) -> list[Any]:
-    """Return the list in a file, as `read_object` returns an object."""
+    """Return the JSON list in the file; empty if the file is missing. Raises ModelError as `read_object` does."""
     return _read(path, [], "list")
 
 
@@ -104,7 +105,7 @@ def _check_files(directory: Path) -> None:
 
 
 def unreadable(path: Path, error: OSError) -> ModelError:
-    """Return the error for a file or directory that this process cannot read. It names the user and says what to do."""
+    """Return the error for a file or directory that this process cannot read. The message names the user."""
     message = f"user {os.getuid()} of group {os.getgid()} cannot read {path}: {error.strerror or error}"
     if isinstance(error, PermissionError):
         message += "; make it readable for that user (chmod -R a+rX), or run the pod as one that may read it"

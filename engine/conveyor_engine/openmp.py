@@ -12,7 +12,7 @@ _SPINS: Final = "1000"  # a few microseconds
 
 
 def spin_briefly(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a new process that will load torch. Settings for waiting threads in it are kept."""
+    """Return the environment for a new process that will load torch. Existing settings for waiting threads are kept."""
     if "OMP_WAIT_POLICY" in environment:
         return dict(environment)
     return {SPIN_COUNT: _SPINS, **environment}

@@ -4,8 +4,8 @@ A task is a package with a module for each process. Each module has a `TASK`, wh
 
     about        all processes      the words for its messages, and how to detect its models: `About`
     scheduling   engine process     cost and result of a request: `scheduling.tasks.Task`, built from the model's facts
-    execution    engine process     loads a model of the task; knows torch: `execution.build.Build`
-    reading      fork server        of a task that `reads`: loads what its workers need; may know transformers
+    execution    engine process     loads a model of the task; imports torch: `execution.build.Build`
+    reading      fork server        only if `About.reads`: loads what the workers need; may import transformers
     preparing    worker processes   reads bodies: `serving.preparing.jobs.Kind`, by the name of each kind of body
     serving      API process        its paths: `serving.http.task_paths.TaskPaths`
 
@@ -66,7 +66,7 @@ def find_packages() -> dict[str, str]:
 
 
 def load(task: str, process: str) -> Any:
-    """The description of the task for one process. Raises ConfigError if there is none."""
+    """Return the description of the task for one process. Raises ConfigError if there is none."""
     module = f"{find_packages()[task]}.{process}"
     try:
         return import_module(module).TASK
@@ -77,7 +77,7 @@ def load(task: str, process: str) -> Any:
 def find_task(wanted: str, directory: Path) -> str:
     """Return `wanted`, or if it is `auto`, the first task that recognises the model's files in `directory`.
 
-    Raises ModelError, or ConfigError if the model is for another task.
+    Raises ModelError, or ConfigError if the task `wanted` cannot run the model.
     """
     found = next(task for task in find_packages() if load_about(task).recognises(directory))
     if wanted in ("auto", found) or not directory.is_dir():

@@ -1,7 +1,7 @@
-"""Recognises audio files by their first bytes, and rejects truncated ones. Pure.
+"""Recognises audio files by their first bytes, and rejects truncated WAV and OGG files. Pure.
 
 Called by `decoding` before libsndfile reads the file. libsndfile would guess the format of any data, and would decode a
-truncated file as a short one.
+truncated file as a short one. `decoding` itself rejects truncated FLAC files.
 """
 
 import struct
@@ -27,7 +27,7 @@ _OGG_LAST: Final = 4  # the flag of a stream's last page
 
 
 def check_container(data: bytes, param: str) -> None:
-    """Raise InvalidRequest unless the bytes begin like WAV, FLAC, MP3 or OGG and the file is complete."""
+    """Raise InvalidRequest unless the bytes begin like WAV, FLAC, MP3 or OGG. A WAV or OGG file must be complete."""
     if not data:
         raise InvalidRequest(f"{param} is empty; {_SEND}", param=param)
     for start, magic, name in _OTHERS:
@@ -59,7 +59,7 @@ def _check_ogg(data: bytes, param: str) -> None:
     last = data.rfind(b"OggS")
     if last + _OGG_HEAD > len(data) or not data[last + 5] & _OGG_LAST:
         raise _cut_off(param, "its last page is missing")
-    body = last + _OGG_HEAD + data[last + _OGG_HEAD - 1]  # the head ends with the number of segment sizes after it
+    body = last + _OGG_HEAD + data[last + _OGG_HEAD - 1]  # the head's last byte: how many segment sizes follow
     if body + sum(data[last + _OGG_HEAD : body]) > len(data):
         raise _cut_off(param, "its last page is cut off")
 

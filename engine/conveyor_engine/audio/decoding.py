@@ -23,7 +23,7 @@ _RATES: Final = (4_000, 192_000)
 _CHANNELS_MAX: Final = 8
 _LOUDEST: Final = 2.0**40  # far above unscaled integer samples; above it, the features' squares would overflow
 _PIECE_SECONDS: Final = 10.0
-_FORMATS: Final = {  # the codecs of each format; libsndfile's others are old and hardly used
+_FORMATS: Final = {  # the codecs of each format; libsndfile has more formats and codecs, old and hardly used
     "WAV": ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"),
     "WAVEX": ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"),
     "FLAC": ("PCM_S8", "PCM_16", "PCM_24"),

@@ -1,7 +1,7 @@
 """The engine's configuration: one frozen object, parsed once, passed by constructor.
 
-`sources` fills it from flags, environment, file and the defaults here; `docs/configuration.py` generates its table.
-Values that are measured at start (number of KV blocks, end-of-sequence ids) are not part of it.
+`sources` fills it from flags, environment, file and the defaults here. `docs/configuration.py` generates the table of
+settings. Values that the engine finds at its start, such as the number of KV blocks that fit, are in `ModelFacts`.
 """
 
 import re
@@ -42,8 +42,8 @@ AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 DEFAULT_MEMORY_FRACTION = 0.85
 DEFAULT_NUM_SEQS = 32
-DEFAULT_NUM_SEQS_CUDA = 256  # for models that generate text: a step of few rows costs almost as much
-MAX_TOKENS = 16_777_216  # of a context, a step, and as many KV blocks
+DEFAULT_NUM_SEQS_CUDA = 256  # for models that generate text: a step of few rows costs almost as much as one of many
+MAX_TOKENS = 16_777_216  # limit on the tokens of a context or a step, and on the number of KV blocks
 
 
 def _parse_shares(text: str) -> tuple[tuple[int, int], ...]:
@@ -261,7 +261,10 @@ class EngineConfig:
         return None if inputs is None else Workload(inputs, self.workload_output_tokens)
 
     def choose_num_seqs(self, default: int = DEFAULT_NUM_SEQS) -> int:
-        """Return the most requests of a step: `max_num_seqs`, or the default within the tokens of a step."""
+        """Return the most requests of a step: 1 in mode none, otherwise `max_num_seqs`.
+
+        If that is not set, returns `default`, but at most `max_num_batched_tokens`.
+        """
         if self.batching_mode == "none":
             return 1
         return self.max_num_seqs or min(default, self.max_num_batched_tokens or default)

@@ -1,6 +1,6 @@
 """Measures or estimates the memory that the largest step needs in addition to the weights.
 
-Used by `start` after the model is loaded.
+Used by `start` and by runners after the model is loaded.
 """
 
 from collections.abc import Callable

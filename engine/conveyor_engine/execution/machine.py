@@ -1,8 +1,8 @@
-"""Finds the device to run on and the number type that it computes in. Called by `placement` and `start`.
+"""Finds the device to run on and the number type that it computes in. Used by `placement`, `start` and runners.
 
-torch finds no device if the node has no GPU, if the driver is too old, or if it is not mounted. Only in the first case
-`device: auto` may run on the CPU. So this module looks for the device files and initializes the driver itself to find
-out whether there is a GPU. torch's error shows the user which case it is.
+torch finds no device if the node has no GPU, if its driver is too old, or if the driver is not mounted. Only in the
+first case `device: auto` may run on the CPU. So this module looks for the device files and initializes the driver
+itself to find out whether there is a GPU. torch's error shows the user which case it is.
 """
 
 import ctypes

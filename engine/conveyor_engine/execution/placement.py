@@ -1,6 +1,6 @@
 """Defines on which device a runner is, and which rank it has among the processes of one model.
 
-Opened by `build`, and passed to a runner, which opens no device itself. Knows no models.
+`build` opens a placement and passes it to a runner, which opens no device itself. Knows no models.
 """
 
 import os
@@ -79,8 +79,8 @@ def _meet(device: torch.device, rank: int, world_size: int, meeting: str) -> Non
 def _set_num_threads(num_threads: int | None, world_size: int) -> None:
     """Set this rank's number of threads.
 
-    It is this rank's share of the configured number; else OMP_NUM_THREADS, undivided; else this rank's share of the
-    CPUs in the container's limit.
+    The number is this rank's share of `num_threads`. If that is None, OMP_NUM_THREADS applies, undivided. Without
+    OMP_NUM_THREADS, the number is this rank's share of the CPUs in the container's limit.
     """
     if num_threads is not None:
         torch.set_num_threads(max(1, num_threads // world_size))

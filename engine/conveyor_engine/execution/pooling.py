@@ -1,4 +1,7 @@
-"""Turns the hidden states of packed sequences into one vector for each sequence. Used by `runners.pool`."""
+"""Turns the hidden states of packed sequences into one vector for each sequence, and encodes vectors.
+
+Used by `runners.pool` and `runners.dual`.
+"""
 
 import sys
 from typing import Any, Final

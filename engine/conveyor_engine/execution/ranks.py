@@ -1,9 +1,9 @@
 """Runs one model on several devices. Each rank is a process that runs the same steps on its part of the model.
 
-Used by `build` in the engine process, which is rank 0. Every other rank is a `rank_process`. Rank 0 sends it each plan
-and each mask. The ranks add up their results inside the forward pass (`models.divide`) and choose the same tokens, so
-only those of rank 0 are read. If a rank ends, the engine ends too, because the other ranks would wait for it in the
-middle of a step.
+Used by `build` in the engine process, which is rank 0. Every other rank is a `rank_process`. Rank 0 sends every plan
+and every mask to all other ranks. The ranks add up their results inside the forward pass (`models.divide`) and choose
+the same tokens, so only those of rank 0 are read. If a rank ends, the engine ends too, because the other ranks would
+wait for it in the middle of a step.
 """
 
 import contextlib

@@ -131,8 +131,8 @@ class Start:
         """Return facts about the started model. The arguments are what only the runner knows.
 
         max_num_batched_tokens: the budget of a step in the task's own unit, such as pixels; None: the default, in
-        tokens. vocab_size: 0 if the task has no tokens; ignored for kinds with `own_attention`, whose embeddings have
-        it. of_task: see `ModelFacts`.
+        tokens. vocab_size: 0 if the task has no tokens. For kinds with `own_attention` it is ignored, and the
+        size of the model's embeddings is used. of_task: see `ModelFacts`.
         """
         num_held = self._count_held(num_kv_blocks)
         if self.config.workload is not None:

@@ -10,7 +10,7 @@ from typing import Final
 from conveyor_engine.errors import ModelError
 from conveyor_protocol.failure_reasons import FailureReason
 
-MAX_ANSWER_BYTES: Final = 32 << 20  # for a listing or an error; a hub's listing has about 300 bytes for each file
+MAX_ANSWER_BYTES: Final = 32 << 20  # of a listing, an error or a bucket's block; a hub lists about 300 bytes a file
 MAX_FILES: Final = 1000  # of a model; one response of a bucket lists as many
 MIN_BYTES: Final = 64 << 10  # minimum that a response must deliver ...
 WINDOW_SECONDS: Final = 60.0  # ... in this time of waiting
@@ -28,7 +28,7 @@ def limit_chunks(
 ) -> Iterator[bytes]:
     """Yield the chunks as they arrive. Raises ModelError (ModelDownloadFailed) if they exceed a limit.
 
-    Only the time spent waiting for chunks counts, not the time in which their reader writes them.
+    Only the time spent waiting for chunks counts, not the time in which the caller writes them.
     """
     arriving, waited_seconds, num_recent, num_bytes = iter(chunks), 0.0, 0, 0
     while True:

@@ -129,7 +129,10 @@ class Bucket:
         return RemoteFile(name, size, etag, "none" if part_bytes is None else "md5", part_bytes)
 
     def _find_part_bytes(self, name: str, size: int, count: int, first: dict[str, Any]) -> int | None:
-        """Return the size of all parts but the last, or None if it varies. Servers without parts return all of it."""
+        """Return the size that each part has except the last; None if the sizes differ.
+
+        Also returns None for a server that does not support parts, which returns the whole file.
+        """
         if first.get("PartsCount") != count:
             return None
         last = first if count == 1 else self._head(name, PartNumber=count)

@@ -2,8 +2,9 @@
 
 First the revision is pinned to a commit. Only files that the engine loads are fetched, never pickles or code. Every
 file is checked against the announced digest. Partial files are resumed after a crash. The directory appears by one
-rename, with a marker in it. A directory with a marker is never fetched again, so a branch that moved needs another
-target. If the marker was written by an engine that wanted other files, missing files of the same commit are added.
+rename, with a marker in it. A complete directory with a marker for the same URI is never fetched again, so a branch
+that moved needs another target. If the marker was written by an engine that wanted other files, missing files of the
+same commit are added.
 """
 
 import errno
@@ -175,7 +176,7 @@ def _fetch_files(source: Source, model: RemoteModel, partial: Path) -> list[Remo
 
 
 def _remove_other_files(partial: Path, files: Iterable[RemoteFile], good: set[RemoteFile]) -> None:
-    """Remove all but `files` and their downloaded parts, to free space. Nothing is served from `partial`."""
+    """Remove all but `files` and their unfinished downloads, to free space. Nothing is served from `partial`."""
     of_use = {file.name if file in good else _unfinished_name(file) for file in files}
     for path in list(partial.rglob("*")):
         if not path.is_dir() and path.relative_to(partial).as_posix() not in of_use:
@@ -224,9 +225,9 @@ def _weights_of_index(partial: Path) -> list[str]:
 
 
 def _fetch_file(source: Source, model: RemoteModel, file: RemoteFile, partial: Path) -> None:
-    """Download the file, check it, and rename it to its name.
+    """Download the file under an unfinished name, check it, and rename it.
 
-    Raises ModelError and deletes it if the digest is wrong.
+    Raises ModelError and deletes the file if its size or digest is wrong.
     """
     unfinished = partial / _unfinished_name(file)
     _download(source, model, file, unfinished)

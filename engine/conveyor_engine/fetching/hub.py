@@ -81,7 +81,10 @@ class Hub:
             http_get(location, content, resume_size=present, headers=headers)
 
     def _build_client(self) -> Client:
-        """Build a client like huggingface_hub's, whose requests set the time-out, with limits on the response size."""
+        """Build a client like huggingface_hub's, with limits on responses.
+
+        The client sets no time-out, because each request of huggingface_hub sets its own.
+        """
         hooks: dict[str, list[Callable[..., Any]]] = {"request": [_refuse_encoding], "response": [self._limit]}
         return Client(event_hooks=hooks, follow_redirects=True, timeout=None)
 

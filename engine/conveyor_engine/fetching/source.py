@@ -61,9 +61,9 @@ def is_plain_name(name: str) -> bool:
 
 
 def keep_known(names: Iterable[str]) -> set[str]:
-    """Return the names at the root, and those in the folders that the engine knows.
+    """Return the names at the root, and POOLING_FILE.
 
-    These folders are POOLING_FILE's and, if the root has a PIPELINE_INDEX, those of the pipeline's parts.
+    If the root has a PIPELINE_INDEX, also return the names in the folders of the pipeline's parts.
     """
     listed = set(names)
     folders = [f"{folder}/" for folder in PIPELINE_FOLDERS] if PIPELINE_INDEX in listed else []

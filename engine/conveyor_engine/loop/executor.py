@@ -1,4 +1,4 @@
-"""The interface of executors, which run the loop's plans: on one device, on several ranks, or from a recorded trace.
+"""The interface of executors, which run the loop's plans: on one device, on several ranks, or in virtual time.
 
 Called by `core`, `step_runner` and `overlap`. `execution.runners` implements it for one device. An executor gets rows
 and numbers (`wire.step`), not requests, and keeps the rows' state between steps. Without torch.
@@ -27,12 +27,15 @@ class Executor(Protocol):
 
     @property
     def extra_warmup_tokens(self) -> int:
-        """Tokens of one request that runs code which no other step runs, for warm-up; 0 if there is no such code."""
+        """Tokens of an extra request for warm-up, whose step the other warm-up steps do not cover; 0: none needed."""
         ...
 
     @property
     def graph_sizes(self) -> Sequence[int]:
-        """Numbers of rows of the captured graphs, ascending. A step of decodes runs in the next larger graph."""
+        """Numbers of rows of the captured graphs, ascending.
+
+        A step of decodes runs in the smallest graph with enough rows.
+        """
         ...
 
     def begin(self, plan: StepPlan) -> Sample:

@@ -45,7 +45,9 @@ class Overlap:
         return _wait(self._pool.submit(self._begin_and_sample, plan))
 
     def step(self, scheduler: Scheduler, plan: StepPlan | None) -> None:
-        """Begin the plan, if there is one. If enough steps are open, pass the oldest one's result to the scheduler.
+        """Begin the plan. Then pass the oldest results to the scheduler until at most `num_ahead` steps are open.
+
+        Without a plan, pass the oldest result, if a step is open.
 
         A constrained plan's masks need the tokens of all earlier steps. So its tokens are sampled only after these
         steps are over; meanwhile the device computes its forward pass. Raises an exception if the device is broken: see

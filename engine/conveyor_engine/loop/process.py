@@ -128,7 +128,7 @@ class EngineLoop:
                 self._channel.send(StepOutputs(outputs, self._core.stats(), self._num_added))
 
     def _idle_seconds(self) -> float | None:
-        """Return how long to wait for messages, in seconds: 0 while there is work, None without a limit."""
+        """Return how many seconds to wait for messages: 0 if a step is due, None if no step will become due."""
         now = time.monotonic()
         wakeup = self._core.next_wakeup(now) if self._core.has_unfinished() else None
         return None if wakeup is None else max(0.0, wakeup - now)

@@ -1,8 +1,8 @@
-"""Chooses the largest limits that meet the objectives, from the cost of steps and the traffic. Used by `steering`.
+"""Chooses the largest limits that meet the objectives, from the cost of steps and the traffic.
 
 The time between two tokens is one step. The time to a first token is the step that runs when the request arrives, plus
 one step for each piece of the prompt. A request that takes one step needs the running step, the window and its own
-step. Pure.
+step. Used by `steering` and `loop.core`. Pure.
 """
 
 import math
@@ -118,13 +118,13 @@ class Candidates:
         prompt_tokens = declared = self._declared.prompt_tokens
         if objectives.latency is None:  # in one-step tasks, the rows determine the tokens
             prompt_tokens = min(declared, max(_SMALLEST_CHUNK, int(declared * _TOKENS_FLOOR)))
-        self.floor = Limits(self.sizes[0], prompt_tokens)  # the lowest
+        self.floor = Limits(self.sizes[0], prompt_tokens)  # the lowest limits
 
     def choose(self, cost: Coefficients, traffic: Traffic, targets: Objectives) -> Limits | None:
         """Return the limits with the most rows that meet the targets, and with as many prompt tokens as then fit.
 
         Returns None if no limits meet the targets. The time to the first token does not reduce the rows, because that
-        would only make requests wait. So limits that miss this target alone are returned.
+        would only make requests wait. So limits that miss only this target are returned too.
         """
         for num_rows in reversed(self.sizes):
             if targets.latency is not None:
@@ -144,7 +144,7 @@ class Candidates:
         return targets.inter_token_latency is not None and step > _BAND * targets.inter_token_latency
 
     def clip_rows(self, wanted: int, now: int) -> int:
-        """Return the size nearest to `wanted`, from half to twice the current size, or a neighbour of it."""
+        """Return the size nearest to `wanted`, among sizes from half to twice the size `now` and its two neighbours."""
         index = self.sizes.index(now)
         near = {size for size in self.sizes if now / 2 <= size <= now * 2} | {
             *self.sizes[max(0, index - 1) : index + 2]
@@ -157,8 +157,8 @@ class Candidates:
     def _choose_tokens(self, num_rows: int, cost: Coefficients, traffic: Traffic, targets: Objectives) -> int | None:
         """Return the most prompt tokens with which a step meets the target for the time between tokens.
 
-        If the time to the first token needs a smaller number, returns that one, if there is one that suffices.
-        Returns None if the traffic needs more prompt tokens than that.
+        Returns None if the traffic needs more prompt tokens than this number. If the time to the first token misses
+        its target, the number is halved until it meets the target. If no such number suffices, it is not reduced.
         """
         floor, room = self.floor, self._declared.prompt_tokens
         need = min(room, max(floor.prompt_tokens, num_rows * traffic.prompt_tokens_per_decode))

@@ -1,8 +1,8 @@
 """Moves the limits of rows and of prompt tokens so that latencies stay within their objectives. START HERE.
 
 Every `STEPS_PER_LOOK` steps, `Steering` fits the cost of steps and chooses the largest limits whose predicted times are
-at most the objective times a factor. Each objective has its own factor, which measured times correct. If their P95 is
-above the objective, the factor is lowered, at most once between two changes of the limits. If the P95 is far below the
+at most the objective times a factor. Each objective has its own factor, which measured times correct. If the P95 of
+these times is above the objective, the factor is lowered until the limits go down. If the P95 is far below the
 objective while requests wait, the factor is raised. No running or waiting request is dropped because of a prediction.
 
 `loop.core` builds it if the configuration has objectives. Single-threaded; the caller passes the time.
@@ -85,7 +85,7 @@ class Steering:
             self._is_pressed = False
 
     def report(self, stats: EngineStats) -> EngineStats:
-        """Return the statistics with the current limits. While the limits are the declared ones, they are left out."""
+        """Return the statistics with the current limits. While the reason is DECLARED, they are left out."""
         is_known = self.reason != LimitReason.DECLARED
         return msgspec.structs.replace(
             stats,
@@ -96,7 +96,7 @@ class Steering:
         )
 
     def _read(self, step: Step, ended: float) -> None:
-        """Record the times that the requests of the step have measured."""
+        """Record the latencies of the step's requests."""
         if self._between is not None and step.decodes and self._last_end is not None:
             self._between.add(ended - self._last_end, len(step.decodes))
         if self._first is None and self._latency is None:
@@ -143,7 +143,8 @@ class Steering:
     def _give_up(self, missed: list[Readings], worst: float, now: float) -> None:
         """Return to the declared limits, because no limits meet the missed objectives.
 
-        Lower limits stay if another objective needs them.
+        The present limits stay if only the time to the first token is missed, and the time between tokens has an
+        objective too.
         """
         for each in missed:
             each.factor = FIRST_FACTOR
@@ -206,7 +207,11 @@ class Steering:
         return chosen.num_rows > now.num_rows or (chosen.num_rows == now.num_rows and is_more)
 
     def _move(self, chosen: Limits, reason: LimitReason, worst: float | None, now: float) -> None:
-        """Change the limits towards `chosen`, by at most a factor of two, and drop all readings."""
+        """Change the limits towards `chosen`, and drop all readings.
+
+        The declared limits are restored at once. Otherwise prompt tokens change by at most a factor of two, and rows by
+        at most that or to the next size.
+        """
         old = replace(self.limits)
         if reason in (LimitReason.UNREACHABLE, LimitReason.DECLARED):
             self.limits.num_rows, self.limits.prompt_tokens = chosen.num_rows, chosen.prompt_tokens

@@ -1,6 +1,6 @@
 """Fits the current cost of a step on this device: base + per_row x rows + per_token x prompt tokens.
 
-Used by `steering`.
+Used by `steering` and `candidates`.
 
 Steps of one shape (rows and prompt tokens between the same powers of two) are one point, at the medians of the newest
 steps. So neither frequent shapes nor single slow steps dominate the fit. Pure.

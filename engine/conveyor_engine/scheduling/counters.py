@@ -1,4 +1,4 @@
-"""Counters and estimates of the scheduler for `EngineStats`. Used by `scheduler` only; the time is an argument."""
+"""Counters and estimates of the scheduler for `EngineStats`. Used by `scheduler` and `outputs`. Time is an argument."""
 
 from collections import Counter
 from collections.abc import Iterable

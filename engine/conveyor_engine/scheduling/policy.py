@@ -202,7 +202,7 @@ def build_policy(
     """Build the policy of `config.batching_mode`, in which `__main__` has replaced `auto` by the task's own mode.
 
     packs: whether a batch costs the sum of its requests, however their lengths differ. one_step_cost: the largest cost
-    of a step, for tasks whose requests take one step each; a batch with a larger cost would take several steps.
+    of a step, for tasks that never split a prompt (`tasks.Task`). A batch with a larger cost would take several steps.
     """
     pads = config.batching_mode == "static" and config.padding != "none" and one_step_cost is None
     cost = one_step_cost or config.max_num_batched_tokens or math.inf

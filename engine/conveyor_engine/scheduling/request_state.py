@@ -1,6 +1,7 @@
 """The scheduler's record of one request, from `add_request` to its last output.
 
-`scheduler` owns it; `policy` and `step` read it. Used only in this package.
+`scheduler` creates it, and the other modules of this package read and change it. Only `Constraint` is imported by
+other packages.
 """
 
 import math
@@ -42,15 +43,15 @@ class Constraint(Protocol):
 
 
 def _cache_root(salt: str | None) -> bytes:
-    """Return the root of the hashes for this salt. It is personalized, so that it never equals the hash of a block."""
+    """Return the root of the hashes for this salt. `person` keeps it different from the hash of every block."""
     return b"" if salt is None else blake2b(salt.encode(), digest_size=16, person=b"cache_salt").digest()
 
 
 def _yields_seconds(request: EngineRequest) -> float:
     """Return how much later than its arrival the request counts in the order of the queue, in seconds.
 
-    This is LEVEL_AGEING_SECONDS for each level, plus the seconds from its arrival to its deadline. At most
-    LEVEL_AGEING_SECONDS of the latter count, so a short timeout never outweighs a lower level.
+    This is LEVEL_AGEING_SECONDS for each level, plus the seconds from its arrival to its deadline. These seconds
+    count up to LEVEL_AGEING_SECONDS, so a short timeout never outweighs a lower level.
     """
     return request.level * LEVEL_AGEING_SECONDS + min(request.deadline - request.arrival_time, LEVEL_AGEING_SECONDS)
 
@@ -160,7 +161,8 @@ class RequestState:
         self.num_registered_blocks = 0
         self.was_admitted = False
         self.scheduled_time = 0.0  # time of its first admission
-        # The times of objectives start here: a row was free for it, or in a closed batch, the batch before it began.
+        # Objectives measure its latencies from this time, when a row was free for it. In a closed batch, this is its
+        # arrival, or the start of the previous batch if that was later.
         self.place_time = math.inf
         self.num_preemptions = 0
         self.constraint: Constraint | None = None

@@ -146,7 +146,7 @@ class RunningBatch:
         self._budget.start_step(self.requests, islice(waiting, self.num_free_rows))
         self.schedule_all(step)
         preempted = len(self._requests) < num_requests
-        if preempted and not step.num_tokens:  # the requests that were scheduled first have been preempted
+        if preempted and not step.num_tokens:  # the requests that go first have been preempted: now the others
             self.schedule_all(step)
         return preempted
 

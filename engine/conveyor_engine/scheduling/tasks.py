@@ -22,7 +22,7 @@ class Task(Protocol):
 
     @property
     def whole_prompts(self) -> bool:
-        """Whether a request is computed in one step. If so, mode Static adds no dummy tokens."""
+        """Whether prompts are never split over several steps. If so, mode Static adds no dummy tokens."""
         ...
 
     @property

@@ -1,14 +1,13 @@
 """The waiting requests, in the order of `sort_key`. `scheduler` changes them; `policy` and `running_batch` read them.
 
-Lower levels go first. A request is overtaken only by requests of lower levels that arrive at most
-`LEVEL_AGEING_SECONDS` later for each level between the two, and at most one `LEVEL_AGEING_SECONDS` more if they have a
-near deadline. So no request waits forever. Within a level, a request with a near deadline goes first.
+Lower levels go first, but no request waits forever. A request overtakes a request of a higher level only if it arrives
+at most `LEVEL_AGEING_SECONDS` later for each level between the two. A near deadline adds up to one
+`LEVEL_AGEING_SECONDS` to this time. Within a level, a request with a near deadline goes first.
 
 All engine requests of one HTTP request (many inputs, many choices) are one party. Parties take turns, and the requests
 of a party go in order of arrival. So an HTTP request with one choice never waits for all choices of another one. If a
-request does not fit into its share of the batch (`shares`), its whole line is skipped: all requests with the same
-limits. The cost of a call depends on the number of requests that it takes, and on the logarithm of the number that
-wait.
+request does not fit into a share of the batch (`shares`), all requests behind it that count in this share are skipped.
+The cost of a call depends on the number of requests that it takes, and on the logarithm of the number that wait.
 """
 
 from collections import OrderedDict, defaultdict

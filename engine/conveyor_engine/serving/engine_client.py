@@ -95,7 +95,7 @@ class EngineClient:
         """End the process. It exits when its socket closes; if it does not exit, it is killed."""
         if self._reading is None:
             return
-        self._reading.cancel()  # from here on its end is expected
+        self._reading.cancel()  # so that the end of the process is not handled as its death
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
         await self._process.reap()
@@ -125,7 +125,7 @@ class EngineClient:
 
     @contextlib.contextmanager
     def hold_place(self, wish: str | None = None) -> Iterator[None]:
-        """Reserve a place for a request that is still being read; it counts as open.
+        """Reserve a place for a request while a worker validates it. It counts towards the limit of open requests.
 
         wish: the value of the header X-Engine-Place (`if-free` or `granted`); None for a request without this header.
         Raises Unavailable, Overloaded or NoPlace.
@@ -147,7 +147,7 @@ class EngineClient:
             raise Unavailable(f"the engine is {self.state}")
 
     def _check_admission(self, num_requests: int, num_tokens: int) -> None:
-        """Raise Unavailable or Overloaded unless an HTTP request with a place may send this much."""
+        """Raise Unavailable or Overloaded if there is no room for what an arriving HTTP request would send."""
         self.check_state()
         others = len(self._held) + self._num_arriving - 1
         if others + num_requests > self.num_requests_max:

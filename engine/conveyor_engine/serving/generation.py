@@ -1,7 +1,7 @@
 """The queue of outputs of one HTTP request, for all of its prompts and choices.
 
 `EngineClient` opens it and puts outputs in; `http.generated` and `http.one_step` read it. Each request id gets at most
-one output with a finish reason. The reader gets either the last outputs of all request ids or one error.
+one output with a finish reason. The reader gets the last output of every request that it does not abort, or one error.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import msgspec
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 from conveyor_engine.wire.worker import Part
 
-_BATCH_TOKENS = 64  # maximum number of tokens that a reader gets in one turn, which takes it a few milliseconds
+_BATCH_TOKENS = 64  # a reader gets about this many tokens in one turn, and needs a few milliseconds for them
 
 
 class ReadTurns:
@@ -83,11 +83,11 @@ class Generation:
         self._abort(self.request_ids)
 
     async def batches(self) -> AsyncIterator[list[RequestOutput]]:
-        """Yield the outputs, a few tokens at a time, until every request has had its last output.
+        """Yield the outputs, a few tokens at a time, until every request has had its last output or is aborted.
 
-        A reader with a backlog gets all waiting outputs of a request as one output, so that it catches up. A failure is
-        the first of its batch, so that earlier outputs are shown before it. Raises the error of `fail` (Overloaded,
-        InvalidRequest, Unavailable, EngineDead), after the earlier outputs.
+        A reader with a backlog gets all waiting outputs of a request as one output, so that it catches up. A failed
+        output begins a new batch, so that the reader shows earlier outputs before the failure. Raises the error of
+        `fail` (Overloaded, InvalidRequest, Unavailable, EngineDead) after the earlier outputs.
         """
         while self._open or self._outputs:
             if self._outputs:
@@ -101,7 +101,7 @@ class Generation:
                 await self._reader
 
     def add_part(self, part: Part) -> None:
-        """Add requests that continue one of the others."""
+        """Add a part whose requests continue a request of this queue."""
         self.request_ids += part.num_tokens_of
         self._open.update(part.num_tokens_of)
         self.unsent.append(part)

@@ -1,7 +1,10 @@
-"""Metrics of requests and steps, which `http` updates. Renders all metrics of the engine for /metrics.
+"""Keeps the metrics of requests and steps, and renders all metrics of the engine for /metrics.
 
-Metrics that vLLM has too keep its names (vllm:*), for dashboards, gateways and load generators. The names of the
-others begin with conveyor_engine_. Metrics that are computed at a scrape are in `metrics_snapshot`.
+`http` updates the metrics of requests, and `engine_client` calls `observe_step` after each step. Metrics that are
+computed at a scrape are in `metrics_snapshot`.
+
+Metrics that vLLM has too keep its names (vllm:* and http_requests), for dashboards, gateways and load generators. The
+names of the others begin with conveyor_engine_.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -25,7 +28,7 @@ _COSTS = tuple(4**power for power in range(13))
 _SHARES = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 _PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
 _METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # others get one label, because clients can send any word
-# Probes and scrapes are not counted, as in vLLM. They nearly always succeed, and would hide the share of failures.
+# http_requests does not count probes and scrapes, as in vLLM. They nearly always succeed, and would hide failures.
 _NOT_REQUESTS = frozenset(
     [f"{base}/{page}" for base in ("", "/v1") for page in ("health", "ping", "version")]
     + [LIVE_PATH, READY_PATH, SERVER_PATH]

@@ -59,7 +59,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
 class Counts:
     """A histogram to which many equal values can be added at once.
 
-    prometheus_client's histogram takes 1 µs for each value, so for each token.
+    prometheus_client's histogram takes 1 µs for each value, and each token is a value.
     """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -77,7 +77,7 @@ class Counts:
 
 
 class Snapshot(Collector):
-    """Exports the engine's state as metrics. The constructor gets the functions that read it."""
+    """Exports the engine's state as metrics. `server` sets the functions that read the state."""
 
     def __init__(self, label: Mapping[str, str], between_tokens: Counts) -> None:
         self._names, self._values = list(label), list(label.values())

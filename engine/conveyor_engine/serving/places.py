@@ -88,7 +88,7 @@ class Places:
         self._num_held += 1
 
     def join(self, request_id: str, others: Iterable[str]) -> None:
-        """Add engine requests to the HTTP request that `request_id` belongs to. Does nothing if that has no place."""
+        """Add engine requests to the HTTP request of `request_id`. Does nothing if that HTTP request has no place."""
         if (party := self._open.get(request_id)) is not None:
             party.update(others)
             self._open.update(dict.fromkeys(others, party))

@@ -63,7 +63,10 @@ class _Server(uvicorn.Server):
 
 
 async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: str = ENGINE_PROGRAM) -> Death | None:
-    """Runs until a signal (None) or the engine's death. Raises ConfigError if it cannot listen on the port."""
+    """Run until a signal or the end of the fork server (returns None), or until the engine's death.
+
+    Raises ConfigError if it cannot listen on the port.
+    """
     allow_open_files()
     model = fork_server.model
     listener = _listen(config.host, config.port)
@@ -142,7 +145,10 @@ async def _until_stopped(
 async def _drain(
     engine: EngineClient, server: _Server, served: asyncio.Event, stopping: _Stopping, drain_seconds: float
 ) -> None:
-    """Wait until every client has its response. After the time-out, fail the requests that are still open."""
+    """Wait until every client has its response.
+
+    After the time-out, after a second signal, or if the engine hangs, fail the requests that are still open.
+    """
     _log.info("event=draining open=%d timeout_seconds=%g", engine.num_open, drain_seconds)
     end = time.monotonic() + drain_seconds
     engine.drain()

@@ -123,9 +123,9 @@ class ChatTemplate:
 
 
 def _cut_behind(text: str, message: Mapping[str, Any]) -> str:
-    """Return the text up to the end of the last message, like transformers.
+    """Return the text up to the end of the last message, as transformers does.
 
-    Raises InvalidRequest if it is not there.
+    Raises InvalidRequest if the text does not contain the message.
     """
     content = message["content"]
     begin = text.rfind(content.strip())

@@ -97,9 +97,9 @@ class Grammars:
             self._find(grammar)
 
     def follow(self, grammar: str, thinking: Thinking | None = None) -> "Answer | ThinkingFirst":
-        """Return the state for an answer that has not begun. Raises InvalidRequest if this model cannot follow it.
+        """Return the state for an answer that has not begun.
 
-        `grammar` may be empty if the thinking has a budget.
+        `grammar` may be empty if the thinking has a budget. Raises InvalidRequest if this model cannot follow it.
         """
         if thinking and not grammar:
             return ThinkingFirst(Free(self._all), thinking, self._all)
@@ -147,7 +147,8 @@ def _mask_of(token_id: int, num_bytes: int) -> bytes:
 class ThinkingFirst:
     """An answer that follows its grammar after its thinking. A `Constraint`.
 
-    Within the thinking all tokens are allowed. Once the thinking has used up its budget, the next token must end it.
+    Within the thinking all tokens are allowed. With a grammar, tokens that end the answer are not. Once the thinking
+    has used up its budget, the next token must end the thinking.
     """
 
     def __init__(self, answer: "Answer | Free", thinking: Thinking, free: bytes) -> None:
@@ -229,6 +230,6 @@ class Answer:
         return self._own.is_stopped() and not self._own.is_error()
 
     def build_mask(self) -> bytes:
-        """Return the tokens that may come next, one bit each; an empty mask if the grammar exceeds its limits."""
+        """Return the tokens that may come next, one bit each. If the grammar exceeds its limits, none may."""
         mask = self._own.compute_bitmask()[: len(self._nothing)]
         return self._nothing if self._own.is_error() else mask

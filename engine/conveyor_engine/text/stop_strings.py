@@ -25,7 +25,7 @@ class StopMatcher:
     def __init__(self, stops: StopStrings) -> None:
         self._by_first = stops.by_first
         self.found = ""  # the stop string that the text completed
-        self._matched: dict[_Pattern, int] = {}  # the matched characters at the end of the text, if any
+        self._matched: dict[_Pattern, int] = {}  # how many of its characters match the end of the text; not 0
 
     @property
     def num_held(self) -> int:

@@ -22,7 +22,9 @@ from conveyor_engine.text.stream import TextStream
 from conveyor_protocol.failure_reasons import FailureReason
 
 _CHARACTERS_PER_TOKEN = 4  # about the average of natural language
-_CUT_TOKENS_MAX = 100  # cutting a text inside a token can add tokens to the part, always fewer than this
+# A part that is cut off inside a token may have more tokens than the same part of the whole text, but fewer than this
+# number more.
+_CUT_TOKENS_MAX = 100
 PROMPT_TAIL_TOKENS = 6  # enough context for a decoder to decide whether a space or a byte follows
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # SentencePiece's token for a byte
 

@@ -15,7 +15,7 @@ NUM_BYTES: Final[dict[EmbedDtype, int]] = {"float32": 4, "float16": 2, "bfloat16
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How the vector of a prompt or an image is computed. The API process validates the values."""
 
-    dimensions: int | None = None  # keep only the first dimensions, this many; None: all
+    dimensions: int | None = None  # number of first dimensions that are kept; None: all
     normalizes: bool | None = None  # whether to scale to length 1; None: as the model's files say
     pixels: bytes = b""  # an image, float32, channels first, in the model's shape; empty: the input is the prompt
     dtype: EmbedDtype = "float32"  # of the numbers in the result's payload ...

@@ -2,7 +2,7 @@
 
 `scheduling` creates plans, `loop` passes them on, and the implementation of `loop.executor` runs them. Results go the
 other way. Everything is a number, addressed by row. A row is a place in the state arrays of the executor (tokens,
-block table, sampling parameters); the executor knows no requests. So both can be sent to another process.
+block table, sampling parameters); the executor knows no requests. So plans and results can be sent to another process.
 """
 
 from array import array

@@ -41,15 +41,16 @@ class AttentionMetadata:
     """One step's batch. Sequences are packed one after another: decodes first, padding last.
 
     Rows 0 .. num_decodes-1 have exactly one query token, the rows after them one or more. Tokens at index >= num_tokens
-    are padding: their slot is -1, nothing is written for them, and their output is never read. Query token j of row i
-    has position seq_lens[i] - query_len[i] + j. It sees the keys at positions <= its own (and > position -
-    sliding_window, if the layer has a window).
+    are padding: their slot is -1, nothing is written for them, and their output is never read.
+
+    Query token j of row i has the position p = seq_lens[i] - query_len[i] + j. It sees the keys at positions <= p. If
+    the layer has a window, it sees only those of them at positions > p - sliding_window.
 
     A CUDA graph (`graphs.mixed`) has a fixed number of rows: `num_decodes` rows for decodes, and the others for
     prompts. Rows that a step does not use have length 0 and no tokens, and are the last ones of each group. The host
     does not know a step's numbers when the graph is captured. So `num_tokens` is 0 and `seq_lens_host` is empty. The
     last entry of `query_start_loc_host` minus entry num_decodes is only an upper bound on the tokens of prompts.
-    Padding writes to a spare block.
+    Padding tokens of a graph write to a spare block.
 
     Two rows may share blocks, even blocks that one of them writes in this step (prefix cache). So a backend must write
     the keys and values of the whole batch before any row attends.
@@ -62,7 +63,7 @@ class AttentionMetadata:
     num_seqs: int
     num_decodes: int
     num_tokens: int  # without padding
-    query_start_loc_host: npt.NDArray[np.int32]  # the same on the host, so that no backend has to wait for the device
+    query_start_loc_host: npt.NDArray[np.int32]  # query_start_loc on the host: no backend has to wait for the device
     seq_lens_host: npt.NDArray[np.int32]
     kept: dict[Hashable, object] = field(default_factory=dict)  # results that a backend shares between layers
 
@@ -80,7 +81,7 @@ class AttentionBackend(Protocol):
     """Holds the paged KV caches of all layers and computes attention over them."""
 
     name: str
-    is_capturable: bool  # whether a CUDA graph can contain it; it then reads only bounds from the host arrays
+    is_capturable: bool  # whether a graph can contain this backend, which then reads only bounds from the host arrays
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
         """Return the bytes of one block in all layers together, including the layout's padding."""
@@ -107,9 +108,9 @@ class AttentionBackend(Protocol):
 
 
 class SlotCaches:
-    """KV caches with one row for each token slot. Base class of two backends.
+    """KV caches with one entry for each token slot, (slots, heads, dim). Base class of two backends.
 
-    Each head of a token is one contiguous row. Any block size is allowed.
+    The numbers of one head of a token are contiguous. Any block size is allowed.
     """
 
     def __init__(self, kv_dtype: torch.dtype | None = None) -> None:

@@ -13,7 +13,7 @@ from conveyor_engine.execution.attention.backend import AttentionMetadata, Atten
 
 
 def find_obstacle(block_size: int, dtype: torch.dtype) -> str | None:
-    """Return why this backend cannot serve such an engine on a CPU, as a clause for a message; None if it can."""
+    """Return why the backend cannot use this block size or type on a CPU, as a clause for a message; None if it can."""
     if block_size != native.BLOCK_SIZE:
         return f"its blocks hold {native.BLOCK_SIZE} tokens and block_size is {block_size}"
     if not native.supports(dtype):

@@ -24,7 +24,10 @@ from conveyor_engine.execution.attention.torch_paged import attend_one
 
 
 def choose_packed(name: AttentionBackendName, device: torch.device, dtype: torch.dtype) -> Callable[[list[int]], Paged]:
-    """Return the function that makes a step's `Paged` from the starts of its sequences. `torch`: always plain torch."""
+    """Return the function that makes a step's `Paged` from the starts of its sequences.
+
+    If `name` is `torch`, the `Paged` always uses plain torch.
+    """
     can = device.type == "cpu" and native.why_missing() is None and native.supports(dtype)
     return PackedNative if can and name != "torch" else Packed
 
@@ -61,7 +64,7 @@ class PackedNative:
         self._lengths = torch.from_numpy(lengths.astype(np.int32))
         tables = first[:, None] + np.arange((ends - first).max())
         self._tables = torch.from_numpy(tables.astype(np.int32))
-        # By the layer's shape; the next layer writes over them.
+        # The key is a layer's shape. All layers of one shape use the same caches in turn.
         self._caches: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

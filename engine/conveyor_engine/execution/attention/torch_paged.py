@@ -48,7 +48,7 @@ def attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec
     num_queries, num_heads, head_dim = query.shape
     num_keys, num_kv_heads, _ = key.shape
     group = num_heads // num_kv_heads
-    # (Hkv, group * n, D): the heads of one group are further queries of the same KV head
+    # (Hkv, group * n, D): the queries of all heads in a group, side by side, because they read the same KV head
     grouped = query.view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     grouped = grouped.reshape(num_kv_heads, group * num_queries, head_dim).contiguous()  # on CUDA, rows must be aligned
     key, value = key.transpose(0, 1), value.transpose(0, 1)
@@ -70,8 +70,10 @@ def attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec
 def _mask(
     num_queries: int, num_keys: int, group: int, sliding_window: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return which keys each query sees, bool (group * n, L); None for all. For a single query, the caller cuts the
-    keys."""
+    """Return which keys each query sees, bool (group * n, L); None if there is a single query, which sees all keys.
+
+    For a single query, the caller has already removed the keys outside the window.
+    """
     if num_queries == 1:
         return None
     position = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]

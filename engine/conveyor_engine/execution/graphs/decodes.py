@@ -15,13 +15,13 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.transfer import copy_into
 from conveyor_engine.wire.step import StepPlan
 
-_NO_LENGTHS = np.zeros(0, dtype=np.int32)  # unknown in a graph; code that takes their maximum raises an error
+_NO_LENGTHS = np.zeros(0, dtype=np.int32)  # lengths are unknown in a graph; taking their maximum raises an error
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
     """Return the numbers of rows to capture, ascending.
 
-    Products of 1 to 16 rows cost about the same. For more rows the cost grows slowly.
+    Matrix products of 1 to 16 rows cost about the same. For more rows the cost grows slowly.
     """
     sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(320, max_num_seqs, 64)]
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
@@ -40,7 +40,7 @@ class DecodeSteps:
     def __init__(
         self, rows: Rows, backend: AttentionBackend, forward: Forward, block_size: int, largest: int | None = None
     ) -> None:
-        """rows: the last row is for padding. largest: the most rows of a captured step; None: all; 0: no graphs."""
+        """rows: the last row is for padding. largest: maximum rows of a captured step; None: no limit; 0: no graphs."""
         self._rows, self._backend, self._forward, self._block_size = rows, backend, forward, block_size
         self._spare_row = len(rows.block_tables) - 1
         largest = self._spare_row if largest is None else largest

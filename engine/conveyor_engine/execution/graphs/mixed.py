@@ -1,9 +1,9 @@
 """Graphs for steps with prompts, and possibly decodes. Used by `step_graphs`.
 
 A graph computes a fixed number of tokens, which can belong to any sequences. Its attention metadata has a fixed number
-of entries, called places: one for each sequence that the tokens could belong to, first for decodes and again as many
-for prompts. On the device, an unused place is a sequence without tokens, for which attention computes nothing. Unused
-tokens belong to the spare row and to no sequence.
+of entries, called places. The first half of the places is for decodes, the second half for prompts. Each half has a
+place for every sequence that the tokens could belong to. On the device, an unused place is a sequence without tokens,
+for which attention computes nothing. Unused tokens belong to the spare row and to no sequence.
 """
 
 from itertools import accumulate
@@ -26,7 +26,11 @@ _NO_LENGTHS = np.zeros(0, dtype=np.int32)
 
 
 def token_sizes(max_num_batched_tokens: int) -> list[int]:
-    """Return the sizes, ascending: eight from one power of two to the next, so that padding is at most an eighth."""
+    """Return the sizes, ascending.
+
+    Up to 128 they are multiples of 16. Above, there are eight from one power of two to the next, so that padding adds
+    at most an eighth.
+    """
     largest = min(max_num_batched_tokens, _MOST_TOKENS)
     powers = (128, 256, 512, 1024)
     sizes = [*range(16, 128, 16), *(size for power in powers for size in range(power, 2 * power, power // 8))]

@@ -47,7 +47,7 @@ class StepKind(Protocol):
         ...
 
     def compute(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compute the step, which writes keys and values. This is what a graph captures.
+        """Compute the step, which writes keys and values. A graph captures this computation.
 
         Returns logits (n, vocabulary), and for each of them its row and the position of the next token, int64 (n,).
         """

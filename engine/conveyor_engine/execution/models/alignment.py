@@ -1,8 +1,8 @@
-"""Finds when each token of a transcript is spoken, from the attention of some heads to the sound. Used by `whisper`.
+"""Finds when each token of a transcript is spoken, from the attention of some heads to the sound.
 
-`speech_files` chooses the heads. The method is that of transformers' `_extract_token_timestamps`: attention weights are
-normalised over the tokens and smoothed by a median filter. Dynamic time warping then assigns each token a position that
-is not before the position of the previous token.
+Used by `whisper` and `runners.speech`. `speech_files` chooses the heads. The method is that of transformers'
+`_extract_token_timestamps`: attention weights are normalised over the tokens and smoothed by a median filter. Dynamic
+time warping then assigns each token a position that is not before the position of the previous token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class Alignment:
         self._weights: list[list[torch.Tensor]] = [[] for _ in listened]
 
     def keep(self, layer: int, keys: torch.Tensor) -> None:
-        """Keep the cross-attention keys of the layer (windows, positions, heads, head size) for the chosen heads."""
+        """Keep the chosen heads of the layer's cross-attention keys. keys: (windows, positions, heads, head size)."""
         if layer in self._heads:
             heads = list(self._heads[layer])
             self._keys[layer] = [keys[each.window][:, heads] for each in self._listened]

@@ -16,7 +16,7 @@ from conveyor_engine.errors import ModelError, is_out_of_memory
 from conveyor_engine.execution.models.kinds import ModelKind
 
 # The errors that transformers raises for an invalid config.json or invalid weights. Errors of the device have the same
-# types, so each handler first passes the error to `raise_if_of_device`.
+# types, so each handler around work on the device first passes the error to `raise_if_of_device`.
 TRANSFORMERS_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, SafetensorError,
     StrictDataclassError, TypeError, ValueError,

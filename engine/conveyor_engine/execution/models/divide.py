@@ -19,7 +19,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from conveyor_engine.errors import ConfigError, ModelError
 
 _COLUMNS, _ROWS = "colwise", "rowwise"
-# Parts of mixtures of experts. Their shares are not slices of plain products.
+# Words in the names or styles of parts of mixtures of experts. A share of such a part is not a slice of a plain
+# product.
 _EXPERTS: Final = ("expert", "moe", "grouped", "packed")
 
 

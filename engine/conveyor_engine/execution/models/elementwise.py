@@ -12,7 +12,7 @@ from conveyor_engine.execution import kernels, native
 
 
 class Elementwise(Protocol):
-    """The operations that all three provide. See `native.elementwise` for shapes."""
+    """The operations that all three implementations provide. See `native.elementwise` for shapes."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
         """Return x / rms(x) * (offset + weight) over the last dimension."""

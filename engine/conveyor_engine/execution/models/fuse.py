@@ -1,6 +1,6 @@
 """Replaces modules of a loaded transformers model with our own faster modules that compute the same.
 
-The runners call it once after loading, on CPUs and GPUs. A decoder layer that `recognise` recognises is replaced as a
+`start` calls it once after loading, on CPUs and GPUs. A decoder layer that `recognise` recognises is replaced as a
 whole. In other layers, recognised attentions, MLPs, norms and linear layers are replaced one by one. All other modules
 keep transformers' code.
 """

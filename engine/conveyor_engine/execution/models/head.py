@@ -22,7 +22,7 @@ Place = Literal["first", "last", "each"]  # the tokens of a sequence that a head
 
 _LENGTHS: Final = (3, 5, 6, 8)
 # Largest relative error of the logits over all prompts. The hidden states are equal, so only the head's own products
-# round differently. The wrong token gives an error of 0.5 or more.
+# round differently. Reading the wrong token gives an error of 0.5 or more.
 _TOLERANCE_FLOAT32, _TOLERANCE_HALF = 1e-3, 0.1
 
 

@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import (
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """One of transformers' auto classes and the configurations that it loads."""
+    """One of transformers' classes that load models, and the configurations that it loads."""
 
     task: str  # a task's name in `registry`; also the verb in errors
     name: str

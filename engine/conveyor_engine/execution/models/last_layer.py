@@ -1,9 +1,9 @@
-"""Finds out whether a model's last layer may skip all tokens except the sampled ones, after it has written all keys and
-values.
+"""Finds out whether a model's last layer may compute only the sampled tokens.
 
-`runners.generate` calls it once, after `fuse`. Two conditions must hold: the last layer is one of our own, and after
-that layer the model processes each token by itself. This is checked with a tiny step, which runs once with all tokens
-and once with two.
+Such a layer still writes the keys and values of all tokens. `runners.generate` calls this module once, after `fuse`.
+Two conditions must hold: the last layer is one of our own, and after that layer the model processes each token by
+itself. A tiny step checks the second condition. The step runs twice: once the last layer computes all tokens, and once
+only two tokens.
 """
 
 import numpy as np

@@ -1,8 +1,9 @@
 """Builds the module for a projection. Only this file decides which kernel multiplies which weights.
 
-Called by `recognise`. The module has the attributes of torch's Linear: `in_features`, `out_features`, `weight` (the
-plain matrix), `bias`. To support quantised checkpoints, add a field to LinearSpec and a line to `linear_kind`. To
-support adapters, wrap the module that `build_linear` returns, and read `weight` to merge the adapter into it.
+Called by `recognise` and `whisper`. The module has the attributes of torch's Linear: `in_features`, `out_features`,
+`weight` (the plain matrix), `bias`. To support quantised checkpoints, add a field to LinearSpec and a line to
+`linear_kind`. To support adapters, wrap the module that `build_linear` returns, and read `weight` to merge the adapter
+into it.
 """
 
 from collections.abc import Sequence

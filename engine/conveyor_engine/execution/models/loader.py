@@ -1,6 +1,6 @@
 """Loads a model directory into one of transformers' own classes, which may then run on our attention (`ModelKind`).
 
-Called by `start`. It downloads nothing and runs no code from the checkpoint. `checks` rejects models that
+Called by `start`. This module downloads nothing and runs no code from the checkpoint. `checks` rejects models that
 would load but give wrong answers.
 """
 
@@ -21,7 +21,7 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 
 def load_config(path: str, kind: ModelKind = CAUSAL_LM) -> PretrainedConfig:
-    """Return the configuration of the model in directory `path`. Raises ModelError, also if it is of another kind."""
+    """Return the configuration of the model in directory `path`. Raises ModelError, also for other kinds of models."""
     directory = Path(path)
     if not (directory / "config.json").is_file():
         message = f"{path} is not a model directory: it has no config.json"

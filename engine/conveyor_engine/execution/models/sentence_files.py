@@ -39,14 +39,14 @@ class Pooling:
 
     mode: PoolingMode | None = None
     normalizes: bool = True
-    max_seq_length: int | None = None  # tokens in training, if fewer than the model has positions
+    max_seq_length: int | None = None  # the limit on a text's tokens in `LIMITS_FILE`; None: the file has none
 
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
     """Texts to put in front of an input, by name, such as `query`.
 
-    `default` is the name for requests that name none; empty: such inputs get no instruction.
+    `default` is the name for requests that name none. If it is empty, such inputs get no instruction.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)

@@ -64,7 +64,7 @@ def describe_speech(directory: Path, model: Any, block_size: int) -> tuple[Audio
 
 
 def _find_previous(generation: Any) -> int | None:
-    """Return the token that begins a prompt of previous text, if the file has no `prev_sot_token_id`.
+    """Return the token that begins a prompt of previous text, for a file without `prev_sot_token_id`.
 
     As in transformers, it is the second to last of the suppressed tokens. Returns None if there are fewer than two.
     """
@@ -95,9 +95,9 @@ def _check_tokens(facts: AudioFacts, suppressed: Tokens, vocab_size: int) -> Non
 def read_alignment_heads(model: Any) -> Mapping[int, list[int]]:
     """Return, for each layer, the heads whose attention shows when a token is spoken. Raises ModelError.
 
-    If the model names no heads, these are all heads in the last half of the layers, as in OpenAI's library. If that is
-    more than `_HEADS_MAX`, they are the heads of the last layers, up to `_HEADS_MAX` together. The limit is there
-    because each head needs up to 2.7 MB for a window.
+    If the model names no heads, these are all heads in the last half of the layers, as in OpenAI's library. If these
+    are more than `_HEADS_MAX`, only as many of the last layers are used as have `_HEADS_MAX` heads together. The limit
+    is there because each head needs up to 2.7 MB for a window.
     """
     num_layers, num_heads = int(model.config.decoder_layers), int(model.config.decoder_attention_heads)
     named = getattr(model.generation_config, "alignment_heads", None)

@@ -48,7 +48,7 @@ class Recorder:
 
     scale: float
     calls: list[Attended] = field(default_factory=list)
-    runs_bidirectional: ClassVar[bool] = True  # `probe` has already checked this
+    runs_bidirectional: ClassVar[bool] = True  # `probe` has already rejected layers that must be causal and are not
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.calls.append(Attended(spec, query, key, value))

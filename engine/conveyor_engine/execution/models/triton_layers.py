@@ -2,9 +2,10 @@
 
 `recognise` makes these classes, if Triton runs, in place of the classes that they extend. Both compute the same.
 
-For decodes, a layer with only these norms takes nine launches: norm; queries, keys and values; heads and cache;
-attention; output; residual and norm; gate and up; activation; down. For a single row it takes six: the products are
-Triton kernels too, which also compute the norm before them and the activation or the residual after them.
+For decodes, a layer without norms after attention and MLP takes nine launches: norm, QKV product, heads with cache
+writes, attention, output product, residual with norm, gate-up product, activation, down product. For a single row it
+takes six launches. There the products are Triton kernels too, which also compute the norm before them and the
+activation or the residual after them.
 """
 
 from functools import cached_property

@@ -6,7 +6,7 @@ from conveyor_engine.execution.native import library
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
-    """Return x / rms(x) * (offset + weight) over the last dimension of x (..., size), contiguous."""
+    """Return x / rms(x) * (offset + weight) over the last dimension of x (..., size). The result is contiguous."""
     size = x.shape[-1]
     assert x.dtype == weight.dtype
     assert weight.shape == (size,)

@@ -1,6 +1,7 @@
 """Loads the compiled library, declares its functions to ctypes, and allocates memory. Used by the package's modules.
 
-`why_missing()` returns why the library cannot be used. All other functions of the package need the library.
+`why_missing()` returns why the library cannot be used. Without the library, every function that runs a kernel raises
+NativeMissingError.
 """
 
 import ctypes

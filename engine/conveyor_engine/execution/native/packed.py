@@ -6,7 +6,7 @@ import torch
 
 from conveyor_engine.execution.native import library
 
-PANEL = 32  # columns of one panel of packed weights
+PANEL = 32  # outputs in one panel of packed weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ def _padded(value_dim: int) -> int:
 def kv_cache(
     num_blocks: int, num_kv_heads: int, head_dim: int, value_dim: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return zeroed caches (keys, values) for one layer. Keys have 16 tokens side by side; values are in rows.
+    """Return zeroed caches (keys, values) for one layer.
 
-    In bfloat16, the dimension that the kernels sum over is stored in pairs: two dimensions of a key, or the values of
-    two tokens.
+    In the cache of keys, each dimension of a block's 16 tokens is contiguous. In the cache of values, all dimensions of
+    one token are contiguous. In bfloat16, the dimension that the kernels sum over is stored in pairs: two dimensions of
+    a key, or the values of two tokens.
     """
     even, width = head_dim + head_dim % 2, _padded(value_dim)
     pair = 1 if dtype == torch.float32 else 2
@@ -49,7 +50,7 @@ class CacheStep:
         assert seq_lens.is_contiguous()
         assert block_tables.stride(1) == 1
         self.tokens = slots.shape[0]
-        self._tensors = (slots, query_start, seq_lens, block_tables)  # kept alive, because the structure points to it
+        self._tensors = (slots, query_start, seq_lens, block_tables)  # kept alive, because the structure points to them
         step = library.Step(
             *(each.data_ptr() for each in self._tensors), self.tokens, seq_lens.shape[0], block_tables.stride(0)
         )
@@ -93,8 +94,10 @@ def paged_attention(
     """Compute attention of query (T, H, D) over caches made by `kv_cache`: (T, H, value_dim).
 
     query_start (B + 1,), seq_lens (B,) and block_tables (B, W) are int32. Tokens after query_start[-1] are padding, and
-    their result is zero. If `causal` is false, each query attends to its whole sequence. Each key and value is read
-    once for each KV head and 48 rows of queries.
+    their result is zero. If `causal` is false, each query attends to its whole sequence.
+
+    The kernel reads a KV head's keys and values once for each tile of query rows. A row is one query head of one token.
+    A tile has at most 48 rows, or more if one token alone has more.
     """
     tokens, num_heads, head_dim = query.shape
     assert query.stride(2) == 1

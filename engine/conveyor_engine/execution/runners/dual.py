@@ -142,8 +142,8 @@ class DualRunner:
     def _embed_texts(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Compute one vector for each text, float32 (texts, size).
 
-        There is no mask. SigLIP attends to its padding. CLIP's attention is causal, so no token sees later ones. Its
-        vector is that of the first end-of-text token, so a text is padded with its own last token.
+        There is no mask. SigLIP attends to its padding. CLIP's attention is causal, so no token sees later ones. CLIP
+        takes the vector of the first end-of-text token, so texts for CLIP are padded with copies of their last token.
         """
         longest = self._padded_tokens or max(map(len, texts))
         ids = np.full((len(texts), longest), self._pad_token, dtype=np.int64)

@@ -50,7 +50,7 @@ class GenerateRunner:
     ) -> None:
         """Load the model and allocate the KV caches. Raises ConfigError or ModelError.
 
-        load: as in `Start`. capture: replaces CUDA graphs, so that a CPU can replay decodes too.
+        load: as in `Start`. capture: replaces CUDA graphs, so that a CPU can replay steps too.
         """
         start = Start(config, placement, progress, load=load)
         self.device = start.device
@@ -116,7 +116,7 @@ class GenerateRunner:
     def extra_warmup_tokens(self) -> int:
         """Return the tokens of an extra warm-up step: 1 if the Triton kernels run, otherwise 0.
 
-        A layer computes a single row with kernels of its own (`kernels.one_row`).
+        For a single row, a layer uses other kernels (`kernels.one_row`) than for several rows.
         """
         return int(kernels.why_missing(self.device) is None)
 
@@ -135,13 +135,13 @@ class GenerateRunner:
         graphs = StepGraphs(kinds, rows, self._sampler if self._sampler.chooses else None)
         with torch.inference_mode():
             graphs.capture(capture, progress)
-        free_cached_memory(self.device)  # frees the memory of the runs before each capture
+        free_cached_memory(self.device)  # frees the memory of the run that precedes each capture
         return graphs
 
     def _find_largest_decode(self, max_num_seqs: int, capacity_tokens: int) -> int | None:
-        """Return the rows of the largest step of decodes that is worth a graph for the expected lengths of requests.
+        """Return the number of rows of the largest step of decodes that is worth a graph.
 
-        Returns None if these lengths are not known.
+        The number depends on the expected lengths of requests. Returns None if these lengths are not known.
         """
         workload = self._workload
         return None if workload is None else workload.find_largest_graph(max_num_seqs, capacity_tokens)

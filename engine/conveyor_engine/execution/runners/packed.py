@@ -38,7 +38,7 @@ class PackedRunner(ABC):
     def __init__(self, start: Start, encoder: PreTrainedModel, longest: int | None, of_task: bytes) -> None:
         """Check the loaded encoder and replace its layers. Raises ConfigError or ModelError.
 
-        longest: tokens of the longest prompt, if the model's files allow fewer than the model has positions.
+        longest: the limit on a prompt's tokens in the model's files; None: the files have no limit.
         """
         self.device, self.model = start.device, encoder
         probe = run_probe(encoder, Probe(runs_bidirectional=True), self.device)

@@ -21,7 +21,7 @@ class Logprobs:
     columns: dict[int, slice]  # for each of these n rows: the columns of `top` that it requested
     chosen: torch.Tensor  # int64 (n,)
     chosen_values: torch.Tensor  # float32 (n,)
-    top: torch.Tensor  # int64 (n, m): the best tokens, as many as any row requested, then tokens that rows named
+    top: torch.Tensor  # int64 (n, m): the best tokens, up to the largest `num_top`, then tokens that rows named
     top_values: torch.Tensor  # float32 (n, m)
     ranks: torch.Tensor | None = None  # of the chosen tokens, int64 (n,); None: not computed
 

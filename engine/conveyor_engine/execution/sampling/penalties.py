@@ -84,7 +84,7 @@ def _repeat(logits: torch.Tensor, where: tuple[torch.Tensor, torch.Tensor], pena
 
 
 def _count(user: torch.Tensor, token_ids: torch.Tensor, counts: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Return how often each token occurs among its user's tokens with `counts`, float32.
+    """Return how often each token occurs among those of its user's tokens for which `counts` is true, float32.
 
     The numbers are exact, because the order of addition does not matter for integers.
     """

@@ -147,7 +147,7 @@ class Sampler:
         )
 
     def is_scored(self, plan: StepPlan) -> bool:
-        """Return whether the last token of a row in this step gets log probabilities of its prompt's next token."""
+        """Return whether some row's tokens in this step end just before a prompt token that gets log probabilities."""
         rows = np.array(plan.rows, dtype=np.int64)
         ends = np.add(plan.num_computed_tokens, plan.num_tokens, dtype=np.int64)
         return bool((ends < self._num_scored[rows]).any())

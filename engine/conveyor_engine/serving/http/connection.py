@@ -55,7 +55,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def waits_for_client(self) -> int:
-        """What it waits for. 0: nothing; 1: a request; 2: the rest of a body; 3: that the client reads the answer."""
+        """What the connection waits for: 0 nothing, 1 a request, 2 the rest of a body, 3 that the client reads."""
         if self.cycle is None or (self.cycle.response_complete and not self.pipeline):
             return 3 if self.transport.get_write_buffer_size() else 1
         return 2 if self.cycle.more_body else 0

@@ -37,7 +37,7 @@ class ContentTokens:
         self._tokens += tokens
         self._text += text
         found = [token for name, part in parts if name == "content" for token in self._take_content(part)]
-        if parts and len(self._text) > _HELD_CHARACTERS_MAX:  # text of a tool call, for example
+        if parts and len(self._text) > _HELD_CHARACTERS_MAX:  # text that is no content, such as a tool call
             self._drop(len(self._text) - _HELD_CHARACTERS_MAX)
         return found
 
@@ -56,7 +56,7 @@ class ContentTokens:
         return found
 
     def _drop(self, num_characters: int) -> None:
-        """Drops the first characters, and the tokens that begin in them."""
+        """Drop the first characters, and the tokens that begin in them."""
         self._text = self._text[num_characters:]
         self._begin += num_characters
         self._tokens = [token for token in self._tokens if token.start >= self._begin]

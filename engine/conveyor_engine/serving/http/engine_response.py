@@ -1,8 +1,8 @@
-"""Takes a request from its arrival to its answer, for every task. The other modules of the API process are called here.
+"""Takes a request from its arrival to its answer, for every task. Calls the modules that read, validate and run it.
 
-A route calls `open_request`, which sends the request to the engine, and returns an `EngineResponse`. Its subclasses
-(`generated`, `one_step`) turn the engine's outputs into an answer. When a client leaves, its requests in the engine
-are aborted.
+A route calls `open_request`, which sends the request to the engine. The route then returns an `EngineResponse`, whose
+subclasses (in `generated` and `one_step`, for example) turn the engine's outputs into an answer. When a client leaves,
+its requests in the engine are aborted.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class Arriving:
 
 @asynccontextmanager
 async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving]:
-    """Read and validate the request. Its place is held from when its body is read until the `async with` ends.
+    """Read and validate the request. It holds a place from when its body has arrived until the `async with` ends.
 
     The request's timeout starts when its head has arrived. Raises InvalidRequest, Unavailable, Overloaded or
     DeadlineExceeded.
@@ -154,7 +154,7 @@ class EngineResponse(Response):
                     await task
 
     async def _start(self, headers: list[tuple[bytes, bytes]], send: Send) -> None:
-        """Send the status and the headers. After that, an error can only cut the answer short."""
+        """Send the status and the headers. After that, an error cannot change the status."""
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 

@@ -111,11 +111,11 @@ class Format(ABC):
     """The format of one answer, whole or as a stream."""
 
     shows_content_tokens: ClassVar[bool] = False
-    """Whether log probabilities, if requested, are part of the content to which they belong."""
+    """Whether each part of the content has the log probabilities of its own tokens, if the client requests them."""
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         self._parsing = prepared.parsing
-        self.on_held: Callable[[int], None] = lambda _: None  # called with bytes that it keeps until the end
+        self.on_held: Callable[[int], None] = lambda _: None  # called with the number of bytes kept until the end
 
     def build_parser(self) -> OutputParser:
         """Build the parser that divides one choice's text into content, thinking and tool calls."""
@@ -180,7 +180,7 @@ class ChoicesFormat(Format):
         return event(encode(self.chunk(delta, usage)))
 
     def write_end(self, usage: Usage) -> bytes:
-        """Return the event with token counts, if the request asks for them."""
+        """Return the event with token counts, if the request asks for them, and the event `[DONE]`."""
         counts = event(encode(self.usage_chunk(usage))) if self._includes_usage else b""
         return counts + b"data: [DONE]\n\n"
 

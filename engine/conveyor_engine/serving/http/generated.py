@@ -1,8 +1,8 @@
 """The response to a request that generates text, whole or as server-sent events.
 
-`completions`, `chat`, `responses` and `messages` build it, each with a format that writes its JSON. Every request gets
-exactly one of these: a whole body; a stream with the format's last event; an error status; or, after a stream has
-begun, an error event.
+`completions`, `chat`, `responses` and `messages` build it, each with a format that writes its JSON. A request that
+succeeds gets a whole body, or a stream with the format's last event. A request that fails gets an error status, or an
+error event if its stream has already begun.
 """
 
 import logging
@@ -113,7 +113,7 @@ class GeneratedResponse(EngineResponse):
     def _count_used(self) -> UsedTokens:
         """Return the tokens used so far.
 
-        A prompt counts once its first token is generated, so a request that only waited has used none.
+        A prompt counts as soon as an answer to it has a token, so a request that only waited has used no tokens.
         """
         prompt_tokens = cached_tokens = 0
         for start in range(0, len(self._choices), self._prepared.choices_per_prompt):

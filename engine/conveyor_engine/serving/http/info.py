@@ -34,7 +34,7 @@ class Info(msgspec.Struct):
     auto_truncate: bool
     tokenization_workers: int
     version: str
-    sha: None = None  # of TEI's build; some clients require that both are there
+    sha: None = None  # `sha` and `docker_label` describe TEI's build; some clients require both
     docker_label: None = None
 
 

@@ -113,7 +113,7 @@ def chat_logprobs_pieces(names: TokenNames, tokens: Sequence[Token]) -> Iterator
 def prompt_logprobs_pieces(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> Iterator[bytes]:
     """Yield a prompt's log probabilities as JSON in vLLM's format.
 
-    Each token has an object by token id, except the first, which has null.
+    Each token has an object whose keys are token ids. The first token has null instead.
     """
     yield b'"prompt_logprobs":'
     yield from _array([None, *logprobs], lambda each: None if each is None else _by_id(names, each))
@@ -157,8 +157,8 @@ def _top(names: TokenNames, token_id: int, logprob: float) -> TopLogprob:
 def _top_by_text(names: TokenNames, token: Token) -> dict[str, float] | None:
     """Return the top log probabilities by the tokens' text; None for a prompt's first token.
 
-    The chosen token comes first, as in vLLM. If two tokens have equal text (parts of characters), the more likely one
-    counts.
+    The chosen token comes first, as in vLLM. If two tokens have equal text, such as parts of characters, the more
+    likely one counts.
     """
     logprobs = token.logprobs
     if logprobs.logprob is None:

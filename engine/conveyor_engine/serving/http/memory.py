@@ -12,7 +12,7 @@ from typing import Self
 from conveyor_engine.errors import DeadlineExceeded, Overloaded
 
 HELD_BYTES_MAX = 128 * 2**20
-_FREE_BYTES = 64 * 2**10  # of each request that are not counted; the limit on connections limits their sum
+_FREE_BYTES = 64 * 2**10  # not counted, for each request; the limit on connections limits their sum
 
 
 class Memory:
@@ -56,7 +56,7 @@ class Held:
 
     @property
     def num_counted(self) -> int:
-        """The number of its bytes that count towards the limit."""
+        """The number of bytes of this request that count towards the limit."""
         return _counted(self._num_bytes)
 
     def grow(self, num_bytes: int) -> None:

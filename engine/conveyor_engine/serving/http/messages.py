@@ -23,7 +23,7 @@ _STOP_REASONS: Final[dict[str, StopReason]] = {"stop": "end_turn", "length": "ma
 
 
 class AnthropicUsage(msgspec.Struct, omit_defaults=True):
-    """Token counts. `input_tokens` excludes cached tokens, which are reported only to requests with a `cache_salt`."""
+    """Token counts. With a `cache_salt`, cached tokens have their own count and are not part of `input_tokens`."""
 
     input_tokens: int
     output_tokens: int
@@ -223,7 +223,7 @@ def _write(told: msgspec.Struct) -> bytes:
 
 
 def _read_input(arguments: str) -> dict[str, msgspec.Raw]:
-    """Return the arguments of a call. If they are cut off or not an object, return them as text under one name."""
+    """Return the arguments of a call. If they are cut off or not an object, return {"arguments": their text}."""
     if not arguments:
         return {}
     try:

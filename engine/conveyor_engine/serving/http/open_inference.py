@@ -1,7 +1,7 @@
 """Serves the Open Inference Protocol (version 2, REST): server, model, and POST /v2/models/{model}/infer.
 
-Every engine serves these paths. The paths about a model need a task whose models take tensors. The `serving` module of
-such a task has an `Inference`. `preparing.open_inference` validates the bodies.
+Every engine serves these paths. The model's metadata and `infer` need a task whose models take tensors. The `serving`
+module of such a task has an `Inference`. `preparing.open_inference` validates the bodies.
 """
 
 import math
@@ -138,7 +138,7 @@ async def get_model(request: Request) -> Response:
     GET .../infer."""
     state = app_state(request)
     asked = request.path_params["model"]
-    if asked.endswith("/infer") and asked != state.model.name:  # ids may contain slashes, so GET of that path is here
+    if asked.endswith("/infer") and asked != state.model.name:  # GET .../infer arrives here: ids may have slashes
         raise HTTPException(405, headers={"Allow": "POST"})
     _check_model(state, request)
     facts = model_facts(state)
@@ -251,7 +251,7 @@ def _read_elements(datatype: Datatype, data: bytes) -> Sequence[Any]:
 
 
 def _write(answer: InferAnswer, outputs: Sequence[Joined]) -> Iterator[bytes]:
-    """Yield the JSON in pieces, so that it is never whole in memory."""
+    """Yield the JSON in pieces, so that the caller can send it without keeping it whole in memory."""
     begin, end = msgspec.json.encode(msgspec.structs.replace(answer, outputs=[])).split(b'"outputs":[]')
     yield begin + b'"outputs":['
     for number, (output, data) in enumerate(outputs):

@@ -50,7 +50,7 @@ class ResponsesFormat(BlocksFormat):
         self._repeated = prepared.repeated
         self._sequence = 0  # number of the next event
         self._output: list[Item] = []  # of a stream: the items that have ended
-        self._item: Item | None = None  # of a stream: the open block's
+        self._item: Item | None = None  # of a stream: the item of the open block
 
     def write_whole(self, answers: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes]:
         """Yield the response."""

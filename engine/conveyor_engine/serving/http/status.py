@@ -53,9 +53,9 @@ class Version(msgspec.Struct):
 class Load(msgspec.Struct):
     """The engine's load.
 
-    `server_load` is vLLM's name for the number of all requests here. `carried` is how many run at once, if the KV cache
-    or objectives allow fewer than a batch. With objectives, `limit_reason` is the reason and `max_prompt_tokens` limits
-    the prompt tokens of a step. `warm_up_seconds` is how long the engine warmed up at its start.
+    `server_load` is vLLM's name for the number of all requests here. `carried` is how many can run at once, if the KV
+    cache or objectives allow fewer than a batch. With objectives, `limit_reason` is the reason and `max_prompt_tokens`
+    limits the prompt tokens of a step. `warm_up_seconds` is how long the engine warmed up at its start.
     """
 
     server_load: int

@@ -48,7 +48,7 @@ class Prepared(Protocol):
 
     @property
     def parts(self) -> Sequence[Part]:
-        """The engine requests, in order. The next part is sent when the parts before it have ended."""
+        """The engine requests, in order. A part is sent when the engine has room for it."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class Prepared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of body: how it is prepared, and which resources that may take."""
+    """A kind of body: how it is prepared, and which resources the preparation may use."""
 
     prepare: Callable[[ServedModel, Job], Prepared]  # raises InvalidRequest or UnknownModel
     prepared: Any  # the struct that `prepare` returns

@@ -83,7 +83,7 @@ class _Worker(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._on_overdue, self)
 
     def kill(self) -> None:
-        """Kill the process. Its socket closes once it has ended. A worker without a pid never started."""
+        """Kill the process. Its socket closes once it has ended. A worker without a pid has not started yet."""
         if self.pid is not None:
             self._was_killed = True
             with contextlib.suppress(ProcessLookupError):

@@ -38,7 +38,7 @@ class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     request_id: str
     arrival_time: float
     num_prompt_tokens: int
-    prompt_tail: list[int]  # its last tokens
+    prompt_tail: list[int]  # the prompt's last tokens
     max_tokens: int
     min_tokens: int
     shows_stop: bool = False  # the text includes the stop string or token that ended it
@@ -69,7 +69,7 @@ class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     tells_cached_tokens: bool
     ignored_fields: int
     parts: list[Part]  # one part, because all choices begin together
-    tokens_as_ids: bool = False  # how log probabilities name tokens
+    tokens_as_ids: bool = False  # whether log probabilities name tokens by their ids
     names_alternatives: bool = False  # whether the request says which tokens have log probabilities
     prompt_token_ids: list[bytes] = []  # for each prompt, uint32 each; empty if the response does not have them
     echoes: list[Echo] = []  # for each prompt; empty if the response does not repeat prompts

@@ -136,7 +136,7 @@ def _load(load_reader: LoadReader) -> Any:
 
 
 def _work(connection: socket.socket, model: ServedModel) -> None:
-    """Runs one worker until its socket closes or it has grown too large."""
+    """Run one worker until its socket closes or it has grown too large."""
     os.nice(_NICENESS)
     signal.signal(signal.SIGPROF, _raise_out_of_time)
     os.environ["RUST_BACKTRACE"] = "0"  # tokenizers aborts when out of memory, and would print a backtrace

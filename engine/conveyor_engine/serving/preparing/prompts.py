@@ -14,7 +14,7 @@ from conveyor_engine.text.tokenizer import Truncation, too_long
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
 from conveyor_engine.wire.worker import Job, Part
 
-RESULT_BYTES_MAX = 64 << 20  # float32 results of a request: half of what the API process holds for all clients together
+RESULT_BYTES_MAX = 64 << 20  # limit on the results of a request: half of what the API process may hold for all clients
 
 
 class Prompt(NamedTuple):
@@ -24,7 +24,7 @@ class Prompt(NamedTuple):
     payload: bytes = b""
     payload_cost: int = 0
     payload_tokens: int = 0  # tokens of the payload, which `usage` adds to the prompt's
-    num_steps: int = 1  # of the payload
+    num_steps: int = 1  # number of engine steps in which the payload is computed
     group: int = 0  # see `EngineRequest`
 
 
@@ -89,7 +89,7 @@ def read_input(
 
 
 def check_input(prompt: list[int], facts: ModelFacts, param: str) -> None:
-    """Raise InvalidRequest if the model does not have one of the tokens, or accepts fewer tokens."""
+    """Raise InvalidRequest if the prompt is empty, too long, or has a token that the model does not have."""
     check_token_ids(prompt, facts, param)
     if len(prompt) > facts.max_model_len:
         raise too_long(len(prompt), facts.max_model_len, param)
@@ -98,7 +98,7 @@ def check_input(prompt: list[int], facts: ModelFacts, param: str) -> None:
 def check_answer_size(num_inputs: int, size: int, of_what: str, param: str) -> None:
     """Raise InvalidRequest if the results, of `size` float32 numbers for each input, are too large for one response.
 
-    Called before they are computed.
+    Called before the results are computed.
     """
     most = RESULT_BYTES_MAX // (4 * size)
     if num_inputs > most:

@@ -22,7 +22,7 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
     message, kind = first["msg"], first["type"]
     path = _field_path(first["loc"])
     if not path:
-        own = kind if kind in message else None  # the type of an error over several fields is its field's name
+        own = kind if kind in message else None  # an error about several fields has a field's name as its type
         return InvalidRequest(message if own else "the body must be a JSON object", param=own)
     code = ErrorCode.UNSUPPORTED_VALUE if kind == "unsupported" else None
     return InvalidRequest(f"{path} {_IN_JSON.get(kind) or _as_predicate(message)}", param=path, code=code)

@@ -70,7 +70,7 @@ def _read_choice(value: object) -> Form:
 
 
 def read_tags(value: object) -> Form:
-    """Read structural tags, given as an object or as its text: vLLM's older form, or `triggered_tags` of xgrammar's."""
+    """Read structural tags in vLLM's older form, or xgrammar's `triggered_tags`, given as an object or as its text."""
     value = _read_json(value, "must be an object: the text is not JSON")
     match value:
         case {"format": {"type": "triggered_tags", "triggers": list(triggers), "tags": list(tags), **more}}:

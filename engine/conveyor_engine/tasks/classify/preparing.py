@@ -44,7 +44,7 @@ class PreparedWords(PreparedTexts, frozen=True, kw_only=True, array_like=True):
     """A valid request for a model that classifies each token."""
 
     texts: list[str]
-    tokens: list[bytes]  # for each text, three uint32 per token: id, begin and end; special tokens have NOWHERE
+    tokens: list[bytes]  # for each text, three uint32 per token: id, begin, end (NOWHERE for a special token)
 
     @property
     def num_bytes(self) -> int:

@@ -17,11 +17,11 @@ class EmbeddingRequest(InputFields):
     place = Place.EMBEDDINGS
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
-    """`float`: numbers. `bytes`: binary, with the header `metadata`; `bytes_only`: binary, without it."""
+    """`float`: numbers. `base64`: text. `bytes`: binary, with the header `metadata`. `bytes_only`: without it."""
     embed_dtype: EmbedDtype | None = "float32"
-    """The number type of vectors that are sent as bytes."""
+    """The number type of vectors that are sent as bytes or in base64."""
     endianness: Literal["native", "little", "big"] | None = "native"
-    """The byte order of vectors that are sent as bytes; `native`: the engine's, which is little-endian."""
+    """The byte order of vectors that are sent as bytes or in base64; `native`: the engine's, which is little-endian."""
     dimensions: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = None
     """Return only this many dimensions, the first ones. Only for models that were trained for it. 0: all."""
     prompt_name: str | None = None

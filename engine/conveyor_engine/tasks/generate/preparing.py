@@ -1,4 +1,4 @@
-"""The kinds of request bodies that models accept which generate text, each with the function that prepares it."""
+"""The kinds of bodies for models that generate text, each with the function that prepares it."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -21,8 +21,8 @@ class ImageOptions(ModelFields):
     top_k: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = TOP_K
     """How many labels each image gets, best first; all labels if the model has fewer."""
     function_to_apply: Literal["default", "sigmoid", "softmax", "none"] | None = "default"
-    """The function that turns logits into scores. default: softmax if exactly one of several labels applies, sigmoid
-    for a single label or several at once, none for regression."""
+    """The function that turns logits into scores. default: softmax if labels exclude each other, sigmoid for
+    one label or if several labels can apply, none for regression."""
 
 
 class ImageClassificationRequest(ImageOptions):

@@ -9,7 +9,7 @@ from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 
 class ImageClassify(OneStep):
-    """The task that classifies images. Images of one shape share a forward without padding, so costs add up."""
+    """The task that classifies images. Images of one shape share a forward pass without padding, so costs add up."""
 
     packs = True
     result_name = "logits"

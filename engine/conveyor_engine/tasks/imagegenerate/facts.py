@@ -1,8 +1,8 @@
 """Messages of the task that generates pictures: the payload of a request, and the facts of a model.
 
-Each request makes one picture. Each step of a request has a result. The last step's result is the picture, and that of
-a step with a preview is the preview: three bytes (red, green, blue) for each pixel, row by row. The result of any other
-step is `GOES_ON`.
+Each request makes one picture. Each step of a request has a result. The result of the last step is the picture, and
+the result of a step with a preview is the preview. Both have three bytes (red, green, blue) for each pixel, row by row.
+The result of any other step is `GOES_ON`. If the latents are not finite, the result is empty.
 """
 
 from array import array

@@ -40,7 +40,7 @@ _CLASSES: Final = {
     "vae": ("AutoencoderKL",),
     "scheduler": tuple(SCHEDULERS),
 }
-_NUMBER_MAX: Final = 2**16  # limit on any number in a part's config.json
+_NUMBER_MAX: Final = 2**16  # limit on integers in a part's configuration, except those with a limit below
 _COUNT_MAX: Final = 2**6  # limit on numbers of layers
 _LIST_MAX: Final = 2**4  # limit on the length of lists, which have an element for each block
 _SAMPLE_MAX: Final = 512  # limit on the sides of latents, for pictures of up to 4096 x 4096 pixels

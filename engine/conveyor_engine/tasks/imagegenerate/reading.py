@@ -1,4 +1,4 @@
-"""Loads the model's tokenizer for prompts, which the workers share. Without torch."""
+"""Loads the model's tokenizer for prompts, which the workers share. Does not import torch."""
 
 from collections.abc import Callable
 from pathlib import Path

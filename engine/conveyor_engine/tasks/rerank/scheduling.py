@@ -6,7 +6,7 @@ from conveyor_engine.scheduling.tasks import OneStepPrompt
 
 
 class Rerank(OneStepPrompt):
-    """The task that ranks documents. A payload has the types of the tokens; without it all are of the first type."""
+    """The task that ranks documents. The payload has the type of each token; if it is empty, all types are 0."""
 
     result_name = "scores"
     not_finite = "the model's score is not finite (NaN or infinity)"

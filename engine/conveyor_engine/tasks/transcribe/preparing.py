@@ -25,7 +25,7 @@ _CPU_SECONDS: Final = 10.0  # limit per job, in addition to that for its bytes; 
 
 
 class PreparedSpeech(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An admissible request: the features of the whole file, and how its transcript begins."""
+    """A valid request: the features of the whole file, and how its transcript begins."""
 
     id: str
     parts: list[Part] = []

@@ -28,7 +28,7 @@ class Transcribe:
         self.dummy_cost_max = self._facts.window_cost
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """Build a request with a silent window and two tokens. Its cost is fixed; `cost` has no effect."""
+        """Build a request with a silent window and two output tokens. Its cost is fixed; `cost` has no effect."""
         return EngineRequest(
             request_id=str(number),
             prompt_token_ids=[self._facts.start],

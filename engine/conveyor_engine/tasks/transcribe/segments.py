@@ -1,6 +1,8 @@
 """Divides a window's tokens into segments with times, as transformers' sequential algorithm does. Pure.
 
-A file's next window begins where the last closed segment ended, so that no word is cut by the end of a window.
+A segment is closed if another segment begins after it. If a window has closed segments and ends within a later one,
+the next window begins where the last closed segment ended, so that the end of a window cuts no word. Otherwise the next
+window begins where this window ends.
 """
 
 from collections.abc import Sequence
@@ -48,7 +50,7 @@ def divide(tokens: Sequence[int], seek: int, num_frames: int, facts: AudioFacts)
         last = offsets[-1] if offsets and offsets[-1] else num_frames // facts.frames_per_position
         return [Segment(seek, begin, begin + last * position, list(tokens), 0)], num_frames
     ends_with_one = is_time[-2:] == [False, True]
-    if ends_with_one:  # no speech follows it
+    if ends_with_one:  # no speech follows the last timestamp
         ends.append(len(tokens))
     segments, start = [], 0
     for end in ends:

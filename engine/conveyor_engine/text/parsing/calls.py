@@ -80,8 +80,8 @@ class Leading:
     """Calls only at the beginning of an answer, possibly after a mark."""
 
     mark: str = ""
-    opening: str = ""
-    separators: Collection[str] = (",",)
+    opening: str = ""  # the bracket before the first call, if the calls are in a list
+    separators: Collection[str] = (",",)  # between calls
 
     def build(self) -> Program:
         """Return the program that parses an answer."""

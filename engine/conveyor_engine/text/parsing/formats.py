@@ -34,8 +34,8 @@ class Shape:
     ) -> str:
         """Return a grammar in Lark's syntax. `tools`: name and schema of each tool that may be called.
 
-        find_token: returns the token for a whole mark, or None. llguidance does not write such a token as text, so the
-        grammar contains its id.
+        find_token: returns the token for a whole mark, or None. llguidance does not match such a token with
+        a text literal, so the grammar contains the token's id.
         """
         lines = [
             f"call_{number}: {json.dumps(self.before_name + json.dumps(name) + self.before_arguments)} "
@@ -56,7 +56,7 @@ class Format:
     shape: Shape | None = None  # None: required calls use the format LIST
     needs_schemas: bool = False  # whether parsing needs the tools' schemas to recognize strings
     has_special_tokens: bool = False  # whether its marks are special tokens, which would otherwise be hidden
-    templates: Sequence[Sequence[str]] = ()  # chat templates with all texts of any one entry have this format
+    templates: Sequence[Sequence[str]] = ()  # a chat template that has all texts of one entry has this format
 
 
 LIST = "list"

@@ -1,6 +1,6 @@
 """Parses calls in the format of Llama 4: `[name(key=value), ...]`, with values in Python's syntax.
 
-Values are converted to JSON while they are read: only quotes, `True`, `False` and `None` change.
+Values are converted to JSON while they are read. Quotes, escapes, white space, `True`, `False` and `None` change.
 """
 
 import json
