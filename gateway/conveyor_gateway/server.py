@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 _STALE_LOG_SECONDS = 30.0
 _LAST_ANSWERS_SECONDS = 2.0
 _NEXT_REQUEST_SECONDS = 1.0  # how long a client may take to send its next request on a connection
-_MAX_ADMIN_CONNECTIONS = 128  # from the kubelet, Prometheus and the metrics servers
+_MAX_ADMIN_CONNECTIONS = 128  # from the kubelet, Prometheus, the operator and the metrics servers
 # Admin connections and as many waiting ones, queries to engines (`MAX_ASKING` and pages), and watches.
 _OTHER_OPEN_FILES = 2 * _MAX_ADMIN_CONNECTIONS + 256 + 100 + 50
 

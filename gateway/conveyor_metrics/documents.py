@@ -34,7 +34,7 @@ CLASS_METRICS = {CLASS_QUEUED_METRIC: "queued", CLASS_WAIT_METRIC: "wait_seconds
 """Metric name -> field of `demand.ClassSum`. The label `request_class` names the class of `queue.classes`."""
 
 LIMIT_METRICS = {RUNNING_LIMIT_METRIC: "running_limit", LIMITED_ENGINES_METRIC: "limited_engines"}
-"""Metric name -> field of `demand.DemandSum`. The label `limit_reason` selects engines by the reason of their limit."""
+"""Metric name -> field of `demand.DemandSum`. LIMITED_ENGINES_METRIC needs the label `limit_reason`."""
 
 NO_LABELS: Final[Mapping[str, str]] = {}
 

@@ -32,7 +32,7 @@ UNREADABLE_SLICES = Gauge("conveyor_metrics_unreadable_slices", "EndpointSlices 
 
 
 class GatewaySource:
-    """Reads the demand of InferenceServices; `gateways` is replaced by a watch, None until it was listed once.
+    """Reads the demand of InferenceServices. A watch sets `gateways`, which is None until it has listed them once.
 
     `watch` is the state of that watch, with the time when the API server last sent data.
     """

@@ -23,7 +23,7 @@ class Asking:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, engines: Iterable[Engine], level: int) -> None:
-        """Queries each engine for a place for a request of this level (lower is more urgent), unless one is open."""
+        """Queries each engine that has no open query for a place. `level`: of the request; lower is more urgent."""
         for engine in engines:
             if engine not in self._asked:
                 self._asked.add(engine)

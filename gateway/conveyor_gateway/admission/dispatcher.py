@@ -136,7 +136,7 @@ class Dispatcher:
     def _find_full_level(self) -> int | None:
         """Return the lowest level whose class uses its whole share of the places.
 
-        This level and all higher ones wait.
+        Requests of this level and of all higher levels count for the share, and wait.
         """
         for each in self.classes.ordered:
             if each.max_share_percent is not None and self._is_full(each.level, each.max_share_percent):

@@ -85,7 +85,7 @@ class ServiceQueue:
     def count_dispatched_beyond(self, window_seconds: float) -> dict[str, int]:
         """Counts the requests at each engine, by address, that were admitted more than `window_seconds` ago.
 
-        A younger request may only wait for its batch to fill.
+        A younger request may just be waiting until its batch is full.
         """
         before = self.loop.time() - window_seconds
         tickets = self._dispatcher.dispatched
@@ -197,7 +197,7 @@ class ServiceQueue:
             ticket.waited_seconds += self.loop.time() - started
 
     def _find_timeout_seconds(self, ticket: Ticket) -> float:
-        """Return how long the request may wait: its class's time-out, unless the class delays requests after it."""
+        """Return how long the request may wait: its class's time-out if the class then rejects it, or the service's."""
         of_class = ticket.request_class.timeout_seconds
         if of_class is None or ticket.request_class.is_delayed:
             return self.limits.queue_timeout_seconds
@@ -234,7 +234,7 @@ class ServiceQueue:
     def note_no_place(self, ticket: Ticket) -> None:
         """Record that all places of the engine are taken.
 
-        If it had granted a place to this request, note that it is full.
+        If the engine had granted a place to this request, also record that the engine is full.
         """
         if ticket.is_granted:
             self.note_full(ticket)

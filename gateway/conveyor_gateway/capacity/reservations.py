@@ -6,8 +6,8 @@ that wait for one service leave room for the others. No client may hold more tha
 
 A request may be evicted until its answer starts. A holder is one client's requests for one service. When there is no
 room, the evicted request is the largest one of the least urgent class of one holder. To find this holder, take the
-service or the client that holds most, and within it the largest holder. If the new request belongs to that holder, it
-is rejected instead, unless the body of the request to evict is still arriving.
+service or client that would exceed its limit, or else the one that holds most, and within it the largest holder. If the
+new request belongs to that holder, it is rejected instead, unless the body of the request to evict is still arriving.
 """
 
 import contextlib

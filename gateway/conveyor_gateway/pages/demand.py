@@ -23,7 +23,7 @@ _ENGINE_SECONDS: Final = 0.4
 
 
 async def read_demand(queues: Queues, only: str | None) -> Demand:
-    """Return the current counts of all services, or only of the service `only`; without it if it is unknown."""
+    """Return the current counts of all services, or only of the service `only` (none if it is unknown)."""
     services = {service.key: _build(service, queue) for service, queue in queues.items(only)}
     if only in services:
         engines = services[only].engines

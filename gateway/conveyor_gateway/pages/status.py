@@ -1,7 +1,7 @@
 """Serves status pages: this gateway's probes; `/health`, `/ping` and `/version` as in vLLM; and the pages of `/v2`.
 
 Called by `listening`, for the base of a service and for the root. For a service, one of its engines returns the page.
-Without a ready engine, and on the root, the gateway returns it. A service at zero, or one that starts for a request,
+Without a ready engine, and on the root, the gateway responds. A service at zero, or one that starts for a request,
 counts as ready. These pages do not start a service. Pages of the Open Inference Protocol about a model always come from
 an engine, except for the page on whether the model is ready.
 """

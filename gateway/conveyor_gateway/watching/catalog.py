@@ -1,7 +1,8 @@
 """The gateway's view of the cluster: InferenceServices, the owners of served names, and ready engines.
 
-Filled by `conveyor_kube.watch` with bodies from the API server; read by `routing` and `relaying`; notifies `queues` of
-changes. A service is known as soon as its InferenceService exists. Its requests are queued while it has no engines.
+`conveyor_kube.watch` fills it with bodies from the API server. `routing`, `relaying` and others read it. It notifies
+`queues` of changes. A service is known as soon as its InferenceService exists. Its requests are queued while it has no
+engines.
 
 This module parses InferenceServices, and `slices` parses EndpointSlices. Neither knows how they are fetched.
 """
@@ -142,7 +143,7 @@ class Catalog:
         self.slices = SliceTable()
 
     def subscribe(self, on_service: Callable[[str], None], on_engines: Callable[[str], None]) -> None:
-        """Call them with `namespace/name` after each later change of a service, or of its engines."""
+        """Call the functions with `namespace/name` after each later change of a service, or of its engines."""
         self.services.subscribe(on_service)
         self.slices.subscribe(on_engines)
 

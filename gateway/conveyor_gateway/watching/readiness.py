@@ -1,4 +1,4 @@
-"""Decides whether this gateway should get requests, for /readyz and /demand.
+"""Decides whether this gateway should get requests, for /readyz and all pages that need the cluster's state.
 
 The inputs come from the states of the watches, from `server` (draining) and from `self_check` (whether the public port
 responds). Kubernetes probes /readyz every few seconds.
