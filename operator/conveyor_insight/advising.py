@@ -35,7 +35,7 @@ class Advice:
     workload: dict[str, Any] | None
     sentences: tuple[str, ...]
     tune_flags: tuple[str, ...]
-    """Flags for a `tune` with the observed traffic."""
+    """Flags with which `tune` measures lengths and objectives like those of the observed traffic."""
 
 
 def advise(service: InferenceService, traffic: Traffic) -> Advice:
@@ -148,9 +148,10 @@ def _follow_fill(traffic: Traffic, size: int, fits: int | None) -> tuple[int, st
 
 
 def _find_fitting(service: InferenceService, traffic: Traffic, mode: str) -> int | None:
-    """Return how many requests an engine's KV cache holds at once.
+    """Return how many requests an engine's KV cache holds at once; None if that is not known or not the limit.
 
-    In mode Continuous, where blocks grow as needed, the length of a request is the mean, otherwise the P95.
+    Mode Continuous allocates blocks while a request grows, so a request counts with the mean length. In other modes a
+    request counts with the P95 length.
     """
     if traffic.kv_tokens is None or service.task in (*TASKS_OF_ONE_STEP, *TASKS_WITHOUT_TOKENS):
         return None

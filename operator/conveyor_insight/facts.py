@@ -19,7 +19,7 @@ from conveyor_protocol.limit_reasons import LimitReason
 
 Object = Mapping[str, Any]
 
-# The API paths of Conveyor's own metrics, and of KEDA's.
+# `_OBJECTS` is the API path of Conveyor's metrics, and `_EXTERNAL` that of KEDA's.
 _OBJECTS: Final = f"/apis/{names.METRICS_GROUP}/{names.METRICS_VERSIONS[0]}"
 _OF_CLASS: Final = (names.CLASS_QUEUED_METRIC, names.CLASS_WAIT_METRIC)
 _EXTERNAL: Final = "/apis/external.metrics.k8s.io/v1beta1"
@@ -40,7 +40,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts about one service. A value that could not be read is a sentence that says why.
+    """The facts about one service. If a metric could not be read, its value is a string that says why.
 
     `autoscaler` is Conveyor's HPA, or KEDA's for Conveyor's ScaledObject. `others` has the names of all other HPAs.
     """
@@ -60,7 +60,7 @@ class Facts:
 class ClassFacts:
     """One class of the queue. Lists begin with the most urgent class.
 
-    A value that could not be read is a sentence that says why.
+    If a value could not be read, it is a string that says why.
     """
 
     name: str
@@ -71,12 +71,12 @@ class ClassFacts:
 
 @dataclass(frozen=True, slots=True)
 class LimitFacts:
-    """The limits of engines with objectives. A value that could not be read is a sentence that says why."""
+    """The limits of engines with objectives. If a value could not be read, `running` is a string that says why."""
 
     running: int | str
     """Requests that one engine runs at once: the mean over engines with requests."""
     engines: Mapping[str, int]
-    """Engines that have requests, by the reason of their limit, without zeros."""
+    """The number of engines with requests for each reason of a limit. Reasons without engines are left out."""
 
 
 def read_facts(cluster: Reader, namespace: str, name: str) -> Facts:
@@ -133,7 +133,7 @@ def _read_own(cluster: Reader, service: InferenceService, metric: str, selector:
 
 
 def _is_ours(hpa: Object, name: str) -> bool:
-    """Return whether the HPA is Conveyor's. KEDA copies the labels of Conveyor's ScaledObject to its HPA."""
+    """Return whether the HPA is Conveyor's, or KEDA's for Conveyor's ScaledObject, by its owner's kind and its name."""
     metadata, kinds = hpa["metadata"], (names.KIND, SCALED_OBJECT.kind)
     is_owned = any(owner["kind"] in kinds for owner in metadata.get("ownerReferences") or ())
     return is_owned and bool(metadata["name"] == names.engine_name(name))
@@ -145,7 +145,7 @@ def _scales(hpa: Object, name: str) -> bool:
 
 
 def _read_values(cluster: Reader, namespace: str, name: str, hpa: Object | None) -> Iterator[tuple[str, int | str]]:
-    """Read the metrics with the HorizontalPodAutoscaler's own queries. Yield nothing if there is no autoscaler."""
+    """Read the metrics with the queries that the HorizontalPodAutoscaler sends. Yield nothing without an autoscaler."""
     metrics = [] if hpa is None else hpa["spec"].get("metrics") or []
     places = {
         "Object": (f"{_OBJECTS}/namespaces/{namespace}/{names.CRD_NAME}/{name}", "metricLabelSelector"),

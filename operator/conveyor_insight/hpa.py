@@ -68,7 +68,7 @@ class Hpa:
         return [find_wish(self.asked, name, value, max(1, existing)) for name, value in known.items()]
 
     def choose(self, replicas: int, wishes: Sequence[Wish]) -> int | None:
-        """Return the largest number of replicas among `wishes`; None as for `wish`."""
+        """Return the largest number of replicas among `wishes`; None in the same cases as `wish`."""
         largest = max((wish.replicas for wish in wishes), default=None)
         if largest is None or (len(wishes) < len(self.asked.targets) and largest < replicas):
             return None

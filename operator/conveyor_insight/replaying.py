@@ -1,7 +1,7 @@
-"""Replays recorded moments with the HorizontalPodAutoscaler, or with that of another spec. Pure.
+"""Replays recorded moments with the recorded HorizontalPodAutoscaler, or with that of another spec. Pure.
 
 The moments are successive outputs of `kubectl conveyor explain NAME -o json`. The arithmetic is that of
-`conveyor_insight.hpa`. The number of requests in flight is the recorded one, for any number of replicas in the replay.
+`conveyor_insight.hpa`. The replay uses the recorded metrics, even where its replicas differ from the recorded ones.
 """
 
 import json
@@ -81,7 +81,7 @@ def build_rules(service: InferenceService) -> Rules:
 
 
 def replay(moments: Iterable[Moment], other: Rules | None = None) -> Iterator[Look]:
-    """Evaluate the HPA once for each moment: the recorded HPA or `other`, which starts at the recorded replicas.
+    """Evaluate the recorded HPA, or that of `other`, once for each moment, starting with the recorded replicas.
 
     With the recorded rules, the service is at zero when it was recorded at zero. With other rules that have an idle
     timeout, the service scales to zero after that time without requests, and back at the first moment with requests.
@@ -103,7 +103,7 @@ def replay(moments: Iterable[Moment], other: Rules | None = None) -> Iterator[Lo
 
 
 def _is_idle(moment: Moment) -> bool:
-    """Return whether the service is idle. If the requests could not be read it is not, as for the operator."""
+    """Return whether all metrics are 0. A service with an unread metric is not idle, as in the operator."""
     return all(value == 0 for value in moment.values.values())
 
 

@@ -51,7 +51,7 @@ class Axis:
         return (min(value, self.high) - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Return the axis's marks, or round numbers without them."""
+        """Return the axis's `marks`, or round numbers if it has none."""
         if self.marks:
             return list(self.marks)
         if self.is_log:
@@ -158,7 +158,10 @@ def ranges(title: str, subtitle: str, groups: Sequence[str], series: Sequence[Se
 
 
 def lines(title: str, subtitle: str, series: Sequence[Series], across: Axis, axis: Axis) -> str:
-    """Draw lines through points (x, y). Each point has its label, or its y if the series has no labels."""
+    """Draw lines through points (x, y).
+
+    A point shows its label, or its y if the series has no labels. A point near the previous one shows none.
+    """
     inner, wide = HEIGHT - _TOP - _BOTTOM, WIDTH - _LEFT - _RIGHT
     body = ""
     for tick in across.ticks():

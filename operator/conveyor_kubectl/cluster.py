@@ -1,7 +1,9 @@
-"""Calls the API server of a kubeconfig, with its user's rights. All calls of this program are here.
+"""Calls the API server of a kubeconfig, with its user's rights.
 
-Uses the synchronous client, because this program makes one call at a time. That client also runs the credential
-plugins of a kubeconfig.
+All calls of this program are here, except `kubectl port-forward` and the load that goes through the API server's proxy.
+
+The module uses the synchronous client, because this program makes one call at a time. The client also runs the
+credential plugins of a kubeconfig.
 """
 
 import json

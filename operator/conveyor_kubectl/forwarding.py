@@ -24,7 +24,7 @@ def kubectl_flags(flags: argparse.Namespace) -> list[str]:
 
 @asynccontextmanager
 async def forwarded(namespace: str, resource: str, port: int, kubectl_flags: Sequence[str]) -> AsyncIterator[str]:
-    """Yield a URL for a port of `service/NAME` or `pod/NAME`, which is valid within the context. Raises Unanswered."""
+    """Yield a URL for a port of `service/NAME` or `pod/NAME`, valid inside `async with`. Raises Unanswered."""
     program = shutil.which("kubectl")
     if program is None:
         raise Unanswered("kubectl is not in PATH; it is needed to forward a port of the cluster")

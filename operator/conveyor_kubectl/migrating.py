@@ -54,7 +54,7 @@ def _migrate_kind(cluster: Cluster, crd_name: str, say: Callable[[str], None]) -
 
 
 def _list_all(cluster: Cluster, root: str, kind: str) -> Iterator[Object]:
-    """Yield all objects, read page by page. If the list expires, which takes some minutes, begin again."""
+    """Yield all objects, read page by page. If the list expires, which happens after minutes, read it anew."""
     query = {"limit": str(_PAGE_OBJECTS)}
     while True:
         try:

@@ -158,7 +158,7 @@ class TunedService:
         raise CannotRun(f"not ready after {self._start_seconds:.0f} s")
 
     def _restore(self) -> None:
-        """Restore the service. Retry for a minute, then print how to do it by hand."""
+        """Restore the service. Retry for a minute, then raise Unanswered with the command that restores it."""
         end = time.monotonic() + _RESTORE_SECONDS
         while True:
             try:

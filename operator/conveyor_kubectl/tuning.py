@@ -66,7 +66,7 @@ class _Job:
 
     @property
     def start_seconds(self) -> float:
-        """Expected seconds until a setting is in effect, from the latest start of an engine."""
+        """Seconds until a setting is in effect, estimated from the latest start of an engine."""
         last = self.service.status.last_start
         one = parse_duration_seconds(last.total) if last is not None and last.total else _FIRST_START_SECONDS
         return one if self.flags.replica else one * (self.service.status.desired_replicas or 1)

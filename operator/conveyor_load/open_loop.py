@@ -50,9 +50,9 @@ async def run(
     seed: int = 0,
     on_sent: Callable[[int], None] = lambda _: None,
 ) -> list[Answer]:
-    """Send the requests of a trace, and return the answers in its order when all have ended.
+    """Send the requests of a trace, and return the answers in the trace's order when all have ended.
 
-    A cancellation ends them.
+    A cancellation cancels the requests that still run.
     """
     begin, answers = time.monotonic(), list[Answer]()
     running = set[asyncio.Task[None]]()

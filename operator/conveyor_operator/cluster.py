@@ -89,7 +89,10 @@ class Cluster:
         return await self._call("patch", kind, path, body, _APPLY_PATCH, query)
 
     async def merge(self, kind: Kind, namespace: str | None, name: str, patch: Object, manager: str) -> Object:
-        """Change fields of an existing object by a merge patch. Used for objects that are not wholly the operator's."""
+        """Change fields of an existing object by a merge patch.
+
+        Used for the Lease, for the metrics server's Secret, and for an APIService that another adapter has taken over.
+        """
         path = kind.path(namespace, name)
         return await self._call("patch", kind, path, patch, _MERGE_PATCH, [("fieldManager", manager)])
 
@@ -167,7 +170,7 @@ def translate(error: ApiException) -> ApiError:
         answer = json.loads(error.body)
         reason, message = str(answer.get("reason") or reason), str(answer.get("message") or message)
     except (ValueError, TypeError, AttributeError):
-        pass  # not a Status object: a proxy's own words
+        pass  # not a Status object, for example the error page of a proxy
     if status == 409:
         return Conflict(status, reason, message)
     if status in (401, 408, 429) or status >= 500 or status == 0:

@@ -34,7 +34,7 @@ class Election:
         self._cluster = cluster
         self._namespace = namespace
         self._identity = identity
-        self._seen: Object | None = None  # the spec when it last changed, and when that was seen
+        self._seen: Object | None = None  # the last spec of the Lease; `_seen_at`: when this spec was first seen
         self._seen_at = 0.0
         self._other = ""
 
@@ -124,7 +124,8 @@ class Election:
         await self._cluster.merge(LEASE, self._namespace, OPERATOR_LEASE, patch, FIELD_MANAGER)
 
     async def _release(self) -> None:
-        with contextlib.suppress(ApiError, TimeoutError):  # the others find out by themselves
+        # Without a release, another operator takes over after LEASE_SECONDS.
+        with contextlib.suppress(ApiError, TimeoutError):
             async with asyncio.timeout(_DEADLINE_SECONDS):
                 lease = await self._cluster.get(LEASE, self._namespace, OPERATOR_LEASE)
                 if lease and (lease.get("spec") or {}).get("holderIdentity") == self._identity:

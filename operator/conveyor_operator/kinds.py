@@ -1,7 +1,7 @@
 """The class `Kind`, with the API coordinates of a kind of objects, and the kinds that the operator reads and writes.
 
 Used everywhere. The coordinates are constants, so no API discovery is needed. The kinds of reconciled resources are in
-those resources' own packages.
+the packages of these resources.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The operator's Prometheus metrics.
 
-Written by `cluster`, `watches`, `workers` and `metrics_api`, and served by `health`. Has no other state.
+Written by the other modules of the operator, and served by `health`. Has no other state.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

@@ -192,7 +192,7 @@ class Operator:
             await self.watches.wait_listed(kind, self.settings.watch_namespaces)
 
     async def _know_all(self) -> None:
-        """Wait for all objects and all claims of names. An earlier reconcile would create children that exist."""
+        """Wait for all objects and all claims of names. An earlier reconcile would try to create existing children."""
         await self._wait_for_lists()
         await self.served_names.synced.wait()
 

@@ -1,8 +1,8 @@
 """Simulates one service under one load, from its first request to its last. Pure; called by `command`.
 
-The events, in order of time, are: requests arrive and end, pods become ready, and the HorizontalPodAutoscaler
-evaluates. Pods always start, and all take the same time. Unless they are recorded, the durations of requests are drawn
-from an exponential distribution, and do not depend on how full the batch is.
+Four kinds of events happen in order of time: a request arrives, a request ends, a pod becomes ready, and the
+HorizontalPodAutoscaler evaluates. Pods always start, and all take the same time. Unless they are recorded, the
+durations of requests are drawn from an exponential distribution, and do not depend on how full the batch is.
 """
 
 import heapq
@@ -28,8 +28,8 @@ from conveyor_operator.loop.owner import Object
 class Case:
     """One case to simulate. `carries`: requests that an engine's KV cache holds at once; None for the whole batch.
 
-    depth_age_seconds: only requests that have waited this long count in the queue depth. For experiments: in Conveyor,
-    this time is the batching window, which is also the minimum here.
+    depth_age_seconds: only requests that have waited this long count in the queue depth. In Conveyor this time is the
+    batching window. A longer time is for experiments, and a shorter one has no effect.
     """
 
     name: str

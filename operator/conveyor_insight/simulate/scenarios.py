@@ -20,8 +20,8 @@ PLAIN = InferenceService.parse(
         },
     }
 ).spec
-"""A service with a batch of 32, for which the loads are made, and with enough maxReplicas to show an autoscaler that
-scales up too far."""
+"""A service with a batch of 32, for which the loads are made. Its maxReplicas is large enough to show an autoscaler
+that scales up too far."""
 
 
 def build_scenarios(spec: InferenceServiceSpec = PLAIN) -> Iterator[Case]:

@@ -160,7 +160,7 @@ class Serving:
         return self._count_places(self.in_flight)
 
     def count_waiting(self, now: float, beyond_seconds: float) -> int:
-        """Return the requests that have waited longer than `beyond_seconds` anywhere, scaled by `_count_places`."""
+        """Return the requests that have waited `beyond_seconds` in a gateway or engine, scaled by `_count_places`."""
         return self._count_places(sum(now - request.arrived_at >= beyond_seconds for request in self._waiting()))
 
     def _count_places(self, requests: int) -> int:
@@ -182,7 +182,7 @@ class Serving:
             self._grant(now, engine)
 
     def _match_batches(self, now: float, gateway: Gateway) -> list[Engine]:
-        """Send the gateway's requests to free places in batches. Return the engines that it must ask for a place."""
+        """Send the gateway's requests to free places in batches. Return the engines whose `line` the gateway joins."""
         self._expire(now, gateway)
         taken = []
         while gateway.queue and (engine := gateway.choose()) is not None:
@@ -201,7 +201,7 @@ class Serving:
         self._begin(engine)
 
     def _grant(self, now: float, engine: Engine) -> None:
-        """Grant a place to the first gateway in the queue, which queues again if it has more requests."""
+        """Grant the free places to the gateways in `line`. A gateway that has more requests joins `line` again."""
         while engine.line and engine.load < self._place_limit:
             gateway = engine.line.popleft()
             self._expire(now, gateway)

@@ -132,7 +132,7 @@ def build_sweep(flags: argparse.Namespace, trace: Trace, measure: Measure) -> Sw
 
 
 def report(results: Sequence[Result], plan: Plan, flags: argparse.Namespace, *, is_whole: bool = True) -> str:
-    """Return the report as text or JSON, and write the SVG. If that fails, the text has a line about it.
+    """Return the report as text or JSON, and write the SVG. The text has a line about an SVG that cannot be written.
 
     is_whole: whether the sweep ran to its end. Otherwise nothing is recommended.
     """

@@ -1,4 +1,4 @@
-"""Runs a sweep so that SIGINT, SIGTERM and SIGHUP first restore what it has changed."""
+"""Runs a sweep, which restores what it has changed before SIGINT, SIGTERM or SIGHUP ends the program."""
 
 import asyncio
 import signal
@@ -40,7 +40,7 @@ async def _guard(work: Coroutine[Any, Any, int], say: Callable[[str], None]) -> 
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `asyncio.to_thread`, but a cancellation waits for the call to end, because it cannot be stopped."""
+    """Like `asyncio.to_thread`, but a cancellation waits for the call to end, because a thread cannot be stopped."""
     call = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(call)

@@ -49,7 +49,8 @@ class Load:
 class Calibrated:
     """A subject whose requests have the intended lengths in tokens.
 
-    Tokens per word are measured at each candidate, which also shows that it answers. All use those of the first.
+    Tokens per word are measured with each candidate, which also shows that the engines answer. All candidates use the
+    first measurement.
     """
 
     def __init__(self, subject: Subject, session: aiohttp.ClientSession) -> None:

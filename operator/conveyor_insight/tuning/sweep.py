@@ -1,4 +1,4 @@
-"""Measures each candidate at rising rates until the objectives are missed.
+"""Measures each candidate at several rates, to find the highest rate that meets the objectives.
 
 A `Subject` is what is tuned: a service in a cluster, or an engine process of a benchmark.
 """
@@ -70,7 +70,8 @@ class Result:
 class Sweep:
     """Measures candidates at `rates`.
 
-    Without rates, doubles and halves from `first_rate`, but not below `least_rate`.
+    Without rates, it doubles or halves the rate, but not below `least_rate`. The first candidate starts at
+    `first_rate`, and later ones at the best rate so far.
     """
 
     objectives: Objectives

@@ -7,7 +7,7 @@ class Activity(Enum):
     """The activity of a service at all gateways together."""
 
     STEADY = auto()
-    """Neither of the others, or not known."""
+    """Neither WAITING nor IDLE, or not known."""
     WAITING = auto()
     """The service is at zero, and a gateway holds requests for it."""
     IDLE = auto()

@@ -1,7 +1,7 @@
-"""Requests the time of an engine's warm-up from a gateway once its pod is Ready, because Kubernetes does not know it.
+"""Reads the time of an engine's warm-up from a gateway once the engine's pod is Ready. Kubernetes does not know it.
 
-Runs next to Kopf as one task, started by `process`; `inferenceservice` uses it. It queries any one gateway, and after a
-pause another one. The engine belongs to a tenant, so only a number is accepted, and it is used only in the status.
+Runs next to Kopf as one task, started by `process`; `inferenceservice` uses it. Each try reads a gateway chosen at
+random. The engine belongs to a tenant, so only a number is accepted. It is used only in the status and in a metric.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from conveyor_kube.gateways import Gateway, GatewayUnreadable, read_page
 from conveyor_protocol.pages import Start
 
 _PAUSES_SECONDS: Final = (0, 1, 2, 4, 8, 16)
-"""Pauses before each request to a gateway, until one answers. Gateways see a Ready pod at the same time as we do."""
+"""Pauses before the requests to gateways, until one answers. Gateways see a Ready pod when the operator sees it."""
 _TIMEOUT_SECONDS: Final = 1.0
 
 Tell = Callable[[float | None], object]

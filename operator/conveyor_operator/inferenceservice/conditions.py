@@ -54,6 +54,7 @@ def judge_all(situation: Situation) -> list[Judged]:
 def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
     """Compute `Ready`. It is true if at least one engine answers and the API server accepts the engines' objects.
 
+    It is also true while an idle service is scaled to zero, or starts from zero without a failure.
     It does not mean that all replicas exist or run the current spec: a service that scales, rolls out, or has lost one
     of three pods still answers. The reason then is the problem of the other pods. After a start or a failure the reason
     becomes `Ready` only when all desired engines are ready, and it stays `Ready` while a service scales or rolls out.

@@ -66,8 +66,8 @@ def build_desired(
 ) -> Desired:
     """Build the desired children from the spec.
 
-    From `observed` it reads values that must not change (the claim's access mode, and the engine image during an
-    upgrade of Conveyor), and the state on which the rollout parameters depend if the spec does not set them.
+    From `observed` it reads values that must not change: the claim's access mode, and the engine image during an
+    upgrade of Conveyor. It also reads the state on which the rollout parameters depend if the spec does not set them.
     from_profile: paths of the fields that a profile has filled. serves_keda: if not True, no ScaledObject is built.
     """
     spec = service.spec
@@ -120,7 +120,10 @@ def build_desired(
 
 
 def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Observed) -> str:
-    """Return the access mode of the claim that Conveyor creates. It must allow for all pods, and can never change."""
+    """Return the access mode of the claim that Conveyor creates. All pods must be able to mount the claim.
+
+    The mode of an existing claim can never change.
+    """
     live = observed.children.get((CLAIM.kind, names.model_claim_name(owner.name)))
     if live is not None and live.access_mode:
         return live.access_mode

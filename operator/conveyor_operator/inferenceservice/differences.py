@@ -66,7 +66,7 @@ def find_differences(desired: Desired, observed: Observed, memory: ServiceMemory
 
 
 def find_kedas_autoscaler(desired: Desired, observed: Observed) -> Child | None:
-    """Return the HPA with the engine's name that KEDA has created, from any owner's ScaledObject; None without one."""
+    """Return the HPA that KEDA has created with the engine's name, also for another owner's ScaledObject; or None."""
     name = names.engine_name(desired.owner.name)
     child = observed.children.get((AUTOSCALER.kind, name))
     return child if child is not None and child.controller == f"{SCALED_OBJECT.kind}/{name}" else None

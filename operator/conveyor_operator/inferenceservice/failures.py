@@ -1,9 +1,10 @@
 """Explains with one reason and one sentence why a pod does not run. Pure; used by `situation` and `status`.
 
 A user should not have to look at a pod to find out what is wrong. The sources, best first, are the scheduler's
-condition, the kubelet's waiting reasons, the end of a container, and the reason of a failed pod. Of a container that
-ended, the reason is that it was killed for its memory, or else its termination message: `{"reason", "message"}` if the
-engine or the fetch wrote it, or the last lines of its log.
+condition, the kubelet's waiting reasons, the end of a container, and the reason of a failed pod.
+
+For a container that ended, the explanation is that it was killed for its memory, or else its termination message. The
+engine and the fetch write this message as `{"reason", "message"}`. Without it, the kubelet uses the log's last lines.
 """
 
 import re

@@ -39,7 +39,7 @@ class DeploymentState:
     observed_generation: int = 0
     asked_replicas: int = _DEFAULT_REPLICAS
     replicas_managers: frozenset[str] = frozenset()
-    """Field managers that own spec.replicas; empty if it is only the API server's default."""
+    """Field managers that own spec.replicas; empty if the API server has set its default."""
     template_hash: str = ""
     engine_image: str = ""
     config_hash: str = ""

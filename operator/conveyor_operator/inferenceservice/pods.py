@@ -87,7 +87,7 @@ def find_facts(pods: Iterable[PodState]) -> ModelFacts:
 
 
 def parse_message(message: str) -> dict[str, Any]:
-    """Return the JSON object in a termination message; empty for any other text, as a tenant's image may write it."""
+    """Return the JSON object in a termination message; empty for other texts, which tenants' images may write."""
     try:
         told = json.loads(message)
     except (ValueError, RecursionError):

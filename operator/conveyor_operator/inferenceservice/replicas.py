@@ -8,8 +8,8 @@ server removes the field, and the Deployment falls to its default of 1. So a sec
 first applies the live number. Then the operator applies the Deployment without the field. The live object's
 managedFields show how far this got, so an operator that is killed in between resumes where it stopped.
 
-Handing back: first the HPA is deleted, then the operator owns the number again. Without `spec.replicas` the live number
-stays until somebody sets one; an annotation of the Deployment keeps it.
+Handing back: first the HPA is deleted, then the operator owns the number again. Without `spec.replicas`, a live number
+above the initial one stays until somebody sets `spec.replicas`. An annotation of the Deployment stores that number.
 """
 
 from dataclasses import dataclass
@@ -68,8 +68,8 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: 
     """Return the number that `conveyor-replicas` must apply now; None if there is nothing to apply, or not yet.
 
     Called before the Deployment is applied: if the operator owns the number, the live number is kept. Also called after
-    it: nobody owns the default of a new Deployment, so the first number is set. If somebody deleted a Deployment, this
-    is the `former` number, which the autoscaler had chosen.
+    the apply: nobody owns the default of a new Deployment, so the first number is set. If somebody had deleted the
+    Deployment, the first number is the `former` one, which the autoscaler had chosen.
     """
     if spec.autoscaling is None or live is None:
         return None

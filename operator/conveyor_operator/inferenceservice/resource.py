@@ -41,7 +41,7 @@ class InferenceServices:
 
     metrics_api: returns who serves custom.metrics.k8s.io. activity: returns the activity of `namespace/name`.
     serves: returns whether the cluster serves an optional kind; called only for services that need the kind.
-    ask_warm_up: requests the warm-up time from the engine in a pod of `namespace/name`.
+    ask_warm_up: requests the warm-up time of the engine in a pod of `namespace/name`.
     tell_name: returns the state of the claim of a service's name.
     """
 
@@ -109,7 +109,7 @@ class InferenceServices:
         return starts
 
     def _find_warm_up(self, service: InferenceService, start: Start, tell: Tell) -> None:
-        """Read the warm-up time from the engine, if the engine reports it."""
+        """Request the time of the engine's warm-up from a gateway, if the engine reports it."""
         if service.spec.runtime == "Conveyor" and "load" in start.seconds:
             self._ask_warm_up(service.key, start.uid, tell)
         else:

@@ -119,7 +119,10 @@ def _judge_autoscaler(
 def build_scaling_status(
     spec: InferenceServiceSpec, observed: Observed, former: Object = _NEVER, activity: Activity = Activity.STEADY
 ) -> AutoscalingStatus | None:
-    """Return the metrics that the HPA read, and its arithmetic; None without an HPA. `former`: the previous result."""
+    """Return the metrics that the HPA read, and its arithmetic. `former`: the previous result.
+
+    Returns None if the spec has no autoscaling, or an external autoscaler.
+    """
     if spec.autoscaling is None or spec.autoscaling.is_external:
         return None
     autoscaler = observed.autoscaler

@@ -128,7 +128,7 @@ def _build_last_failure(found: PodFailure | None, previous: Object, now: datetim
     if found is None:
         return old
     if found.since and old.get("time", "") > found.since:
-        return old  # its pod no longer exists, but it is the later failure
+        return old  # the previous failure is later, but its pod no longer exists
     same = (old.get("podName"), old.get("reason")) == (found.pod, found.reason)
     time = found.since or (old.get("time") if same else None) or format_time(now)
     failure = LastFailure(

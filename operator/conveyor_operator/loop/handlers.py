@@ -61,7 +61,7 @@ def build_resource_handler(kind: Kind, store: Store, workers: Workers) -> _Handl
         if event["type"] == "DELETED" and store.uid(key) is None:
             workers.cancel(key)
             return
-        # For a deletion, a new object may already have the same name: Kopf orders only the events of one uid.
+        # A deletion gets here if a new object already has the name, because Kopf orders only the events of one uid.
         urgent = event["type"] is not None  # None: the object existed when the watch began
         workers.mark(key, generation=int(event["meta"].get("generation", 0)), urgent=urgent)
 

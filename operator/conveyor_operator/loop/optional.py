@@ -63,7 +63,8 @@ class OptionalKinds:
                 await self._wait_until(kind, False, failed.wait)
                 for watch in watching:
                     watch.cancel()
-            self._watches.keep_only(kind, None, set())  # before `on_change`: a reconcile would delete stored objects
+            # Before `on_change`, because a reconcile would try to delete the stored objects.
+            self._watches.keep_only(kind, None, set())
             self._tell(kind, False)
 
     async def _wait_until(self, kind: Kind, served: bool, until_in_doubt: Callable[[], Awaitable[object]]) -> None:

@@ -184,6 +184,6 @@ def _recorded_as_obstacle(memory: Memory, id: ChildId) -> Iterator[None]:
 
 
 def _tell(step: Step) -> str:
-    """Return a step as one to three words for the log, without its object."""
+    """Return a step as two or three words for the log, without its object."""
     kind = type(step).__name__
     return f"{kind} {step.at.isoformat()}" if isinstance(step, RequeueAt) else f"{kind} {step.id[0]} {step.id[1]}"

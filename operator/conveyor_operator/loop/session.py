@@ -79,7 +79,8 @@ class KopfSession:
             self._open.add(response)
             response.content = cast(aiohttp.StreamReader, _Lines(response.content, lines))
         else:
-            await response.read()  # when Kopf stops, it closes responses that its tasks still read, and fails
+            # Otherwise Kopf would fail when it stops, because it closes responses that its tasks still read.
+            await response.read()
         return response
 
     async def _read_credentials(self) -> kopf.ConnectionInfo:

@@ -1,7 +1,7 @@
 """Slots for reconciles. Namespaces get them in turn, and no namespace gets more than its share.
 
 `workers` takes one slot for each reconcile. A namespace with many resources, or with slow writes, delays only itself.
-Reconciles that may wait, such as the rest of a restart's pass, get a slot when no urgent one can take it.
+Reconciles that are not urgent, such as those of a full resync, get a slot when no urgent one can take it.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class Slots:
                 namespace = next(iter(line.namespaces))
                 del line.namespaces[namespace]
                 if self._held[namespace] >= self._share:
-                    continue  # urgent reconciles use its share; `release` lines it up again
+                    continue  # the namespace's share is in use; `release` lines the namespace up again
                 turn = next(iter(line.waiting[namespace]))
                 line.remove(turn)
                 if not turn.granted.cancelled():

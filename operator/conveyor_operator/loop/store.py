@@ -23,7 +23,7 @@ class Entry:
 
 
 class Store:
-    """All objects, by kind and uid and by kind and key, in the order of arrival."""
+    """All objects in the order of arrival, with two indexes: by kind and uid, and by kind and key."""
 
     def __init__(self) -> None:
         self._objects: defaultdict[Kind, dict[str, Entry]] = defaultdict(dict)

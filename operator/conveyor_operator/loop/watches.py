@@ -53,7 +53,7 @@ class Watches:
         self._metrics = metrics
         self._mark = mark
         self._unfinished: set[tuple[Kind, str | None]] = set()
-        """Watches whose initial list was cut off, so that they must begin again. Kopf would resume such a watch."""
+        """Watches whose initial list has not ended. If it breaks off, a watch must begin again. Kopf would resume."""
         self._listed: defaultdict[tuple[Kind, str | None], asyncio.Event] = defaultdict(asyncio.Event)
 
     async def wait_listed(self, kind: Kind, namespaces: Sequence[str]) -> None:
@@ -66,8 +66,8 @@ class Watches:
     ) -> AsyncIterator[bytes]:
         """Yield lines for Kopf. `from_the_start`: the stream begins with all objects, followed by a bookmark.
 
-        If that initial list breaks off, or after any error, Kopf gets an error that makes it list again. Without
-        the error, Kopf would resume after the last object that it received, or end the watch.
+        Kopf gets an error that makes it list again if that initial list breaks off, if the API server sends an error,
+        or if a line is too long. Otherwise Kopf would resume after the last object that it received, or end the watch.
         """
         seen: set[str] | None = set() if from_the_start else None
         loop = asyncio.get_running_loop()
@@ -186,7 +186,7 @@ class Watches:
         return {} if kind == key.kind else {self._resources[key.kind].label: key.name}
 
     def _find_deleted(self, kind: Kind, namespace: str | None, seen: set[str]) -> list[Object]:
-        """Remove objects that the watch's list did not contain from the store. Return a DELETED event for each."""
+        """Remove from the store the objects that the watch's list did not contain. Return a DELETED event for each."""
         events: list[Object] = []
         for uid, key in self._drop_others(kind, namespace, seen):
             labels = self._labels(kind, key)

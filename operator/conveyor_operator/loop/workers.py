@@ -35,7 +35,7 @@ class Outcome:
 
 
 class _Worker:
-    """The work on one key. `dirty`: it was marked since its last reconcile began. `urgent`: one of the marks was."""
+    """The work on one key. `dirty`: it was marked since its last reconcile began. `urgent`: a mark was urgent."""
 
     def __init__(self, generation: int | None, urgent: bool) -> None:
         self.task: asyncio.Task[None] | None = None

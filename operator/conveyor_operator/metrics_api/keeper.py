@@ -1,8 +1,7 @@
 """Maintains the metrics API: the certificate in the chart's Secret, and the registration as two APIServices.
 
 Runs next to Kopf as one task, started by `process`. It watches objects by name, so a role with `resourceNames` is
-enough, and makes no calls while nothing has to change. Services report
-`metrics_api` in a condition.
+enough. While nothing has to change, it makes no calls. Services report `metrics_api` in a condition.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ from conveyor_operator.metrics_api.server import BUNDLE_KEY, CERTIFICATE_KEY, PR
 
 logger = logging.getLogger(__name__)
 
-_OLD_AUTHORITIES = 2  # in use after a rotation that a newer one interrupted
+_OLD_AUTHORITIES = 2  # two may be in use if a rotation begins before the previous one ends
 _LONGEST_SLEEP = timedelta(hours=6)  # so that a clock that is set forward is noticed; waking up makes no call
 _PROBE_PERIOD = timedelta(seconds=5)
 

@@ -47,7 +47,7 @@ class Registrar:
         return self._withdrawn.get(name) == str(api_service["metadata"]["uid"])
 
     async def register(self, bundle: bytes) -> str:
-        """Create both APIServices if the metrics server responds with a certificate that `bundle` has signed.
+        """Create both APIServices if the metrics server responds with a certificate that `bundle` trusts.
 
         bundle: certificates of authorities, in PEM. Returns why the APIServices were not created, or "".
         """

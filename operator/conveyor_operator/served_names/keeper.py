@@ -28,7 +28,7 @@ from conveyor_operator.served_names.answer import NameAnswer, NameState, Wish
 
 logger = logging.getLogger(__name__)
 
-_MAX_TRIES: Final = 5  # attempts of a call that fails for now; after them, names of other namespaces are claimed
+_MAX_TRIES: Final = 5  # attempts of a call that may succeed later; then names of other namespaces are claimed
 _REFUSED_SECONDS: Final = 30.0  # pause before a retry in a namespace in which a claim was refused
 
 

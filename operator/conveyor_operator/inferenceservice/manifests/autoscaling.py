@@ -1,4 +1,4 @@
-"""Builds the HorizontalPodAutoscaler, which scales by the queue, and the PodDisruptionBudget. Pure."""
+"""Builds the HorizontalPodAutoscaler, which scales by two metrics of requests, and the PodDisruptionBudget. Pure."""
 
 from typing import Final
 

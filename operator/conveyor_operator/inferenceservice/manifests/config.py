@@ -1,7 +1,7 @@
 """Builds the engine's configuration file, and the immutable ConfigMap that contains it. Pure.
 
 The file is YAML with keys in snake_case, and the engine rejects unknown keys. Fields that the spec does not set are
-left out, so that the engine's default applies. Another runtime has its own file.
+left out, so that the engine's default applies. For runtime VLLM, `vllm` chooses the content of the file.
 """
 
 import hashlib
@@ -102,14 +102,14 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "model_class": spec.engine.model_class,
         "max_model_len": spec.engine.max_model_len,
         "tensor_parallel_size": spec.tensor_parallel_size if spec.tensor_parallel_size > 1 else None,
-        "sampling_defaults": "openai" if spec.engine.sampling_defaults == "OpenAI" else None,  # else the engine's own
+        "sampling_defaults": "openai" if spec.engine.sampling_defaults == "OpenAI" else None,  # None: the default
         "tool_parser": _TOOL_PARSERS.get(spec.engine.tool_parser),
         "reasoning_parser": _REASONING_PARSERS.get(spec.engine.reasoning_parser),
         "batching_mode": batching.mode.lower() if batching.mode else None,
         "max_num_seqs": _find_batch_size(spec),
         "batching_window_seconds": batching.window_seconds or None,  # 0: a mode without a window
         "max_num_batched_tokens": batching.max_batch_tokens,
-        "length_grouping": "off" if batching.length_grouping == "Off" else None,  # else the engine's own
+        "length_grouping": "off" if batching.length_grouping == "Off" else None,  # None: the default
         "batching_eager": batching.eager or None,
         **_build_objectives(spec.batching.objectives),
         "max_num_queued_requests": spec.engine.max_queued_requests,
@@ -117,7 +117,7 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "num_kv_blocks": cache.block_budget,
         "kv_memory_fraction": cache.memory_fraction,
         "block_size": cache.block_size,
-        "kv_cache_dtype": cache.dtype.lower() if cache.dtype != "Auto" else None,  # else the engine's own
+        "kv_cache_dtype": cache.dtype.lower() if cache.dtype != "Auto" else None,  # None: the default
         **_build_workload(spec.workload),
         "request_timeout_seconds": spec.request_timeout_seconds,
         "drain_timeout_seconds": spec.drain.timeout_seconds,

@@ -73,7 +73,7 @@ def _fetch_container(spec: InferenceServiceSpec) -> Object:
     command = ["python", "-m", "conveyor_engine", "fetch", "--uri", spec.model.uri, "--target", target]
     return {
         "name": FETCH_CONTAINER,
-        "image": "" if spec.runtime == "VLLM" else spec.engine.image or "",  # the fetch is Conveyor's own
+        "image": "" if spec.runtime == "VLLM" else spec.engine.image or "",  # a fetch needs Conveyor's image
         "imagePullPolicy": "IfNotPresent",
         "command": command,
         "env": _env(_env_of_fetch(spec), build_credentials(spec), {}),

@@ -54,9 +54,9 @@ def _build_template(owner: Owner, template: Object, image: str, one_node: bool) 
 def _beside_engines(owner: Owner, given: Object) -> Object:
     """Return an affinity for the node of the pods that mount the claim.
 
-    If there are none, any node is allowed, because the pod's own labels match the term.
+    If there are no such pods, any node is allowed, because the Job's pod itself matches the term.
 
-    The spec's own required podAffinity terms become preferred ones. Kubernetes looks for pods that match all required
+    The required podAffinity terms of the spec become preferred ones. Kubernetes looks for pods that match all required
     terms at once. Engine pods match Conveyor's term, but perhaps not those of the spec. Then no pod would match, and
     the Job's pod could not be scheduled.
     """

@@ -47,7 +47,7 @@ def of_fetch(resources: Object) -> Object:
 
 
 def without_devices(resources: Object) -> Object:
-    """Return the resources without devices: a fetch needs no GPU, but a quota may require the others."""
+    """Return the resources without devices: a fetch needs no GPU, but a quota may require the other resources."""
     return {
         kind: {name: value for name, value in amounts.items() if name in _COMPUTE}
         for kind, amounts in resources.items()

@@ -1,6 +1,6 @@
 """The differences of pods that run vLLM: configuration file, command, variables, probes and shutdown. Pure.
 
-vLLM reads the file as if its lines were flags: `model` is its positional argument.
+vLLM reads each line of the file as a flag, and `model` as the positional argument.
 """
 
 from typing import Any, Final
@@ -20,7 +20,8 @@ _VARIABLES: Final = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-# vLLM cuts off its answers when it gets SIGTERM. So the signal is sent when no request is left, or after drain.timeout.
+# vLLM cuts off its answers when it gets SIGTERM. So preStop runs this script, which delays the signal until no request
+# is left, or until drain.timeout has passed.
 # With `--disable-log-stats` vLLM does not count requests, so the pod waits for the whole timeout.
 _UNTIL_IDLE: Final = """\
 import sys, time, urllib.request
