@@ -21,9 +21,9 @@ RULE_ERROR = "rule"
 class Rule:
     """A constraint on a field (as `Annotated` metadata) or on an object (in `ApiModel.rules`).
 
-    The rule is kept if `cel` is true on the API server and `holds` is true for the parsed value. Both get the value as
-    `self`. `field` names the member of an object to which the error points. With `holds=None`, only the API server
-    checks the rule.
+    The API server evaluates `cel`, in which the value is `self`. The parser calls `holds` with the parsed value. Both
+    return whether the value satisfies the rule. With `holds=None`, only the API server checks the rule. `field` names
+    the member of an object to which the error points.
     """
 
     cel: str
@@ -111,5 +111,5 @@ class ApiModel(BaseModel):
         return found
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the object as a manifest: camelCase, with defaults, without absent members."""
+        """Return the object as a manifest: camelCase, with defaults, without members that are None."""
         return self.model_dump(exclude_none=True)

@@ -32,8 +32,8 @@ Objective = Annotated[Duration, between("1ms", "1h")]
 
 class Objectives(ApiModel):
     """Latencies that 95 of 100 requests or tokens should not exceed. The engine adapts to the traffic how many requests
-    run together and how many prompt tokens a step has, up to `maxBatchSize` and `maxBatchTokens`. If even the
-    lowest limits take more than twice an objective, the engine uses `maxBatchSize` and `maxBatchTokens`."""
+    run together and how many prompt tokens a step has, up to `maxBatchSize` and `maxBatchTokens`. If even the lowest
+    limits miss an objective, docs/objectives.md lists which limits the engine uses."""
 
     rules: ClassVar = (
         Rule(
@@ -56,7 +56,7 @@ class Objectives(ApiModel):
     inter_token_latency: Objective | None = None
     """Time between two tokens of an answer, 1ms to 1h."""
     latency: Objective | None = None
-    """Time from a request's arrival at an engine to its result, 1ms to 1h, for tasks that take one step."""
+    """Time to the result of a request, 1ms to 1h, measured like `timeToFirstToken`, for tasks that take one step."""
 
     @property
     def of_tokens(self) -> bool:
@@ -121,7 +121,7 @@ class Batching(ApiModel):
     step of ImageGenerate computes, twice as many with guidance."""
     length_grouping: Literal["Auto", "Off"] = "Auto"
     """Whether a batch in modes Static and Dynamic prefers requests of similar length. Auto: yes, if batches are padded,
-    or if responses of different lengths wait for each other; requests to generate images prefer others with the same
+    or if responses of different lengths wait for each other. Requests to generate images prefer others with the same
     image size. A request whose window has passed joins the next batch with room, whatever its length. Off: only the
     order of the queue counts."""
     eager: bool = False

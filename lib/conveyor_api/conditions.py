@@ -1,7 +1,7 @@
 """The conditions of an InferenceService, and the meaning of each reason that they may have.
 
-Written by the operator; read by people, tests and the API reference. This module defines which reason belongs to which
-condition. The operator decides when a reason applies.
+This module defines which reason belongs to which condition. The operator decides when a reason applies, and writes the
+conditions. The API reference lists the meanings.
 """
 
 from enum import StrEnum
@@ -185,7 +185,8 @@ POD_FAILURES: Final = (
     Reason.PROGRESS_DEADLINE_EXCEEDED,
 )
 
-# Failures that last until somebody acts. The others may pass: a restart may end a crash, and a node may be added.
+# Failures that usually last until somebody acts. `kubectl conveyor tune` does not wait for their end. The others may
+# pass: a restart may end a crash, and a node may be added.
 LASTING_FAILURES: Final = frozenset(POD_FAILURES) - {
     Reason.OOM_KILLED,
     Reason.OUT_OF_MEMORY,

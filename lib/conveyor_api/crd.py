@@ -1,7 +1,7 @@
-"""Builds the CustomResourceDefinitions by converting the models' JSON schemas, from pydantic, to structural schemas.
+"""Builds the CustomResourceDefinitions: converts the JSON schemas of pydantic models to structural schemas.
 
-Called by `generate` and by tests. Pure. Keywords in `_KEPT` are copied, and those in `_DROPPED` are left out. The
-functions `_structural` and `_resolved` convert some others (such as `$ref`, `anyOf` and `const`). Any other keyword
+Called by `crds/generate.py` and by tests. Pure. Keywords in `_KEPT` are copied, and those in `_DROPPED` are left out.
+The functions `_structural` and `_resolved` convert some others (such as `$ref`, `anyOf` and `const`). Any other keyword
 raises UnsupportedSchema, so that no cluster rejects the definitions.
 """
 
@@ -166,9 +166,9 @@ def _with_format(schema: Schema) -> Schema:
 
 
 def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """Return `schema` with what it refers to (`$ref`), or the one type of its `anyOf` that is not null, merged in.
+    """Return `schema` merged with the schema that its `$ref` names, or with the type in its `anyOf` that is not null.
 
-    Where both have a keyword, such as `description`, the value of `schema` is kept.
+    If both have a keyword, such as `description`, the value in `schema` is kept.
     """
     outer = {keyword: value for keyword, value in schema.items() if keyword not in ("$ref", "anyOf")}
     if "$ref" in schema:
@@ -201,7 +201,7 @@ def _with_stated_default(schema: Schema) -> Schema:
 
 
 def default_sentence(schema: Schema) -> str:
-    """Return the default as a sentence, because `kubectl explain` does not show it.
+    """Return the default as a sentence, because `kubectl explain` does not show defaults.
 
     The default of an object is stated by its members.
     """

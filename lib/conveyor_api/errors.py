@@ -1,9 +1,11 @@
-"""Errors in a resource that is being parsed.
+"""The errors of `conveyor_api`.
 
     ConveyorApiError
-    └── InvalidResource      an InferenceService is not valid; has every problem that was found
+    ├── InvalidResource      a resource is not valid; has every problem that was found
+    └── UnsupportedSchema    a class has a constraint that a CRD cannot express; defined in `crd`
 
-Raised by `InferenceService.parse`. The operator reports it as a condition. The gateway keeps the last valid version.
+`InferenceService.parse` and `ServedName.parse` raise InvalidResource. For an InferenceService, the operator reports it
+as a condition. The gateway keeps the last valid version.
 """
 
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ class Problem:
 
 
 class InvalidResource(ConveyorApiError):
-    """The body is not a valid InferenceService. `problems` is never empty."""
+    """The body is not a valid InferenceService or ServedName. `problems` is never empty."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         assert problems, "an invalid resource has at least one problem"

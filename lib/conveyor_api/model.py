@@ -1,6 +1,6 @@
 """`spec.model`: the model to serve, its source, and its cache.
 
-`parse_model_uri` is the only parser of `model.uri`. The operator mounts or downloads the model that it returns,
+`parse_model_uri` parses `model.uri`. From its result the operator builds the pods, which mount or download the model,
 and writes the model's folder into the engine's configuration. No I/O.
 """
 
@@ -99,7 +99,7 @@ class ImageModel:
 
 ModelSource = HubModel | BucketModel | VolumeModel | ImageModel
 Mounted = VolumeModel | ImageModel
-"""Sources that exist before the pod starts. Nothing is downloaded, and they are mounted read-only."""
+"""Sources that Kubernetes mounts read-only. No container downloads them."""
 
 
 def parse_model_uri(uri: str) -> ModelSource:

@@ -1,7 +1,6 @@
 """Names that several programs share: API group, children, labels, ports, paths and metrics.
 
-Imported by the operator, the gateway, the metrics server and the CRD generator. Pure: no I/O, and no defaults of the
-resource, which are in `spec`. It does not know who uses a name.
+Used by all programs except the engine. Pure: no I/O, and no defaults of the resource, which are in `spec`.
 """
 
 from typing import Final
@@ -35,7 +34,7 @@ METRICS_TLS_SECRET: Final = "conveyor-metrics-tls"
 OPERATOR_LEASE: Final = "conveyor-operator"  # the operator that holds it reconciles
 METRICS_API_ROLE: Final = "conveyor-operator-metrics-api"  # ClusterRole; owns the APIServices
 
-# Ports of the containers, except names that contain SERVICE.
+# Ports: of Services if the name contains SERVICE, otherwise of containers.
 ENGINE_PORT: Final = 8000
 ENGINE_PORT_NAME: Final = "http"
 GATEWAY_PORT: Final = 8080
@@ -118,7 +117,7 @@ PREWARM_SUFFIX: Final = ".prewarm"
 
 
 def engine_name(service: str) -> str:
-    """Return the name of the Deployment, headless Service, HPA, PDB and ServiceAccount of `service`."""
+    """Return the name of the Deployment and of most other children of `service`, for example the HPA and the PDB."""
     return f"{service}{ENGINE_SUFFIX}"
 
 
@@ -144,12 +143,12 @@ def prewarm_name(service: str, job_hash: str) -> str:
 
 
 def prewarm_pod_selector(service: str) -> dict[str, str]:
-    """Return the label that selects that Job's pods. Service names have no dots, so no other pod has this value."""
+    """Return the label that selects the prewarm Job's pods. Names of services have no dots, so no engine pod has it."""
     return {INFERENCE_SERVICE_LABEL: f"{service}{PREWARM_SUFFIX}"}
 
 
 def prewarm_labels(service: str) -> dict[str, str]:
-    """Return all labels of that Job's pods."""
+    """Return all labels of the prewarm Job's pods."""
     return child_labels(service) | {NAME_LABEL: "conveyor-prewarm"} | prewarm_pod_selector(service)
 
 

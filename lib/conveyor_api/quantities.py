@@ -104,7 +104,7 @@ Duration = Annotated[
 
 
 def between(least: str, most: str) -> Rule:
-    """Return a rule with the limits of a Duration, both allowed. Invalid durations have a rule of their own."""
+    """Return the rule that a Duration is from `least` to `most`. Another rule rejects text that is not a duration."""
     low, high = parse_duration_seconds(least), parse_duration_seconds(most)
     return Rule(
         f"!{_DURATION_CEL} || (duration(self) >= duration('{least}') && duration(self) <= duration('{most}'))",

@@ -1,5 +1,7 @@
-"""`spec.queue`: the queue in the gateways, its limits, order and classes. Read by the gateway, which keeps the order,
-and by the operator, which reports it in `status.effective`."""
+"""`spec.queue`: the queue in the gateways, its limits, order and classes.
+
+The gateway reads it and sorts the queue. The operator reads it and reports the classes in `status.effective`.
+"""
 
 import re
 from collections.abc import Callable

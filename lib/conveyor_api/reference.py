@@ -1,6 +1,6 @@
 """Writes the API reference (`docs/api-reference.md`) from the CRD and from the meanings of conditions.
 
-Called by `generate`. Pure. It reads the structural schema, so it documents what the API server enforces.
+Called by `crds/generate.py`. Pure. It reads the structural schema, so it documents what the API server enforces.
 """
 
 import textwrap

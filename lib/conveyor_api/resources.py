@@ -18,9 +18,9 @@ def _is_amount(value: int | str) -> bool:
         return False
 
 
-# For the cost of a rule, Kubernetes assumes that a number-or-string is as long as a whole request. The rules here are
-# near the limit of the cost. So few resources are allowed, and a rule first checks that a value is a quantity only
-# where an evaluation error would otherwise hide the message.
+# Kubernetes limits the estimated cost of rules. In the estimate, a number-or-string is as long as a whole request. The
+# rules here are near the limit, so few resources are allowed. For the same reason, a rule checks first whether a value
+# is a quantity only if an evaluation error would otherwise hide the message.
 ResourceAmounts = Annotated[
     dict[
         str,

@@ -1,7 +1,7 @@
 """The scheduling fields of `spec.pod`, with the same meaning as in a pod's spec.
 
 Every member is typed and limited here. An untyped member would let a tenant put JSON of any size into an object that
-all of Conveyor's processes read. Also, mistakes would only be found when the Deployment is applied.
+all of Conveyor's processes read. Mistakes in it would only be found when the Deployment is applied.
 """
 
 from typing import Annotated, ClassVar, Literal

@@ -79,9 +79,9 @@ def build_served_name(namespace: str, name: str) -> dict[str, Any]:
 
 
 def root_name(system_namespace: str) -> str:
-    """Return the gateways' own name.
+    """Return the served name for whose claim the gateways wait.
 
-    The operator claims it after the names of all services, and gateways become ready only after that. So in an upgrade
-    to the first release with claims, every service keeps its name.
+    The operator claims this name after the names of all services, and gateways become ready only after that. So in an
+    upgrade to the first release with claims, every service keeps its name.
     """
     return f"{system_namespace}/{names.GATEWAY_SERVICE}"

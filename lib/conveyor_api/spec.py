@@ -1,7 +1,8 @@
 """`spec` as a whole: the state that a user wants.
 
-Parts: `model`, `engine`, `batching`, `autoscaling`, `resources`, `pod`; the small ones are here. Defaults and limits
-are only in these models; the CRD and the API reference are generated from them.
+Modules with the names of the larger fields define them (`model`, `engine`, `pod` and others). This module defines
+`rollout` and `drain`. Defaults and limits are only in these classes. The CRD and the API reference are generated from
+the classes.
 """
 
 from typing import Annotated, ClassVar, Final

@@ -137,8 +137,8 @@ class EffectiveStatus(_StatusModel):
     pod_starts: Annotated[list[Duration], Field(max_length=NUM_POD_STARTS)] | None = None
     """How long the latest pods took from their creation until they were ready, the newest last."""
     scale_up_period: Duration | None = None
-    """Period of the default policies for scaling up: the slowest of `podStarts` (5 minutes until a pod has started)
-    plus two queue time-outs, each counted as a minute at most."""
+    """Period of the default policies for scaling up: the slowest of `podStarts` plus two queue time-outs, each counted
+    as a minute at most. Before the first pod of the service has started, 5 minutes count as its start."""
     resources: ResourcesStatus | None = None
     """Resources of the engine's container, with the requests that Conveyor adds."""
     queue_classes: Annotated[list[QueueClassStatus], Field(max_length=MAX_CLASSES), KeyedBy("name")] | None = None

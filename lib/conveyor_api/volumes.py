@@ -28,7 +28,7 @@ def _is_size(text: str) -> bool:
         return False
 
 
-# A string. In a list, a rule on a string costs less than one on a quantity, which may be a number.
+# A string, not a Quantity, which may also be a number. In a list, a rule on a string costs less than one on a Quantity.
 SizeLimit = Annotated[
     str,
     Field(max_length=20),
@@ -150,7 +150,7 @@ class VolumeMount(ApiModel):
             lambda path: re.search(_TAKEN_PATTERN, path) is None,
         ),
     ]
-    """Folder, or with `subPath` file, in the container."""
+    """Path in the container: a folder, or a file if `subPath` names one."""
     sub_path: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     """Path within the volume; default: the whole volume."""
     read_only: bool | None = None

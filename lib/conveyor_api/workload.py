@@ -29,8 +29,8 @@ class TokenLengths(ApiModel):
 
 
 class Workload(ApiModel):
-    """Lengths of the requests. Engines derive sizes from them when they start; `status.effective.derived` shows these.
-    Fields that set a size take precedence."""
+    """Lengths of the requests. Engines derive sizes from them when they start; `status.effective.derived` shows the
+    sizes. Fields that set a size take precedence."""
 
     input_tokens: TokenLengths
     """Tokens of a prompt, or of a text to embed, rank or classify."""

@@ -205,7 +205,7 @@ class Connection(web.RequestHandler):
                 self._expect_head()
             self._head_bytes += len(data)
         elif not is_head and self._last_body.is_eof() and not self._is_answering:
-            self._read(b"")  # the end of an unread body, after which the parser has stopped
+            self._read(b"")  # the parser has stopped at the end of an unread body
 
     def _keep(self, data: bytes) -> None:
         """Keep pipelined bytes. If there is no room, close after the current request: clients resend the others."""

@@ -1,9 +1,8 @@
 """Reads a whole response from an untrusted or faulty server, up to a size.
 
-Used by `watch` (the API server), the gateway (pages of engines) and the metrics server (the gateways' demand). The
-caller's session limits the time (`aiohttp.ClientTimeout`). Bodies that pass through the gateway are not read here:
-requests count towards its memory (`relaying.bodies`), and engines' answers are forwarded as they arrive
-(`engines.session`).
+Used for lists of the API server (`watch`), pages of gateways (`gateways`), and pages and reports of engines (the
+gateway and `kubectl conveyor advise`). The caller limits the time (`aiohttp.ClientTimeout`). Bodies that pass through
+the gateway are not read here: `relaying.bodies` reads those of requests, and `engines.session` those of answers.
 """
 
 import aiohttp

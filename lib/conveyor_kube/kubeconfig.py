@@ -1,6 +1,7 @@
-"""Finds the cluster for the operator, the gateway and the metrics server, by the same rule as client-go.
+"""Finds the cluster for the operator, the gateway and the metrics server.
 
-Each program calls it when it opens its connection. The Kubernetes client reads the files.
+Each program calls `load_configuration` when it opens its connection. The places are tried in the order of
+KUBECONFIG_MEANING. The Kubernetes client reads the files.
 """
 
 import os

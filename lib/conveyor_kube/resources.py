@@ -1,6 +1,7 @@
-"""The three collections that the gateway watches, and the fields that `catalog`, `slices` and `served_names` read.
+"""The collections of InferenceServices, EndpointSlices and ServedNames, and their fields that are read.
 
-The operator watches ServedNames and the gateways' EndpointSlices too.
+The gateway watches all of them. The operator watches ServedNames and the gateways' EndpointSlices, and the metrics
+server only the latter.
 """
 
 from typing import Any, NotRequired, TypedDict

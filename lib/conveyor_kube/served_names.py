@@ -132,10 +132,10 @@ def _remove(lists: dict[str, _Ranked], name: str, item: tuple[int, str]) -> None
 
 
 class ClaimSink:
-    """A sink of `watch`.
+    """A sink of `watch` that stores claims in `index`.
 
-    After the index has changed, it calls `on_came(claim)`, `on_gone(claim)`, or after a list `on_listed(namespace)` (""
-    for all namespaces).
+    It calls `on_came` or `on_gone` with the claim after the index has changed, and `on_listed` with the namespace (""
+    for all namespaces) after a list.
     """
 
     def __init__(

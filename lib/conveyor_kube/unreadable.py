@@ -1,6 +1,6 @@
 """Logs, counts and skips objects of the cluster that cannot be parsed. Each is logged once.
 
-Used by `catalog` and by the metrics server's `source` around every parser of an object.
+Used by the gateway, the metrics server and the operator around parsers of watched objects.
 """
 
 import logging

@@ -4,8 +4,8 @@
 
 Our own messages are literal templates of `key=value` pairs that begin with `event=`. Arguments are values and are
 quoted here, so that data from a client cannot end a line, begin another key or control a terminal. Messages of
-libraries, such as Kopf and uvicorn, get `event=log`, the logger's name, and the text as one value. Called by
-`__main__`.
+libraries, such as Kopf and uvicorn, get `event=log`, the logger's name, and the text as one value. `running` and the
+engine's `logs` call `set_up_log`.
 """
 
 import json
@@ -53,9 +53,10 @@ def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -
 
 
 class _LibraryLimit(logging.Filter):
-    """Passes a few warnings a minute of each library's logger, with the number of those it has left out.
+    """Passes a few warnings a minute from each library's logger.
 
-    Kopf, for example, logs each of nine attempts of each of its watches while the API server is unreachable.
+    The first warning after such a minute has the number of warnings that were left out. Kopf, for example, logs each of
+    nine attempts of each of its watches while the API server is unreachable.
     """
 
     def __init__(self) -> None:

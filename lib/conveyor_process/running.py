@@ -29,7 +29,7 @@ S = TypeVar("S", bound=LoggedSettings)
 def run_program(program: Program[S], run: Callable[[S], None]) -> int:
     """Run a program. Returns its exit code: 0 when `run` returns, 1 after an error, 2 for invalid settings.
 
-    It has the only broad `except` of the process.
+    Errors other than SettingsError are logged.
     """
     try:
         settings = program.parse(sys.argv[1:], os.environ)

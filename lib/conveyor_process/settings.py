@@ -47,7 +47,7 @@ def required(meaning: str, kind: Kind[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value and its origin. Text is parsed by the field's kind. Other values already have a type."""
+    """A value and its origin. `is_text`: whether it comes from a flag or a variable, not from a file with types."""
 
     name: str
     value: object
@@ -74,8 +74,8 @@ def _no_conflicts(_: object) -> Iterable[tuple[str, str]]:
 class Program(Generic[S]):
     """A program: the module that `python -m` runs, its description, and the dataclass of its settings.
 
-    conflicts: yields invalid combinations of settings, each as a field and the rest of a sentence that begins with its
-    name.
+    conflicts: yields a field and a phrase for each invalid combination of settings. The error message is the field's
+    name, followed by the phrase.
     """
 
     module: str

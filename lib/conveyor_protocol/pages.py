@@ -1,8 +1,8 @@
 """The pages of a gateway's admin port that other programs read. Both sides use these types.
 
 The metrics server reads `/demand`, and the operator reads `/activity` and `/start`. A reader ignores unknown fields,
-and fields with a default may be missing, because gateways of an earlier release may respond. Services are
-`namespace/name`, engines `host:port`.
+and fields with a default may be missing, because gateways of an earlier release may respond. The key of a service
+is `namespace/name`, that of an engine `host:port`.
 """
 
 from typing import Annotated
@@ -18,7 +18,7 @@ class EngineDemand(Struct, frozen=True):
     """What one gateway knows about an engine."""
 
     dispatched: Count
-    """Requests of this gateway at the engine that arrived longer than the batching window ago."""
+    """Requests at the engine that this gateway accepted longer ago than the batching window."""
     waiting: Count | None
     """Requests of all gateways that wait inside the engine for a place in its batch; None if not reported."""
     carried: AtLeastOne | None = None
@@ -47,7 +47,7 @@ class ServiceDemand(Struct, frozen=True):
     batch_size: AtLeastOne = 1
     """Number of requests that one engine runs at once."""
     engines: dict[str, EngineDemand] = {}
-    """The engines that have requests of this gateway."""
+    """By address, the engines at which this gateway has a request older than the batching window."""
     classes: dict[str, ClassDemand] = {}
     """The classes by name; empty for a service without classes."""
 

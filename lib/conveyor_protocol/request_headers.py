@@ -10,22 +10,23 @@ REQUEST_TIMEOUT_HEADER: Final = "X-Request-Timeout-Seconds"
 TIMEOUT_SECONDS_MIN: Final = 0.001
 # A client names the class of its request; the gateway sends that class's level.
 CLASS_HEADER: Final = "X-Request-Class"
-# Requests of lower levels go first. But a request is overtaken only by requests that arrive at most this many seconds
-# after it, times the difference of their levels.
+# Requests of lower levels go first, but each level counts as LEVEL_AGEING_SECONDS of waiting. So a request is overtaken
+# only by requests that arrive at most LEVEL_AGEING_SECONDS x (difference of levels) + MAX_OFFSET_SECONDS after it.
 LEVEL_HEADER: Final = "X-Request-Level"
 LEVEL_MAX: Final = 1000
 LEVEL_AGEING_SECONDS: Final = 60.0
 # Within its class, a request counts as if it had arrived at most this much earlier or later, by its timeout or length.
 MAX_OFFSET_SECONDS: Final = 30.0
-# A place is a gateway's right to send an engine one more request. The header names a free place or one that the engine
-# has granted (`GET /place`). A 429 with NO_PLACE means that none is free, so the gateway must request one.
+# A place is a gateway's right to send an engine one more request. With PLACE_IF_FREE a request takes a free place, with
+# PLACE_GRANTED one that the engine has granted to `GET /place`. A 429 with NO_PLACE means that no place is free, so the
+# gateway must request one.
 PLACE_HEADER: Final = "X-Engine-Place"
 PLACE_IF_FREE: Final = "if-free"
 PLACE_GRANTED: Final = "granted"
 NO_PLACE: Final = "none"
-# In a request, a key that the gateway chose; in the response, the tokens that the request has used. A stream has a
-# mark, which no event contains, and this report after its last event. `GET /usage?key=` returns it if the client has
-# left.
+# In a request, the value is a key that the gateway chose. In the response, it is a report of the tokens that the
+# request has used. After its last event, a stream has USAGE_MARK, which no event contains, and then the final report.
+# If the client has left, the gateway gets the report with `GET /usage?key=`.
 USAGE_HEADER: Final = "X-Engine-Usage"
 USAGE_MARK: Final = b"\x1e"  # ASCII's record separator
 USAGE_PATH: Final = "/usage"
