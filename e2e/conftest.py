@@ -16,12 +16,12 @@ def _only_our_cluster() -> None:
     kube.require_our_cluster()
 
 
-# Only with `-m` and the name.
+# Stories with these marks run only if `-m` names the mark.
 KEPT_APART = ("takes_the_cluster_away", "brings_vllm", "mounts_images")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what runs only by its mark, and begin with the long ones, so that none is left alone at the end."""
+    """Deselect stories that run only by their mark. Long stories run first, so that none runs alone at the end."""
     named = config.getoption("markexpr")
     unnamed = [mark for mark in KEPT_APART if mark not in named]
     apart = [item for item in items if any(item.get_closest_marker(mark) for mark in unnamed)]
@@ -48,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Succeed if none of the chosen stories has the mark of this run."""
+    """Succeed even if the marks of this run deselect all collected stories."""
     if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.testscollected:
         session.exitstatus = pytest.ExitCode.OK
 
@@ -58,7 +58,7 @@ FAILED = pytest.StashKey[bool]()
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A fresh namespace that holds the demo model's claim; everything in it goes with it."""
+    """A fresh namespace with the demo model's claim. It is deleted afterwards, with everything in it."""
     yield from _provide_namespace(request)
 
 

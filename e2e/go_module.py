@@ -28,7 +28,7 @@ def fetch(module: str) -> Path:
 def build(module: str, folder: Path, names: Sequence[str]) -> None:
     """Build `./cmd/NAME` of a module into `folder` for each name, unless all are there. Raises CalledProcessError.
 
-    Whatever Go keeps for it, gigabytes, is deleted afterwards.
+    What Go caches for the build, gigabytes, is deleted afterwards.
     """
     if all((folder / name).exists() for name in names):
         return

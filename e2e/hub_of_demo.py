@@ -1,4 +1,4 @@
-"""A model hub on this machine that serves the demo model under a name of the documentation's."""
+"""A model hub on this machine that serves the demo model under a name that the documentation uses."""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ REPOSITORY = "Qwen/Qwen3-0.6B"
 
 @contextmanager
 def running_hub(folder: Path, faults: Faults | None = None) -> Iterator[Hub]:
-    """The hub's real protocol on a free port, reachable from pods; the demo model stands in for `REPOSITORY`."""
+    """Serve the hub's protocol on a free port that pods can reach. `REPOSITORY` is the demo model."""
     model = folder / REPOSITORY
     model.parent.mkdir(parents=True, exist_ok=True)
     if not model.exists():
@@ -32,7 +32,7 @@ def running_hub(folder: Path, faults: Faults | None = None) -> Iterator[Hub]:
 
 
 def from_hub(hub: Hub, body: dict[str, Any]) -> dict[str, Any]:
-    """A manifest of the documentation, made to run here: that hub, the CPU, and the demo model's own length."""
+    """Return a manifest of the documentation, changed to run here: with this hub, a CPU and the demo model's length."""
     spec = dict(body["spec"])
     environment = [{"name": "HF_ENDPOINT", "value": hub.url}]
     spec["engine"] = {**spec.get("engine", {}), "device": "Auto", "maxModelLen": 512}

@@ -1,6 +1,6 @@
 """KEDA itself, from its Go module: its operator, its metrics server and its admission webhook as programs.
 
-Made once, by `make keda`; `tests/keda` runs them, and other tests take its definitions from the module.
+`make keda` builds the programs once, and `tests/keda` runs them. Other tests read KEDA's definitions from the module.
 """
 
 from pathlib import Path

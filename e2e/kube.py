@@ -77,7 +77,7 @@ def list_(kind: str, namespace: str, selector: str | None = None) -> list[Object
 
 
 def apply(manifest: Object | list[Object], namespace: str | None = None) -> None:
-    """Server-side apply, as the field's tools do it."""
+    """Apply objects with server-side apply. Takes over fields that others manage."""
     objects = manifest if isinstance(manifest, list) else [manifest]
     where = ("-n", namespace) if namespace else ()
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})

@@ -128,6 +128,6 @@ def _take_event(answer: Answer, line: bytes) -> None:
         if text:
             if answer.first_token_seconds is None:
                 answer.first_token_seconds = time.monotonic() - answer.started
-            answer.tokens += 1  # chunks; a chunk holds one token unless bytes were held back
+            answer.tokens += 1  # counts chunks: a chunk has one token unless bytes were held back
             answer.text += text
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason

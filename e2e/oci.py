@@ -1,6 +1,6 @@
-"""containerd 2, which mounts images as volumes, and a registry to pull them from: programs of their Go modules.
+"""Builds containerd 2, which mounts images as volumes, and a registry to pull images from, from their Go modules.
 
-Made once, by `make oci`, which puts them before Debian's on the PATH: its containerd 1.6 mounts no image.
+`make oci` builds the programs once and puts them before Debian's on the PATH. Debian's containerd 1.6 mounts no images.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ VERSION = "2.4.2"
 FOLDER = CACHE / f"containerd-{VERSION}"
 _CONTAINERD = "github.com/containerd/containerd/v2/cmd/"
 _REGISTRY = "github.com/google/go-containerregistry/cmd/registry@v0.22.1"
-# Those of one command are of one module.
+# One `go install` for each list: all its packages must be of one module.
 _PACKAGES = (
     [f"{_CONTAINERD}{name}@v{VERSION}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")],
     [_REGISTRY],

@@ -16,14 +16,14 @@ _PACKAGE = f"github.com/prometheus/prometheus/cmd/promtool@v{VERSION}"
 
 
 def build() -> Path:
-    """The program. What building it needs is gone afterwards."""
+    """Build promtool and return its path. All else that the build needs is deleted afterwards."""
     if not PROGRAM.exists():
         partial = FOLDER / "partial"
         environment = go_module.build_environment(partial / "modules")
         environment |= {"GOCACHE": str(partial / "build"), "GOBIN": str(partial / "bin"), "CGO_ENABLED": "0"}
         options: dict[str, Any] = {"env": environment, "check": True}
         with announced(f"promtool {VERSION}: building it, which takes a core some minutes and 2 GB meanwhile"):
-            # Without service discovery, whose SDKs of clouds would be most of the build.
+            # Without service discovery: the cloud SDKs that it needs would be most of the build.
             programs.run("go", "install", "-tags=remove_all_sd", "-trimpath", "-ldflags=-s -w", _PACKAGE, **options)
         (partial / "bin" / "promtool").rename(PROGRAM)
         shutil.rmtree(partial)

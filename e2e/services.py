@@ -25,7 +25,7 @@ def provide_demo_model(namespace: str) -> None:
 
 
 def remove_demo_model(namespace: str) -> None:
-    """Forget the volume behind the claim; the claim went with its namespace, the folder stays."""
+    """Delete the volume behind the claim. The caller deletes the claim or its namespace. The folder stays."""
     kube.kubectl("delete", "pv", f"{namespace}-{CLAIM}", "--ignore-not-found", "--wait=false")
 
 

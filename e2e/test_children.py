@@ -46,7 +46,7 @@ def is_new(kind: str, name: str, uid: str, namespace: str) -> bool:
 
 
 def edit_and_wait(kind: str, name: str, edit: dict[str, Any], namespace: str) -> None:
-    """`edit` changes one field; it is to be again what it was."""
+    """Apply `edit`, which changes one field, and wait until the field has its old value again."""
     before = pick(edit, observe(kind, name, namespace))
     kube.kubectl("patch", kind, name, "-n", namespace, "-p", json.dumps(edit))
     kube.wait_until(

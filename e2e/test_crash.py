@@ -1,4 +1,4 @@
-"""The cluster crashes with pods running on it, and `down` removes every trace all the same; the end of `make e2e`."""
+"""The cluster crashes while pods run on it, and `down` still removes every trace. Runs at the end of `make e2e`."""
 
 import os
 import signal
@@ -33,6 +33,6 @@ def test_after_a_crash_down_leaves_nothing() -> None:
 
 
 def processes_of_the_cluster() -> list[str]:
-    """Command lines that name its folder: the recorded processes, and the helpers of pods."""
+    """Return command lines that name the cluster's folder: of the recorded processes, and of the helpers of pods."""
     lines = subprocess.run(["ps", "-ewwo", "stat,args"], capture_output=True, text=True, check=True).stdout
     return [line for line in lines.splitlines() if f"{local.FOLDER}/" in line and not line.startswith("Z")]

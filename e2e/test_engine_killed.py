@@ -30,7 +30,7 @@ async def test_an_engine_killed_in_its_streams_gives_clear_errors_and_the_next_r
     errors = [a.error or "" for a in load.failed]
     assert len(errors) == 3, errors
     assert all("error event" in error for error in errors), errors
-    # Those that came after waited at the gateway for the engine's return, and were answered: each client has one.
+    # Each client's next request waited at the gateway until the engine was back, and was answered.
     assert len(load.answers) >= 6
     kube.wait_ready("frail", namespace)
     logs = "kubectl logs POD -c engine --previous".replace("POD", pod)
@@ -42,7 +42,7 @@ def streaming(load) -> int:
 
 
 def kill_engine(namespace: str) -> str:
-    """SIGKILL to the process that runs the model, as a crash or the kernel's OOM killer has it end; the pod's name."""
+    """Kill the process that runs the model, as the kernel's OOM killer does. Returns the pod's name."""
     pod: str = kube.list_("pods", namespace, "conveyor.dev/inference-service=frail")[0]["metadata"]["name"]
     kube.kubectl("exec", pod, "-n", namespace, "-c", "engine", "--", "python", "-c", KILL)
     return pod

@@ -42,7 +42,7 @@ def test_a_commit_that_the_uri_names_is_fetched_and_no_other(namespace: str, tmp
 def test_a_job_fetches_into_the_claim_and_no_pod_fetches_again(namespace: str, tmp_path: Path) -> None:
     folder = tmp_path / "claim"
     folder.mkdir()
-    folder.chmod(0o777)  # nothing gives a folder of the node to the pod's user
+    folder.chmod(0o777)  # Kubernetes does not make a hostPath folder writable for the pod's user
     with running_hub(tmp_path) as hub:
         kube.apply(host_path_claim(namespace, "warm", str(folder)), namespace)
         body = from_hub(hub, manifest(cache={"strategy": "PVC", "claimName": "warm", "prewarm": True}))

@@ -1,4 +1,4 @@
-"""The metrics API is away: the HPA holds the replicas it has, ScalingReady becomes False, and scaling goes on later."""
+"""The metrics API is down: the HPA holds the replicas it has, ScalingReady becomes False, and scaling goes on later."""
 
 import asyncio
 

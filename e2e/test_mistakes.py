@@ -19,7 +19,7 @@ ENCODER_DECODER = {"model_type": "t5", "architectures": ["T5ForConditionalGenera
 
 @pytest.fixture
 def encoder_decoder() -> Iterator[None]:
-    """Beside the demo's model in the volume, and with its other files."""
+    """Write an encoder-decoder model into the volume. Its other files are those of the demo's model."""
     demo = demo_model_directory()
     folder = demo.parent / "t5"
     shutil.copytree(demo, folder, dirs_exist_ok=True)
@@ -54,7 +54,7 @@ def test_the_mistake_is_told(mistake: Told, namespace: str, request: pytest.Fixt
 
 
 def is_told(mistake: Told, namespace: str) -> bool:
-    """By the columns of `kubectl get` and by the sentence."""
+    """Return whether the columns of `kubectl get` and the condition's message report the mistake."""
     row = kube.kubectl("get", "infsvc", NAME, "-n", namespace, "--no-headers").split()
     ready = kube.condition(kube.get("infsvc", NAME, namespace), "Ready")
     return row[1:3] == [mistake.ready, mistake.reason] and (mistake.seen or mistake.says) in ready["message"]

@@ -29,7 +29,7 @@ def test_every_mode_answers_two_at_once_and_all_agree_on_greedy_tokens(namespace
         kube.wait_ready(name, namespace)
         with ThreadPoolExecutor() as clients:
             answers[mode] = tuple(clients.map(lambda question, name=name: ask(name, namespace, question), QUESTIONS))
-        if mode != "Continuous":  # where the second may come after the first has ended
+        if mode != "Continuous":  # there, the second request may come after the first has ended
             assert (steps_of_two(name, namespace) > 0) == (mode != "None"), mode
         kube.kubectl("delete", "infsvc", name, "-n", namespace)
     assert all(text.strip() for text in answers["Continuous"]), answers

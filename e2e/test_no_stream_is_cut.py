@@ -14,7 +14,7 @@ from e2e.load import running_load
 from e2e.services import service
 
 NAME = "calm"
-# A pod waits 5 s before it drains: streams are to be longer, also where nothing else runs.
+# A pod waits 5 s before it drains. The streams must take longer than that, even on an idle machine.
 BODY = {"model": NAME, "max_tokens": 900, "min_tokens": 700, "temperature": 0.8}
 SLOW = {"requests": {"cpu": "100m"}, "limits": {"nvidia.com/gpu": 1, "cpu": "500m"}}
 ENGINES = f"conveyor.dev/inference-service={NAME}"
@@ -61,7 +61,7 @@ def roll_the_gateways(namespace: str) -> None:
 
 
 def upgrade_the_chart(namespace: str) -> None:
-    """All processes of ours are replaced, twice, by a value that they all have; the engines stay."""
+    """Replace the operator, gateways and metrics API twice, by changing their log level. The engines stay."""
     before = engines(namespace)
     try:
         deploy.install(*(f"{process}.logLevel=debug" for process in ("operator", "gateway", "metrics")))

@@ -1,4 +1,4 @@
-"""`oci://` models: an image that the node pulls from a registry and mounts, and what is told where it cannot."""
+"""`oci://` models: the node pulls an image from a registry and mounts it, or the conditions say why it cannot."""
 
 from collections.abc import Iterator
 from functools import partial

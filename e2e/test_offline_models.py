@@ -1,4 +1,4 @@
-"""docs/models.md's models to try offline, as its commands serve them."""
+"""A model that docs/models.md offers for offline use, served by the commands of that page."""
 
 from openai import OpenAI
 

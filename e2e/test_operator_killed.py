@@ -1,4 +1,4 @@
-"""The operator is killed in the middle of a rollout: serving goes on, and the next operator ends in the same state."""
+"""The operator is killed in the middle of a rollout: serving goes on, and the next operator continues the work."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def test_an_operator_killed_in_a_rollout_loses_nothing(namespace: str) -> 
         await asyncio.to_thread(kube.wait_until, "the rollout is done", lambda: settled(2, namespace), 300)
     assert load.answers
     assert not load.failed, [a.error for a in load.failed]
-    # The Deployment's own controller may have done all of that: what follows needs an operator.
+    # The Deployment's controller may have finished the rollout alone. What follows needs an operator.
     kube.kubectl("rollout", "status", "deployment/conveyor-operator", "-n", kube.SYSTEM_NAMESPACE, "--timeout=120s")
     kube.apply(service("roll", replicas=1, **spec), namespace)
     kube.wait_until("a new operator has done it", lambda: settled(1, namespace), 120)

@@ -1,4 +1,4 @@
-"""An autoscaler of one's own, and what `kubectl conveyor` says of a cluster and of who sets the replicas."""
+"""A user's own autoscaler, and what `kubectl conveyor` reports about a cluster and about who sets the replicas."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ MINE = {
 
 @pytest.fixture(autouse=True)
 def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kubectl finds it beside the Python that runs this."""
+    """kubectl finds the plugin beside the Python that runs the stories."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 

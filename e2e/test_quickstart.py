@@ -1,7 +1,7 @@
 """The README's and the quickstart's commands, verbatim.
 
-What this cluster has not is stood in for between two of the quickstart's commands: the hub is a local one that speaks
-the hub's protocol and serves the demo model under the manifest's name, and `engine.device: Auto` runs it on the CPU.
+This cluster has no GPU and does not use the internet's hub. So the quickstart's manifest is changed between two of its
+commands: a local hub serves the demo model under the manifest's name, and `engine.device: Auto` runs it on the CPU.
 """
 
 import os
@@ -20,7 +20,7 @@ from e2e.hub_of_demo import from_hub, running_hub
 
 
 def commands(page: str, begin: str = "") -> list[str]:
-    """The `sh` blocks of a page, in order, from where it says so."""
+    """Return the `sh` blocks of a page, in order, from the text `begin` on."""
     _, heading, rest = (REPOSITORY / page).read_text().partition(begin or "\n")
     assert heading
     return re.findall(r"```sh\n(.*?)```", rest, re.DOTALL)
@@ -51,7 +51,7 @@ def test_the_readme_s_demo_does_what_it_says_and_its_curl_answers() -> None:
     out = shell(demo.splitlines()[0])
     assert "0 failed" in out
     assert '"object":"chat.completion"' in shell(curl).replace(" ", "")
-    figures = shell(commands("docs/autoscaling.md")[0])  # this page asks of the same service what its autoscaler sees
+    figures = shell(commands("docs/autoscaling.md")[0])  # the page shows what the service's autoscaler sees
     assert "InferenceService" in figures
     assert "demo-engine" in figures
     assert "desiredReplicas" in figures

@@ -1,4 +1,4 @@
-"""Up and down on the queue, through the cluster's own HPA, with no stream cut on the way."""
+"""A service scales up and down on the queue, through the cluster's own HPA, and no stream is cut."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""A service of each task but text, by its manifest and its page."""
+"""A service for each task but text, with the task's manifest and the command of its page."""
 
 import re
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
 
 
 def assert_program_computed(url: str, program: Path) -> None:
-    """Triton's client gets, through the gateway, what the program gives alone."""
+    """Check that Triton's client gets through the gateway what the program computes by itself."""
     rows = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     tensor = triton.InferInput("input", list(rows.shape), "FP32")
     tensor.set_data_from_numpy(rows)

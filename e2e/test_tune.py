@@ -1,6 +1,6 @@
 """`kubectl conveyor advise` and `tune` on a whole cluster, on a service that declares its workload.
 
-They reach the engines by `kubectl port-forward` and the API server's proxy.
+Both commands reach the engines by `kubectl port-forward` and the API server's proxy.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ LOAD = ("--input-tokens", "32", "--output-tokens", "8", "--rate", "1,2", "--seco
 
 @pytest.fixture(autouse=True)
 def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kubectl finds it beside the Python that runs this."""
+    """kubectl finds the plugin beside the Python that runs the stories."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 

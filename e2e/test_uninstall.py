@@ -1,7 +1,7 @@
 """Who serves custom.metrics.k8s.io when another adapter comes after us, we leave, and we come back after it.
 
-`other_adapter.py` runs as a pod, with an HPA of its own. Whoever has the group, that owner's HPAs scale, namespaces end
-and engines go on. Both stories share one service and one adapter.
+`other_adapter.py` runs as a pod, and has its own HPA. Whoever owns the API group, that owner's HPAs scale, namespaces
+can be deleted and engines keep running. Both stories share one service and one adapter.
 """
 
 import base64
@@ -38,8 +38,9 @@ def ours(shared_namespace: str) -> str:
 
 @pytest.fixture(scope="module")
 def adapter(ours: str) -> Iterator[dict[str, Any]]:
-    """The adapter's pod is ready and its HPA is there; the APIService to register it with. The group is ours again
-    afterwards.
+    """Start the adapter's pod and create its HPA. Yields the APIService that registers the adapter.
+
+    The API group is ours again afterwards.
     """
     with tempfile.TemporaryDirectory() as folder:
         authority = Authority(Path(folder), "other-authority")
@@ -114,7 +115,7 @@ def test_an_adapter_that_comes_after_us_has_the_group_until_it_goes(ours: str, a
 def test_uninstall_leaves_no_trace_but_the_services_and_the_chart_comes_back(
     ours: str, adapter: dict[str, Any]
 ) -> None:
-    """It comes back under the same name, first beside another owner of the group, then as its owner."""
+    """The chart comes back under the same name, first beside another owner of the API group, then as its owner."""
     kube.apply(service("leaves", pod={"nodeSelector": {"disk": "none"}}), ours)
     kube.helm("uninstall", "conveyor", "-n", kube.SYSTEM_NAMESPACE, "--wait", "--cascade", "foreground")
     kube.wait_until("no APIService of ours", lambda: not custom_metrics_apiservices(), 60)

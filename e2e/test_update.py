@@ -30,7 +30,7 @@ def hub_model(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 
 async def test_another_engine_image_where_a_volume_might_not_be_mounted_twice(namespace: str) -> None:
-    """Another name of the same one. The old pod makes room at once."""
+    """The edit sets another name of the same image. The old pod makes room at once."""
     edit = {"engine": {"device": "Auto", "image": IMAGES["engine"].loaded_last}}
     await assert_replaced(service(NAME, replicas=1), edit, namespace)
 
@@ -39,7 +39,7 @@ async def test_a_lone_replica_brings_its_successor_beside_itself_where_a_gpu_is_
     hub_model: dict[str, Any], namespace: str
 ) -> None:
     """The successor has the sizes that follow from the declared workload, and the status tells them."""
-    del hub_model["spec"]["engine"]["maxModelLen"]  # which would win
+    del hub_model["spec"]["engine"]["maxModelLen"]  # which would override the workload
     lengths = {"inputTokens": {"p50": 16, "p95": 32}, "outputTokens": {"p50": 150, "p95": 200}}
     await assert_replaced(hub_model, {"workload": lengths}, namespace)
     status = (kube.get("infsvc", NAME, namespace) or {})["status"]

@@ -1,4 +1,4 @@
-"""vLLM itself under the same resource: ready, chats, up and down on the queue, a rollout, and no answer cut off."""
+"""vLLM as an InferenceService's engine: it chats, scales on the queue and is rolled, and no answer is cut off."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ def the_service(**engine: Any) -> dict[str, Any]:
     batching = {"maxBatchSize": 4, "maxBatchTokens": 1024}
     cache = {"blockBudget": 256, "blockSize": 32}  # vLLM's attention on CPUs wants multiples of 32
     rollout = {"maxSurge": 1, "maxUnavailable": 0}  # a start takes longer than a request waits
-    queue = {"timeout": "5m"}  # twelve requests in turn on four places, while the second pod's start has the processor
+    queue = {"timeout": "5m"}  # twelve requests share four places while the second pod starts on the same processor
     return service(
         NAME,
         batching=batching,
@@ -70,7 +70,7 @@ async def answers(url: str) -> None:
 
 
 def assert_whole(load: Load) -> None:
-    """vLLM ends a cut answer in good order: its finish reason tells it."""
+    """Check that no answer was cut. vLLM ends a cut answer without an error; only its finish reason differs."""
     assert load.answers
     assert not load.failed, [answer.error for answer in load.failed]
     assert {answer.finish_reason for answer in load.answers} <= {"stop", "length"}

@@ -1,4 +1,4 @@
-"""To zero and back: no pod while nobody asks, and the first requests, however many, are held and answered."""
+"""To zero and back: an idle service has no pod, and its first requests, however many, are held and answered."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,7 +26,7 @@ async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(
     kube.apply(body, namespace)
     kube.wait_ready("zero", namespace)
     await asyncio.to_thread(kube.wait_until, "no engine", lambda: is_asleep(namespace), 120)
-    # Gateways that begin while it sleeps hold its requests as well.
+    # Gateways that start while the service is at zero hold its requests as well.
     for what in (("restart",), ("status", "--timeout=170s")):
         deployment = ("deployment/conveyor-gateway", "-n", kube.SYSTEM_NAMESPACE)
         await asyncio.to_thread(kube.kubectl, "rollout", *what, *deployment)
@@ -50,14 +50,14 @@ async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(
 
 
 def is_asleep(namespace: str) -> bool:
-    """No pod is left, and the service says that it answers all the same."""
+    """Return whether no pod is left and the service is still Ready, with the reason ScaledToZero."""
     ready = kube.condition(kube.get("infsvc", "zero", namespace), "Ready")
     pods = kube.list_("pods", namespace, SELECTOR)
     return (ready.get("status"), ready.get("reason")) == ("True", "ScaledToZero") and not pods
 
 
 def woken_start(namespace: str) -> dict[str, str] | None:
-    """That of the pod that the first request started, once its warm-up is told."""
+    """Return the start of the pod that the first request started, once the status has its warm-up time."""
     start: dict[str, str] = kube.get("infsvc", "zero", namespace)["status"].get("lastStart", {})
     pods = [pod["metadata"]["name"] for pod in kube.list_("pods", namespace, SELECTOR)]
     return start if "warmUp" in start and start["podName"] in pods else None

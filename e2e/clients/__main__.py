@@ -1,6 +1,6 @@
 """`python -m e2e.clients [CLIENT...]`: the client matrix, on the cluster of KUBECONFIG; called by `make clients`.
 
-`--url`, `--model` and `--tokenizer` try a service that is there already instead, with the clients of its `--task`.
+With `--url`, `--model` and `--tokenizer`, an existing service is tried instead, with the clients of its `--task`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from e2e.deploy import install
 from e2e.gateway import service_url
 from e2e.services import CLAIM, provide_demo_model, provide_namespace, remove_demo_model, service
 
-MODELS: dict[Task, str] = {  # the folder of each task's model; the demo's model embeds with its last token's state
+MODELS: dict[Task, str] = {  # the folder of each task's model; the demo's model embeds too, with its last token's state
     "generate": DEMO, "embed": DEMO, "rerank": RERANKER, "classify": CLASSIFIER,
     "compute": PROGRAM, "transcribe": SPEECH, "paint": PAINTER,
 }  # fmt: skip
@@ -44,7 +44,7 @@ SERVICES: dict[Task, dict[str, Any]] = {
 
 @contextmanager
 def deployed() -> Iterator[dict[Task, Target]]:
-    """A service of one replica for each task, in a namespace of their own, which goes afterwards."""
+    """Deploy a service of one replica for each task in a new namespace. The namespace is deleted afterwards."""
     kube.require_our_cluster()
     install(f"gateway.cors.allowedOrigins[0]={PAGE_ORIGIN}")
     namespace = f"clients-{uuid.uuid4().hex[:5]}"
@@ -65,7 +65,7 @@ def deployed() -> Iterator[dict[Task, Target]]:
 
 
 def try_all(clients: list[Client], targets: dict[Task, Target]) -> bool:
-    """Prints a row for each, as docs/openai-api.md has it; whether all passed."""
+    """Run the clients. Prints a row for each, as in docs/openai-api.md. Returns whether all passed."""
     failures = []
     print("| client | version | run | passed |\n| --- | --- | --- | --- |", flush=True)
     for client in clients:

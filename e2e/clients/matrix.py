@@ -1,7 +1,8 @@
-"""All clients that are tested, with their versions, which are pinned only here, and the commands that are run.
+"""All clients that are tested, with their versions and the commands that are run.
 
-docs/openai-api.md has a row for each. In a command `{env}` is the client's environment, `{url}` the OpenAI base URL,
-`{base}` the same without `/v1`, `{tokenizer}` a local folder, so that nobody asks a hub, and `{out}` an empty folder.
+docs/openai-api.md has a row for each client. In a command, `{env}` is the client's environment, `{url}` the OpenAI base
+URL, `{base}` the same without `/v1`, `{model}` the model's name, and `{out}` an empty folder. `{tokenizer}` is a local
+folder, so that no client downloads a tokenizer.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ BROWSER = ("npm:@sparticuz/chromium@147.0.0", "npm:puppeteer-core@24.43.1")
 PAGE_ORIGIN = "http://localhost:8000"  # of the page in the browser; the gateway must allow it
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
-LITELLM = ("litellm==1.106.2", "mcp==2.3.0")  # it imports mcp for a request with tools, and does not bring it
+LITELLM = ("litellm==1.106.2", "mcp==2.3.0")  # litellm imports mcp for a request with tools, but does not install it
 
 Task = Literal["generate", "embed", "rerank", "classify", "compute", "transcribe", "paint"]
 
@@ -26,7 +27,7 @@ Task = Literal["generate", "embed", "rerank", "classify", "compute", "transcribe
 class Client:
     """A row of the matrix."""
 
-    name: str  # the client's; behind a comma what is done with it
+    name: str  # the client's name, and after a comma what is done with it
     packages: tuple[str, ...]  # of npm, if the first begins with `npm:`, else of Python; the first is the client itself
     command: tuple[str, ...]
     ran: str  # for people
@@ -114,7 +115,7 @@ CLIENTS = (
     ),
     Client(
         "guidellm",
-        ("guidellm==0.8.1", "torch==2.15.0"),  # the engine's torch, which is gigabytes that are here already
+        ("guidellm==0.8.1", "torch==2.15.0"),  # the engine's torch: its gigabytes are on this machine already
         (
             "{env}/bin/guidellm", "run", "--backend", "kind=openai_http,target={base},model={model}",
             "--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=20",

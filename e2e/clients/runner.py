@@ -81,7 +81,7 @@ def _step(program: str, *arguments: str | Path) -> None:
 
 
 def _environment(client: Client) -> dict[str, str]:
-    """Return an environment that has only PATH of this process's: no key, no proxy, and the clients' own home."""
+    """Return the client's variables: this process's PATH, no key, no proxy, and a HOME that is the clients' own."""
     home = FOLDER / "home"
     home.mkdir(parents=True, exist_ok=True)
     return {"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LANG": "C.UTF-8", **client.environment}

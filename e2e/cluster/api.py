@@ -94,7 +94,7 @@ class Api:
         return json.loads(content) if content.startswith(b"{") else {}
 
     def send(self, verb: str, path: str, body: bytes | None = None, content_type: str = "application/json") -> bytes:
-        """Send a call like `call`, with bodies as text, which no JSON library reads or writes here."""
+        """Send a call like `call`, but with bodies as bytes, so that no JSON is parsed or written here."""
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         status, content = self._connection().exchange(verb, path, body, headers)
         if status >= 300:
@@ -102,7 +102,7 @@ class Api:
         return content
 
     def _connection(self) -> _Connection:
-        """Return the thread's own connection, because a handshake costs more than most calls."""
+        """Return the calling thread's connection, which is kept: a handshake costs more than most calls."""
         if not hasattr(self._kept, "connection"):
             self._kept.connection = _Connection(self._address, timeout=120, context=self._tls)
         connection: _Connection = self._kept.connection

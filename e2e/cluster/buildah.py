@@ -1,6 +1,7 @@
 """Builds images without a daemon: with buildah, a store below the cache folder, and a Debian base built here.
 
-Called by `images` if Docker does not build. The base replaces `python:3.x-slim`, so no image registry is needed.
+Called by `images` and `load` if Docker does not build. The base replaces `python:3.x-slim`, so no image registry is
+needed.
 """
 
 import hashlib

@@ -10,18 +10,18 @@ Or directly, also several at a time:
     with ControlPlane(hpa_sync_period_seconds=1) as control_plane:
         subprocess.run([binary("kubectl"), "--kubeconfig", control_plane.kubeconfig, "get", "ns"])
 
-It has validation and CEL, server-side apply, garbage collection, the Deployment and HPA controllers, RBAC and quotas.
-It has no scheduler, no nodes, no running pods, no cluster IPs and no DNS.
+The control plane has validation and CEL, server-side apply, garbage collection, RBAC and quotas, and the controllers of
+Deployments and HPAs. It has no scheduler, no nodes, no running pods, no cluster IPs and no DNS.
 
 A test can serve an aggregated API itself on 127.0.0.1:PORT. It creates a Service of `type: ExternalName` with
 `externalName: localhost`, and an APIService whose `service.port` is PORT. The API server then calls
 https://localhost:PORT and expects a certificate for `<service>.<namespace>.svc` that is signed by the APIService's
-`caBundle`. It presents the client certificate `control_plane.front_proxy`, signed by
+`caBundle`. The API server presents the client certificate `control_plane.front_proxy`, signed by
 `control_plane.front_proxy_authority`. As in every cluster, the ConfigMap
 `kube-system/extension-apiserver-authentication` has this authority.
 
 The processes die with the thread that called `start`, and `stop` removes the folder. The `local` cluster adds nodes to
-this control plane. Threads that start it must not share it.
+this control plane. Each thread that needs a control plane must start its own.
 """
 
 import contextlib

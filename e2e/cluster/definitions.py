@@ -12,7 +12,7 @@ from e2e.cluster.paths import REPOSITORY
 
 
 def install_definitions(api: Api) -> None:
-    """Apply the CRDs and the operator's claim. Returns when the API serves all kinds."""
+    """Apply the CRDs and claim the gateways' own name. Returns when the API serves all kinds."""
     for file in sorted((REPOSITORY / "crds").glob("*.yaml")):
         crd = yaml.safe_load(file.read_text(encoding="utf-8"))
         api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}", crd)

@@ -39,7 +39,8 @@ IMAGES = {
     "control": Image("docker.io/conveyor/control", REPOSITORY / "operator" / "Dockerfile"),
     "engine": Image("docker.io/conveyor/engine", REPOSITORY / "engine" / "Dockerfile"),
 }
-# A copy of the uv.lock of the latest build. If it differs, nearly all of the engine image must be built again.
+# A copy of the uv.lock of the latest build. If uv.lock has changed since, nearly all of the engine image must be built
+# again.
 BUILT_FROM = CACHE / "images" / "built-from-uv.lock"
 
 

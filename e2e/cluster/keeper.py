@@ -60,7 +60,8 @@ def keep(start: Callable[[], None], stop: Callable[[], None], log: Path, answer:
             _reap(os.WNOHANG)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})  # programs of `stop` inherit it
+        # The programs that `stop` starts inherit the signal mask.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
         stop()
         _reap(0)
 

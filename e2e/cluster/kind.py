@@ -19,8 +19,8 @@ KUBECONFIG = CACHE / "kind" / "kubeconfig"
 # This port of the machine leads to a node, and from there to the gateway if the chart has these values.
 GATEWAY_PORT, _NODE_PORT = 18080, 30080
 CHART_VALUES = ("gateway.service.type=NodePort", f"gateway.service.nodePort={_NODE_PORT}")
-# For each image, the node whose pods run it. The taint keeps all pods except engines away from the worker, and engines
-# without a GPU do not fit here. Loading the engine's image on both nodes would take 12 GB more.
+# For each image, the node that gets it. Only engines with a GPU tolerate the worker's taint. Engines without a GPU
+# cannot run on the other node either, because it does not get their image: that would take 12 GB more.
 NODES = {"control": f"{NAME}-control-plane", "engine": f"{NAME}-worker"}
 
 _AUTOSCALER = {

@@ -154,7 +154,7 @@ def _start_containerd(processes: Processes, node: Node) -> None:
     processes.start("containerd", node.containerd())
     wait_until("containerd", runtime.ready, 30, processes.check)
     runtime.import_pause_image(PAUSE_IMAGE)
-    if runtime.forget_containers():  # it keeps the records in memory that it has read at its start
+    if runtime.forget_containers():  # containerd has read the records at its start
         processes.stop(["containerd"])
         processes.start("containerd", node.containerd())
         wait_until("containerd", runtime.ready, 30, processes.check)

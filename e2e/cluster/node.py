@@ -20,7 +20,7 @@ Command = list[str | Path]
 
 
 class Node:
-    """The configuration of the node's programs in `folder`, which already has the kubeconfigs of their users."""
+    """The configuration of the node's programs in `folder`, where the caller writes their kubeconfigs."""
 
     def __init__(self, folder: Path, authority: Path) -> None:
         self._folder = folder
@@ -101,7 +101,7 @@ class Node:
             "containerRuntimeEndpoint": f"unix://{self.containerd_socket}",
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{cgroups.NAME}",
-            "makeIPTablesUtilChains": False,  # not needed here, and they would remain
+            "makeIPTablesUtilChains": False,  # the chains are not needed, and would remain
             "failCgroupV1": False,
             "failSwapOn": False,
             "clusterDNS": [network.NODE_ADDRESS],

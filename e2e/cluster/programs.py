@@ -1,9 +1,9 @@
 """Lists all programs that this package runs, and is the only module that runs them.
 
-A program comes from a Debian package, which is installed when it is needed; or it is built (`tools`); or the user
-installs it. A program that is in none of the tables below cannot be run. So no program is run before it is installed. A
-test checks that no other module starts processes. Standard library only: `preflight` runs before the virtual
-environment exists.
+A program comes from a Debian package, which is installed when it is needed, or it is built (`tools`), or the user
+installs it. Python is the one that runs this module, and uv comes from `make venv`. No other program can be run by its
+name. So no program is run before it is installed. A test checks that no other module starts processes. Standard library
+only: `preflight` runs before the virtual environment exists.
 """
 
 import os

@@ -9,7 +9,7 @@ from typing import Any
 def host_path_claim(namespace: str, name: str, path: str) -> list[dict[str, Any]]:
     """Return a PersistentVolume for `path` on the node, and a claim `name` that is bound only to it.
 
-    With kind, `path` is inside the node's container, where kind's configuration mounts the demo's models.
+    With kind, `path` is inside the node's container, where kind's configuration mounts the cache folder.
     """
     volume = f"{namespace}-{name}"
     shared = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}

@@ -1,4 +1,4 @@
-"""`python -m e2e.demo [TASK]`: conducts the demo; see the package."""
+"""`python -m e2e.demo [TASK]`: runs the demo; see the package."""
 
 import argparse
 import asyncio
@@ -24,7 +24,7 @@ from e2e.services import provide_demo_model
 
 NAMESPACE = "default"
 NAME = "demo"
-CONCURRENCY = 10  # of which batches of 4 leave 6 waiting: more pods are wanted than maxReplicas allows
+CONCURRENCY = 10  # one pod runs 4 at a time and 6 wait: more pods are wanted than maxReplicas allows
 TITLE = f"{NAMESPACE}/{NAME}: {CONCURRENCY} clients, batches of 4, at most {WANTED_REPLICAS} pods"
 BURST_SECONDS_MAX = 240
 PICTURE = REPOSITORY / "build" / "demo.svg"
@@ -111,7 +111,7 @@ async def burst(url: str) -> tuple[Story, Load]:
         story.burst_ended = time.monotonic() - story.began
         await _watch(story, load, live, lambda: story.back_to_one is not None, 180)
     if not console.is_terminal:
-        console.print()  # a file gets the table without the end of its last line
+        console.print()  # in a file, the last line of the table has no newline
     return story, load
 
 
@@ -126,7 +126,7 @@ async def _watch(story: Story, load: Load, live: Live, done: Callable[[], bool],
 
 
 def read_sample() -> Sample:
-    """Ask the metrics API and the Deployment, as the HPA and kubectl do."""
+    """Read the metrics API as the HPA does, and the HPA and the Deployment as kubectl does."""
     hpa = kube.get("hpa", f"{NAME}-engine", NAMESPACE) or {}
     deployment = kube.get("deployment", f"{NAME}-engine", NAMESPACE) or {}
     return Sample(

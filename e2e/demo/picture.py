@@ -22,7 +22,7 @@ Read = Callable[[Sample], float]
 
 
 def build_svg(story: Story, title: str) -> str:
-    """`story` has samples. Unknown values hold the last known one."""
+    """Return the picture. `story` must have samples. An unknown value is drawn as the last known one."""
     seconds = (story.samples[-1].at - story.began) * 1.05  # the last values stay in sight
     most = max(1.0, *(sample.in_flight or 0 for sample in story.samples))
     pods = max(1.0, *(float(max(sample.desired, sample.ready)) for sample in story.samples))

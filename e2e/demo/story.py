@@ -11,7 +11,7 @@ WINDOW_SECONDS = 10.0  # of the figures of the clients' side
 
 @dataclass(slots=True)
 class Sample:
-    """A reading of the cluster's own figures. None: the cluster does not know the figure."""
+    """The figures of the cluster, and of the clients in the last seconds. None: the figure is not known."""
 
     at: float
     queue_depth: float | None
@@ -21,12 +21,12 @@ class Sample:
     tokens_per_second: float = 0.0
     first_token_p50: float | None = None
     first_token_p95: float | None = None
-    event: str = ""  # what is told for the first time in this reading
+    event: str = ""  # what has changed since the sample before
 
 
 @dataclass(slots=True)
 class Story:
-    """The times of events, in seconds since the burst began."""
+    """The samples, and the times of events in seconds since the burst began."""
 
     began: float
     decided: float | None = None
@@ -68,7 +68,7 @@ def shown(samples: list[Sample], rows: int) -> list[Sample]:
 
 
 def add_client_side(sample: Sample, load: Load) -> None:
-    """What the clients saw in the last seconds: tokens spread evenly over each answer's time, and first tokens."""
+    """Add the clients' figures of the last seconds. An answer's tokens count as spread evenly over its time."""
     since = sample.at - WINDOW_SECONDS
     tokens = 0.0
     first: list[float] = []

@@ -44,10 +44,10 @@ class Task:
 
     path: str  # below the service's base
     body: dict[str, Any]
-    tell: Callable[..., list[str]]  # of the answer, and of that to `second`
+    tell: Callable[..., list[str]]  # (answer, and the answer to `second`) -> lines to print
     model: str  # of `e2e.demo_model`
     second: dict[str, Any] | None = None
-    file: str = ""  # of the repository, that a form sends beside the body's fields; empty: the body is JSON
+    file: str = ""  # of the repository, sent in a form with the body's fields; empty: the body is sent as JSON
 
     def post(self, url: str, body: dict[str, Any]) -> httpx.Response:
         """Send a body to the service at `url` and return its answer."""
@@ -89,7 +89,7 @@ def _tell_pictures(answer: Any) -> list[str]:
 
 
 def _name_colour(encoded: str) -> str:
-    """The nearest colour of the darkest quarter of the pixels, which are those of the shape."""
+    """Return the size, and the colour nearest to the darkest quarter of the pixels, which are the shape."""
     image = Image.open(io.BytesIO(base64.b64decode(encoded)))
     pixels = sorted(image.get_flattened_data(), key=sum)
     shape = pixels[: len(pixels) // 4]
@@ -160,7 +160,7 @@ TASKS: Final = {
 
 
 def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, str, float], None]) -> None:
-    """`wait_for(service, condition, since)` returns when the service has the condition."""
+    """Show a task. `wait_for(service, condition, since)` must return when the service has the condition."""
     task, file = TASKS[name], kube.MANIFESTS / f"{name}.yaml"
     service = yaml.safe_load(file.read_text())["metadata"]["name"]
     console.rule(f"1. Apply examples/{file.name}")
@@ -203,7 +203,7 @@ def _post(task: Task, url: str, body: dict[str, Any]) -> Any:
 
 
 def _count_batches(service: str, namespace: str) -> dict[str, float]:
-    """Return the numbers of inputs and batches that the service's only engine reports."""
+    """Return the inputs, steps and closed batches (by reason) that the service's only engine has counted."""
     pods = kube.kubectl("get", "pods", "-n", namespace, "-l", names.pod_selector_string(service), "-o", "name")
     pod = pods.split()[0].removeprefix("pod/")
     page = kube.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod}:8000/proxy/metrics")

@@ -15,8 +15,8 @@ from e2e.fresh.root import HOME, bare_root
 
 _PROGRAMS = ("chroot", "cp", "debootstrap", "git", "mount", "unshare")
 _ENTER = Path(__file__).with_name("enter.sh")
-# Folders of this machine's home that may be lent, by the name that LEND gives them. Not the demo's model: it is made
-# from Python's own documentation, and another Python would train it anew in its place.
+# Folders of this machine's home that may be lent, by the name that LEND gives them. The demo's model is not lent: it is
+# made from Python's own documentation, so another Python would train another model and replace it.
 _LENDABLE = {
     "tools": (CACHE / "tools", ".cache/conveyor/tools"),
     "images": (CACHE / "images", ".cache/conveyor/images"),
@@ -33,7 +33,7 @@ def main(command: list[str]) -> int:
     lent = [_LENDABLE[name] for name in _names()]
     programs.require(*_PROGRAMS)
     with exclusive():
-        if network.exists() or cgroups.left():  # they are the machine's, and so the same in there
+        if network.exists() or cgroups.left():  # the bare root shares this machine's network and control groups
             raise ProgramMissing("a local cluster is up on this machine: make cluster-down")
         with bare_root() as root:
             return _run(root, lent, command)
@@ -49,7 +49,7 @@ def _run(root: Path, lendable: list[tuple[Path, str]], command: list[str]) -> in
     environment = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
     environment |= {"HOME": f"/{HOME}", "PATH": os.pathsep.join(path), "ROOT": str(root), "LANG": "C.UTF-8"}
     environment["LENT"] = "\n".join(" ".join(pair) for pair in lent)
-    # With the first process of its namespace, all others end: --kill-child ends that one with this one.
+    # When the first process of a PID namespace ends, all others end. --kill-child ends the first with `unshare`.
     namespaces = ("--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
     inside = programs.start("unshare", *namespaces, "bash", _ENTER, *command, env=environment, start_new_session=True)
 
@@ -61,7 +61,7 @@ def _run(root: Path, lendable: list[tuple[Path, str]], command: list[str]) -> in
 
 
 def _stop(inside: "subprocess.Popen[bytes]") -> None:
-    """As at a normal end: `enter.sh` ends the command, takes the cluster away and ends itself."""
+    """Stop in order, as at a normal end: `enter.sh` ends the command, removes the cluster and ends itself."""
     print("fresh: stopping what runs in the bare root ...", flush=True)
     os.killpg(inside.pid, signal.SIGTERM)
     try:
@@ -74,7 +74,8 @@ def _stop(inside: "subprocess.Popen[bytes]") -> None:
 def end_on_signals() -> None:
     """The first SIGINT or SIGTERM ends this process in order; the others are ignored, so that they cannot disturb it.
 
-    Called before a child is started: they are heard there again too, where a shell's `&` has SIGINT ignored.
+    Must be called before a child is started. A program that a shell's `&` starts ignores SIGINT, and so would its
+    children. After this call they do not.
     """
 
     def end(number: int, _: object) -> None:

@@ -17,16 +17,16 @@ from e2e.cluster.progress import announced
 HOME = Path("root")
 _FOLDER = CACHE / "fresh"
 _RELEASE = "bookworm"
-# The README's: make, a C compiler, Python with venv; git and the authorities are how a clone comes at all.
+# What the README requires: make, a C compiler, Python with venv. A clone also needs git and the authorities.
 _PACKAGES = ("ca-certificates", "gcc", "git", "libc6-dev", "make", "python3-venv")
-# How the network is reached from here: a proxy's settings and its authorities would be the newcomer's too.
+# This machine's network settings. A new user of it would also have its proxy's settings and authorities.
 _NETWORK = ("etc/hosts", "etc/resolv.conf", "etc/apt/apt.conf.d", "etc/ssl/certs")
 
 
 @contextlib.contextmanager
 def bare_root() -> Iterator[Path]:
-    """A bare Debian with the clone in `/src`, deleted at the end."""
-    for left in _FOLDER.glob("run-*"):  # of a run that was killed: the caller holds the lock
+    """Yield a bare Debian with a clone of the repository in `/src`. It is deleted at the end."""
+    for left in _FOLDER.glob("run-*"):  # of a killed run: the caller holds the lock, so no other run uses it
         shutil.rmtree(left)
     pristine = _pristine()
     root = _FOLDER / "run-root"

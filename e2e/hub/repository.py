@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-LARGE_BYTES = 10_000  # git LFS takes what is larger, as a hub's .gitattributes decides by name
+LARGE_BYTES = 10_000  # larger files are LFS files here; on a real hub, .gitattributes decides by name
 REVISIONS = ".revisions"
 MAIN = "main"
 

@@ -1,6 +1,6 @@
 """The hub's HTTP side: model info, file heads and bytes, errors with the codes that huggingface_hub tells apart.
 
-`Faults` makes it misbehave the ways that a fetch must survive: wrong bytes, a crawl, a cut connection.
+`Faults` makes the hub misbehave in ways that a fetch must survive: wrong bytes, slow answers, a cut connection.
 """
 
 import gzip
@@ -28,7 +28,7 @@ _READ_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Faults:
-    """The faults of a hub that misbehaves. Names are file names, in any repository."""
+    """The faults of a hub that misbehaves. Names are file names, in any repository, except in `gated`."""
 
     corrupt: frozenset[str] = frozenset()  # one bit of their bytes is wrong; digests are those of the right ones
     bytes_per_second: float | None = None
@@ -38,7 +38,7 @@ class Faults:
     cut: set[str] = field(default_factory=set)  # the connection of their next answer is reset in its middle
     storage: str | None = None  # where another hub runs, to which every request for a file is redirected
     compressed: bool = False  # descriptions come as gzip, whatever was asked for
-    info: Mapping[str, object] = field(default_factory=dict)  # of every repository, instead of what is so
+    info: Mapping[str, object] = field(default_factory=dict)  # fields that replace the true ones in every description
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from e2e.openapi_fuzz.engines import ENGINES, REQUEST_SECONDS_MAX, started
 from e2e.openapi_fuzz.tool import CHECKS, OWN_CHECKS, Result, Tool, install
 
 OUT = REPOSITORY / "build" / "openapi-fuzz"
-FEWER = 100  # routes that an engine does not answer, or that an engine before it answered, get this part of the cases
+FEWER = 100  # routes that an engine does not answer, or that an earlier one has answered, get 1/FEWER of the cases
 
 
 def main() -> int:
@@ -70,7 +70,7 @@ def _test(
     tested: set[Route],
     unserved: set[str],
 ) -> Iterator[Result]:
-    """Test all routes of one engine. Adds to `tested` the routes that it answers, and to `unserved` the others."""
+    """Test all routes of one engine. Adds those it answers to `tested`; with `--document`, the others to `unserved`."""
     own: dict[str, Any] = server.get("/openapi.json").json()
     document = simplify(own) if flags.document is None else read_document(flags.document)
     known = {route.pattern for route in find_routes(own)}
@@ -107,7 +107,7 @@ def _test(
 
 
 def _values(parameter: str, model: str) -> list[str]:
-    """Return the values of a parameter of a path that exist. Schemathesis adds others."""
+    """Return the valid values of a path parameter. Schemathesis adds others."""
     return ["1"] if "version" in parameter.lower() else [model]
 
 

@@ -38,9 +38,9 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def simplify(document: dict[str, Any]) -> dict[str, Any]:
-    """Remove the one rule for which schemathesis generates no bodies, beside the other rules: `tool_choice` of a chat.
+    """Remove the rule of `tool_choice` from chats: schemathesis generates no bodies for it beside the other rules.
 
-    Without it, more bodies of chats are refused.
+    Without the rule, the engine refuses more of the generated chats.
     """
     rules = document["components"]["schemas"]["ChatRequest"]["allOf"]
     rules[:] = [rule for rule in rules if "tool_choice" not in rule["if"]["properties"]]
@@ -76,7 +76,7 @@ def _find_schemas(value: object) -> Iterator[str]:
 
 
 def add_examples(document: dict[str, Any], values: dict[str, list[str]]) -> None:
-    """Give each parameter of a path an example, which requests at the limits of other fields then have."""
+    """Give each path parameter an example. Requests that test the limits of other fields then use it."""
     for item in document["paths"].values():
         rows = [
             *item.get("parameters", ()),
@@ -95,7 +95,7 @@ def find_path_parameters(document: dict[str, Any]) -> set[str]:
 def find_answered(server: EngineServer, model: str, routes: list[Route]) -> Iterator[Route]:
     """Yield the routes that the engine's task has. For the others it responds with the error `wrong_task`."""
     for route in routes:
-        if route.path == "/place":  # waits for a place
+        if route.path == "/place":  # not called here, because it waits for a place
             yield route
             continue
         path = re.sub(r"\{[^}]*version[^}]*\}", "1", route.path, flags=re.IGNORECASE)

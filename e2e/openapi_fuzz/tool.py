@@ -19,7 +19,7 @@ from e2e.openapi_fuzz.documents import Route, restrict
 PACKAGE = "schemathesis==4.32.5"
 FOLDER = CACHE / "openapi-fuzz"
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
-# For a document that describes this engine: its requests too, and the methods that it does not list.
+# For the engine's own document: also checks headers, wrong requests, and methods that the document does not list.
 OWN_CHECKS = (
     *CHECKS, "response_headers_conformance", "negative_data_rejection", "unsupported_method", "allow_header_conformance"
 )  # fmt: skip
@@ -69,7 +69,7 @@ class Tool:
     def configure(self, parameters: dict[str, list[str]], share: float) -> None:
         """Write the configuration.
 
-        `parameters`: the values of each parameter of a path, for this share of the requests. The others are random.
+        `parameters`: the values of each path parameter for this share of the requests. Other requests use random ones.
         """
         lines = [f'"path.{name}" = {{dictionary = "{name}", probability = {share}}}' for name in parameters]
         text = f"[parameters]\n{chr(10).join(lines)}\n[checks.not_a_server_error]\n"

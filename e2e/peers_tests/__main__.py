@@ -62,7 +62,7 @@ def provide_models(folder: Path) -> Path:
 
 
 def _environment(folder: Path, models: Path, report: Path) -> dict[str, str]:
-    """Return the environment of the tests. They use no hub, because its cache has everything that they name."""
+    """Return the environment of the tests. The tests use no hub: the hub's cache has all models that they name."""
     return {
         **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
         "PYTHONPATH": os.pathsep.join([str(folder), str(REPOSITORY)]),

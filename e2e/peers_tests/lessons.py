@@ -1,6 +1,6 @@
 """What the chat model is trained to answer by heart. Used by `models`.
 
-vLLM's tests expect a capable model. With this one, their results depend on the server alone. A lesson is a
+vLLM's tests expect a capable model. With this model, their results depend on the server alone. A lesson is a
 conversation of a test and its answer. The model answers any other conversation with one of a few sentences, so that
 every answer ends soon.
 """
@@ -33,7 +33,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A conversation that ends with the user, and what the model answers, without its thought."""
+    """A conversation, and what the model answers to it, without its thought."""
 
     messages: list[dict[str, Any]]
     answer: str
@@ -74,7 +74,7 @@ def teach(model: Any, tokenizer: Any, source: Path) -> None:
 
 
 def teach_to_rank(model: Any, tokenizer: Any) -> None:
-    """Train for some steps, until texts that answer the question of test_cross_encoder_online.py score high."""
+    """Train for a fixed number of steps. Then the text that answers test_cross_encoder_online.py scores high."""
     question = "What is the capital of France?"
     others = (
         "The capital of Brazil is Brasilia.",

@@ -1,8 +1,8 @@
-"""The models that stand for those of vLLM's tests, and a hub's cache that has them under the tests' names.
+"""Makes the models that replace those of vLLM's tests, and a hub's cache that has them under the tests' names.
 
-All are random, except that the chat model is taught a few answers by heart (`lessons`). The tokenizer is trained on
-vLLM's documentation and tests, its template is Qwen3's from vLLM's source. The cache is read by every library that asks
-the hub, so that neither the tests nor the libraries know of it.
+Their weights are random, except that the chat model is taught some answers and the model that ranks one question
+(`lessons`). The chat model's tokenizer is trained on vLLM's documentation and tests, and its template is Qwen3's from
+vLLM's source. Every library that uses the hub reads the hub's cache, so neither the tests nor the libraries change.
 """
 
 import json
@@ -39,7 +39,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _ENCODER: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-# The models by the names that the tests give them.
+# The names that the tests give to each model.
 NAMES = {
     "thinking": ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-8B"),
     "chat": (
@@ -129,7 +129,7 @@ def _save_chat(directory: Path, tokenizer: Tokenizer, template: str, source: Pat
 
 
 def _with_ends(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy that puts a special token at both ends of a text and between two."""
+    """Return a copy that puts special tokens at both ends of a text, and between two texts."""
     copy = Tokenizer.from_str(tokenizer.to_str())
     first, last = _SPECIAL[1], END
     copy.post_processor = processors.TemplateProcessing(
@@ -166,7 +166,7 @@ def _save_embed(directory: Path, tokenizer: Tokenizer, size: int, **changes: Any
 
 
 def _save_classifier(directory: Path, tokenizer: Tokenizer, labels: tuple[str, ...] | None, **changes: Any) -> None:
-    """With two labels or more it classifies; with one it ranks, as it has learned from a pair."""
+    """Save a model that classifies, or without labels one that is taught to rank."""
     fast = _save_tokenizer(directory, tokenizer, model_max_length=512, **changes)
     config = _encoder_config(fast, 64, num_labels=len(labels) if labels else 1)
     if labels:

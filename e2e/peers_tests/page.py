@@ -1,5 +1,7 @@
-"""Collects the results of a run: counts for `__main__`, and the tables of docs/peers-tests.md. Pure except for that
-file."""
+"""Collects the results of a run: counts for `__main__`, and the tables of docs/peers-tests.md.
+
+Pure except for that file.
+"""
 
 import json
 from collections import Counter
@@ -58,7 +60,7 @@ def write_table(page: Path, results: Results, version: str) -> None:
 
 
 def build_table(results: Results, version: str) -> list[str]:
-    """Return the lines of the table: a row for each file, then one for each reason why tests do not apply."""
+    """Return the lines of the tables: the files, the reasons why tests do not apply, and the tests that fail."""
     counts = [results.count(kind) for kind in ("passed", "failed", "not_applicable")]
     lines = [
         f"vLLM {version}: {counts[0]} tests pass, {counts[1]} fail, {counts[2]} do not apply.",

@@ -24,7 +24,7 @@ from e2e.peers_tests.arguments import NotApplicable, translate
 from e2e.peers_tests.files import NOT_APPLICABLE
 from e2e.peers_tests.templates import with_changes
 
-vllm.platforms.current_platform = CpuPlatform()  # vLLM detects it by its build, and it is not built here
+vllm.platforms.current_platform = CpuPlatform()  # vLLM detects its platform by its build, but is not built here
 utils = importlib.import_module("tests.utils")  # imports vLLM's platform
 
 REASON = "not applicable: "

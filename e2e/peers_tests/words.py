@@ -1,8 +1,8 @@
 """Tokenizers that give the tests' texts the tokens that the tests expect of a real model's tokenizer. Used by `models`.
 
-The files of a model that embeds, ranks or classifies name the ids of a text. Each tokenizer here has the pieces of that
-text at those ids, the other words of the tests as one piece each, and all characters of ASCII: it takes the longest
-piece that fits, as WordPiece does.
+The test files for models that embed, rank or classify name the token ids of a text. Each tokenizer here has the pieces
+of that text at those ids. Most other words of the tests are one piece each, and every printable ASCII character is one.
+The tokenizer takes the longest piece that fits, as WordPiece does.
 """
 
 import string
@@ -19,7 +19,7 @@ _TEXTS: Final = (
     "The best thing about vLLM is that it supports many different models. The chef prepared a delicious meal.",
     "This product was excellent and exceeded my expectations system you are a helpful assistant You are ping pong test",
 )
-# XLM-R's: test_online.py of embed and token_embed, and that of scoring, name these.
+# XLM-R's pieces, which vLLM's online tests of embed, token_embed and scoring name.
 E5_PIECES: Final = {
     "▁The": 581, "▁best": 2965, "▁thing": 13580, "▁about": 1672, "▁v": 81, "LL": 23708, "M": 594, "▁is": 83,
     "▁that": 450, "▁it": 442, "▁support": 8060, "s": 7, "▁many": 5941, "▁different": 12921, "▁models": 115774,
@@ -28,7 +28,7 @@ RERANKER_PIECES: Final = {
     "▁This": 3293, "▁product": 12996, "▁was": 509, "▁excellent": 40881, "▁and": 136, "▁exceed": 204839, "ed": 297,
     "▁my": 759, "▁expectations": 202702,
 }  # fmt: skip
-# Qwen's: test_online.py of classify.
+# Qwen's pieces, which test_online.py of classify names.
 _QWEN_PIECES: Final = {
     "This": 1986, "▁product": 1985, "▁was": 572, "▁excellent": 9073, "▁and": 323, "▁exceeded": 33808, "▁my": 847,
     "▁expectations": 16665,
@@ -39,7 +39,7 @@ _QWEN_SPLIT: Final = ("feline", "twinkle")
 
 
 def make_xlmr(named: Mapping[str, int]) -> Tokenizer:
-    """As XLM-R's: a text is between `<s>` and `</s>`, two texts have two `</s>` between them."""
+    """Make a tokenizer like XLM-R's: a text is between `<s>` and `</s>`, and two `</s>` are between two texts."""
     first, last = ("<s>", 0), ("</s>", 2)
     pieces = {"<s>": 0, "<pad>": 1, "</s>": 2, _UNKNOWN: 3, **named}
     words = {_SPACE + word for word in _find_words() if word not in _SPLIT}
@@ -54,7 +54,7 @@ def make_xlmr(named: Mapping[str, int]) -> Tokenizer:
 
 
 def make_qwen() -> Tokenizer:
-    """As Qwen's: no special tokens around a text, and a line's end is a piece."""
+    """Make a tokenizer like Qwen's: no special tokens around a text, and a line's end is a piece."""
     words = [word for word in _find_words() if word not in _QWEN_SPLIT]
     parts = ["fel", "ine", "twin", "kle"]
     tokenizer = _make({_UNKNOWN: 0} | _QWEN_PIECES, [*words, *(_SPACE + word for word in (*words, *parts)), *parts])
@@ -65,7 +65,7 @@ def make_qwen() -> Tokenizer:
 
 
 def _make(pieces: dict[str, int], others: list[str]) -> Tokenizer:
-    """The others have the lowest ids that are free."""
+    """Make a tokenizer that has `pieces` at their ids, and the others at the lowest free ids."""
     vocabulary = dict(pieces)
     free = _find_free(set(pieces.values()))
     characters = [*string.printable, _SPACE]

@@ -1,4 +1,4 @@
-"""`python -m e2e.vllm`: vLLM's image on the node of KUBECONFIG's cluster; called by `make vllm`."""
+"""`python -m e2e.vllm`: brings vLLM's image to the node of KUBECONFIG's cluster. Called by `make vllm`."""
 
 from e2e import kube, vllm
 from e2e.cluster import load, local, provider

@@ -1,6 +1,7 @@
-"""Checks of a client: each program beside this one runs its own, `python PROGRAM URL MODEL`, and names those that hold.
+"""Runs the checks of a client, and prints the name of each check that passes.
 
-They run in the client's own environment, so they share nothing with the repository but this file.
+Each program beside this file has the checks of one client, and is run as `python PROGRAM URL MODEL`. It runs in the
+client's own environment, so this file is the only module of the repository that it imports.
 """
 
 import sys

@@ -4,7 +4,7 @@ import dspy
 from checks import MODEL, QUESTION, URL, run
 
 FIELDS = {"unit": {"enum": ["kilo", "mile"]}, "n": {"type": "boolean"}}
-# dspy knows no model of one's own, so its adapter asks for any object. The body asks for one with these fields.
+# dspy does not know the model, so its adapter demands any JSON object. The body demands one with these fields.
 SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
 BODY = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}}
 SIGNATURE = "question -> unit: str, n: bool"

@@ -1,4 +1,4 @@
-"""huggingface_hub's InferenceClient with the paths of text-embeddings-inference, for vectors and for labels."""
+"""huggingface_hub's InferenceClient with text-embeddings-inference's path `/embed`."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""instructor, in each of its modes for servers that speak OpenAI's API."""
+"""instructor, in its modes TOOLS, TOOLS_STRICT, JSON_SCHEMA and MD_JSON."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def every_mode_of_schemas() -> None:
 
 
 def json() -> None:
-    """In this mode the schema is in the prompt alone, so the body repeats it for the grammar."""
+    """In the mode MD_JSON, only the prompt has the schema, so the body repeats it for the grammar."""
     body = {"structured_outputs": {"json": Count.model_json_schema()}}
     client = connect(instructor.Mode.MD_JSON)
     assert isinstance(client.chat.completions.create(response_model=Count, extra_body=body, **ASKED), Count)

@@ -1,6 +1,7 @@
 """langchain-openai's OpenAIEmbeddings.
 
-By default it counts tokens as OpenAI's models do and sends their ids, which are not the service's: hence the switch.
+By default, it tokenizes a text as OpenAI's models do and sends the token ids. The service has other tokens, so
+`check_embedding_ctx_length` is False here.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""LangGraph's and LangChain's agents, with ChatOpenAI."""
+"""LangGraph's graphs, and LangChain's tools and structured output, with ChatOpenAI."""
 
 from typing import Annotated, TypedDict
 
@@ -38,7 +38,7 @@ def structured_output() -> None:
 
 
 def bound_tools() -> None:
-    """A call that is demanded, whole and streamed, and what follows its result."""
+    """Check a tool call that the request demands, whole and streamed."""
     bound = chat_model.bind_tools([count], tool_choice="count")
     (call,) = bound.invoke(QUESTION).tool_calls
     assert call["name"] == "count"

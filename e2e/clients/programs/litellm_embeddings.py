@@ -1,4 +1,4 @@
-"""litellm with a service that embeds: its provider for servers of OpenAI's API, and the one called after vLLM."""
+"""litellm with a service that embeds, with litellm's providers `openai` and `hosted_vllm`."""
 
 import asyncio
 

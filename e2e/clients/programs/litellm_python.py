@@ -1,4 +1,4 @@
-"""litellm, with its provider for servers that speak OpenAI's API, and the one that is called after vLLM."""
+"""litellm, with its providers `openai` and `hosted_vllm` for servers that speak OpenAI's API."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""lm-eval, a task of log likelihoods, beside its own backend of transformers with the same weights."""
+"""lm-eval: compares a task's log likelihoods with those of lm-eval's transformers backend for the same weights."""
 
 import sys
 from pathlib import Path

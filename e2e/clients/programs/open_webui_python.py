@@ -1,5 +1,6 @@
-"""Open WebUI's own server, to which the service is its only OpenAI connection. The checks talk to that server as its
-page does, with a stream.
+"""Open WebUI's own server, which has the service as its only OpenAI connection.
+
+The checks send requests to Open WebUI's server as its page does, with a stream.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""openai-agents, with its default model class, which asks /v1/responses."""
+"""openai-agents, with its default model class, which calls /v1/responses."""
 
 import asyncio
 
@@ -8,9 +8,9 @@ from checks import MODEL, QUESTION, URL, run
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-set_tracing_disabled(True)  # it would go to OpenAI
+set_tracing_disabled(True)  # the traces would go to OpenAI
 CONFIG = RunConfig(tracing_disabled=True)
-# An answer that is cut is an error to it. A grammar ends one whatever the model knows.
+# openai-agents raises an error for an answer that is cut off. With a grammar, every answer ends.
 ENDS = ModelSettings(max_tokens=100, extra_body={"guided_regex": "[a-z ]{20}"})
 called: list[int] = []
 

@@ -43,7 +43,7 @@ def native_output() -> None:
 
 
 def prompted_output() -> None:
-    """The schema is in the prompt, and pydantic-ai demands any object. The body demands the schema's instead."""
+    """pydantic-ai puts the schema into the prompt and demands any object. The body demands one of the schema."""
     schema = {"name": "count", "schema": Count.model_json_schema()}
     body = {"response_format": {"type": "json_schema", "json_schema": schema}}
     agent = Agent(CHAT, output_type=PromptedOutput(Count), model_settings=SETTINGS | {"extra_body": body})
@@ -51,7 +51,7 @@ def prompted_output() -> None:
 
 
 def tool() -> None:
-    """A call of a tool, and the output in a request that has the tool's result."""
+    """Check a tool call, and then the output of a request that has the tool's result."""
     called: list[int] = []
 
     def weigh(n: int) -> str:

@@ -22,7 +22,7 @@ from e2e.cluster.tools import ALL, CLIENTS, CLUSTER, MODULE, ProgramMissing, Too
 KUBERNETES_VERSION = "1.37.1"
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _PROGRESS_SECONDS = 15.0
-# With less frequent garbage collection the compiler takes a tenth less time, and at most half a gigabyte.
+# With less frequent garbage collection the compiler takes a tenth less time, and at most half a gigabyte of memory.
 _COMPILER_GOGC = "300"
 
 
