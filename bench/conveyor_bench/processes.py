@@ -45,7 +45,7 @@ class Child:
 
 @contextmanager
 def running(program: str, kubeconfig: Path, *flags: str, log: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m PROGRAM` on the loopback, with a free admin port unless the flags name one."""
+    """Run `python -m PROGRAM` on the loopback, with a free admin port unless the flags name one."""
     command = [sys.executable, "-m", program, f"--kubeconfig={kubeconfig}", "--host=127.0.0.1", "--admin-port=0"]
     process = subprocess.Popen([*command, "--log-level=warning", *flags], stdout=log, stderr=log)
     try:
@@ -56,5 +56,5 @@ def running(program: str, kubeconfig: Path, *flags: str, log: int | None = None)
 
 
 def resident_mib(pid: int) -> float:
-    """Return the MiB of the process; 0 if it is a zombie."""
+    """Return the resident MiB of the process; 0 if it is a zombie."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20

@@ -15,7 +15,7 @@ class ClientFailed(Exception):
 
 
 def named_checks(output: str, _: Path) -> str:
-    """Return the checks that passed, for the programs beside `checks.py`, which end at the first check that fails."""
+    """Return how many checks passed, for the programs of `programs/`: they end at the first check that fails."""
     passed = [line for line in output.splitlines() if line.startswith("passed: ")]
     if not passed:
         raise ClientFailed(f"no check was run:\n{output}")

@@ -21,7 +21,7 @@ _WORDS: Final = range(3, 30_522)  # words of `workloads.encoder`'s tokenizer; ea
 
 @dataclass(slots=True)
 class Answer:
-    """When a request was due and when its answer ended, in seconds. The end is NaN before that, and after a failure."""
+    """When a request was due and when its answer ended, in seconds. The end is NaN without a complete answer."""
 
     due: float
     end: float = float("nan")
@@ -95,8 +95,8 @@ class Client:
 def summarise(answers: Sequence[Answer], objective_seconds: float) -> dict[str, float]:
     """Return the answers per second, the share of requests within the objective, and percentiles in milliseconds.
 
-    The rate is that from the first request to the last answer. A request without an answer is not within the objective,
-    and is not counted in the percentiles.
+    The time for the rate goes from the first request to the last answer. A request without an answer is not within the
+    objective, and is not counted in the percentiles.
     """
     times = [answer.end - answer.due for answer in answers if answer.end == answer.end]
     if not times:

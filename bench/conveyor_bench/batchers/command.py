@@ -1,9 +1,9 @@
 """`python -m conveyor_bench batchers`: dynamic batchers over HTTP, with a model of BERT base's shape, in turns.
 
 Each system has the same model, number type, threads and batch limit, and the same window where its users set one. The
-rates are shares of what the slowest one can do; the objective is four times a lone request of 512 tokens to
-sentence-transformers behind FastAPI, which does not batch. In a round each system is started, measured and stopped
-once; the order turns with the rounds. Figures are medians over the rounds, written after each.
+rates are shares of the capacity of the slowest system. The objective is four times the time of a single request of 512
+tokens to sentence-transformers behind FastAPI, which does not batch. In a round, each system is started, measured and
+stopped once. Each round begins with another system. Figures are medians over the rounds so far, written after each.
 """
 
 import argparse

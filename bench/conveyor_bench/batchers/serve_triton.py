@@ -4,7 +4,7 @@
 # ///
 """Serves with Triton Inference Server and its dynamic batcher, from PyTriton's wheel.
 
-Its Python backend is built for the system's Python, so run this script with /usr/bin/python3.
+The wheel's Python backend is built for the system's Python, so run this script with /usr/bin/python3.
 """
 
 import sys

@@ -21,7 +21,7 @@ from conveyor_engine.openmp import SPIN_COUNT
 _START_SECONDS: Final = 300.0
 _LOOK_SECONDS: Final = 0.25
 _END_SECONDS: Final = 30.0
-_QUIET = {  # none of them reports to its makers
+_QUIET = {  # no system sends usage reports to its makers
     "BENTOML_DO_NOT_TRACK": "True",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
@@ -54,7 +54,7 @@ async def running(
     port = find_ports()
     command = system.command(settings, port) + ([f"--num-threads={threads}"] if system.name == OURS else [])
     environment = os.environ | _QUIET | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environment.pop(SPIN_COUNT, None)  # this program's own
+    environment.pop(SPIN_COUNT, None)  # `__main__` has set it for this process only
     process = await asyncio.to_thread(start, command, environment, log)
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -70,7 +70,7 @@ async def running(
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start the process in its own session, so that only this program gets Ctrl-C. It then ends the process."""
+    """Start the process in its own session, so that only this program gets Ctrl-C. This program ends it."""
     with log.open("a") as said:
         return subprocess.Popen(command, stdout=said, stderr=said, env=environment, start_new_session=True)
 
@@ -104,7 +104,7 @@ def find_ports() -> int:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End the process and all processes in its session."""
+    """End the process and all processes in its process group."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, sent)

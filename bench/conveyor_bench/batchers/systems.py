@@ -15,8 +15,8 @@ ALONE = "sentence-transformers"
 _HERE = Path(__file__).parent
 _DEBIANS_PYTHON = "/usr/bin/python3"
 
-Ask = Callable[[str], tuple[str, Any]]  # a text's path and body
-Read = Callable[[Any], list[float]]  # an answer's vector
+Ask = Callable[[str], tuple[str, Any]]  # returns the path and the body of the request for a text
+Read = Callable[[Any], list[float]]  # returns the vector in an answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Checks that systems generate the right tokens, before anything is measured. Called by `engine.command`.
 
 With a small float32 model, all systems must generate the same greedy tokens. The measured model is checked in its own
-dtype, where rounding may decide between two tokens that are almost equally likely. So each token of a system, after the
-tokens that it generated before, must be almost the likeliest one for transformers in float32.
+dtype, where rounding may decide between two tokens that are almost equally likely. So transformers in float32 gets the
+tokens that a system has generated, and each next token of the system must be almost the likeliest one.
 """
 
 from collections.abc import Callable, Mapping

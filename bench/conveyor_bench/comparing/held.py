@@ -16,7 +16,7 @@ def in_steps(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]
 
     The work runs only while the caller requests a step, in the caller's thread. A separate thread would have its own
     OpenMP threads. With more OpenMP threads than processors, GNU's OpenMP waits in the kernel at every barrier, which
-    halves the speed of all of them.
+    halves the speed of all threads.
     """
     results: list[T] = []
     paused = greenlet.greenlet(lambda: results.append(work()))
@@ -35,7 +35,7 @@ def in_steps(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]
             yield number
     finally:
         hook.remove()
-        while not paused.dead:  # whoever stops asking waits for the rest
+        while not paused.dead:  # a caller that stops early waits for the rest of the work
             _resume(paused)
     return results[0]
 
@@ -68,5 +68,5 @@ def in_steps_of_threads(model: nn.Module, work: Callable[[], T]) -> Generator[in
                 yield number
         finally:
             hook.remove()
-            go.release()  # whoever stops asking waits for the rest
+            go.release()  # a caller that stops early waits for the rest of the work
     return future.result()

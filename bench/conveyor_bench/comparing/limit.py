@@ -1,7 +1,7 @@
 """Measures the machine's limit for the steps of the engine, right after them. Called by `turns` and `rounds`.
 
 The limit is the time for two things: each matrix product with its fastest kernel (torch's, oneDNN's with packed
-weights, or ours), and one read of the rows' KV cache as it was before the step. Both run again beside every slice of
+weights, or ours), and one read of the rows' KV cache as it was before the step. Both run again after every slice of
 the engine, because the speed of a shared machine changes. Attention's arithmetic, norms, sampling and everything else
 count as 0, so no engine reaches the limit.
 """
@@ -68,7 +68,10 @@ class Limit:
 
     @torch.inference_mode()
     def slice(self, tokens: int) -> Slice:
-        """Return the slice with the limit's time for the engine's steps since the last call, which made `tokens`."""
+        """Return a slice with the limit's time for the engine's steps since the last call.
+
+        tokens: how many tokens of every request these steps have made.
+        """
         steps = self._steps.copy()
         self._steps.clear()
         self._prepare(steps)
@@ -133,7 +136,7 @@ class Products:
             name = min(self._kernels, key=lambda name: shortest(partial(_each, self._kernels[name], x)))
             self._fastest[about] = self._kernels[name]
             self.chosen[f"{about}x{self._in}x{self._out}"] = name
-        self._fastest[about][0](self._inputs[about][:rows])  # oneDNN makes something for every number of rows
+        self._fastest[about][0](self._inputs[about][:rows])  # oneDNN prepares itself for each number of rows
 
     def run(self, rows: int) -> None:
         about = _round_up(rows)
@@ -149,7 +152,7 @@ class Memory:
 
     def hold(self, num_bytes: int) -> None:
         if num_bytes > self._data.nbytes:
-            self._data = torch.ones(2 * -(-num_bytes // 4))  # contexts grow
+            self._data = torch.ones(2 * -(-num_bytes // 4))  # twice the size, because contexts grow
             self._read = min((_sum, _smallest), key=lambda read: shortest(partial(read, self._data)))
 
     def read(self, num_bytes: int) -> None:

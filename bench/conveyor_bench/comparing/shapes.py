@@ -42,7 +42,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 1000,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 32,  # the smallest that vLLM has on a CPU
+        "head_dim": 32,  # the smallest that vLLM supports on a CPU
         "tie_word_embeddings": False,
         "initializer_range": 0.3,  # with a smaller one all positions give the same token
     },

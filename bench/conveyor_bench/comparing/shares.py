@@ -1,8 +1,8 @@
 """Measures each part's share of the time of the engine's steps, beside the machine's limit. For `engine --profile`.
 
-The time of a part excludes the calls that it makes to other parts, so the shares add up to 1. Layers of the compiled
-kernels time their parts themselves. `unexplained` is the rest of the forward: residual adds, reshapes and transformers'
-Python code.
+The time of a part excludes the calls that it makes to other parts, so the shares add up to 1. The compiled
+kernels time the parts of their layers themselves. `unexplained` is the rest of the forward: residual adds, reshapes and
+transformers' Python code.
 """
 
 import time
@@ -41,7 +41,7 @@ class Clock:
         self._since = 0.0
 
     def time(self, part: str, owner: object, name: str) -> None:
-        """Count the time of calls to the owner's method as the part's from now on."""
+        """From now on, count the time of calls to the owner's method for this part."""
         call = getattr(owner, name)
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
@@ -133,7 +133,7 @@ def measure_run(conveyor: Conveyor, run: Iterator[object]) -> Shares:
 
 
 def _with_layers(parts: Mapping[str, float]) -> Shares:
-    """Add the times that the compiled kernels measured, which are part of `unexplained` in the clock's times."""
+    """Add the times that the compiled kernels measured, and subtract them from `unexplained`, which includes them."""
     inside = {} if native.why_missing() else native.take_layer_seconds()
     moved = {"unexplained": -sum(inside.values())} | inside
     return {part: seconds + moved.get(part, 0.0) for part, seconds in parts.items()}
@@ -142,9 +142,10 @@ def _with_layers(parts: Mapping[str, float]) -> Shares:
 def summarise_shares(
     found: Mapping[Phase, Sequence[Shares]], limits: Mapping[Phase, float | None], workload: Workload
 ) -> dict[str, Any]:
-    """Return the milliseconds, the limit's milliseconds and each part's share, as means of each phase's faster half.
+    """Return the milliseconds of a prefill and of a decode step, the limit's milliseconds, and the parts' shares.
 
-    limits: the seconds of the whole phase.
+    The milliseconds and the shares are means over the faster half of the measurements. limits: the limit's seconds for
+    each whole phase.
     """
     steps = {"prefill": 1, "decode": max(1, workload.output_tokens - 1)}
     return {

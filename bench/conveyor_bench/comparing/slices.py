@@ -51,8 +51,8 @@ class Estimate:
     """A median and its uncertainty."""
 
     value: float
-    spread: float  # half of the median's interval of about 95 %, over the median
-    count: int  # number of measurements; for a sum, the smallest number of a part
+    spread: float  # half of the median's interval of about 95 %, divided by the median
+    count: int  # number of measurements; for a weighted sum, the smallest count among its parts
 
     @property
     def settled(self) -> bool:
@@ -62,7 +62,8 @@ class Estimate:
 def pool(rounds: Sequence[Sequence[Turn]]) -> list[Turn]:
     """Return all turns. A round that is too short for a slice is merged, phase by phase, with the next rounds.
 
-    Merged rounds take each system at least SLICE_SECONDS, if all rounds together do.
+    A last round that is too short is merged with the round before. Merged rounds take each system at least
+    SLICE_SECONDS, if all rounds together do.
     """
     groups: list[list[Turn]] = []
     for turns in rounds:
@@ -95,7 +96,7 @@ def seconds(turns: Sequence[Turn], system: str, output_tokens: int) -> Estimate 
 
 
 def ratio(turns: Sequence[Turn], ours: str, peer: str, output_tokens: int) -> Estimate | None:
-    """Return the peer's time for a whole run over ours: the phases' ratios, weighted by our time in each phase."""
+    """Return the peer's time for a whole run divided by ours: the phases' ratios, weighted by our time in each."""
     phases = {phase: phase_ratio(turns, phase, ours, peer) for phase in _tokens_of(output_tokens)}
     whole = seconds(turns, ours, output_tokens)
     if whole is None:
@@ -104,7 +105,7 @@ def ratio(turns: Sequence[Turn], ours: str, peer: str, output_tokens: int) -> Es
 
 
 def phase_ratio(turns: Sequence[Turn], phase: Phase, ours: str, peer: str) -> Estimate | None:
-    """Return the peer's seconds over ours, from pairs of slices that both count."""
+    """Return the peer's seconds divided by ours, from pairs of slices that both count."""
     pairs = [(turn.slices[ours], turn.slices[peer]) for turn in turns if turn.phase == phase]
     return estimate([b.pace / a.pace for a, b in pairs if a.counts and b.counts])
 

@@ -25,9 +25,8 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 def summarise(rounds: Sequence[Sequence[Turn]], workload: Workload) -> dict[str, Any]:
     """Return the figures for JSON. They are null if no slice counts.
 
-        `spread` is half of the median's 95 % interval over the median.
-
-    `rounds` are each system's passes over the whole workload with every slice, also those that do not count.
+    `spread` is half of the median's 95 % interval, divided by the median. `rounds` in the result has each system's rate
+    in each pass over the whole workload, including slices that do not count.
     """
     turns = pool(rounds)
     names = [name for name in turns[0].slices if name != LIMIT]
@@ -44,7 +43,7 @@ def summarise(rounds: Sequence[Sequence[Turn]], workload: Workload) -> dict[str,
 
 
 def compare_with_limit(turns: Sequence[Turn], limit: Limit, workload: Workload) -> dict[str, Any]:
-    """Return `limit_fraction`: the limit's time for the whole workload over the engine's, from pairs of slices."""
+    """Return `limit_fraction`, the limit's time for the workload divided by the engine's, and details in `limit`."""
     found = ratio(turns, OURS, LIMIT, workload.output_tokens)
     return {
         "limit_fraction": _rounded(found.value if found else None),

@@ -29,7 +29,7 @@ class Workload:
     output_tokens: int
 
 
-Run = Generator[int, None, Prompts]  # yields after each step how many tokens every request has; returns all of them
+Run = Generator[int, None, Prompts]  # yields after each step how many tokens every request has; returns all tokens
 
 
 class System(Protocol):

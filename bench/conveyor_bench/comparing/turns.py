@@ -1,8 +1,8 @@
 """Runs systems in turns with the same workload until the figures have settled. Used for the command `engine`.
 
-In a turn, the first system runs for about a second, until the end of a step. Then the others run until every request
-has as many tokens. The order alternates. A slice ends only when every request has at least one more token. So the whole
-prefill is one slice, however long it takes.
+In a turn, the first system runs for about a second, until the end of a step. Then each of the others runs until
+every request has as many tokens as with the first. The order alternates. A slice ends only when every request has at
+least one more token. So the whole prefill is one slice, however long it takes.
 """
 
 import time
@@ -117,7 +117,7 @@ def take_turn(runs: Mapping[str, Progress], limit: Beside, output_tokens: int) -
 
 
 def settled(turns: Sequence[Turn], workload: Workload) -> bool:
-    """Return whether the spread of each ratio to a peer is small enough. Without peers, that of our time counts."""
+    """Return whether the spread of each ratio to a peer is small enough; without peers, the spread of our time."""
     peers = [name for name in turns[0].slices if name not in (OURS, LIMIT)] if turns else []
     ratios = [ratio(turns, OURS, peer, workload.output_tokens) for peer in peers]
     wanted = ratios or [seconds(turns, OURS, workload.output_tokens)]

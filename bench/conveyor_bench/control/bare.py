@@ -1,8 +1,8 @@
-"""Measures how fast the API server creates the same children for clients that do nothing else.
+"""Measures how fast the API server creates services' children for clients that do nothing else.
 
 Used by `reconcile`. The first client only applies the children. The second one makes all calls that the operator makes
-for a new service, but it watches and decides nothing: it is the limit for an operator with these calls. Both use the
-operator's own connection, with as many concurrent calls as the operator has workers.
+for a new service, but it watches and decides nothing. So an operator with these calls cannot be faster. Both use the
+operator's `Cluster`, with as many concurrent calls as the operator has workers.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def measure_bare(api: Api, kubeconfig: Path, specs: Sequence[Object]) -> dict[st
         began = time.monotonic()
         asyncio.run(_for_each(kubeconfig, services, call))
         rates[namespace] = sum(len(children) for _, children in services) / (time.monotonic() - began)
-        for body in made:  # the operator that is measured next has its own
+        for body in made:  # the operator that is measured next has its own services
             space.delete("InferenceService", body["metadata"]["name"])
     return {"bare_children_per_second": rates["bare"], "limit_children_per_second": rates["bare-limit"]}
 

@@ -2,8 +2,9 @@
 
 Runs a real etcd, API server, controller manager, operator and gateway. It writes `--deep` InferenceServices and
 ConfigMaps with managed fields of 3,000 levels, and `--wide` ones with 20,000 labels (0.35 MB, and as much again in
-managed fields). Then both processes restart. The good services are in another namespace. Prints a table. Exits with 1
-if a process died, a good service waited for ten seconds or more, the operator used 256 MiB or the gateway 300 MiB.
+managed fields). Then the operator and the gateway restart. The good services are in another namespace. Prints a table.
+Exits with 1 if a process died, a good service waited for ten seconds or more, the operator used 256 MiB or the gateway
+300 MiB. The first good service after the restart has no bar.
 
 etcd has its default quota of 2 GiB. Before the restart, `--fill` fills etcd up to that share of the quota. The API
 server needs 0.5 s and more for a wide object, so the command copies the last two objects directly in etcd.
@@ -36,7 +37,7 @@ LIMITS_MIB = {"operator": 256, "gateway": 300}
 GOOD_SERVICE_SECONDS = 10
 WIDE_LABELS = "".join(
     f',"l{number:06d}":"{number}"' for number in range(20_000)
-)  # for 60,000 the API server takes 30 s
+)  # with 60,000 labels the API server takes 30 s
 
 TENANT = "tenant"  # namespace of the hostile tenant; the good services are in default
 
@@ -60,7 +61,7 @@ class Tenant:
         self._api = api
 
     def write(self, deep: int, wide: int) -> None:
-        """Yield objects of both kinds in turn."""
+        """Create objects of both kinds in turn. deep, wide: how many."""
         for number in range(deep):
             self._create(f"deep-{number}", KINDS[number % 2], _nested_fields, "")
         for number in range(wide):
@@ -107,7 +108,7 @@ def _encode(value: bytes) -> str:
 
 
 class Copies:
-    """Copies of the last two wide objects, one of each kind: another name and uid, of the same length."""
+    """Copies of the last two wide objects, one of each kind. A copy has another name and uid of the same length."""
 
     def __init__(self, api: Api, etcd: Etcd, wide: int) -> None:
         self._etcd = etcd
@@ -160,7 +161,7 @@ def peak_mib(process: subprocess.Popen[bytes]) -> float:
 
 
 def time_good_service(space: Space, name: str) -> float:
-    """Return the seconds from its creation until its Deployment exists."""
+    """Create a service. Return the seconds until its Deployment exists."""
     began = time.monotonic()
     space.create("InferenceService", make_service(name))
     wait_until(f"{name} has its children", lambda: space.get("Deployment", names.engine_name(name)), 1200)

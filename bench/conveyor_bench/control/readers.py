@@ -32,7 +32,7 @@ _HPA_SECONDS = 15.0  # from one look of an HPA to the next
 _HPA_WORKERS = 5  # of the real controller
 _ENDPOINTS = 50
 _ADMIN_PORT = 9
-_TICKS = 100.0  # of /proc, a second
+_TICKS = 100.0  # clock ticks in a second, in which /proc counts
 
 
 def measure_gateway(kubeconfig: Path, members: Sequence[tuple[Space, str]]) -> dict[str, float]:
@@ -118,7 +118,7 @@ def measure_commands(kubeconfig: Path, members: Sequence[tuple[Space, str]]) -> 
     found = {}
     for what, command in commands.items():
         began = time.monotonic()
-        # `check` fails where no chart is installed; it has asked all the same.
+        # `check` fails, because no chart is installed. It has made its calls nevertheless.
         subprocess.run([*command, "--kubeconfig", str(kubeconfig)], stdout=subprocess.DEVNULL, check=what != "check")
         found[f"kubectl_{what}_seconds"] = time.monotonic() - began
     return found

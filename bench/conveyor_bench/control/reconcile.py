@@ -8,10 +8,11 @@ never run. Half of the services are autoscaled, and one in ten has no replicas. 
    children and a status, and all pods are created;
 3. an operator that starts with these services, through a proxy that counts its calls, and then a minute of idleness;
 4. an operator that starts while services are edited one after the other, and then works while others are edited too;
-5. a gateway that starts with these services, and a metrics server with three gateways, which is read as the HPAs'
-   controller does.
+5. a gateway that starts with these services, and a metrics server with three gateways, from which the command reads as
+   the HPA controller does;
+6. kubectl's commands for many services.
 
-Prints a table and one JSON line. Exits with 1 if an idle operator makes a call.
+Prints a table and one JSON line. Exits with 1 if an idle operator makes a call, other than to renew a watch.
 """
 
 import argparse
@@ -73,7 +74,7 @@ class Fleet:
         return sum(len(space.list("Pod")) for space in self.spaces)
 
     def count_done(self) -> int:
-        """Return how many services have a status for their current spec. It is written after the children."""
+        """Return how many services have a status for their current spec. The operator writes it after the children."""
         return sum(
             (body.get("status") or {}).get("observedGeneration") == body["metadata"]["generation"]
             for space in self.spaces

@@ -5,7 +5,7 @@ A real operator and two real gateways run with a real etcd, API server and contr
 measures the time until a watch shows that its Deployment has a replica. At the end the operator is killed and a request
 is sent immediately. The command then measures the time until another operator, which stands by, has acquired the Lease
 and set a replica. Prints a table and one JSON line. Exits with 1 if the 99th percentile is more than a second, or the
-last time is more than the Lease's duration plus two seconds.
+failover takes longer than the Lease's duration plus two seconds.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """`python -m conveyor_bench batches`: what length grouping saves a padded backlog, and `eager` an idle engine.
 
 Grouping: prompts of mixed lengths, all at once, in mode Static with its padding, with `length_grouping` auto and off in
-turns on one warm engine. Eager: one request at a time to an idle engine in mode Dynamic, for each task of one step,
-from the engine's queue to its result, without HTTP. Models have random weights. The last line is one JSON object.
+turns on one engine. Eager: one request at a time to an idle engine in mode Dynamic, with a model for each of the tasks
+`embed`, `rerank` and `classify`. The time goes from the engine's queue to the result, without HTTP. Models have random
+weights. The last line is one JSON object.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.embedding import PoolingParams
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
-_MEDIAN_TOKENS, _SPREAD, _LONGEST = 64, 1.0, 512  # of prompts: log-normal, cut
+_MEDIAN_TOKENS, _SPREAD, _LONGEST = 64, 1.0, 512  # tokens of prompts: log-normal, cut at the longest
 _OUTPUT_TOKENS = 16
 _ROWS = 16
 _TEXT_TOKENS = 32

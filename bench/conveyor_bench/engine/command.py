@@ -2,7 +2,7 @@
 
 Machines differ and are shared, so a figure alone says little. One run therefore measures three: this engine and the
 peer, in slices that alternate (`turns`), and the machine's limit (`limit`). The last line printed is one JSON object.
-Before the measurement, a small model in float32 must give the same tokens in both.
+Before the measurement, a small model in float32 must give the same tokens in this engine, transformers and the peer.
 """
 
 import argparse

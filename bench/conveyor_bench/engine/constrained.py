@@ -1,7 +1,7 @@
 """`python -m conveyor_bench constrained`: tokens per second of rows that follow a JSON schema, and of free rows.
 
-Both decode on a model of random weights with a vocabulary of its shape's size, in rounds that alternate. The medians of
-the rounds' ratios tell what masks cost. The last line printed is one JSON object.
+Both kinds of rows decode on a model of random weights with a vocabulary of its shape's size, in turns in each round.
+The median of the rounds' ratios shows the cost of masks. The last line printed is one JSON object.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
 _PROMPT_TOKENS = 16
 _LONGEST_PIECE = 12  # characters
-_SCHEMA = {  # no answer of a measurement is long enough to end it
+_SCHEMA = {  # no answer of a measurement is long enough to end the array
     "type": "array",
     "minItems": 100_000,
     "items": {
@@ -47,7 +47,7 @@ _SCHEMA = {  # no answer of a measurement is long enough to end it
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a byte-level BPE with random merges (seed 0). Most pieces are letters, with or without a space."""
+    """Write a byte-level BPE with random merges (seed 0). Most pieces are letters, some with a space before them."""
     random = Random(0)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {piece: number for number, piece in enumerate(alphabet)}
@@ -108,7 +108,7 @@ def measure_rate(core: EngineCore, rows: int, tokens: int, grammar: str, serial:
 
 
 def measure(shape: str, dtype: str, rows: int, tokens: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the rates of all rounds and the median of their ratios. A first round is not counted."""
+    """Return the median rates, and the median of the rounds' ratios. A first round is not counted."""
     grammar, pairs = build_grammar("json", _SCHEMA, "schema"), list[tuple[float, float]]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -5,7 +5,7 @@ Called by `host`.
 The GPU suite measures its streams with the parts of this file.
 
 `python -m conveyor_bench.engine.served` runs the real server (`serve`), which starts the engine process of `idle`. The
-client collects the bytes as they come, and reads them only at the end.
+client collects the bytes as they arrive, and looks at them only at the end.
 """
 
 import asyncio

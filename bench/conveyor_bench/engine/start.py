@@ -1,7 +1,8 @@
 """`python -m conveyor_bench start`: the time until the engine is ready, and the speed of a few streams after that.
 
 Starts `serve` with a model several times, one after the other, on a given number of processors. Clients run on the
-other processors. The times in the log give the parts of a start. The last line printed is one JSON object.
+other processors, if there are any. The times in the log give the parts of a start. The last line printed is one JSON
+object.
 """
 
 import argparse

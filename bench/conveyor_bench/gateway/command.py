@@ -2,8 +2,8 @@
 
 One real gateway process, pinned to one core, follows a real API server (the control plane of the tests). An engine
 that answers at once, and the load, share another core. Every measurement is made twice in the same run, alternating:
-straight to the engine, and through the gateway; the difference is what the gateway adds. Ends with status 1 if a bar
-is missed (p50 added latency at most 3 ms, no stream lost); the last line is one JSON object.
+directly to the engine, and through the gateway. The difference is what the gateway adds. Exits with 1 if a bar is
+missed (p50 added latency at most 3 ms, no stream lost). The last line is one JSON object.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Load:
 
 
 async def ask(session: aiohttp.ClientSession, url: str) -> float:
-    """Return the seconds until the whole answer has arrived. Raises if it is not the right one."""
+    """Return the seconds until the whole answer has arrived. Raises RuntimeError if the answer is wrong."""
     began = time.perf_counter()
     async with session.post(url, data=PROMPT) as answer:
         body = await answer.read()
@@ -58,7 +58,7 @@ async def ask(session: aiohttp.ClientSession, url: str) -> float:
 
 
 async def measure_latency(session: aiohttp.ClientSession, urls: dict[str, str], load: Load) -> dict[str, list[float]]:
-    """Measure in an open loop: each way gets `requests_per_second`, alternating, independent of the answers."""
+    """Measure in an open loop: each URL gets `requests_per_second`, in turns, whether or not answers have arrived."""
     loop = asyncio.get_running_loop()
     tasks: dict[str, list[asyncio.Task[float]]] = {name: [] for name in urls}
     begin = loop.time()

@@ -21,7 +21,7 @@ def event(number: int) -> bytes:
 async def run_engine(address: str) -> None:
     """Answer POST immediately. For a body with `events` and `rate`, stream this many events at this rate per second.
 
-    Prints its port; ends with its stdin.
+    Prints its port, and ends when its stdin is closed.
     """
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:

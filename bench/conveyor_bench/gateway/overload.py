@@ -31,12 +31,12 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
 
 BEST, LOW = "best", "low"
-ONE_OF = 40  # requests is of the most urgent class
+ONE_OF = 40  # one of so many requests is of the most urgent class
 OVERLOAD = 10
 CLASSES = [{"name": BEST, "level": 0}, {"name": LOW, "level": 10}]
 GOODPUT_BAR = 0.9  # of the answers at capacity
-WAIT_BAR = 2.0  # times the seconds of an answer: what the most urgent class waits, at p99
-TOKEN_BAR = 1.2  # times the seconds between tokens in a batch of the most urgent class alone
+WAIT_BAR = 2.0  # for the most urgent class: p99 of the first token, divided by the time of a whole answer
+TOKEN_BAR = 1.2  # for the most urgent class: time between tokens, divided by that without other classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Outcome:
 
 
 async def ask(http: aiohttp.ClientSession, url: str, request_class: str, tokens: int) -> Outcome:
-    """Reads the stream to its end. Raises RuntimeError if it has none."""
+    """Send a request and read its stream to the end. Raises RuntimeError if the stream was cut."""
     body = json.dumps({"prompt": "x" * 32, "max_tokens": tokens, "ignore_eos": True, "stream": True}).encode()
     began = time.monotonic()
     async with http.post(url, data=body, headers={CLASS_HEADER: request_class}) as answer:
@@ -100,7 +100,7 @@ async def arrive(http: aiohttp.ClientSession, url: str, rate: float, sizes: Size
 
 
 def count_per_second(outcomes: list[Outcome], seconds: float) -> float:
-    """The complete answers."""
+    """Return the complete answers per second."""
     return sum(outcome.status == 200 for outcome in outcomes) / seconds
 
 

@@ -14,7 +14,7 @@ _NVIDIA_SMI = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheade
 
 
 def describe(commit: str | None) -> dict[str, str]:
-    """Return the description. commit: used instead of git's answer, if the copy of the repository has no git folder."""
+    """Return the description. commit: replaces git's answer, for a copy of the repository without a git folder."""
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "commit": commit or _said_by(["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]),

@@ -32,7 +32,7 @@ class AbsentGpu:
 
 
 class Pointer:
-    """A tensor without numbers as the launcher needs it: its type, and an address whose alignment matters."""
+    """What the launcher needs of a tensor without numbers: its type, and an address with the right alignment."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype

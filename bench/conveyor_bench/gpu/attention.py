@@ -22,8 +22,8 @@ class Attention:
 
     Each computes its last `num_queries` tokens: one for a decode, all for a prompt.
 
-    There are several copies of the caches, as layers, so that no row finds its keys in the GPU's cache. The blocks of a
-    row are scattered for our kernel; torch reads the same memory as if they were not.
+    There are several copies of the caches, as layers, so that no row finds its keys in the GPU's cache. Our kernel
+    reads the blocks of a row in random order. Torch reads the same memory in its order.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Attention:
 
 
 def _fill(cache: SlotCache) -> None:
-    """Fill the caches with random numbers. In 8 bits they are any values except NaN, with scales around 1."""
+    """Fill the cache with random numbers. In 8 bits, their bits are those of integers from -100 to 99."""
     if cache.scales is None:
         cache.numbers.normal_()
         return
-    cache.numbers.view(torch.int8).random_(-100, 100)
+    cache.numbers.view(torch.int8).random_(0, 100)
     cache.scales.uniform_(0.5, 2)

@@ -1,7 +1,8 @@
 """Times work on a device, and measures what the device can do at most. Used by the stages.
 
-On a GPU the work is captured in a CUDA graph, so that the launches' cost on the host is not part of the time, and timed
-by events. Data that should come from memory is to be larger than the GPU's cache: give calls on several copies of it.
+On a GPU, CUDA events time the work. The work is captured in a CUDA graph, so that the launches' cost on the host is not
+part of the time. To make data come from memory, pass calls on several copies of it, which together are larger than the
+GPU's cache.
 """
 
 import statistics
@@ -50,7 +51,7 @@ def _in_turn(calls: Sequence[Work]) -> Work:
 def _captured(calls: Sequence[Work]) -> Work:
     """Capture the calls as one graph.
 
-    They first run on another stream, which capturing needs and which compiles kernels.
+    They first run on another stream. Capturing requires this, and it compiles the kernels.
     """
     run, graph = _in_turn(calls), torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -80,9 +81,10 @@ def _elapsed(run: Work, passes: int, device: torch.device) -> float:
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype, copied_bytes: int, width: int) -> Ceilings:
-    """Measure the fastest pass over this many bytes, and a product of matrices (width, width). Zeros would be faster.
+    """Measure the fastest pass over this many bytes, and a product of matrices (width, width).
 
-    A graph's copies are the driver's, which may be slower than a kernel; attention and products read, and write little.
+    The numbers are random, because zeros would be faster. In a graph, the driver makes the copy, which may be slower
+    than a kernel. One of the passes only reads, because attention and products write little.
     """
     source = torch.randn(copied_bytes // dtype.itemsize, device=device, dtype=dtype)
     target = torch.empty_like(source)

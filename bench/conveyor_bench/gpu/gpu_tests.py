@@ -1,6 +1,6 @@
 """The stage `tests` runs pytest with the tests marked `gpu`. Each failure is reported immediately.
 
-The repository's own configuration names plugins of pytest that are not everywhere, so pytest gets one that names none.
+The repository's configuration names plugins of pytest that may be missing, so pytest gets one that names no plugin.
 """
 
 import importlib
@@ -61,7 +61,7 @@ def run(results: Results, sizes: Sizes) -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.chdir(REPOSITORY)
     collector = _Collector(results)
-    pytest = importlib.import_module("pytest")  # no package that the engine is installed with
+    pytest = importlib.import_module("pytest")  # pytest is not installed with the engine
     pytest.main(_arguments(sizes.chosen_tests), plugins=[collector])
     results.row("tests", **{how: collector.counts[how] for how in ("passed", "failed", "skipped")})
     if collector.counts["failed"] or not collector.counts["passed"]:

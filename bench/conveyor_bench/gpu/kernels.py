@@ -1,8 +1,8 @@
 """The stage `kernels` measures each kernel's time, and its share of the device's maximum speed.
 
-Attention is bound by reading keys and values in decodes, and by its products in prompts; everything else by memory. A
-figure that cannot be had (memory, a kernel that fails) is a row that says why. Off a GPU, Triton's interpreter runs
-them.
+Attention is bound by reading keys and values in decodes, and by its products in prompts. Everything else is bound by
+memory. If a figure cannot be measured (too little memory, a kernel that fails), its row has the error. Without a GPU,
+Triton's interpreter runs the kernels.
 """
 
 import gc
@@ -66,7 +66,7 @@ class KernelStage:
         """Return the seconds of torch's attention, for comparison with `ours`."""
         try:
             theirs = self._seconds(attention.sdpa())
-        except RuntimeError as error:  # memory, or no kernel of torch's takes it
+        except RuntimeError as error:  # too little memory, or torch has no kernel for this
             return {"sdpa_error": str(error)[:100]}
         return {"sdpa_us": theirs * 1e6, "times_faster": theirs / ours}
 

@@ -1,6 +1,6 @@
 """Makes engines with models of random weights, which are made on the device, without a hub or files of weights.
 
-`python -m conveyor_bench.gpu.models --fd N` is the engine process of one, for the stage `http`.
+`python -m conveyor_bench.gpu.models --fd N` is the process of such an engine, for the stage `http`.
 """
 
 import gc
@@ -46,7 +46,7 @@ def write_config(folder: Path, shape: str) -> Path:
 def open_core(config: EngineConfig, say: Callable[[str], None]) -> EngineCore:
     """Open a core as the engine process does.
 
-    On a GPU, steps overlap and graphs replay decodes; a rehearsal imitates this.
+    On a GPU, steps overlap and graphs replay decodes. A rehearsal imitates the graphs, but its steps do not overlap.
     """
     rehearsed = run_again if config.device == "cpu" and not config.enforce_eager else None
     runner = GenerateRunner(config, open_placement(config), say, make_model, capture=rehearsed)

@@ -1,7 +1,7 @@
 """The stage `generate-batch` measures transformers' continuous batching with greedy requests like those of `nano`.
 
-It is driven through its manager, so that what it has made when its time is over counts. Nobody stops the manager: it
-would finish all requests first, and the stage's process ends anyway.
+The stage uses the manager of continuous batching, so that the tokens count that exist when the time is over. The stage
+does not stop the manager, because the manager would finish all requests first. The stage's process ends anyway.
 """
 
 import time
@@ -50,9 +50,9 @@ def run(results: Results, sizes: Sizes) -> None:
 
 
 def _configure(device: torch.device, lengths: Lengths) -> ContinuousBatchingConfig:
-    """Configure it.
+    """Return the configuration of transformers' continuous batching.
 
-    On a GPU it chooses memory and step size itself; on a CPU it does not always find the memory's size.
+    On a GPU, transformers chooses memory and step size itself. On a CPU, it does not always find the memory's size.
     """
     if device.type == "cuda":
         return ContinuousBatchingConfig(max_requests_per_batch=len(lengths))
@@ -62,7 +62,7 @@ def _configure(device: torch.device, lengths: Lengths) -> ContinuousBatchingConf
 
 
 def _run(manager: Any, requests: Sequence[EngineRequest], lengths: Lengths, bound: float) -> tuple[int, float]:
-    """Run all requests, or until the time is over.
+    """Run all requests to their ends, or until `bound` seconds have passed.
 
     Returns (tokens, seconds). Raises RuntimeError if a request fails.
     """

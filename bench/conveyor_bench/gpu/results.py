@@ -1,7 +1,7 @@
 """Writes a stage's results immediately to the stage's file, one JSON object per line. Plain data.
 
-The first line says what they were measured on (`about`), then come rows of tables (`table`, and its columns), and last
-how the stage ended (`end`: done, skipped, failed or timed out; `reason`; `seconds`).
+The first line says what the results were measured on (`about`). Then come rows of tables (`table`, and its columns).
+The last line says how the stage ended (`end`: done, skipped, failed or timed out; `reason`; `seconds`).
 """
 
 import json

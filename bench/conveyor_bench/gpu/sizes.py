@@ -20,7 +20,7 @@ class Sizes:
 
     device: Device
     dtype: Dtype
-    chosen_tests: str | None  # those of the `gpu` tests to run, as pytest's -k has it
+    chosen_tests: str | None  # which `gpu` tests to run, for pytest's -k; None: all
     copied_bytes: int  # by the copy that shows the bandwidth
     product_width: int  # of the product that shows the FLOP/s
     seconds_each: float  # of measuring for one figure of a kernel, at least
@@ -45,7 +45,7 @@ class Sizes:
     beside: Batch  # of decodes, beside prompts as long as that of `one`
     burst: Batch
     streams: Batch
-    profiled: Batch  # of as many steps as tokens are generated
+    profiled: Batch  # one profiled step for each output token
     peer_seconds: float  # that transformers may take; what it has made until then counts
     kv_cache_dtypes: tuple[KVCacheDtype, ...] = ("auto",)  # of nano's engines
     enforce_eager: bool = False  # engines without CUDA graphs

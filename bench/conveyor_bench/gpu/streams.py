@@ -1,8 +1,8 @@
 """The stage `http`: a burst of streams through HTTP, API process and engine process, on a model of random weights.
 
-Before it, the same requests run on an engine of this process, without HTTP: what the streams could reach at most.
+First, requests of the same sizes run on an engine in this process, without HTTP. Streams cannot be faster.
 
-`python -m conveyor_bench.gpu.streams` is the server: `serve`'s own, but with `models` as its engine process.
+`python -m conveyor_bench.gpu.streams` is the server. It is that of `serve`, with `models` as its engine process.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """`python -m conveyor_bench gpu`: all that is to be measured on a GPU, stage by stage.
 
-Each stage is a process of its own with a limit of time, and writes FOLDER/STAGE.jsonl as it goes. A stage that is done
-there is not run again unless asked to. FOLDER/gpu.md has the tables of all stages that ran. The network is not used. It
-needs torch, triton, transformers and msgspec. A stage that needs more packages is skipped where they are missing: the
-tests need pytest, HTTP the server's packages. --rehearse runs the same on a CPU, with everything tiny.
+Each stage is a separate process with a time limit, and writes FOLDER/STAGE.jsonl as it goes. A stage that is done there
+is run again only with --again. FOLDER/gpu.md has the tables of all stages that ran. The suite does not use the network.
+It needs torch, triton, transformers and msgspec. A stage that needs more packages is skipped where they are missing:
+`tests` needs pytest and PIL, and `http` the server's packages. --rehearse runs the same on a CPU, with everything tiny.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def _environment(stage: Stage, rehearse: bool) -> dict[str, str]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End all processes in the stage's session."""
+    """End all processes in the stage's process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

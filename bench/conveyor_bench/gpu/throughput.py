@@ -29,7 +29,7 @@ from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest
 
-_RUNS = 2  # on one engine: what the first one alone pays for is to be seen
+_RUNS = 2  # on one engine, to show what only the first run costs
 
 
 def run_nano(results: Results, sizes: Sizes) -> None:

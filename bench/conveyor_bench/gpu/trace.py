@@ -1,6 +1,6 @@
 """The stage `profile` records decode steps with torch's profiler: how long each kernel ran, and when nothing ran.
 
-A step ends when its tokens have been copied to the host, which is its only copy in that direction.
+A step ends when its tokens have been copied to the host. It has no other copy to the host.
 """
 
 import json
@@ -28,7 +28,7 @@ _END_OF_STEP = "DtoH"
 _NAMES_TOLD = 20
 _NAME_LENGTH = 90
 _PLAIN_STEPS = 10  # before those that are profiled
-_MARGIN_TOKENS = 100  # which the first rows have while the others' prompts are computed, and the last ones at the end
+_MARGIN_TOKENS = 100  # more for each request, so that all rows decode until the last profiled step
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,8 @@ class Run:
     seconds: float
     output_tokens: int
     num_steps: int
-    first_token: float  # of anybody's
-    last_first_token: float  # when every request had one
+    first_token: float  # when the first request had its first token
+    last_first_token: float  # when the last request had its first token
 
 
 def run_requests(core: EngineCore, requests: Sequence[EngineRequest]) -> Run:
@@ -87,8 +87,8 @@ def least_seconds(
 ) -> tuple[float, float]:
     """Return the least seconds of (prompts, decodes): products, and reads of weights and KV cache, at maximum speed.
 
-    All requests are there from the start and no step is limited. A step of decodes reads each weight once and the keys
-    and values of each row, or multiplies for as long, whichever takes longer. Nothing else counts.
+    All requests are there from the start and no step is limited. A step of decodes takes as long as its reads (each
+    weight once, and each row's keys and values) or as its products, whichever is longer. Nothing else counts.
     kv_dtype: of the KV cache; default: the model's.
     """
     config = model.config.get_text_config()

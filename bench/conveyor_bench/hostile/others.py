@@ -1,7 +1,7 @@
 """Starts a process that measures what others get. Attackers and engines run in other processes.
 
 Used by the commands; `gateway.others` and `control.others` are such processes. Each measures from one line of its
-standard input to the next, and answers a line with what it measured.
+standard input to the next, and answers each line with a line of what it measured.
 """
 
 import json
@@ -17,7 +17,7 @@ class Others(Child, Generic[Taken]):
     """Controls the process for its command."""
 
     def __init__(self, module: str, asked: Any, taken: type[Taken]) -> None:
-        """asked, taken: dataclasses, as what the process gets and what it answers."""
+        """asked: a dataclass, which the process gets. taken: the dataclass of its answers."""
         super().__init__(f"hostile.{module}", json.dumps(asdict(asked)))
         self._taken = taken
 

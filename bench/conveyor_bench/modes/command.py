@@ -1,5 +1,4 @@
-"""`python -m conveyor_bench modes`: compares the batching modes on Anyscale's requests, in virtual time and measured
-here.
+"""`python -m conveyor_bench modes`: compares batching modes on Anyscale's requests, in virtual time and measured.
 
 Writes `virtual.json`, `measured.json` and `index.html` into a folder, and the pictures of docs/batching.md.
 """

@@ -1,5 +1,4 @@
-"""Computes how long a step takes from its plan: with a roofline of device and model, or with constants of measured
-steps.
+"""Computes how long a step takes from its plan, with a roofline or with constants fitted to measured steps.
 
 Used by `virtual` and `measured`. Knows no scheduler and no clock.
 """

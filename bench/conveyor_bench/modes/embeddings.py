@@ -72,8 +72,10 @@ SETTINGS = (
 
 
 class Device:
-    """Computes nothing. A step advances the clock by its cost, in which every token of a text attends to the whole
-    text."""
+    """Computes nothing. A step advances the clock by its cost.
+
+    In the cost, every token of a text attends to the whole text.
+    """
 
     extra_warmup_tokens = 0
     graph_sizes: Sequence[int] = ()
@@ -126,7 +128,8 @@ def draw_requests(number: int, rate: float | None) -> list[EngineRequest]:
 def run(setting: Setting, number: int, rate: float | None) -> dict[str, float]:
     """Run a setting. Returns requests per second, and the P50, P95 and P99 of latency in milliseconds.
 
-    The rate is that of the arrivals, or with `rate` None, when all requests arrive at once, that of the responses.
+    `requests_per_second` is the rate of arrivals. If `rate` is None, all requests arrive at once, and it is the rate of
+    responses.
     """
     facts = ModelFacts(
         task="embed",

@@ -38,7 +38,7 @@ SHAPE = "modes"
 MEMORY = Memory(kv_tokens=8192, batch_limit=32)
 STEP_TOKENS = 2048  # with a CPU's default, prompts of 512 tokens are long, and hold blocks while their chunks wait
 LATENCY_REQUESTS = 60
-LOADS = (0.25, 1.0)  # of Continuous's requests per second with outputs up to 1,536; as far apart as 1 and 4
+LOADS = (0.25, 1.0)  # of Continuous's requests per second with outputs up to 1,536; as far apart as `virtual.RATES`
 TRANSFORMERS = "transformers"
 _RESERVED = "continuous-reserved"
 _SYSTEMS = {**MODES, _RESERVED: CONTINUOUS_RESERVED}
@@ -101,8 +101,10 @@ def take_turns(runs: Sequence[tuple[ProcessorClock, Iterator[None]]]) -> None:
 
 
 def transformers_figures(answers: Sequence[Answer], seconds: float, places: int, longest_tokens: int) -> Figures:
-    """Compute the figures of transformers from the lengths. Prompts are equal, and finished rows continue to the
-    longest."""
+    """Compute the figures of transformers from the lengths.
+
+    All prompts have the same length, and finished rows continue until the longest answer of the batch is complete.
+    """
     useful = computed = live = held = rows = 0
     for start in range(0, len(answers), places):
         lengths = [answer.tokens for answer in answers[start : start + places]]

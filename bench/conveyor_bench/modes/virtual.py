@@ -88,7 +88,10 @@ def run_latency(cost: Cost, memory: Memory, step_tokens: int, rate: float, numbe
 
 
 def run_limits(cost: Cost, memory: Memory, step_tokens: int, number: int) -> dict[str, Figures]:
-    """Return figures of Continuous for each batch limit, with outputs up to 1,536 tokens and at most eight batches."""
+    """Return figures of Continuous for each batch limit, with outputs up to 1,536 tokens.
+
+    The number of requests is that of eight batches, but at least 50 and at most `number`.
+    """
     longest = PROMPT_TOKENS + CAPS[-1]
     told = {}
     for limit in LIMITS:
@@ -111,8 +114,10 @@ def run_system(names: tuple[str, str], number: int, latency_number: int) -> dict
 
 
 def run_all(number: int, latency_number: int, processes: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return figures for all devices and models. At the top level, `modes`, `ratios` and `latency` are for Anyscale's
-    pair."""
+    """Return figures for all devices and models.
+
+    At the top level, `modes`, `ratios` and `latency` are for Anyscale's pair, which is the first.
+    """
     pairs = [(device, shape) for shape in SHAPES for device in DEVICES]
     systems = {}
     with ProcessPoolExecutor(processes) as pool:

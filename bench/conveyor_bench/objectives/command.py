@@ -1,4 +1,4 @@
-"""`python -m conveyor_bench objectives`: the time between two tokens, held under five shapes of traffic.
+"""`python -m conveyor_bench objectives`: an objective for the time between two tokens, in five shapes of traffic.
 
 Each shape runs with the objective and with fixed limits: in virtual time, or with --measured on this machine.
 """
@@ -14,7 +14,7 @@ SECONDS = 100.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point of the command. 1 if a shape misses: `Comparison.misses`."""
+    """Entry point of the command. Returns 1 if a shape misses (`Comparison.misses`)."""
     parser = argparse.ArgumentParser(prog="python -m conveyor_bench objectives", description=__doc__)
     parser.add_argument("--measured", action="store_true", help="a model of random weights, on one thread")
     parser.add_argument(

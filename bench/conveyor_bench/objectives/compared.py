@@ -1,4 +1,4 @@
-"""Computes the latencies of a run's requests, and compares a run with objectives with runs with fixed limits. Pure."""
+"""Computes the latencies of a run's requests, and compares a run with an objective to runs with fixed limits. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Felt:
     tokens: int = 0
     seconds: float = 0.0
     lines: list[str] = field(default_factory=list)  # of the log
-    limits: list[tuple[int, int]] = field(default_factory=list)  # rows and prompt tokens of a step, one after the other
+    limits: list[tuple[int, int]] = field(default_factory=list)  # rows and prompt tokens of a step, for each change
     _last: dict[str, float] = field(default_factory=dict)
 
     def add(self, outputs: Iterable[RequestOutput], arrivals: dict[str, float], now: float) -> None:
@@ -47,7 +47,7 @@ class Felt:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One shape of traffic: the run with the objective, and those with fixed limits, by rows and tokens of a step."""
+    """One shape of traffic: the run with the objective, and runs with fixed limits, by rows and tokens of a step."""
 
     name: str
     objective: float  # seconds between two tokens
@@ -72,7 +72,10 @@ class Comparison:
 
     @property
     def misses(self) -> bool:
-        """Whether fixed limits hold the objective, and the run with it misses it or their throughput by a tenth."""
+        """Whether the steered run misses the objective, or the throughput of the best fixed limits, by over a tenth.
+
+        False if no fixed limits hold the objective.
+        """
         if self.best is None:
             return False
         return self.p95_of_objective > 1 + _TOLERANCE or self.share_of_best < 1 - _TOLERANCE

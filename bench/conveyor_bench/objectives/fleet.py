@@ -1,8 +1,9 @@
 """Runs objectives and the HorizontalPodAutoscaler together, in virtual time. Used by `command` and tests.
 
-Each engine is the product's core with its own steering, and the HPA is the operator's own manifest under the arithmetic
-of its controller. Their only link is the metric, which `conveyor_metrics` sums of what the engines report. One gateway
-sends each request, in order, to the engine that has the fewest, as many as the engine's limit of rows.
+Each engine is the product's core with its own steering. The HPA has the manifest that the operator writes, and is
+evaluated as Kubernetes does (`conveyor_insight.hpa`). Engines and HPA are linked only by the metric, which
+`conveyor_metrics` sums from what the engines report. One gateway sends each request, in order of arrival, to the engine
+with the fewest requests. An engine gets at most as many requests as its limit of rows.
 """
 
 from collections import deque
@@ -85,7 +86,7 @@ class _Node:
 
 
 class Fleet:
-    """A service with several engines and an HPA. `go` runs it."""
+    """A service with several engines and an HPA. `go` runs the simulation."""
 
     def __init__(self, objective: float | None, max_replicas: int) -> None:
         """`objective`: seconds between two tokens; None: the limits are fixed."""

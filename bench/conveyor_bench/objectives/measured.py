@@ -1,6 +1,6 @@
 """Measures objectives on this machine, with the real engine and a model of random weights on one thread. For `command`.
 
-The clock counts the processor seconds of this process, so that other programs of the machine take none of them.
+The clock counts the processor seconds of this process, so that the time of other programs does not count.
 """
 
 import tempfile
@@ -61,7 +61,7 @@ class Measured:
 
 
 class _WithFacts:
-    """An executor with other limits than the wrapped one's."""
+    """Wraps a runner and replaces its limits."""
 
     def __init__(self, runner: GenerateRunner, facts: ModelFacts) -> None:
         self.facts = facts
@@ -70,14 +70,16 @@ class _WithFacts:
 
 
 def measure(seconds: float, say: Callable[[str], None]) -> Iterator[Comparison]:
-    """Every shape. Load 1 and the objective follow from a first run at a fixed limit: what it computes in a second, and
-    1.5 x the P95 of its time between two tokens.
+    """Measure every shape.
+
+    The fastest of a few first runs with fixed limits sets load 1, which is its requests per second, and the objective,
+    which is 1.5 x the P95 of its time between two tokens.
     """
     with tempfile.TemporaryDirectory() as folder:
         measured = Measured(Path(folder))
         requests = draw_requests(SHAPES["step"], Scale(1e6, _PACE_REQUESTS / 1e6), 7, measured.vocabulary)
         paces = [measured.run(_limited(_PACE), requests) for _ in range(_PACE_RUNS)]
-        pace = min(paces, key=lambda felt: felt.seconds)  # the first pays for memory, and other programs only slow one
+        pace = min(paces, key=lambda felt: felt.seconds)  # the first run also allocates, and others only slow a run
         rate, objective = len(requests) / pace.seconds, 1.5 * pace.p95("between")
         say(f"event=paced requests_per_second={rate:.2f} objective_ms={objective * 1000:.1f}")
         systems = {f"{rows}x{tokens}": _limited((rows, tokens)) for rows, tokens in FIXED}

@@ -1,4 +1,4 @@
-"""Five shapes of changing traffic: a rate over time, and the lengths of requests. Used by `virtual`. Pure.
+"""Five shapes of changing traffic: a rate over time, and the lengths of requests. Pure.
 
 A load of 1 is `Scale.requests_per_second`: about what the engine can do within its objective.
 """
@@ -25,11 +25,14 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`load` is of the time as a part of the whole; `bursts` are (time, seconds of load 1 that come at once, at most
-    `_BURST_SHARE` of the whole)."""
+    """A shape. `load` gives the load at a time. Times are parts of the whole duration, from 0 to 1.
+
+    `bursts` are (time, seconds): at this time, all requests arrive at once that load 1 has in these seconds. The
+    seconds are limited to `_BURST_SHARE` of the whole duration.
+    """
 
     load: Callable[[float], float]
-    lengths: tuple[tuple[float, Lengths], ...]  # the part of the requests that have them
+    lengths: tuple[tuple[float, Lengths], ...]  # a part of the requests, and their lengths
     bursts: tuple[tuple[float, float], ...] = ()
 
 
@@ -60,7 +63,7 @@ def draw_requests(shape: Shape, scale: Scale, seed: int, vocabulary: int) -> lis
 
 
 def _arrivals(shape: Shape, scale: Scale, random: Random) -> Iterator[float]:
-    """Thinned from the highest rate."""
+    """Yield Poisson arrivals, thinned from the highest rate, and then the bursts."""
     highest, at = 1.6, 0.0
     while (at := at + random.expovariate(highest * scale.requests_per_second)) < scale.seconds:
         if random.random() * highest < shape.load(at / scale.seconds):

@@ -2,7 +2,7 @@
 
 For `command` and tests.
 
-A run with objectives stands beside runs with fixed limits. Pure Python; a run is the same on every machine.
+A run with an objective is compared to runs with fixed limits. Pure Python; a run is the same on every machine.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,9 @@
 """transformers' continuous batching (`generate_batch`) as a system of the bench. Called by `engine.command`.
 
-Its manager schedules and computes in a thread of its own, as in `generate_batch`, which starts one for every call; here
-its start and stop are outside the steps. Steps take as many tokens as ours, not its default of 8,192: on a CPU a step
-attends with a dense mask over all of its tokens. It reads the machine's memory from NUMA nodes, or by psutil.
+transformers' manager schedules and computes in its own thread. `generate_batch` starts a manager for every call. Here
+the manager starts before the first step and stops after the last one, so that no step includes this. A step takes as
+many tokens as a step of our engine, instead of the manager's default of 8,192, because on a CPU a step attends with a
+dense mask over all of its tokens. The manager reads the size of the machine's memory from NUMA nodes or with psutil.
 """
 
 import logging
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from conveyor_bench.comparing.held import in_steps_of_threads
 from conveyor_bench.comparing.systems import Prompts, Run
 
-STEP_TOKENS = 1024  # ours
+STEP_TOKENS = 1024  # the default of our engine on a CPU
 PAGE = 256  # tokens: its default
 NO_TOKEN = -1
 
@@ -23,7 +24,7 @@ logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # asks
 
 
 class HfContinuous:
-    """With the blocks that all requests need, plus half as many for the manager's margin."""
+    """A system with the blocks that all requests need, plus half as many for the manager's margin."""
 
     def __init__(self, model: Path, dtype: str) -> None:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
@@ -57,8 +58,8 @@ class HfContinuous:
 
 
 def _generate(manager: Any, prompts: Prompts, output_tokens: int) -> Prompts:
-    """Raises RuntimeError for a request that failed, or if the manager ended."""
-    with manager.pause():  # else it begins with the first of them
+    """Return the generated tokens. Raises RuntimeError if a request fails or the manager ends."""
+    with manager.pause():  # otherwise the manager begins with the first prompts
         order = manager.add_requests(prompts, max_new_tokens=output_tokens)
     outputs: dict[str, list[int]] = {}
     while len(outputs) < len(order):
@@ -73,7 +74,7 @@ def _generate(manager: Any, prompts: Prompts, output_tokens: int) -> Prompts:
 
 
 def _fewest(manager: Any, output_tokens: int) -> int:
-    """Tokens that every request has. Called between two forwards, when they do not change."""
+    """Return how many tokens every request has. Call it between two forwards, when the numbers do not change."""
     scheduler = manager.batch_processor.scheduler
     if scheduler.waiting_requests:
         return 0

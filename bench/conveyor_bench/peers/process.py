@@ -1,8 +1,8 @@
-"""Drives a peer in a process of its own, which computes only while a step is asked for. Used by `engine.command`.
+"""Drives a peer in a separate process, which computes only while a step is requested. Used by `engine.command`.
 
-The process is a script beside this file. Both sides speak lines of JSON: {"prompts", "output_tokens"} begins a run,
-null asks for its next step. To each line comes one answer: first 0, when all is ready, then how many tokens every
-request has, and at last all of them.
+The process is a script beside this file. Both sides send lines of JSON. {"prompts", "output_tokens"} begins a run, and
+null requests the run's next step. The process answers each line with one line: first 0, when it is ready for the run,
+then after each step how many tokens every request has, and at the end all tokens.
 """
 
 import json
@@ -29,7 +29,7 @@ class PeerProcess:
         weakref.finalize(self, end, self._process)
 
     def start(self, prompts: Prompts, output_tokens: int) -> Run:
-        """The process has made room for the run when this returns."""
+        """Start a run. When this returns, the process has made room for the run."""
         ready = self._ask({"prompts": prompts, "output_tokens": output_tokens})
         assert ready == 0, ready
         return self._run()
@@ -41,7 +41,7 @@ class PeerProcess:
         return outputs
 
     def _ask(self, question: object) -> Any:
-        """Raises RuntimeError if the process has ended; what it said is on standard error."""
+        """Send a line and return the answer. Raises RuntimeError if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -57,19 +57,22 @@ class PeerProcess:
 
 
 def end(process: "subprocess.Popen[str]") -> None:
-    """The process ends by itself when nobody can ask any more."""
+    """Close the standard input of the process, which then ends by itself, and wait for the end."""
     process.communicate()
 
 
 def cached(script: Path) -> Path:
-    """Its copy in the project's cache: uv keeps an environment for each path, and this one is every checkout's."""
+    """Copy the script into the project's cache. Returns the copy.
+
+    uv keeps an environment for each path, so all checkouts use the same environment.
+    """
     folder = Path(os.environ.get("CONVEYOR_CACHE") or Path.home() / ".cache" / "conveyor") / "peers"
     folder.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy(script, folder))
 
 
 def find_uv() -> str:
-    """The uv that runs us, or the one on the path. Exits without one."""
+    """Return the uv that runs this program, or else the uv on the path. Exits if there is none."""
     found = os.environ.get("UV") or shutil.which("uv")
     if found is None:
         raise SystemExit("uv is missing, which installs this peer: uv run --no-sync python -m ...")

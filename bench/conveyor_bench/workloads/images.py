@@ -1,7 +1,7 @@
 """Workload image: processed pictures through an image classifier, beside the model's own forward of the same batches.
 
-The engine begins with the payloads that workers make, and ends with logits. The forward is that of transformers' class
-on batches that are ready, with the same weights and threads: what is missing to it is the engine's own work.
+The engine begins with the payloads that workers make, and ends with logits. The peer is the forward of transformers'
+class on prepared batches, with the same weights and threads. The difference is the engine's own work.
 """
 
 import time
@@ -45,7 +45,7 @@ Pixels = npt.NDArray[np.float32]
 
 
 def measure_images(shape: str, dtype: str, limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
-    """Images per second of both, and the engine's share of the forward's. Exits if their logits differ."""
+    """Measure the images per second of both, and the ratio of the engine's to the forward's. Exits if logits differ."""
     with TemporaryDirectory() as folder:
         side = write_model(Path(folder), shape)
         say(f"event=model_written shape={shape}")
@@ -95,7 +95,7 @@ def measure_images(shape: str, dtype: str, limits: Limits, say: Callable[[str], 
 
 
 def write_model(folder: Path, shape: str) -> int:
-    """A model of random weights (seed 0) and its image processor. Returns the side of a processed picture."""
+    """Write a model of random weights (seed 0) and its image processor. Returns the side of a processed picture."""
     torch.manual_seed(0)
     config = SHAPES[shape]()
     side = int(getattr(config, "image_size", SIDE))

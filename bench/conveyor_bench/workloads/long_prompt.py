@@ -23,7 +23,10 @@ STEPS_BEFORE = 4  # of decodes, until the long prompt arrives
 def measure_long_prompt(
     model: Path, dtype: str, vocab_size: int, limits: Limits, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Seconds: the longest gap between two tokens of those that decode, to the two prompts' first tokens, of all."""
+    """Measure the longest gap between two tokens of a decoding request, and the times to both prompts' first tokens.
+
+    Also measures the time of the whole run. Figures are in seconds.
+    """
     sizes = Workload(DECODING + 2, LONG_TOKENS, OUTPUT_TOKENS)
     uncut = int(LONG_TOKENS / LONG_PROMPT_SHARE)
     systems = {
@@ -35,7 +38,7 @@ def measure_long_prompt(
 
 
 def run(vocab_size: int, conveyor: Conveyor, seed: int) -> Figures:
-    """All of them to their ends."""
+    """Run all requests to their ends."""
     random = Random(seed)
 
     def add(num_tokens: int) -> str:

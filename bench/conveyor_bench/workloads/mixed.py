@@ -1,7 +1,7 @@
 """Workload B: 64 requests of many lengths, against `generate` on batches of 32 in the order of arrival.
 
-What counts are useful tokens: `generate` goes on until the longest answer of its batch is done. The systems run in
-slices of a second, each to as many useful tokens as the other.
+Only useful tokens count, because `generate` continues until the longest answer of its batch is done. The systems
+alternate: the first runs for about a second, and the other until it has as many useful tokens.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from conveyor_bench.comparing.turns import OURS, Beside, Progress
 from conveyor_bench.workloads.rounds import Limits, Round, Sample, measure_rounds
 
 REQUESTS, BATCH = 64, 32
-INPUT_TOKENS, OUTPUT_TOKENS = (16, 256), (8, 128)  # shortest and longest, all lengths alike
+INPUT_TOKENS, OUTPUT_TOKENS = (16, 256), (8, 128)  # shortest and longest; all lengths are equally likely
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ Start = Callable[[Sequence[Request]], Run]
 def measure_mixed(
     model: Path, dtype: str, vocab_size: int, limits: Limits, say: Callable[[str], None], *, profile: bool = False
 ) -> dict[str, Any]:
-    """Useful tokens per second of both, and the ratio. `profile`: then where the time of one more run went."""
+    """Measure both systems' useful tokens per second and their ratio. profile: also the parts' times in another run."""
     sizes = Workload(BATCH, INPUT_TOKENS[1], OUTPUT_TOKENS[1])
     conveyor = Conveyor(model, dtype, sizes, say, max_num_queued_requests=REQUESTS)
     peer = HfStatic(model, dtype)
@@ -69,7 +69,7 @@ def _rate(figures: Mapping[str, float]) -> float:
 
 
 def random_requests(vocab_size: int, seed: int) -> list[Request]:
-    """They arrive together, in this order."""
+    """Return random requests, which arrive together, in this order."""
     random = Random(seed)
 
     def one() -> Request:
@@ -80,7 +80,7 @@ def random_requests(vocab_size: int, seed: int) -> list[Request]:
 
 
 def run_continuous(conveyor: Conveyor, requests: Sequence[Request]) -> Run:
-    """All of them wait for one of 32 places."""
+    """Run all requests on the engine, which has 32 places."""
     for request in requests:
         conveyor.add(request.prompt, request.output_tokens)
     useful = 0
@@ -90,7 +90,7 @@ def run_continuous(conveyor: Conveyor, requests: Sequence[Request]) -> Run:
 
 
 def run_static(peer: HfStatic, requests: Sequence[Request]) -> Run:
-    """A batch after the other, each to the end of its longest answer."""
+    """Run one batch after the other, each until its longest answer is done."""
     useful = 0
     for first in range(0, len(requests), BATCH):
         batch = requests[first : first + BATCH]
@@ -103,7 +103,7 @@ def run_static(peer: HfStatic, requests: Sequence[Request]) -> Run:
 def one_round(
     systems: Mapping[str, Start], limit: Beside, requests: Sequence[Request], orders: Iterator[list[str]]
 ) -> Round:
-    """Turns during which the host took too much are left out, if not all are such."""
+    """Run the requests once on each system. Turns in which the host took too much time are left out, unless all are."""
     total = sum(request.output_tokens for request in requests)
     runs = {name: Progress(start(requests)) for name, start in systems.items()}
     turns: list[dict[str, Slice]] = []
@@ -114,7 +114,7 @@ def one_round(
 
 
 def _take_turn(runs: Mapping[str, Progress], limit: Beside, total: int) -> dict[str, Slice]:
-    """The first that has not ended goes on for a slice, the others as far, if they are not there yet."""
+    """Run the first unfinished system for a slice, and the other until it has as many tokens, if it has fewer."""
     turn: dict[str, Slice] = {}
     goal = total
 

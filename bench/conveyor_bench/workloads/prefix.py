@@ -18,7 +18,7 @@ REQUESTS, SHARED_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 32, 512, 32, 32
 def measure_prefix(
     model: Path, dtype: str, vocab_size: int, limits: Limits, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Seconds to the first token (the median request's) and to the last; each round's prompts are in no cache."""
+    """Measure the seconds to the median request's first token, and to the end. Each round has new prompts."""
     sizes = Workload(REQUESTS, SHARED_TOKENS + OWN_TOKENS, OUTPUT_TOKENS)
     systems = {
         OURS: Conveyor(model, dtype, sizes, say),

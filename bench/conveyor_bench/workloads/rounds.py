@@ -1,7 +1,7 @@
 """Repeats rounds in which each system does the same work, until the ratio of their figures settles.
 
-For what only a whole run tells: a wait, a gap, requests of many lengths. As with slices, who begins alternates, and a
-pair during which the host took too much is dropped and counted.
+It is for figures that only a whole run gives: a wait, a gap, requests of many lengths. As with slices, the first system
+alternates. A round during which the host took too much time does not count for ratios, and is reported as dropped.
 """
 
 import time
@@ -16,7 +16,7 @@ from conveyor_bench.comparing.slices import LIMIT, STOLEN_AT_MOST, Estimate, est
 from conveyor_bench.comparing.systems import Conveyor
 from conveyor_bench.comparing.turns import OURS, Beside, processor_ticks, stolen_share
 
-Figures = Mapping[str, float]  # seconds, by what they are of; the first one decides when to end
+Figures = Mapping[str, float]  # seconds, by name; the first name's ratio decides when to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Limits:
 def measure_engines(
     engines: Mapping[str, Conveyor], run: Callable[[Conveyor, int], Figures], limits: Limits, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Whole runs of engines in turns, after one run of each to warm up. `run` gets the round's number."""
+    """Measure whole runs of engines in turns, after one run of each to warm up. `run` gets the round's number."""
     runs = {name: partial(run, engine) for name, engine in engines.items()}
     for warm_up in runs.values():
         warm_up(-1)
@@ -49,9 +49,10 @@ def measure_engines(
 
 
 def in_turns(systems: Mapping[str, Callable[[int], Figures]], limit: Beside) -> Callable[[int], Round]:
-    """A round of whole runs, one right after the other; each is told the round's number.
+    """Return a function that runs one round: a whole run of each system, one right after the other.
 
-    Our figures have `all`, the seconds of a whole run: the limit's are of all its steps.
+    Each run gets the round's number. Our figures have `all`, the seconds of a whole run, because the limit's time is
+    for all steps of the run.
     """
 
     def one_round(number: int) -> Round:
@@ -73,9 +74,9 @@ def _sample(run: Callable[[int], Figures], number: int) -> Sample:
 
 
 def measure_rounds(one_round: Callable[[int], Round], limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
-    """Each system's median figures, and for each peer how many times as long it took, with the spread.
+    """Return each system's median figures. For each peer, also returns its figures divided by ours, with the spread.
 
-    A further round begins only if it would end within the budget, were it as long as the longest so far.
+    A further round begins only if it would end within the budget even if it takes as long as the longest so far.
     """
     begun, longest, rounds = time.monotonic(), 0.0, list[Round]()
     while len(rounds) < limits.rounds and not _is_settled(rounds):
@@ -129,7 +130,7 @@ def _is_settled(rounds: Sequence[Round]) -> bool:
 
 
 def _ratio(rounds: Sequence[Round], peer: str, key: str) -> Estimate | None:
-    """Return the peer's figure over ours."""
+    """Return the peer's figure divided by ours."""
     return estimate([pair[peer].figures[key] / pair[OURS].figures[key] for pair in _counting(rounds)])
 
 

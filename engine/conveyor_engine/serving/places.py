@@ -8,7 +8,7 @@ If no place is free, the gateway's request for a place is queued. The queue is i
 counts as an arrival `LEVEL_AGEING_SECONDS` later, as in the scheduler. A place that is granted but not used is granted
 again. Requests without the header X-Engine-Place do not come from gateways, and are not counted here.
 
-In the modes in which no request joins a running batch (Static, Dynamic), there are no places while a batch runs, and
+In the modes that fill batches (Static, Dynamic), there are no places while a batch runs, and
 none beyond the batch. If requests could come while a batch runs, their windows would be over when it ends. They would
 then start the next batch without the requests that still wait in the gateway.
 """

@@ -1,7 +1,7 @@
 """`python -m conveyor_bench gpu --predict`: what nano-vllm's bench should reach, before a GPU has run it.
 
-The registers and the shared memory of decode attention come from the compiler, and its tails from a simulation of the
-plan of decodes. Everything else is in `constants`. The last line is JSON.
+The registers and the shared memory of decode attention come from the compiler. `tails` simulates its plan, to find how
+much bandwidth it loses until its last block ends. Everything else is in `constants`. The last line is JSON.
 """
 
 import json

@@ -28,7 +28,7 @@ PARTS: Final = {
 }
 
 FRACTIONS: Final = (0.75, 0.85)  # of a copy's bandwidth, that decode attention reaches while all processors are busy
-BLOCK_BYTES_PER_US: Final = 29e3  # that one block reads at most: its bytes in flight over the memory's latency
+BLOCK_BYTES_PER_US: Final = 29e3  # that one block reads at most: its bytes in flight divided by the memory's latency
 BLOCK_START_US: Final = 2.5
 EMPTY_BLOCK_US: Final = 0.7
 
@@ -57,7 +57,7 @@ class Kernels:
     sample_us: float
     host_ms: float  # of a step
     host_row_ms: float
-    eager_ms: float  # of the host, more for a step outside graphs
+    eager_ms: float  # additional time of the host for a step outside graphs
 
 
 LAUNCHES_OF_A_LAYER: Final = 9
@@ -86,4 +86,4 @@ QWEN3_06B: Final = Shape(28, 1024, 3072, 16, 8, 128, 151_936)
 BATCHED_TOKENS: Final = 8192
 GRAPH_ROWS: Final = (1, 2, 4, 8, *range(16, 257, 16))
 
-BARS: Final = {"bfloat16": 1.14, "fp8": 1.40, "int8": 1.40}  # of tokens a second, over those before in bfloat16
+BARS: Final = {"bfloat16": 1.14, "fp8": 1.40, "int8": 1.40}  # tokens a second, divided by those of BEFORE, at least

@@ -23,7 +23,7 @@ class Chunk(NamedTuple):
     """Tokens of a prompt in one step."""
 
     tokens: int
-    context: int  # at its end
+    context: int  # tokens of the prompt up to the end of this chunk
 
 
 @dataclass(slots=True)
@@ -31,12 +31,12 @@ class Row:
     """A request that has its first token."""
 
     context: int
-    missing: int  # tokens
+    missing: int  # tokens that it does not have yet
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A GPU with its kernels. efficiency: of decode attention over rows of these contexts, as a share of a copy."""
+    """A GPU with its kernels. efficiency: the share of a copy's bandwidth for decode attention over these contexts."""
 
     part: Part
     shape: Shape
@@ -68,7 +68,7 @@ def draw_lengths() -> list[tuple[int, int]]:
 
 def predict(system: System, lengths: Sequence[tuple[int, int]]) -> Prediction:
     """Run all requests at once in virtual time, as the scheduler does. While a step runs, the host plans the next."""
-    waiting = [(prompt, prompt, answer) for prompt, answer in reversed(lengths)]  # tokens, of which missing; answer
+    waiting = [(prompt, prompt, answer) for prompt, answer in reversed(lengths)]  # tokens, those to compute, answer
     rows: list[Row] = []
     found = Prediction(sum(answer for _, answer in lengths))
     efficiency = 1.0
@@ -93,7 +93,7 @@ def predict(system: System, lengths: Sequence[tuple[int, int]]) -> Prediction:
 
 
 def _admit(waiting: list[tuple[int, int, int]], room: int) -> tuple[list[Chunk], list[Row]]:
-    """Take prompts, or parts of them, for this many tokens. Returns their chunks, and the rows that are complete."""
+    """Take prompts, or parts of them, for this many tokens. Returns their chunks, and the rows of complete prompts."""
     chunks, begun = [], []
     while waiting and room > 0:
         prompt, missing, answer = waiting.pop()

@@ -58,9 +58,9 @@ def find_efficiency(contexts: Sequence[int], kv_heads: int, key_bytes: int, part
 
 def _run(blocks: "deque[int]", places: int, bandwidth: float) -> float:
     """Return the microseconds until all blocks have read their bytes. bandwidth: bytes a microsecond, for all."""
-    now, done = 0.0, 0.0  # done: bytes that a block would have read that began at time 0
-    starting: list[tuple[float, int]] = []  # end of its start, bytes
-    reading: list[float] = []  # `done` at its end
+    now, done = 0.0, 0.0  # done: bytes that a block would have read since time 0
+    starting: list[tuple[float, int]] = []  # when the start of a block ends, its bytes
+    reading: list[float] = []  # `done` when a block ends
     while blocks or starting or reading:
         while blocks and len(starting) + len(reading) < places:
             size = blocks.popleft()

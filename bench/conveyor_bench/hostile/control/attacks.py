@@ -24,13 +24,13 @@ from e2e.cluster.api import Api, ApiError
 
 TENANT = "tenant"
 MIB = 1 << 20
-PAUSE_SECONDS = 0.01  # of clients that do the same again and again: what each costs is measured, not how many come
+PAUSE_SECONDS = 0.01  # between repeated actions, because the cost of an action is measured, not how many are possible
 _ids = itertools.count()
 
 
 @dataclass(slots=True)
 class Stage:
-    """`ports` are all that listen, `https` the metrics API's, `value` the path of the tenant's own metric."""
+    """`ports` are all listening ports, `https` is the metrics API's, and `value` is the path of the tenant's metric."""
 
     kubeconfig: Path  # the tenant's
     aimed: bool
@@ -43,7 +43,7 @@ class Stage:
     num_done: int = 0
 
     def repeat(self, act: Callable[[Space], None], num_threads: int, most: int = 1 << 40) -> None:
-        """Call `act` with the tenant's namespace until the end. Refused calls are retried."""
+        """Call `act` with the tenant's namespace until the end, or `most` times. Refused calls are not counted."""
 
         def go_on() -> None:
             space = Space(Api(self.kubeconfig), TENANT)
@@ -79,7 +79,7 @@ def _send_often(stage: Stage, sent: Iterator[bytes], pause_seconds: float, num_t
 
 
 def idle(stage: Stage) -> None:
-    """Keep more connections open than allowed, and open them again when they are closed."""
+    """Open new connections all the time, and keep more of them open than allowed."""
     opened: list[socket.socket] = []
 
     def act(_: Space) -> None:

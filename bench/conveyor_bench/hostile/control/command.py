@@ -1,10 +1,12 @@
 """Measures how hostile clients and a hostile tenant affect another namespace's use of operator and metrics server.
 
-Real processes on a real API server (the control plane of the tests). Each attack is measured twice: while it is aimed
-at something else (another metrics server, ConfigMaps, unlabelled pods), and at the programs. What is judged is the
-difference, without the shared processors and the API server's own work.
-Prints each bar, met or missed, and ends with status 1 if one is missed; the last line is one JSON object.
-`make soak` runs all attacks.
+It runs real processes on a real API server (the control plane of the tests). Each attack is measured twice: while it is
+aimed at something else (another metrics server, ConfigMaps, unlabelled pods), and at the programs. The bars for
+reconciles and for the HPA's values limit the difference, so that the shared processors and the API server's own work do
+not count.
+
+Prints each bar, met or missed, and exits with 1 if one is missed. The last line is one JSON object. `make soak` runs
+all attacks.
 """
 
 import argparse
@@ -31,12 +33,12 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
 
 OTHERS = "others"
-BACK_SECONDS = 5  # after an attack, until which nothing is measured
+BACK_SECONDS = 5  # after an attack, whose measurements are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The measured programs, and the addresses at which clients reach them and the unmeasured ones."""
+    """The measured programs, and the addresses at which clients reach these and the unmeasured programs."""
 
     plane: ControlPlane
     tenant: Path
@@ -63,7 +65,7 @@ def running_control() -> Iterator[Control]:
             Space(api, namespace).create("InferenceService", make_service("good", autoscaling={"maxReplicas": 4}))
         tenant = admit_tenant(plane, api)
         operator, operator_port = stack.enter_context(running_operator(plane))
-        gateway = stack.enter_context(GatewayProcess(plane.kubeconfig, "--host="))  # no slice may name a loopback
+        gateway = stack.enter_context(GatewayProcess(plane.kubeconfig, "--host="))  # a slice cannot name a loopback
         metrics, elsewhere = (stack.enter_context(running_metrics(plane)) for _ in range(2))
         serve_metrics(api, metrics, (address, gateway.admin_port), OTHERS)
         yield Control(
@@ -98,7 +100,7 @@ def admit_tenant(plane: ControlPlane, api: Api) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One aim of an attack: what others got meanwhile and afterwards, and MiB of each program before and at most."""
+    """An attack with one aim: what others measured during and after it, and each program's MiB before and at most."""
 
     meanwhile: Taken
     afterwards: Taken
@@ -141,7 +143,7 @@ def attack(
         value_path(TENANT) if aimed else f"/api/v1/namespaces/{TENANT}/configmaps?limit=1",
         num_services,
     )
-    others.read()  # what came before
+    others.read()  # drops what came before
     before = peak = read_mib(control)
     began = time.monotonic()
     ATTACKS[name](stage)

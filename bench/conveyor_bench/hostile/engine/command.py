@@ -1,10 +1,10 @@
 """Measures how a hostile client that reaches an engine directly affects the engine's other clients.
 
-A real engine server with a tiny random model whose context is 131,072 tokens. A stream is read in a process of its own,
-alone and beside each attack; what it is compared with does the same work without the attack. Probes come on new
-connections. Memory is what all processes grow by together: the proportional set sizes of the API process, its fork
-server and its workers, and the resident set of the engine process. Ends with status 1 if a bar is missed; the last line
-is one JSON object.
+It runs a real engine server with a tiny random model whose context is 131,072 tokens. Another process reads a stream,
+alone and beside each attack. Some bodies are compared with a plain body of the same work instead, which is sent while
+the stream is read. Probes come on new connections. Memory is the growth of all processes together: the proportional set
+sizes of the API process, its fork server and its workers, and the resident set of the engine process. Exits with 1 if a
+bar is missed. The last line is a JSON array with an object for each attack.
 """
 
 import argparse

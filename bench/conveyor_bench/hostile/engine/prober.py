@@ -48,7 +48,7 @@ class Prober:
             self.engine_grown = max(self.engine_grown, engine)
 
     def _memory(self) -> tuple[float, float]:
-        """Return the MiB of the API process with its fork server and all workers, also new ones; and of the engine."""
+        """Return the MiB of the API process with its fork server and current workers, and of the engine process."""
         others = sum(_pss(pid) for pid in (self._pid, *_descendants(self._pid, self._engine_pid)))
         return others / 1024, resident_mib(self._engine_pid)
 

@@ -13,7 +13,7 @@ from tests.gateway.process import GatewayProcess
 from conveyor_bench.hostile.gateway.engines import MIB
 
 HOSTILE = "default/hostile"
-REFUSING, EMPTY, REAL = "default/refusing", "default/empty", "default/real"  # services of the attacks that queue
+REFUSING, EMPTY, REAL = "default/refusing", "default/empty", "default/real"  # services of attacks in `COMPARED`
 NUM_REFUSING = 8  # engines
 ATTACKER = "127.0.0.2"  # the clients' address, which nobody else has
 BATCH_SECONDS = 0.02
@@ -54,7 +54,7 @@ class Stage:
         self.clients.callback(asyncio.create_task(go_on()).cancel)
 
     async def post(self, body: bytes, missing: int = 0, service: str = HOSTILE, **options: int) -> socket.socket:
-        """Return a request that lacks `missing` bytes of its body."""
+        """Send a request without the last `missing` bytes of its body. Returns the connection."""
         head = f"POST /{service}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + missing}\r\n\r\n"
         return await self.connect(self.gateway.port, head.encode() + body, **options)
 
@@ -68,12 +68,12 @@ async def idle(stage: Stage) -> None:
 
 
 async def ahead(stage: Stage) -> None:
-    """Send large headers twice, and the second request's body before the first request is answered."""
+    """Send a request with large headers, and then a second one and part of its body before the first is answered."""
     head = f"POST /{HOSTILE}/v1/completions HTTP/1.1\r\nHost: x\r\n" + "".join(
         f"X-{n}: {'p' * 7900}\r\n" for n in range(3)
     )
     sent = f"{head}Content-Length: 6\r\n\r\nstream{head}Content-Length: {MIB}\r\n\r\n".encode() + b"z" * (MIB // 4)
-    for _ in range(30):  # a few at a time: the measurements share the loop
+    for _ in range(30):  # a few at a time: `command` reads the memory in the same event loop
         await asyncio.gather(*(stage.connect(stage.gateway.port, sent) for _ in range(50)))
         await asyncio.sleep(0.05)
 
@@ -129,7 +129,7 @@ async def queued(stage: Stage) -> None:
 
 
 async def bodies(stage: Stage) -> None:
-    """Begin to send bodies, and then send large ones for the same service, which fill its memory."""
+    """Send the first byte of many bodies, and then large bodies for the same service, which fill its memory."""
     await post_many(stage, 1900, b"x", missing=8 * MIB - 1)
     await asyncio.gather(*(stage.post(b"x" * (8 * MIB - 1), missing=1) for _ in range(8)))
 

@@ -1,9 +1,11 @@
 """Measures how hostile clients and engines affect others' use of gateway, metrics server and operator.
 
-Real processes on a real API server (the control plane of the tests), all on the loopback, each attack for some seconds.
-Prints each bar of each attack with what somebody else (`others`) measured meanwhile, met or missed, and ends with
-status 1 if one is missed; the last line is one JSON object. Attacks that cost much processor time are measured twice,
-first while they are aimed at a second gateway: what is judged is the difference, without the shared processors.
+It runs real processes on a real API server (the control plane of the tests). Attackers connect over the loopback, and
+each attack lasts for some seconds. Another client (`others`) measures meanwhile. Attacks that cost much processor time
+are measured twice, first while they are aimed at a second gateway. The bars for latency limit the difference, so that
+the shared processors do not count.
+
+Prints each bar of each attack, met or missed, and exits with 1 if one is missed. The last line is one JSON object.
 `make soak` runs all attacks.
 """
 
@@ -99,7 +101,7 @@ def judge(attack: str, alone: Taken, beside: Taken, mib: tuple[float, float], pl
 
 
 async def take_places(stage: Stage, name: str) -> float:
-    """Run the attack. Returns the seconds from its begin until the hostile service no longer holds a request."""
+    """Run the attack. Returns the seconds from its beginning until the hostile service has no request in flight."""
     began = time.monotonic()
     await ATTACKS[name](stage)
     while time.monotonic() < began + 60:

@@ -1,6 +1,6 @@
-"""Hostile engines, which answer as the first word of a body requests. Started by the command.
+"""Hostile engines, whose answer depends on the first word of a request's body. Started by the command.
 
-`python -m conveyor_bench.hostile.gateway.engines ADDRESS COUNT` listens on so many ports of the address.
+`python -m conveyor_bench.hostile.gateway.engines ADDRESS COUNT` listens on COUNT ports of the address.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Measures the gateway as another client, in a separate process, beside a hostile client or engine.
 
-`hostile.others` starts it for the command. It calls one service all the time, reads a stream of it, and asks the probes
-and the HPA's question, on new connections. It knows no attack and no bar.
+`hostile.others` starts it for the command. It calls one service all the time, reads streams of this service, calls the
+probes, and reads the HPA's metric, on new connections. It knows no attack and no bar.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Measurement:
     async def run(self, ended: asyncio.Event) -> Taken:
         self.taken = Taken()
         await asyncio.gather(self._ask_service(ended), self._ask_probes(ended), self._ask_value(ended))
-        self.taken.gaps.append(time.perf_counter() - self._event_at)  # a stream that stands has no next event
+        self.taken.gaps.append(time.perf_counter() - self._event_at)  # a stream that has stopped has no next event
         return self.taken
 
     async def _ask_service(self, ended: asyncio.Event) -> None:

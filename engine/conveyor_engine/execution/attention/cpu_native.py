@@ -1,7 +1,7 @@
 """Computes paged attention on CPUs with the compiled kernels, which read each key and value once and gather nothing.
 
-`select` chooses this backend if `find_obstacle` returns None. The caches have the layout of `native.kv_cache`: blocks
-of 16 tokens, in which the keys of all tokens are side by side, so that one vector holds one dimension of 16 keys.
+`select` chooses this backend if `find_obstacle` returns None. The caches have the layout of `native.kv_cache`: in a
+block of 16 tokens, the 16 keys' numbers of one dimension are adjacent, so that one vector holds them.
 """
 
 from collections.abc import Sequence
