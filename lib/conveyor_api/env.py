@@ -74,7 +74,7 @@ EnvName = Annotated[
     Rule(
         f"self != '{names.TERMINATION_LOG_ENV}'"
         f" && (!self.startsWith('{names.ENGINE_ENV_PREFIX}') || self.matches('{_RESERVED_PATTERN}'))",
-        "is set by Conveyor from the spec; of the engine's own variables only "
+        "must not be a variable that Conveyor sets from the spec; of the engine's own variables only "
         + ", ".join(names.ENGINE_ENV_PREFIX + setting for setting in FREE_ENGINE_SETTINGS)
         + " may be set here",
         lambda name: (

@@ -116,7 +116,7 @@ class Volume(ApiModel):
         ),
         Rule(
             f"!(self in {list(names.POD_VOLUMES)})",
-            f"is a name of Conveyor's own volumes, as are {', '.join(names.POD_VOLUMES)}; choose another name",
+            f"must not be the name of one of Conveyor's own volumes: {', '.join(names.POD_VOLUMES)}",
             lambda name: name not in names.POD_VOLUMES,
         ),
     ]

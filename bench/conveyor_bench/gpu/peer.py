@@ -1,7 +1,7 @@
 """The stage `generate-batch` measures transformers' continuous batching with greedy requests like those of `nano`.
 
-The stage uses the manager of continuous batching, so that the tokens count that exist when the time is over. The stage
-does not stop the manager, because the manager would finish all requests first. The stage's process ends anyway.
+The stage uses the manager of continuous batching, so that it can also count the tokens of unfinished requests. It does
+not stop the manager, because the manager would finish all requests first. The stage's process ends anyway.
 """
 
 import time
