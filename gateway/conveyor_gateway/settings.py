@@ -52,8 +52,8 @@ class Settings:
     )
     public_hosts: tuple[str, ...] = setting(
         (),
-        "host names of the gateway, for example of an ingress; needed only for names with one or two parts: otherwise "
-        "two parts are read as NAME.NAMESPACE, and one part gets 421",
+        "host names of the gateway, for example of an ingress; needed only for names with one or two parts. A name of "
+        "two parts that is not listed is read as NAME.NAMESPACE, one of one part gets 421",
         HOSTS,
     )
     trusted_proxies: tuple[Network, ...] = setting(

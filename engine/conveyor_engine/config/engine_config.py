@@ -131,8 +131,8 @@ class EngineConfig:
     )
     batching_mode: BatchingMode = setting(
         "auto",
-        "the policy that forms batches; auto = continuous for a model that generates text or pictures, otherwise "
-        "dynamic",
+        "the policy that forms batches; auto = continuous for a model that generates text or pictures or transcribes "
+        "speech, otherwise dynamic",
         literal(BatchingMode),
     )
     max_num_seqs: int | None = setting(
@@ -160,16 +160,16 @@ class EngineConfig:
     )
     max_num_batched_tokens: int | None = setting(
         None,
-        "most tokens of one step; a longer prompt takes several steps or, if the task takes one step, a step of its "
-        "own; a batch of static or dynamic is also full when its cost reaches this number (the sum of its prompts if "
-        "packed, their number times the longest if padded); default: depends on the device; without this setting, "
-        "batches that generate text have no limit by cost",
+        "maximum number of tokens of one step; default: depends on the device. A longer prompt takes several steps, or "
+        "a step of its own if the task takes one step. If set, a batch of static or dynamic is also full when its cost "
+        "reaches this number: the sum of its prompts if packed, their number times the longest if padded. If not set, "
+        "this holds only for tasks that take one step",
         optional(whole_number(1, MAX_TOKENS)),
     )
     max_num_queued_requests: int = setting(
         256,
-        f"requests that may wait for a place in the batch; further requests get 429, and so does a request with which "
-        f"the prompts of all waiting and running requests would exceed {MAX_TOKENS} tokens",
+        f"requests that may wait for a place in the batch. Further requests get 429. A request also gets 429 if, with "
+        f"it, the prompts of all waiting and running requests would have more than {MAX_TOKENS} tokens together",
         whole_number(1, 100_000),
     )
     objective_time_to_first_token_seconds: float | None = setting(
@@ -192,7 +192,7 @@ class EngineConfig:
     class_shares: tuple[tuple[int, int], ...] = setting(
         (),
         "LEVEL:PERCENT: the percentage of the batch's rows and of the KV blocks that requests of this level and of "
-        "less urgent (numerically higher) levels may use together; one of them may always run; in the file a mapping",
+        "less urgent (numerically higher) levels may use together. One such request may always run. In the file this is a mapping",
         Kind("levels from 0 to 1000 with whole percentages from 1 to 100, as 50:40,100:20", _parse_shares),
     )
     num_kv_blocks: int | None = setting(

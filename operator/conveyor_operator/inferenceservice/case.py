@@ -60,7 +60,7 @@ class ServiceCase:
         self._url = url
         self._previous = previous
         self._deployment: ChildId = (DEPLOYMENT.kind, names.engine_name(service.name))
-        # Read the Deployment if no watch has reported it. It may exist without our labels, and then gets no autoscaler.
+        # Read the Deployment if no watch has reported it: another owner's may have its name, which gets no autoscaler.
         self.stale = {self._deployment} - observed.children.keys()
         if kedas := find_kedas_autoscaler(desired, observed):
             self.stale |= {(SCALED_OBJECT.kind, kedas.name)} - observed.children.keys()  # find its owner

@@ -41,14 +41,14 @@ class Profiles:
     def _find(self, name: str) -> Object:
         if name not in self._profiles:
             known = ", ".join(sorted(self._profiles)) or "none"
-            raise _wrong(f"there is no profile {name}; the chart's value profiles has {known}")
+            raise _wrong(f"there is no profile {name}; those of the chart (value `profiles`): {known}")
         try:
             return Profile.model_validate(self._profiles[name], by_alias=True, by_name=False).model_dump(
                 exclude_unset=True, exclude_none=True
             )
         except ValidationError as error:
             raise _wrong(
-                f"profile {name} in the chart's value profiles is invalid: {InvalidResource.of(error)}"
+                f"profile {name} of the chart (value `profiles`) is invalid: {InvalidResource.of(error)}"
             ) from error
 
 

@@ -57,8 +57,8 @@ def test_a_service_without_a_profile_is_left_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("profiles", "sentence"),
     [
-        ({}, "spec.profile: there is no profile l4; the chart's value profiles has none"),
-        ({"a100": {}, "t4": {}}, "there is no profile l4; the chart's value profiles has a100, t4"),
+        ({}, "spec.profile: there is no profile l4; those of the chart (value `profiles`): none"),
+        ({"a100": {}, "t4": {}}, "there is no profile l4; those of the chart (value `profiles`): a100, t4"),
         ({"l4": {"pod": {"hostNetwork": True}}}, "is invalid: pod.hostNetwork: unknown field"),
         ({"l4": {"pod": {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}}}, "hostPath: unknown field"),
         ({"l4": {"model": {"uri": "hf://a/b"}}}, "model: unknown field"),
@@ -85,7 +85,7 @@ def test_a_service_of_a_profile_has_its_fields_and_says_so(stage: Stage, tmp_pat
         assert "pod.nodeSelector.disk" in effective["fromProfile"]
         stage.space.edit("qwen", profile="h100")
         told = stage.space.wait_condition("qwen", "Ready", "False", "InvalidSpec")
-        assert "there is no profile h100; the chart's value profiles has l4" in told["message"]
+        assert "there is no profile h100; those of the chart (value `profiles`): l4" in told["message"]
         assert stage.space.need("Deployment", "qwen-engine")["spec"]["template"]["spec"] == pods
         stage.space.edit("qwen", profile=None)
         wait_until(

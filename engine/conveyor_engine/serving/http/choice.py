@@ -76,7 +76,7 @@ class Choice:
         self._clock = _Clock(metrics, request.arrival_time, time.monotonic())
 
     def push(self, output: RequestOutput) -> Delta | None:
-        """Return the new visible part from the next output, or None. Raises DeadlineExceeded or GenerationFailed."""
+        """Return the new visible part from the next output, or None. Raises the error that the output reports."""
         before = self.num_tokens
         self.num_tokens += len(output.new_token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
