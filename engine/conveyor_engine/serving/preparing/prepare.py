@@ -1,6 +1,7 @@
 """Turns bodies that request text into engine requests: validates, tokenizes and checks them against the model.
 
-Used by `tasks.generate`, and by the modules of the other APIs beside this one. Runs in the workers of `process`. No I/O, no asyncio.
+Used by `tasks.generate`, and by the modules of the other APIs beside this one. Runs in the workers of `process`. No
+I/O, no asyncio.
 """
 
 import uuid
@@ -332,7 +333,7 @@ def _check_prompt(fields: SamplingFields, prompt: list[int], params: SamplingPar
 
 
 def _read_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of each bad word, as at the beginning of a text, and as after a space if those differ (vLLM).
+    """Return the token ids of each bad word, as at the beginning of a text, and as after a space if they differ (vLLM).
 
     Raises InvalidRequest for a word with too many tokens or none.
     """
