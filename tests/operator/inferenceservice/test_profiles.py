@@ -1,5 +1,6 @@
 """Tests profiles: which fields they set, which they must not, and the report if a service's profile is missing."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_a_service_without_a_profile_is_left_as_it_is() -> None:
     ],
 )
 def test_a_profile_that_is_missing_or_may_not_be_is_refused(profiles: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InvalidResource, match=sentence.replace("+", r"\+")):
+    with pytest.raises(InvalidResource, match=re.escape(sentence)):
         Profiles(profiles).fill(build_body(profile="l4"))
 
 
