@@ -206,6 +206,20 @@ ResponseFormat = Annotated[
         }
     ),
 ]
+_ABSENT: dict[str, Any] = {"enum": [None, False]}  # the same as leaving the field out
+_OUTPUTS: dict[str, Any] = {
+    "json": _SCHEMA_OR_TEXT,
+    "regex": {"type": "string", "minLength": 1},
+    "choice": {**_CHOICES, "maxItems": CHOICES_MAX},
+    "grammar": {"type": "string", "minLength": 1},
+    "structural_tag": {
+        "anyOf": [
+            {"type": "object", "properties": _TAGS, "anyOf": _EITHER_TAGS},
+            {"type": "string", "pattern": r"^\s*\{"},
+        ]
+    },
+    "json_object": {"const": True},
+}
 StructuredOutputs = Annotated[
     Any,
     _or_null(_read_structured_outputs),
@@ -214,20 +228,11 @@ StructuredOutputs = Annotated[
             "anyOf": [
                 {
                     "type": "object",
-                    "properties": {
-                        "json": _SCHEMA_OR_TEXT,
-                        "regex": {"type": "string", "minLength": 1},
-                        "choice": {**_CHOICES, "maxItems": CHOICES_MAX},
-                        "grammar": {"type": "string", "minLength": 1},
-                        "structural_tag": {
-                            "anyOf": [
-                                {"type": "object", "properties": _TAGS, "anyOf": _EITHER_TAGS},
-                                {"type": "string", "pattern": r"^\s*\{"},
-                            ]
-                        },
-                        "json_object": {"const": True},
-                    },
-                    "oneOf": [{"required": [name]} for name in (*_READERS, "json_object")],
+                    "properties": {name: {"anyOf": [schema, _ABSENT]} for name, schema in _OUTPUTS.items()},
+                    "oneOf": [
+                        {"required": [name], "properties": {name: {"not": _ABSENT}}}
+                        for name in (*_READERS, "json_object")
+                    ],
                 },
                 {"type": "null"},
             ]
