@@ -99,7 +99,7 @@ class Attention:
 
 
 def _fill(cache: SlotCache) -> None:
-    """Fill the cache with random numbers. In 8 bits, their bits are those of integers from -100 to 99."""
+    """Fill the cache with random numbers. In 8 bits, their bits are those of 0 to 99, which e4m3 has numbers for."""
     if cache.scales is None:
         cache.numbers.normal_()
         return

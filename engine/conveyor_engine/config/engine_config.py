@@ -192,8 +192,8 @@ class EngineConfig:
     class_shares: tuple[tuple[int, int], ...] = setting(
         (),
         "LEVEL:PERCENT: the percentage of the batch's rows and of the KV blocks that requests of this level and of "
-        "less urgent (numerically higher) levels may use together. One such request may always "
-        "run. In the file this is a mapping",
+        "less urgent (numerically higher) levels may use together. One such request may always run. In the file this "
+        "is a mapping",
         Kind("levels from 0 to 1000 with whole percentages from 1 to 100, as 50:40,100:20", _parse_shares),
     )
     num_kv_blocks: int | None = setting(

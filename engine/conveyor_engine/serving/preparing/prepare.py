@@ -1,7 +1,6 @@
 """Turns bodies that request text into engine requests: validates, tokenizes and checks them against the model.
 
-Used by `tasks.generate`, and by the modules of the other APIs beside this one. Runs in the workers of `process`. No
-I/O, no asyncio.
+Used by `tasks.generate` and by the other APIs' modules here. Runs in the workers of `process`. No I/O, no asyncio.
 """
 
 import uuid

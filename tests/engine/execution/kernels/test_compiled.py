@@ -63,6 +63,7 @@ def test_8_bits_are_read_in_pairs_and_become_float16_at_once(compiled: list[Comp
     loops = [product_loop(k.ptx) for k in compiled if k.name == "_attend" and k.step.endswith(("int8", "fp8"))]
     assert len(loops) >= 2 * len(CAPABILITIES)
     for loop in loops:
+        assert any(re.search(r"e4m3x2|prmt", line) for line in loop)
         assert [line for line in loop if re.search(r"ld\.shared\S*[bus]8|cvt\S*\.(f32\.f16|bf16)", line)] == []
 
 
