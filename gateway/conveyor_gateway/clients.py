@@ -6,6 +6,7 @@ addresses before that one cannot be trusted.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 from aiohttp.web import BaseRequest
@@ -25,9 +26,9 @@ class Clients:
 
     def find(self, request: BaseRequest) -> str:
         """Return the client's IPv4 address or IPv6 network; "" if it is unknown."""
-        client = _parse_address(request.remote or "")
+        client, description = _find_peer(request.remote or "")
         if client is None or not self._is_trusted(client):
-            return _describe(client)
+            return description
         forwarded = ",".join(request.headers.getall("X-Forwarded-For", ()))
         for text in reversed(forwarded.split(",")):
             address = _parse_address(text)
@@ -69,3 +70,9 @@ def _describe(address: IPv4Address | IPv6Address | None) -> str:
     if isinstance(address, IPv6Address):
         return str(IPv6Network((address, _CLIENT_PREFIX_BITS), strict=False))
     return "" if address is None else str(address)
+
+
+@lru_cache(1024)
+def _find_peer(address: str) -> tuple[IPv4Address | IPv6Address | None, str]:
+    peer = _parse_address(address)
+    return peer, _describe(peer)

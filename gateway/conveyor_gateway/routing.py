@@ -88,7 +88,7 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
         raise NotFound(f"no such path: {path}; the paths are {known}", Code.PATH_NOT_FOUND)
     if method != endpoint.method:
         raise MethodNotAllowed(f"{path} supports {endpoint.method}, not {method}", endpoint.method)
-    named = endpoint.match(path) or {}
+    named = (endpoint.match(path) if endpoint.has_model else None) or {}
     model, version = (unquote(named.get(name, "")) for name in ("model", "version"))
     match endpoint.kind:
         case Kind.DESCRIBE | Kind.ENGINE_PAGE if service is None and not endpoint.has_model:

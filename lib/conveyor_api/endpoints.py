@@ -82,6 +82,11 @@ ENDPOINTS: Final = (
 )
 
 
+_BY_PATH: Final = {endpoint.path: endpoint for endpoint in ENDPOINTS if not endpoint.has_model}
+_WITH_MODEL: Final = tuple(endpoint for endpoint in ENDPOINTS if endpoint.has_model)
+
+
 def find_endpoint(path: str) -> Endpoint | None:
     """Return the endpoint of a path, without the prefix that names the service; None if there is none."""
-    return next((endpoint for endpoint in ENDPOINTS if endpoint.match(path) is not None), None)
+    exact = _BY_PATH.get(path)
+    return exact or next((endpoint for endpoint in _WITH_MODEL if endpoint.match(path) is not None), None)

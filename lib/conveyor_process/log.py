@@ -44,6 +44,8 @@ def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _LogfmtFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
+    # No line has these facts, and each message would pay for them (docs.python.org/3/howto/logging.html#optimization).
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     own_level = logging.getLogger().level
     logging.getLogger().setLevel(max(own_level, logging.INFO))
     for name in _OWN_LOGGERS:
@@ -96,10 +98,14 @@ def quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
+@lru_cache(1)
+def _format_second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
+
 class _Formatter(logging.Formatter):
-    converter = staticmethod(time.gmtime)
-    default_msec_format = "%s.%03dZ"
-    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return f"{_format_second(int(record.created))}.{int(record.msecs):03d}Z"
 
     def read_values(self, record: logging.LogRecord) -> Iterator[Value]:
         yield "time", self.formatTime(record), False
@@ -117,9 +123,8 @@ class _Formatter(logging.Formatter):
 
 class _LogfmtFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(
-            f"{key}={text if is_number else quote(text)}" for key, text, is_number in self.read_values(record)
-        )
+        values = self.read_values(record)
+        return " ".join([f"{key}={text if is_number else quote(text)}" for key, text, is_number in values])
 
 
 class _JsonFormatter(_Formatter):
@@ -148,7 +153,7 @@ def _read_template(record: logging.LogRecord) -> list[Value] | None:
         values = [place.fill(arguments) for place in places]
     except (IndexError, TypeError, ValueError):  # the arguments do not fit the template
         return None
-    return values if sum(len(place.kinds) for place in places) == len(arguments) else None
+    return values if places[-1].first + len(places[-1].kinds) == len(arguments) else None
 
 
 @dataclass(frozen=True, slots=True)

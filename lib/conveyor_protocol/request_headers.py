@@ -1,9 +1,9 @@
 """The headers that gateway and engine both read: a request's id, timeout, level, place and usage. Pure."""
 
 import math
+import random
 import re
 from typing import Final
-from uuid import uuid4
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 REQUEST_TIMEOUT_HEADER: Final = "X-Request-Timeout-Seconds"
@@ -35,8 +35,8 @@ _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def choose_request_id(given: str) -> str:
-    """Return the client's id if it can be logged and forwarded unchanged, otherwise a new one."""
-    return given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+    """Return the client's id if it can be logged and forwarded unchanged, otherwise a new one, which is no secret."""
+    return given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
 
 
 def parse_timeout_seconds(text: str) -> float:

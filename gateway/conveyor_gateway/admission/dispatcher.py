@@ -87,9 +87,11 @@ class Dispatcher:
 
         If no request waits, the query only detects when a place is free again.
         """
+        if not (occupied := self.pool.find_occupied(now)):
+            return
         first = self.waiting.first(_ANY_ENGINE, self._find_full_level())
         if first is not None or not self.waiting:
-            self._asking.ask(self.pool.find_occupied(now), first.level if first else self.classes.worst_level)
+            self._asking.ask(occupied, first.level if first else self.classes.worst_level)
 
     def _continue_soon(self) -> None:
         if not self._continues:
@@ -114,7 +116,7 @@ class Dispatcher:
     def _give_places(self, now: float) -> bool:
         """Give free places to waiting tickets. Return False if the next turn of the event loop has to continue."""
         for _ in range(MAX_WAKES_A_TURN):
-            if (ticket := self._find_match(now)) is None:
+            if not self.waiting or (ticket := self._find_match(now)) is None:
                 return True
             engine = self.pool.choose(now, ticket.excluded)
             assert engine is not None, "`_find_match` found the ticket for a free place"
@@ -187,16 +189,19 @@ class Dispatcher:
 
     def _set_timer(self, now: float) -> None:
         """Set one timer for changes without an event: the ends of engines' and requests' pauses, and the next retry."""
-        times = [self._exclusions.next_at(), self.pool.next_return_seconds(now)]
-        if not self.retries.has_one(now):
-            times.append(self.retries.next_at(now))
-        at = min((time for time in times if time is not None), default=None) if self.waiting else None
+        at = self._find_next_change(now) if self.waiting else None
         if at == self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
         self._timer = None if at is None else self._loop.call_at(at, self._end_pause)
+
+    def _find_next_change(self, now: float) -> float | None:
+        times = [self._exclusions.next_at(), self.pool.next_return_seconds(now)]
+        if not self.retries.has_one(now):
+            times.append(self.retries.next_at(now))
+        return min((time for time in times if time is not None), default=None)
 
     def _end_pause(self) -> None:
         self._timer = self._timer_at = None

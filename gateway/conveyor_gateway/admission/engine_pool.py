@@ -40,7 +40,6 @@ class Engine:
     full_until: float = 0.0
     last_chosen: int = 0
     unreachable: bool = False  # the last failed request could not connect in time
-    is_occupied: bool = False  # it reported that all its places are taken; requests wait until it grants one
 
     def rank(self, now_seconds: float) -> tuple[bool, int, int]:
         """Return the sort key for the choice of an engine. The lowest key is chosen."""
@@ -58,6 +57,8 @@ class EnginePool:
         self.place_limit = 1
         self.fills_batches = False
         self._engines: dict[str, Engine] = {}
+        # An ordered set: these reported that all their places are taken. Requests wait until they grant one.
+        self._occupied: dict[Engine, None] = {}
         self._free_bits: list[int] = []  # a heap: the bits of removed engines
         self._choices = 0
 
@@ -125,12 +126,12 @@ class EnginePool:
         return engine.ready and engine.left_out_until <= now_seconds
 
     def _has_place(self, engine: Engine, now_seconds: float) -> bool:
-        is_free = engine.load < self.place_limit and not engine.is_occupied
+        is_free = engine.load < self.place_limit and engine not in self._occupied
         return is_free and self._may_be_asked(engine, now_seconds)
 
     def find_occupied(self, now_seconds: float) -> list[Engine]:
         """Return the engines whose places are all taken. Dispatcher queries them for a place."""
-        return [each for each in self._engines.values() if each.is_occupied and self._may_be_asked(each, now_seconds)]
+        return [each for each in self._occupied if self._may_be_asked(each, now_seconds)]
 
     def release(self, engine: Engine) -> None:
         """Frees one place that `choose` occupied."""
@@ -156,7 +157,7 @@ class EnginePool:
 
         Requests now wait until it grants one.
         """
-        engine.is_occupied = True
+        self._occupied[engine] = None
 
     def note_place_answer(self, engine: Engine, asks_again: bool) -> None:
         """Record that `engine` has answered a query for a place.
@@ -165,7 +166,8 @@ class EnginePool:
 
         In the modes that fill batches they are always sent directly, because the engine may already fill another batch.
         """
-        engine.is_occupied = asks_again and not self.fills_batches
+        if not asks_again or self.fills_batches:
+            self._occupied.pop(engine, None)
 
     def note_answer(self, engine: Engine) -> None:
         """Record that `engine` answered: reset its failures, and send it further requests if this was a probe."""
@@ -181,6 +183,7 @@ class EnginePool:
     def _drop_if_unused(self, engine: Engine) -> None:
         if not engine.ready and engine.load == 0 and self._engines.pop(engine.address, None) is not None:
             heapq.heappush(self._free_bits, engine.bit)
+            self._occupied.pop(engine, None)
 
     def _allocate_bit(self) -> int:
         """Return the lowest bit that no engine has, so that masks stay short.

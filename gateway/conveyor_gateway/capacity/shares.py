@@ -1,16 +1,17 @@
 """Counts how much of one resource, such as bytes or requests, each service and client holds.
 
-Used by `reservations` only. It finds the request to evict without a scan: each operation costs O(log holders).
+Used by `reservations` only. It finds the request to evict without a scan: an operation costs O(log holders) on average.
 """
 
 import heapq
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Final, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-_NOTHING: Final = (0,)
+MAX_CHANGES: Final = 256  # of requests that are applied together, so that an eviction does not wait for more
+_NOTHING: Final = (0, 0)
 
 
 class Member(Hashable, Protocol):
@@ -25,39 +26,37 @@ M = TypeVar("M", bound=Member)
 
 
 class Amounts(Generic[K]):
-    """Amounts by key. Finds the key with the largest amount; among equal amounts, the one that changed last."""
+    """Amounts by key. Finds the key of the highest level with the largest amount; among equals, the last changed."""
 
     def __init__(self) -> None:
-        self._entries: dict[K, tuple[int, int, K]] = {}
-        self._heap: list[tuple[int, int, K]] = []  # stale entries stay until `find_largest` meets them
+        self._entries: dict[K, tuple[int, int, int, K]] = {}
+        self._heap: list[tuple[int, int, int, K]] = []  # stale entries stay until `find_largest` meets them
         self._changes = 0
 
     def __getitem__(self, key: K) -> int:
-        return -self._entries.get(key, _NOTHING)[0]
+        return -self._entries.get(key, _NOTHING)[1]
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[K]:
-        return iter(self._entries)
-
-    def add(self, key: K, amount: int) -> None:
-        """Add `amount`, which may be negative. A key whose amount becomes 0 is dropped."""
-        total = amount - self._entries.get(key, _NOTHING)[0]
+    def add(self, key: K, amount: int, level: int = 0) -> None:
+        """Add `amount`, which may be negative. A key whose amount becomes 0 is dropped. A key keeps its `level`."""
+        entries, heap = self._entries, self._heap
+        total = amount - entries.get(key, _NOTHING)[1]
         if not total:
-            self._entries.pop(key, None)
+            entries.pop(key, None)
             return
         self._changes += 1
-        entry = self._entries[key] = (-total, -self._changes, key)
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._entries) + 16:
-            self._heap = list(self._entries.values())
-            heapq.heapify(self._heap)
+        entry = entries[key] = (-level, -total, -self._changes, key)
+        heapq.heappush(heap, entry)
+        if len(heap) > 2 * len(entries) + 16:
+            heap[:] = entries.values()
+            heapq.heapify(heap)
 
     def find_largest(self) -> K | None:
-        while self._heap and self._entries.get(self._heap[0][2]) is not self._heap[0]:
+        while self._heap and self._entries.get(self._heap[0][-1]) is not self._heap[0]:
             heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        return self._heap[0][-1] if self._heap else None
 
 
 class Shares(Generic[M]):
@@ -67,15 +66,15 @@ class Shares(Generic[M]):
         self._most: Final = most
         self._most_of_service: Final = most_of_service
         self._most_of_client: Final = most_of_client
-        self._services, self._clients = Amounts[str](), Amounts[str]()
+        self._services, self._clients = dict[str, int](), dict[str, int]()
         self._evictable = _Evictable[M]()
         self.total = 0
 
     def add(self, member: M, amount: int, is_evictable: bool) -> None:
         """Change what `member` holds by `amount`, which may be negative."""
         self.total += amount
-        self._services.add(member.service, amount)
-        self._clients.add(member.client, amount)
+        _add(self._services, member.service, amount)
+        _add(self._clients, member.client, amount)
         if is_evictable:
             self.add_evictable(member, amount)
 
@@ -103,38 +102,49 @@ class Shares(Generic[M]):
         )
 
     def _is_service_full(self, member: M, amount: int) -> bool:
-        return self._services[member.service] + amount > self._most_of_service
+        return self._services.get(member.service, 0) + amount > self._most_of_service
 
     def _is_client_full(self, member: M, amount: int) -> bool:
-        return self._clients[member.client] + amount > self._most_of_client
+        return self._clients.get(member.client, 0) + amount > self._most_of_client
 
 
 class _Evictable(Generic[M]):
-    """The members that may be evicted, by holder. A holder is one client's requests for one service."""
+    """The members that may be evicted, by holder. A holder is one client's requests for one service.
+
+    Most requests end before the gateway is full. So changes are collected, and a request that comes and goes meanwhile
+    leaves nothing to apply.
+    """
 
     def __init__(self) -> None:
+        self._changes = dict[M, int]()  # not applied yet; the member that changed last is the last one
         self._services, self._clients = Amounts[str](), Amounts[str]()
         self._clients_of = defaultdict[str, Amounts[str]](Amounts)
         self._services_of = defaultdict[str, Amounts[str]](Amounts)
-        self._members: defaultdict[tuple[str, str, int], Amounts[M]] = defaultdict(Amounts)
-        self._levels: defaultdict[tuple[str, str], Amounts[int]] = defaultdict(Amounts)  # each holder has few
+        self._members: defaultdict[tuple[str, str], Amounts[M]] = defaultdict(Amounts)
 
     def add(self, member: M, amount: int) -> None:
-        if not amount:
-            return
+        _add(self._changes, member, amount)
+        if len(self._changes) > MAX_CHANGES:
+            self._apply()
+
+    def _apply(self) -> None:
+        for member, amount in self._changes.items():
+            self._apply_one(member, amount)
+        self._changes.clear()
+
+    def _apply_one(self, member: M, amount: int) -> None:
         service, client = member.service, member.client
         self._services.add(service, amount)
         self._clients.add(client, amount)
-        _add(self._clients_of, service, client, amount)
-        _add(self._services_of, client, service, amount)
-        _add(self._members, (service, client, member.level), member, amount)
-        _add(self._levels, (service, client), member.level, amount)
+        _add_to_group(self._clients_of, service, client, amount)
+        _add_to_group(self._services_of, client, service, amount)
+        _add_to_group(self._members, (service, client), member, amount, member.level)
 
     def find_largest(self, service: str | None, client: str | None) -> M | None:
         """Return the largest member, of the highest level, of the holder that `_find_holder` returns."""
-        holder = self._find_holder(service, client)
-        levels = self._levels.get(holder)
-        return None if levels is None else self._members[*holder, max(levels)].find_largest()
+        self._apply()
+        members = self._members.get(self._find_holder(service, client))
+        return None if members is None else members.find_largest()
 
     def _find_holder(self, service: str | None, client: str | None) -> tuple[str, str]:
         """Return the service and client of the largest holder within this service or client; empty names if none.
@@ -158,8 +168,14 @@ class _Evictable(Generic[M]):
 G = TypeVar("G", bound=Hashable)
 
 
-def _add(groups: defaultdict[G, Amounts[K]], group: G, key: K, amount: int) -> None:
+def _add(totals: dict[K, int], key: K, amount: int) -> None:
+    """Add `amount`, which may be negative. The key becomes the last one, and is dropped if its total becomes 0."""
+    if total := totals.pop(key, 0) + amount:
+        totals[key] = total
+
+
+def _add_to_group(groups: defaultdict[G, Amounts[K]], group: G, key: K, amount: int, level: int = 0) -> None:
     amounts = groups[group]
-    amounts.add(key, amount)
+    amounts.add(key, amount, level)
     if not amounts:
         del groups[group]

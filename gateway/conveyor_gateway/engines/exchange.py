@@ -16,7 +16,7 @@ import aiohttp
 from multidict import CIMultiDict
 
 from conveyor_gateway.capacity.reservations import Reservation
-from conveyor_gateway.engines.headers import EVENT_STREAM, build_answer_headers, choose_content_type
+from conveyor_gateway.engines.headers import EVENT_STREAM, build_answer_headers
 from conveyor_gateway.usage import parse_usage, split_report
 from conveyor_protocol.request_headers import USAGE_HEADER, USAGE_MARK
 
@@ -70,16 +70,20 @@ class EngineAnswer:
     `usage` is the number of tokens that the engine reports. While `awaits_report` is True, a newer report may follow.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse, first: bytes, is_whole: bool) -> None:
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self.status = response.status
-        self.first = first
-        self.is_whole = is_whole
-        self.is_event_stream = is_event_stream(response)
+        self.first = b""
+        self.is_whole = False
+        self.headers = build_answer_headers(response.headers)
+        self.is_event_stream = self.headers["Content-Type"] == EVENT_STREAM
         self.usage = parse_usage(response.headers.get(USAGE_HEADER))  # for a stream, the usage so far
         self.awaits_report = self.is_event_stream and self.usage is not None
-        self._is_over = is_whole
-        self.headers = build_answer_headers(response.headers)
+        self._is_over = False
+
+    def set_collected(self, first: bytes, is_whole: bool) -> None:
+        """Set the collected part of an answer that is not a stream. `is_whole`: nothing follows."""
+        self.first, self.is_whole, self._is_over = first, is_whole, is_whole
         if is_whole:
             self.headers["Content-Length"] = str(len(first))
 
@@ -108,10 +112,6 @@ class EngineAnswer:
         Before the end of the answer this closes the connection, which aborts the engine's request.
         """
         self._response.close()
-
-
-def is_event_stream(response: aiohttp.ClientResponse) -> bool:
-    return choose_content_type(response.headers.get("Content-Type", "")) == EVENT_STREAM
 
 
 def ends_event(tail: bytes) -> bool:

@@ -24,7 +24,6 @@ from conveyor_gateway.engines.exchange import (
     EngineRequest,
     EngineUnreachable,
     describe,
-    is_event_stream,
 )
 from conveyor_gateway.usage import MAX_REPORT_BYTES, Usage, parse_usage
 from conveyor_http.reading import AnswerTooLong, read_answer
@@ -146,11 +145,12 @@ async def _receive(response: aiohttp.ClientResponse, reservation: Reservation) -
             raise _find_refusal(response)(f"the engine responded {response.status}")
         if response.status == _LOST or not 200 <= response.status < 600:
             raise EngineLost(f"the engine responded {response.status}")
-        if is_event_stream(response):
-            answer = EngineAnswer(response, b"", is_whole=False)
+        answer = EngineAnswer(response)
+        if answer.is_event_stream:
             answer.first = await answer.read_piece()
-            return answer
-        return EngineAnswer(response, *await _collect(response.content, reservation))
+        else:
+            answer.set_collected(*await _collect(response.content, reservation))
+        return answer
     except (aiohttp.ClientError, OSError) as error:
         raise EngineLost(describe(error)) from error
 

@@ -60,6 +60,8 @@ class PublicApp:
         if not self.readiness.synced:
             raise Unavailable("the gateway is starting and does not know the services yet; retry", Code.NOT_SYNCED)
         route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)
+        if route.kind is Kind.ENGINE:
+            return await self.open_requests.handle(request, route, self.clients.find(request))
         request_id = find_request_id(request)
         match route.kind:
             case Kind.LIST_MODELS:
@@ -72,8 +74,6 @@ class PublicApp:
                 answer = await self._find_engine_page(route, request_id)
             case Kind.DESCRIBE:
                 answer = await self._send_document(request, route)
-            case _:
-                return await self.open_requests.handle(request, route, self.clients.find(request))
         self.metrics.count_request(route.service or "", answer.status)
         return answer
 

@@ -5,6 +5,7 @@ services, and the series of a deleted service are dropped. So clients cannot inc
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,11 +29,24 @@ _SERVICE = ("namespace", "inference_service")
 _BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
+@dataclass(frozen=True, slots=True)
+class _ServiceSeries:
+    """The series of one service that every answered request changes."""
+
+    queue_wait: Histogram
+    first_byte: Histogram
+    engine_seconds: Counter
+    prompt_tokens: Counter
+    cached_tokens: Counter
+    generation_tokens: Counter
+
+
 class Metrics:
     """One registry per process. `service` is always the `namespace/name` of a known service, or empty."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._series: dict[str, _ServiceSeries] = {}
         self._of_services: list[Counter | Histogram] = []
         self._requests = self._counter(
             "requests", "Finished requests, by HTTP status (499: the client disconnected).", "code"
@@ -90,9 +104,9 @@ class Metrics:
         self._retries.labels(*_split(service), reason).inc()
 
     def observe_answer(self, service: str, waited_seconds: float, first_byte_seconds: float) -> None:
-        labels = _split(service)
-        self._queue_wait.labels(*labels).observe(waited_seconds)
-        self._first_byte.labels(*labels).observe(first_byte_seconds)
+        series = self._find_series(service)
+        series.queue_wait.observe(waited_seconds)
+        series.first_byte.observe(first_byte_seconds)
 
     def observe_class_wait(self, service: str, request_class: str, waited_seconds: float) -> None:
         self._class_wait.labels(*_split(service), request_class).observe(waited_seconds)
@@ -102,17 +116,32 @@ class Metrics:
 
     def count_used(self, service: str, engine_seconds: float, usage: Usage | None) -> None:
         """Count the engine time and tokens of a request that an engine has processed."""
-        labels = _split(service)
-        self._engine_seconds.labels(*labels).inc(engine_seconds)
+        series = self._find_series(service)
+        series.engine_seconds.inc(engine_seconds)
         if usage is None:
-            self._uncounted.labels(*labels).inc()
+            self._uncounted.labels(*_split(service)).inc()
             return
-        self._prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
-        self._cached_tokens.labels(*labels).inc(usage.cached_tokens)
-        self._generation_tokens.labels(*labels).inc(usage.completion_tokens)
+        series.prompt_tokens.inc(usage.prompt_tokens)
+        series.cached_tokens.inc(usage.cached_tokens)
+        series.generation_tokens.inc(usage.completion_tokens)
+
+    def _find_series(self, service: str) -> _ServiceSeries:
+        found = self._series.get(service)
+        if found is None:
+            labels = _split(service)
+            found = self._series[service] = _ServiceSeries(
+                self._queue_wait.labels(*labels),
+                self._first_byte.labels(*labels),
+                self._engine_seconds.labels(*labels),
+                self._prompt_tokens.labels(*labels),
+                self._cached_tokens.labels(*labels),
+                self._generation_tokens.labels(*labels),
+            )
+        return found
 
     def drop_service(self, service: str) -> None:
         """Drop all series of a deleted service."""
+        self._series.pop(service, None)
         labels = dict(zip(_SERVICE, _split(service), strict=True))
         for metric in self._of_services:
             metric.remove_by_labels(labels)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,17 +32,32 @@ class Request:
     level: int = 0
 
 
-@given(st.lists(st.tuples(KEYS, KEYS, st.integers(1, 5)), min_size=1, max_size=60), st.data())
-def test_the_victim_is_of_the_largest_holder(added: list[tuple[str, str, int]], data: st.DataObject) -> None:
-    """The victim is of the service or client that holds more; within it, of the largest client or service."""
-    shares, held = Shares[Request](1 << 40, 1 << 40, 1 << 40), dict[Request, int]()
-    for service, client, amount in added:
-        request = Request(service, client)
-        held[request] = amount
-        shares.add(request, amount, is_evictable=True)
-    for request in data.draw(st.lists(st.sampled_from([*held]), unique=True, max_size=len(held) - 1)):
-        shares.add(request, -held.pop(request), is_evictable=True)
-    victim = shares.find_victim(Request("new", "new"), 1)
+REQUESTS = st.builds(Request, KEYS, KEYS, st.integers(0, 2))
+
+
+@given(
+    st.lists(st.tuples(REQUESTS, st.integers(1, 5), st.booleans()), min_size=1, max_size=60),
+    st.integers(1, 5),
+    st.data(),
+)
+def test_the_victim_is_of_the_largest_holder(
+    added: list[tuple[Request, int, bool]], max_changes: int, data: st.DataObject
+) -> None:
+    """The victim is of the service or client that holds more; within it, of the largest client or service.
+
+    It is the largest request of that holder's least urgent level, however many changes are applied together, and
+    whether or not a victim was looked for before.
+    """
+    shares, held, newcomer = Shares[Request](1 << 40, 1 << 40, 1 << 40), dict[Request, int](), Request("new", "new")
+    with mock.patch("conveyor_gateway.capacity.shares.MAX_CHANGES", max_changes):
+        for request, amount, looks in added:
+            held[request] = amount
+            shares.add(request, amount, is_evictable=True)
+            if looks:
+                shares.find_victim(newcomer, 1)
+        for request in data.draw(st.lists(st.sampled_from([*held]), unique=True, max_size=len(held) - 1)):
+            shares.add(request, -held.pop(request), is_evictable=True)
+    victim = shares.find_victim(newcomer, 1)
     assert victim is not None
 
     def total(**wanted: str) -> int:
@@ -55,6 +71,6 @@ def test_the_victim_is_of_the_largest_holder(added: list[tuple[str, str, int]], 
     else:
         assert of_service == max(total(service=service) for service in services)
         assert pair == max(total(service=victim.service, client=client) for client in clients)
-    assert held[victim] == max(
-        n for each, n in held.items() if (each.service, each.client) == (victim.service, victim.client)
-    )
+    of_holder = [each for each in held if (each.service, each.client) == (victim.service, victim.client)]
+    assert victim.level == max(each.level for each in of_holder)
+    assert held[victim] == max(held[each] for each in of_holder if each.level == victim.level)
