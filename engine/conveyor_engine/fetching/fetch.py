@@ -39,6 +39,7 @@ MARKER = ".conveyor-complete.json"
 _WANTED = re.compile(
     r"config\.json|model\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|tokenizer\.model|vocab\.json"
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(?:jinja|json)"
+    r"|(?:pre)?processor_config\.json"
     rf"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|{re.escape(POOLING_FILE)}"
 )
 _WEIGHTS = "model.safetensors"
