@@ -15,8 +15,9 @@ _HEAD = """\
 # Alerts
 
 Written by `make generate` from the chart's `alerts.yaml`; do not edit.
-`prometheusRules.create` installs them as a PrometheusRule; `make alerts` tests them with promtool.
-An alert with severity `critical` needs action now; `warning` can wait for working hours.
+The chart's value `prometheusRules.create` installs the alerts as a PrometheusRule.
+`make alerts` tests them with promtool.
+An alert with severity `critical` needs action now. One with severity `warning` can wait for working hours.
 """
 
 

@@ -16,14 +16,16 @@ _HEAD = """\
 
 Written by `make generate`; do not edit.
 
-A setting can be a flag (`--port=80`) or an environment variable. The flag takes precedence over the variable, and the
-variable over the default. An unknown setting or an invalid value ends the process with exit code 2 and one sentence.
-The chart sets some settings. Use `operator.extraArgs`, `gateway.extraArgs` and `metrics.extraArgs` for the others, for
-example `[--workers=16]`.
+You can give a setting as a flag (`--port=80`) or as an environment variable. Flags take precedence over variables, and
+variables over the defaults. After an unknown setting or an invalid value, the process exits with code 2 and an error
+message.
 
-The engine also reads a YAML file (`--config FILE`). Variables take precedence over the file. Its keys are the settings
-in snake_case (`max_num_seqs: 8`). The operator writes this file from the InferenceService. `pod.env` may set a few of
-the variables.
+The chart sets some of the flags. For the others, use `operator.extraArgs`, `gateway.extraArgs` and `metrics.extraArgs`,
+for example `[--workers=16]`.
+
+The engine also reads a YAML file (`--config FILE`). Its keys are the settings in snake_case (`max_num_seqs: 8`).
+Variables take precedence over the file. The operator writes this file from the InferenceService. A few of the variables
+can be set in `pod.env`.
 """
 
 

@@ -16,10 +16,10 @@ _HEAD = """\
 Written by `make generate` from the programs' own tables; do not edit.
 [Troubleshooting](troubleshooting.md#a-client-gets-an-error) says what to do about an error.
 
-A client of a service can get errors of the gateway, and errors of the engine that handled its request. Both have
-OpenAI's format, `{"error": {"message", "type", "param", "code"}}`. On [Anthropic's paths](other-apis.md) errors have
-Anthropic's format, with the same code, and on other APIs' paths [the format of that API](openai-api.md). 429 and 503
-have the header `Retry-After`.
+A client of a service can get errors from the gateway, and from the engine that handles its request. Both have
+OpenAI's format, `{"error": {"message", "type", "param", "code"}}`. On [Anthropic's paths](other-apis.md), errors have
+Anthropic's format, with the same code. On the paths of other APIs, errors have [the format of that API](openai-api.md).
+Responses with status 429 or 503 have the header `Retry-After`.
 """
 _METRICS_HEAD = """
 ## Metrics server

@@ -25,10 +25,11 @@ Written by `make generate` from the table that the engine validates by; do not e
 
 Null is the same as leaving a field out.
 
-The engine ignores fields that are in none of these tables, as vLLM does. This includes misspelt names.
-`conveyor_engine_ignored_fields_total` counts the ignored fields of requests, by kind of request.
-Ignored fields of messages, content parts and `stream_options` are not counted.
-The pages of the tasks have the fields of forms, of pictures to classify, and most of text-embeddings-inference's.
+The engine ignores fields that are in none of these tables, as vLLM does. So it ignores misspelt names too.
+`conveyor_engine_ignored_fields_total` counts these unknown fields of requests, by kind of request.
+Unknown fields of messages, content parts and `stream_options` are not counted.
+The fields of forms and of pictures to classify, and most fields of text-embeddings-inference, are on the pages of the
+tasks.
 """
 _ACTING = {
     Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
@@ -43,7 +44,7 @@ _HIGHEST = 2**31  # a bound from here on is that of a machine word
 def acting() -> Iterator[str]:
     """The fields that do something, each once, with all the places it stands in."""
     yield "## Fields with an effect"
-    yield "| field | of | values | meaning |"
+    yield "| field | in | values | meaning |"
     yield "| --- | --- | --- | --- |"
     seen: dict[tuple[str, str, str], list[Place]] = {}
     for place, schema in _ACTING.items():
@@ -79,7 +80,7 @@ def ignored() -> Iterator[str]:
     yield "## Fields that cannot change the answer: ignored"
     yield "Any value is accepted."
     yield ""
-    yield "| of | fields | each of them |"
+    yield "| in | fields | each field |"
     yield "| --- | --- | --- |"
     groups: dict[tuple[str, tuple[Place, ...]], list[str]] = {}
     for row in TABLE:
@@ -93,7 +94,7 @@ def neutral() -> Iterator[str]:
     yield "## Fields that are not supported: accepted only with a value that has no effect"
     yield "Any other value gets 400 `unsupported_value` with the field's name."
     yield ""
-    yield "| field | of | defined by | only |"
+    yield "| field | in | defined by | accepted values |"
     yield "| --- | --- | --- | --- |"
     for row in TABLE:
         if not row.why_ignored:

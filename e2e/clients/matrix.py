@@ -197,7 +197,7 @@ CLIENTS = (
         "llama-index, agents",
         ("llama-index-llms-openai-like==0.8.1",),
         _python("llama_index_agent.py"),
-        "structured predictions, a demanded call, its result, an agent with a tool",
+        "structured predictions, a required call, its result, an agent with a tool",
     ),
     Client(
         "outlines",
@@ -222,7 +222,7 @@ CLIENTS = (
         "lm-eval, likelihoods",
         ("lm-eval[api,hf]==0.4.13", "transformers==5.23.0", "torch==2.15.0"),
         (*_python("lm_eval_choices.py"), "{tokenizer}"),
-        "`local-completions`, a task of log likelihoods beside lm-eval's own backend of transformers",
+        "`local-completions`, a task of log likelihoods, compared with lm-eval's transformers backend",
         environment=OFFLINE,
         folder=PROGRAMS / "lm_eval_tasks",
     ),

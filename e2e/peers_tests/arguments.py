@@ -34,8 +34,8 @@ _LEFT_OUT = {
 }  # fmt: skip
 _MISSING = {
     "--uds": "unix sockets",
-    "--api-key": "keys: a proxy in front of the gateway checks them",
-    "--root-path": "a path in front of all others",
+    "--api-key": "keys, which a proxy in front of the gateway checks",
+    "--root-path": "a prefix for all paths",
     "--pooler-config": "texts in chunks",
     "--pooler-config.task": "vectors or labels of each token on /pooling",
     "--enable-force-include-usage": "usage in every answer",

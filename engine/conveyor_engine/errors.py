@@ -48,7 +48,7 @@ class ErrorCode(AnswerCode):
     TOO_MANY_PIPELINED = (
         "too_many_pipelined",
         400,
-        "too many requests wait on the connection for their answers",
+        "too many pipelined requests on the connection wait for their answers",
     )
     INVALID_JSON = "invalid_json", 400, "the body is not JSON"
     INVALID_FORM = "invalid_form", 400, "the body is not the form (multipart/form-data) that its Content-Type announces"
@@ -70,14 +70,15 @@ class ErrorCode(AnswerCode):
     )
     PATH_NOT_FOUND = "path_not_found", 404, "no such path"
     MODEL_NOT_FOUND = "model_not_found", 404, "this engine serves another model; the message has its name"
-    WRONG_TASK = "wrong_task", 400, "the path is for models of another task; the message says what this one does"
+    WRONG_TASK = "wrong_task", 400, "the path is for models of another task; the message says what this model does"
     METHOD_NOT_ALLOWED = "method_not_allowed", 405, "the path does not support the method"
     BODY_TOO_SLOW = "body_too_slow", 408, "the body did not arrive within 60 s"
     REQUEST_TOO_LARGE = (
         "request_too_large",
         413,
-        "the body is longer than the limit, the largest of: 1 MiB; 32 bytes per token of the context; 4 MiB for paths "
-        "with many inputs, 8 MiB for tensors and pictures to classify, 26 MiB for audio",
+        "the body is longer than the limit: the largest of 1 MiB, 32 bytes for each token of the context, and the "
+        "task's limit (4 MiB to embed, rank or classify texts, 8 MiB for tensors and pictures to classify, 26 MiB for "
+        "audio)",
     )
     ENCODED_BODY = "encoded_body", 415, "the body is compressed"
     QUEUE_FULL = "queue_full", 429, "the engine has no room for the request; the gateway tries another engine"

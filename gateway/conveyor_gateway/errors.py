@@ -33,14 +33,14 @@ class Code(AnswerCode):
         400,
         "at the gateway's root: the body is not the form that its Content-Type announces",
     )
-    NO_MODEL = "no_model", 400, "at the gateway's root: the body has no `model`, or a form has none before its files"
+    NO_MODEL = "no_model", 400, "at the gateway's root: no `model` in the body, or in a form before its files"
     INVALID_TIMEOUT = "invalid_timeout", 400, "`X-Request-Timeout-Seconds` is not a number of at least 0.001"
     UNKNOWN_CLASS = "unknown_class", 400, "the service has no class of that name; the message lists its classes"
     NO_CLASSES = "no_classes", 400, "the body has a `priority` other than 0, and the service has no `queue.classes`"
     PRIORITY_NOT_READ = (
         "priority_not_read",
         400,
-        "a body above 1 MiB has a `priority`; use `X-Request-Class`",
+        "the gateway does not read `priority` in a body above 1 MiB; use `X-Request-Class`",
     )
     PATH_NOT_FOUND = "path_not_found", 404, "no such path; the message lists the paths"
     SERVICE_NOT_FOUND = "service_not_found", 404, "no such service"
@@ -48,19 +48,20 @@ class Code(AnswerCode):
     MODEL_NOT_FOUND = (
         "model_not_found",
         404,
-        "no service has that model, or the service in the path has another one, or `GET /v1/models/MODEL` names one "
-        "that the root does not list",
+        "no service serves the model, or the requested service serves another model; also for `GET /v1/models/MODEL` "
+        "at the root, if the root does not list the model",
     )
     METHOD_NOT_ALLOWED = (
         "method_not_allowed",
         405,
-        "the path does not support the method; the header `Allow` names the one it supports",
+        "the path does not support the method; the header `Allow` names the supported method",
     )
     BODY_TOO_SLOW = "body_too_slow", 408, "the body did not arrive in time"
     REQUEST_TOO_LARGE = (
         "request_too_large",
         413,
-        "the body is longer than `--max-request-bytes` (audio: 26 MiB), or at the root than 1 MiB (forms excepted)",
+        "the body is longer than `--max-request-bytes` (26 MiB for audio), or than 1 MiB if a JSON body selects the "
+        "service by its `model`",
     )
     ENCODED_BODY = "encoded_body", 415, "at the gateway's root: the body is compressed"
     HOST_WITHOUT_NAMESPACE = "host_without_namespace", 421, "the host names a service but no namespace"
@@ -80,7 +81,7 @@ class Code(AnswerCode):
     ENGINE_BROKE = "engine_broke", 502, "the engine died during its response; a stream ends with this error as an event"
     NOT_SYNCED = "not_synced", 503, "the gateway is starting and does not know the services yet"
     NOT_READY = "not_ready", 503, "`/health` of the gateway: it is starting or stopping"
-    NO_ENGINE = "no_engine", 503, "a page of a service that an engine answers, such as `/health`: no engine is ready"
+    NO_ENGINE = "no_engine", 503, "`/health` or another page that an engine returns: no engine is ready"
     START_FAILED = (
         "start_failed",
         503,
@@ -89,7 +90,7 @@ class Code(AnswerCode):
     ENGINES_NOT_READY = (
         "engines_not_ready",
         503,
-        "a page of a service, such as `/openapi.json`: its pods are ready, but no engine returned it",
+        "`/openapi.json` or another page of a service: its pods are ready, but no engine returned the page",
     )
     STOPPING = "stopping", 503, "the gateway is stopping"
     GATEWAY_MEMORY_FULL = "gateway_memory_full", 503, "the gateway's memory for requests is full (`--max-held-bytes`)"

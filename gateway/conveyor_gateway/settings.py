@@ -46,27 +46,27 @@ class Settings:
     )
     system_namespace: str = setting(
         SYSTEM_NAMESPACE,
-        "namespace of the gateways. It is part of the gateway's own host name, and the gateways found in it share each "
-        "service's queue limit",
+        "namespace of the gateways. It is part of the gateway's own host name. The gateways in this namespace share "
+        "the queue limit of each service",
         TEXT,
     )
     public_hosts: tuple[str, ...] = setting(
         (),
-        "host names of the gateway, for example of an ingress; needed only for names with one or two parts. A name of "
-        "two parts that is not listed is read as NAME.NAMESPACE, one of one part gets 421",
+        "host names of the gateway, for example of an ingress; needed only for names with one or two parts. If such a "
+        "name is not listed, two parts mean NAME.NAMESPACE, and one part gets 421",
         HOSTS,
     )
     trusted_proxies: tuple[Network, ...] = setting(
         (),
-        "networks of proxies in front of the gateway. For a connection from them, the client is the last address in "
-        "X-Forwarded-For that is not a proxy's; otherwise it is the connecting address. The requests and bytes of "
-        "each client are limited",
+        "networks of proxies in front of the gateway. For connections from these networks, the client is the last "
+        "address in X-Forwarded-For that is not a proxy's. For others, it is the connecting address. The requests and "
+        "bytes of each client are limited",
         NETWORKS,
     )
     allowed_origins: tuple[str, ...] = setting(
         (),
-        "origins of web pages whose scripts may call the gateway (CORS), as https://chat.example.com; * for all; empty "
-        "for none",
+        "origins of web pages whose scripts may call the gateway (CORS), such as https://chat.example.com; * for all; "
+        "empty for none",
         ORIGINS,
     )
     root_models: RootModels = setting(
@@ -79,39 +79,40 @@ class Settings:
     # All connections and max_held_bytes together fit in the 1 GiB that the chart allows.
     max_connections: int = setting(
         2048,
-        "open client connections. At the limit, a new connection closes those that have been idle longest. Seven "
-        "eighths may carry a request; three quarters of these may be for one service (1,344 by default), whatever its "
-        "`queue.maxRequests`. A low limit of open files lowers the number",
+        "limit on open client connections. At the limit, a new connection replaces the longest idle ones of the client "
+        "with most idle connections. Seven eighths can carry requests, and three quarters of these requests (1,344 by "
+        "default) can be for one service, even if its `queue.maxRequests` is higher. If the limit on open files is "
+        "low, fewer connections are allowed",
         whole_number(1, 1_000_000),
     )
     max_request_bytes: int = setting(
         8 * _MIB,
-        "longest request body. At the root, where the body's model selects the service, the limit is 1 MiB. Audio "
-        "files may have 26 MiB in any case",
+        "longest request body. At the root, where the body's model selects the service, the limit for JSON is 1 MiB. "
+        "Bodies with audio can always have 26 MiB",
         whole_number(1, 1 << 30),
     )
     max_held_bytes: int = setting(
         128 * _MIB,
-        "bytes of requests and buffered responses in memory, at most half for one service and seven eighths for one "
-        "client. Requests beyond it get 503",
+        "limit on the bytes of requests and buffered responses in memory. One service can use half of it, and one "
+        "client seven eighths. Requests that do not fit get 503",
         whole_number(1, 1 << 40),
     )
     body_timeout_seconds: float = setting(
-        60.0, "how long a request body may take to arrive; after 10 s it must average 16 KiB/s", seconds()
+        60.0, "time limit for the arrival of a request body; after 10 s, the body must average 16 KiB/s", seconds()
     )
     heartbeat_seconds: float = setting(
         15.0,
-        "interval of comments in a stream whose service may be starting from zero, so that proxies keep the "
+        "interval of comments in a stream whose service may be starting from zero. They make proxies keep the "
         "connection open",
         seconds(least=0.01),
     )
     drain_delay_seconds: float = setting(
         5.0,
-        "after SIGTERM: how long new connections are still accepted, until clients stop using the address",
+        "how long new connections are still accepted after SIGTERM, until clients stop using the address",
         seconds(),
     )
     drain_timeout_seconds: float = setting(
-        600.0, "after drain_delay_seconds: how long queued and running requests may take to finish", seconds()
+        600.0, "how long queued and running requests may take to finish after drain_delay_seconds", seconds()
     )
     log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)
@@ -128,7 +129,7 @@ def _find_conflicts(settings: Settings) -> Iterator[tuple[str, str]]:
 
 PROGRAM = Program(
     "conveyor_gateway",
-    "The entry point of all InferenceServices: queues requests and sends each to the least loaded engine.",
+    "Accepts the requests for all InferenceServices, queues them, and sends each to the least loaded engine.",
     Settings,
     _find_conflicts,
 )

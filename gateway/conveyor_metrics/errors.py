@@ -25,7 +25,7 @@ class Reason(AnswerCode):
     SERVICE_UNAVAILABLE = (
         "ServiceUnavailable",
         503,
-        "a gateway does not answer, so the sum is not known; the HPA keeps the replicas or scales up",
+        "a gateway does not answer, so the sum over all gateways is unknown; the HPA keeps the replicas or scales up",
     )
 
 

@@ -16,10 +16,10 @@ class Settings:
 
     system_namespace: str = setting(SYSTEM_NAMESPACE, "namespace of the gateways", TEXT)
     # The API server gives up after 30 s, so the largest useful value is below that.
-    gateway_timeout_seconds: float = setting(1.0, "time limit for reading all gateways", seconds(20, least=0.001))
+    gateway_timeout_seconds: float = setting(1.0, "time limit for a query of all gateways", seconds(20, least=0.001))
     certificate_folder: Path = setting(
         Path("/etc/conveyor/tls"),
-        "folder with tls.crt and tls.key; the server waits for them and reloads them when they change",
+        "folder with tls.crt and tls.key; the server waits for these files, and reloads them when they change",
         PATH,
     )
     host: str = setting("", "address to listen on; empty: all addresses", TEXT)
@@ -32,6 +32,6 @@ class Settings:
 
 PROGRAM = Program(
     "conveyor_metrics",
-    "Serve custom.metrics.k8s.io for InferenceServices, by asking the gateways at query time.",
+    "Serves custom.metrics.k8s.io for InferenceServices. It queries the gateways for each request.",
     Settings,
 )

@@ -19,7 +19,7 @@ class Settings:
 
     engine_image: str = setting("conveyor/engine:dev", "engine image for services without engine.image", TEXT)
     user_id: int = setting(
-        65532, "user and group of engine pods; 0 sets none, for platforms that assign one", whole_number(0, 2**31 - 1)
+        65532, "user and group ID of engine pods; 0: none, for platforms that assign one", whole_number(0, 2**31 - 1)
     )
     profiles: Path | None = setting(
         None, "YAML file of the profiles that services can name; default: no profiles", optional(PATH)
@@ -29,28 +29,34 @@ class Settings:
     )
     system_namespace: str = setting(names.SYSTEM_NAMESPACE, "namespace of gateway and metrics server", TEXT)
     cluster_domain: str = setting(names.CLUSTER_DOMAIN, "the cluster's DNS domain", TEXT)
-    gateway_url: str = setting("", "base URL of the gateway for clients, for status.url; empty: its Service", _URL)
+    gateway_url: str = setting("", "base URL of the gateway in status.url; empty: the gateway's Service", _URL)
     leader_elect: bool = setting(
         False,
-        "reconcile only while holding the Lease conveyor-operator in system-namespace; else stand by",
+        "reconcile only while holding the Lease conveyor-operator in system-namespace",
         TRUE_OR_FALSE,
     )
     identity: str = setting(
         "", "name of this operator in the Lease; empty: the host name (in a pod, the pod's name)", TEXT
     )
-    metrics_api: bool = setting(True, "register custom.metrics.k8s.io and keep its certificate", TRUE_OR_FALSE)
-    network_policies: bool = setting(True, "let only the gateways open connections to engines", TRUE_OR_FALSE)
+    metrics_api: bool = setting(
+        True, "register custom.metrics.k8s.io, and issue and rotate its certificate", TRUE_OR_FALSE
+    )
+    network_policies: bool = setting(
+        True, "create NetworkPolicies that let only gateways connect to engines", TRUE_OR_FALSE
+    )
     prometheus_namespaces: tuple[str, ...] = setting(
-        (), "namespaces whose pods may read the engines' /metrics as well", NAMESPACES
+        (), "namespaces whose pods may also connect to engines, to read /metrics", NAMESPACES
     )
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     host: str = setting("", "address to listen on; empty: all addresses", TEXT)
     admin_port: int = setting(names.OPERATOR_ADMIN_PORT, "port of /livez, /readyz and /metrics; 0: any free port", PORT)
     workers: int = setting(
-        8, "services reconciled at once, at most half of them in one namespace", whole_number(1, 1000)
+        8, "services reconciled at once; one namespace can use half of the workers", whole_number(1, 1000)
     )
     api_calls_per_second: int = setting(
-        500, "most calls to the API server a second, on average; a burst may have as many at once", whole_number(1)
+        500,
+        "limit on the calls to the API server per second, on average; a burst can have as many calls at once",
+        whole_number(1),
     )
     log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)

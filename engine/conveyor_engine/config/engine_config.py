@@ -87,11 +87,11 @@ class EngineConfig:
     )
     task: str = setting(
         "auto",
-        "task of the model; auto = custom for model.pt2 without config.json, imagegenerate for model_index.json, "
-        "otherwise by the class that config.json names: imageclassify for ...ForImageClassification, transcribe for "
-        "WhisperForConditionalGeneration, rerank for ...ForSequenceClassification with one label, classify with "
-        "several labels and for ...ForTokenClassification, embed for an encoder (BertModel, BertForMaskedLM) or a "
-        "directory with modules.json, otherwise generate",
+        "task of the model. auto = custom for model.pt2 without config.json, imagegenerate for model_index.json, "
+        "otherwise by the class in config.json: imageclassify for ...ForImageClassification; transcribe for "
+        "WhisperForConditionalGeneration; rerank for ...ForSequenceClassification with one label; classify for "
+        "...ForSequenceClassification with several labels, and for ...ForTokenClassification; embed for an encoder "
+        "(BertModel, BertForMaskedLM) or a directory with modules.json; generate for all others",
         among("auto", *reversed(find_packages())),
     )
     model_class: str | None = setting(
@@ -103,8 +103,9 @@ class EngineConfig:
     device: Device = setting("cuda", "where to run; auto = cuda if there is a GPU, otherwise cpu", literal(Device))
     dtype: Dtype = setting(
         "auto",
-        "type of weights, activations and KV cache; auto = on CUDA bfloat16, or float16 for a model saved in it; "
-        "on a CPU bfloat16 if the CPU computes in it, otherwise float32; float16 is not for CPUs",
+        "type of weights, activations and KV cache. auto on CUDA = float16 for a model saved in float16, otherwise "
+        "bfloat16; auto on a CPU = bfloat16 if the CPU computes in bfloat16, otherwise float32. CPUs do not support "
+        "float16",
         literal(Dtype),
     )
     max_model_len: int | None = setting(
@@ -120,13 +121,13 @@ class EngineConfig:
     )
     tool_parser: ToolParser = setting(
         "auto",
-        "the format in which the model calls tools, as text in its answers; auto = by its chat template",
+        "format of the tool calls that the model writes into its answers; auto = by the model's chat template",
         literal(ToolParser),
     )
     reasoning_parser: ReasoningParser = setting(
         "auto",
-        "the marks of the model's thinking, which becomes `reasoning`; auto = by its chat template; none = thinking is "
-        "content",
+        "format of the model's thinking, which becomes `reasoning`; auto = by the model's chat template; none = "
+        "thinking stays in `content`",
         literal(ReasoningParser),
     )
     batching_mode: BatchingMode = setting(
@@ -137,85 +138,89 @@ class EngineConfig:
     )
     max_num_seqs: int | None = setting(
         None,
-        f"the most requests that take part in one step; default: {DEFAULT_NUM_SEQS_CUDA} for a model that generates "
-        f"text on CUDA, otherwise {DEFAULT_NUM_SEQS}",
+        f"maximum number of requests in one step; default: {DEFAULT_NUM_SEQS_CUDA} for a model that generates text on "
+        f"CUDA, otherwise {DEFAULT_NUM_SEQS}",
         optional(whole_number(1, 1024)),
     )
     batching_window_seconds: float | None = setting(
         None,
-        "how long a batch waits to fill up; static and dynamic only; default: the policy's own",
+        "static and dynamic only; how long a batch waits for more requests; default: the policy's own",
         optional(seconds(3600)),
     )
     batching_eager: bool = setting(
         False,
-        "true = an idle engine starts a batch with the waiting requests at once, without waiting for the window; "
-        "static and dynamic only",
+        "static and dynamic only; true = an idle engine starts a batch with the waiting requests at once, without "
+        "waiting for the window",
         TRUE_OR_FALSE,
     )
     length_grouping: LengthGrouping = setting(
         "auto",
-        "static and dynamic only; auto = if differing lengths have a cost, requests of similar length share a batch, "
-        "but no request waits longer than its window for that; off = only the order of the queue counts",
+        "static and dynamic only; auto = if different lengths in a batch have a cost, requests of similar length share "
+        "a batch, but no request waits longer than its window for this; off = requests join in the queue's order",
         literal(LengthGrouping),
     )
     max_num_batched_tokens: int | None = setting(
         None,
-        "maximum number of tokens of one step; default: depends on the device. A longer prompt takes several steps, or "
-        "a step of its own if the task takes one step. If set, a batch of static or dynamic is also full when its cost "
-        "reaches this number: the sum of its prompts if packed, their number times the longest if padded. If not set, "
-        "this holds only for tasks that take one step",
+        "maximum number of tokens in one step; default: depends on the device. A longer prompt takes several steps, or "
+        "a separate step if the task takes one step. If set, a static or dynamic batch is also full when its cost "
+        "reaches this number. The cost of packed prompts is the sum of their tokens. The cost of padded prompts is "
+        "their number times the longest. For tasks that take one step, the default also limits the cost",
         optional(whole_number(1, MAX_TOKENS)),
     )
     max_num_queued_requests: int = setting(
         256,
-        f"requests that may wait for a place in the batch. Further requests get 429. A request also gets 429 if, with "
-        f"it, the prompts of all waiting and running requests would have more than {MAX_TOKENS} tokens together",
+        f"maximum number of requests that wait for a place in the batch. Further requests get 429. A request also gets "
+        f"429 if the prompts of all waiting and running requests would together exceed {MAX_TOKENS} tokens",
         whole_number(1, 100_000),
     )
     objective_time_to_first_token_seconds: float | None = setting(
         None,
-        "objective for the P95 of the time to the first token, for a model that generates text: the engine adapts the "
-        "prompt tokens of a step; the time that a request waits for a row does not count",
+        "objective for the P95 of the time to the first token, for a model that generates text. The engine adapts the "
+        "prompt tokens of a step. The time that a request waits for a row does not count",
         optional(seconds(3600, least=0.001)),
     )
     objective_inter_token_latency_seconds: float | None = setting(
         None,
-        "objective for the P95 of the time between two tokens of an answer: the engine adapts the rows and the prompt "
+        "objective for the P95 of the time between two tokens of an answer. The engine adapts the rows and the prompt "
         "tokens of a step, up to the declared limits",
         optional(seconds(3600, least=0.001)),
     )
     objective_latency_seconds: float | None = setting(
         None,
-        "objective for the P95 of a request's time, for a task of one step: the engine adapts the rows of a step",
+        "objective for the P95 of a request's time, for a task of one step. The engine adapts the rows of a step",
         optional(seconds(3600, least=0.001)),
     )
     class_shares: tuple[tuple[int, int], ...] = setting(
         (),
-        "LEVEL:PERCENT: the percentage of the batch's rows and of the KV blocks that requests of this level and of "
-        "less urgent (numerically higher) levels may use together. One such request may always run. In the file this "
-        "is a mapping",
+        "LEVEL:PERCENT: the share of the batch's rows and of the KV blocks for requests of this level and of less "
+        "urgent (numerically higher) levels together. One such request may always run. In the file, this is a "
+        "mapping",
         Kind("levels from 0 to 1000 with whole percentages from 1 to 100, as 50:40,100:20", _parse_shares),
     )
     num_kv_blocks: int | None = setting(
-        None, "blocks of the KV cache; default: from kv_memory_fraction", optional(whole_number(1, MAX_TOKENS))
+        None,
+        "number of blocks in the KV cache; default: from kv_memory_fraction",
+        optional(whole_number(1, MAX_TOKENS)),
     )
     kv_memory_fraction: float | None = setting(
         None,
-        f"the KV cache's share of the memory that is free after the weights and the largest step; default: "
-        f"{DEFAULT_MEMORY_FRACTION}, on a CPU at most 4 GiB and at most what max_num_seqs requests fill",
+        f"the KV cache's share of the memory that the weights and the largest step leave free; default: "
+        f"{DEFAULT_MEMORY_FRACTION}. On a CPU, the default is also at most 4 GiB (unless one request needs more), and "
+        "at most what max_num_seqs requests fill",
         optional(number(0.01, 1)),
     )
     kv_cache_dtype: KVCacheDtype = setting(
         "auto",
-        "type of the KV cache, on CUDA; auto = that of dtype; int8 and fp8 (e4m3, for compute capability 8.9 or newer) "
-        "hold almost twice the tokens in the same memory: rounded, with a scale for each token and head",
+        "type of the KV cache, on CUDA; auto = the type from dtype. int8 and fp8 (e4m3, for compute capability 8.9 or "
+        "newer) hold almost twice the tokens in the same memory. Values are rounded, with a scale for each token and "
+        "head",
         literal(KVCacheDtype),
     )
-    block_size: int = setting(16, "tokens of one KV block", whole_number(1, 256))
+    block_size: int = setting(16, "tokens in one KV block", whole_number(1, 256))
     workload_input_tokens: Lengths | None = setting(
         None,
-        "tokens of a prompt at P50 and P95, as 256,1024; the engine derives CUDA graphs and the warm-up from it, and "
-        "the context and the KV blocks if they are not set",
+        "tokens of a prompt at P50 and P95, such as 256,1024. The engine derives the CUDA graphs and the warm-up from "
+        "these lengths. It also derives the context and the KV blocks, if they are not set",
         optional(_LENGTHS),
     )
     workload_output_tokens: Lengths | None = setting(
@@ -223,34 +228,36 @@ class EngineConfig:
     )
     prefix_caching: bool = setting(True, "share the KV blocks of identical prompt prefixes", TRUE_OR_FALSE)
     attention_backend: AttentionBackendName = setting(
-        "auto", "attention kernels; auto = the fastest that work here", literal(AttentionBackendName)
+        "auto", "attention kernels; auto = the fastest kernels that work on this device", literal(AttentionBackendName)
     )
     enforce_eager: bool = setting(
         False,
-        "true = without CUDA graphs: the host launches each kernel of a decode step, which is slower but saves the "
+        "true = without CUDA graphs: the host launches each kernel of a decode step. This is slower, but saves the "
         "memory of the graphs",
         TRUE_OR_FALSE,
     )
     request_timeout_seconds: float = setting(
-        600.0, "longest time of one request; a client may set a shorter time", seconds(DAY_SECONDS, least=0.001)
+        600.0, "time limit for one request; a client can set a shorter time", seconds(DAY_SECONDS, least=0.001)
     )
     drain_timeout_seconds: float = setting(120.0, "how long running requests may continue after SIGTERM", seconds(3600))
     host: str = setting("0.0.0.0", "address to listen on", WORDS)
     port: int = setting(8000, "port to listen on; 0 = any free port, which is logged", PORT)
     padding: Padding | None = setting(
         None,
-        "static only; real (the default) = every row is padded to the longest prompt and computed until the slowest "
-        "row is done, as in a padded tensor; none = packed: rows keep their own lengths",
+        "static only; real (the default) = every row is padded to the longest prompt, and is computed until the "
+        "slowest row is done; none = rows are packed with their own lengths",
         optional(literal(Padding)),
     )
     tensor_parallel_size: int = setting(
         1,
-        "devices, or processes on a CPU, that compute one model together; each has a share of the heads. For models "
-        "that generate text; others use one",
+        "number of devices (on a CPU: processes) that compute one model together, each with a share of the heads. For "
+        "models that generate text; others use one",
         whole_number(1, 1024),
     )
     num_threads: int | None = setting(
-        None, "CPU threads that compute; default: the container's CPU limit", optional(whole_number(1, 1024))
+        None,
+        "number of CPU threads; default: OMP_NUM_THREADS, or the container's CPU limit",
+        optional(whole_number(1, 1024)),
     )
     log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)
     warmup: bool = setting(True, "run the largest step once before being ready", TRUE_OR_FALSE)

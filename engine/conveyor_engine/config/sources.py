@@ -17,7 +17,7 @@ from conveyor_process.settings import Given, Program, SettingsError
 
 PROGRAM = Program(
     "conveyor_engine",
-    "Serve a model over HTTP. Each setting is also a key, in snake_case, of the file that `--config` names.",
+    "Serves a model over HTTP. Each setting is also a key, in snake_case, of the file that `--config` names.",
     EngineConfig,
     find_conflicts,
 )

@@ -59,11 +59,11 @@ class ChatMessage(Object):
     content: Content = None
     """A string, or parts `{"type": "text", "text": ...}`."""
     name: str | None = None
-    """For chat templates that show it."""
+    """For chat templates that use it."""
     tool_calls: list[EarlierCall] | None = None
     """The assistant's calls; a message with calls needs no content."""
     reasoning_content: str | None = None
-    """The assistant's thinking, for chat templates that show it."""
+    """The assistant's thinking, for chat templates that use it."""
     reasoning: str | None = None
     """The newer name of `reasoning_content`."""
     tool_call_id: str | None = None
@@ -129,7 +129,7 @@ class ChatRequest(SamplingFields):
     echo: bool | None = False
     """True: an answer that continues the last message begins with that message."""
     documents: list[dict[str, Any]] | None = None
-    """For chat templates that show documents."""
+    """For chat templates that use documents."""
     tools: Annotated[list[Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
     """Up to 128 functions that the model may call."""
     tool_choice: ToolChoice = None
@@ -137,7 +137,7 @@ class ChatRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     """False: at most one call."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """For chat templates that show it; `none` also sets their variable `enable_thinking` to false."""
+    """A variable for the chat template; `none` also sets the variable `enable_thinking` to false."""
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
     """Maximum number of tokens of thinking; -1: no limit. The model's template must support thinking."""
     chat_template_kwargs: dict[str, Any] | None = None

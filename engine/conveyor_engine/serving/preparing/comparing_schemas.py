@@ -85,9 +85,9 @@ class RerankRequest(PairFields):
     top_n: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = None
     """Return only this many results, the best ones; 0: all."""
     return_documents: bool | None = None
-    """Whether each result has the document's text; default: on /rerank, not on /v1/rerank and /v2/rerank."""
+    """Whether each result has the document's text; default: true on /rerank, false on /v1/rerank and /v2/rerank."""
     max_tokens_per_doc: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL, BeforeValidator(_refuse_negative)] | None = None
-    """Use only this number of first tokens of each document; 0: all tokens."""
+    """Use at most this many tokens from the beginning of each document; 0: all tokens."""
 
 
 class ScoreRequest(PairFields):
@@ -101,7 +101,7 @@ class ScoreRequest(PairFields):
     text_1: Texts = None
     """A text, or several."""
     text_2: Texts = None
-    """The texts to compare with: the same number as `text_1`, in pairs, or any number if `text_1` is one text."""
+    """A text, or several: as many as in `text_1`, compared in pairs; or any number, if `text_1` is one text."""
     queries: Texts = None
     """Another name of `text_1`."""
     documents: Texts = None

@@ -14,7 +14,7 @@ class CompletionRequest(SamplingFields):
     prompt: Prompts
     """A text, token ids, or a list of either."""
     logprobs: Alternatives | None = None
-    """Return log probabilities of the tokens and of this many alternatives."""
+    """Return log probabilities of the answer's tokens, with this many alternatives for each."""
 
     echo: bool | None = False
     """True: the text begins with the prompt, and the log probabilities begin with those of the prompt's tokens."""

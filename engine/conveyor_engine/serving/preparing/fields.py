@@ -71,13 +71,13 @@ def _as_json(value: object) -> str:
 
 
 _LABEL = "labels the request or its user"
-_PLACE = "selects where, when or with which help the request is computed"
-_CACHE = "advises a prompt cache; prefixes are cached in any case"
+_PLACE = "selects where, when or with what help the request is computed"
+_CACHE = "is a hint for a prompt cache; prefixes are cached in any case"
 _NO_BEAMS = "beam search is not supported; send `n` and a `seed`"
-_WITHOUT = "is about inputs that the path does not take, or about a form of the answer that does not exist here"
-_HOSTED = "is about tools that OpenAI runs"
+_WITHOUT = "concerns inputs that the path does not accept, or a kind of answer that this engine does not give"
+_HOSTED = "concerns tools that OpenAI runs"
 _STORES = "this server stores nothing; send the whole conversation as `input`"
-_SPACES = "is about slow tokenizers, which are not used"
+_SPACES = "concerns slow tokenizers, which this engine does not use"
 
 
 def _ignored(why: str, by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH) -> Iterator[Row]:

@@ -36,7 +36,7 @@ class InputFields(PromptFields):
         PlainValidator(_parse_inputs),
         WithJsonSchema({"anyOf": [*INPUTS_SCHEMA["anyOf"], {"type": "null"}]}),
     ] = Field(default_factory=list)
-    """A text, token ids, or a list of either, each of which is a separate input. No text may be empty."""
+    """A text, token ids, or a list of either. Each entry of such a list is a separate input. No text may be empty."""
     messages: Messages | None = None
     """In place of `input`: a conversation, which the model's chat template turns into one text."""
     add_special_tokens: bool | None = None

@@ -231,11 +231,12 @@ class CountTokensRequest(ModelFields):
     tools: Annotated[list[_Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
     """Up to 128 functions that the model may call."""
     tool_choice: _ToolChoice | None = None
-    """`auto` (the default if there are tools), `any`, `tool` or `none`; and whether several calls are allowed."""
+    """`auto` (the default if there are tools), `any`, `tool` or `none`. `disable_parallel_tool_use`: at most one
+    call."""
     thinking: _Thinking | None = None
-    """`enabled` with `budget_tokens`, `disabled` (the default), or `adaptive`: the chat template's own default."""
+    """`enabled` with `budget_tokens`, `disabled` (the default), or `adaptive` (the chat template decides)."""
     output_config: OutputConfig | None = None
-    """`format`: a JSON schema that the answer follows; `effort`: for chat templates that show it."""
+    """`format`: a JSON schema that the answer follows; `effort`: a variable for the chat template."""
     chat_template_kwargs: Json | None = None
     """Variables for the model's chat template. They take precedence over `thinking`."""
 

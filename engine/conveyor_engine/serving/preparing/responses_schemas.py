@@ -211,13 +211,13 @@ class ResponsesRequest(ChoosingFields):
     text: TextConfig | None = None
     """`format`: `text`, `json_object`, or a `json_schema` that the answer follows."""
     reasoning: ReasoningConfig | None = None
-    """`effort`: for chat templates that show it; `none` also sets their variable `enable_thinking` to false."""
+    """`effort`: a variable for the chat template; `none` also sets the variable `enable_thinking` to false."""
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
     """Maximum number of tokens of thinking; -1: no limit. The model's template must support thinking."""
     chat_template_kwargs: Json | None = None
     """Variables for the model's chat template, such as `{"enable_thinking": false}`."""
     include: list[_Includable] | None = None
-    """`message.output_text.logprobs`: log probabilities of the text's tokens. Other values of OpenAI have no effect."""
+    """`message.output_text.logprobs`: log probabilities of the text's tokens. OpenAI's other values have no effect."""
     top_logprobs: Alternatives | None = None
     """Number of alternatives for each token, if `include` requests log probabilities."""
     stream_options: ResponseStreamOptions | None = None

@@ -103,7 +103,7 @@ class PromptFields(ModelFields):
     truncates: ClassVar[Side]  # the side that is cut by default
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
-    """Cut each prompt to this number of tokens; -1: to the tokens that the model's context leaves."""
+    """Cut each prompt to this number of tokens; -1: to as many tokens as the model's context leaves for it."""
     truncation_side: Side | None = None
     """The side on which prompts are cut; default: `right` for inputs to embed, rank or classify, otherwise `left`."""
 
@@ -146,17 +146,18 @@ class ChoosingFields(PromptFields):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0
     """Subtracted from the logit of each token that the answer already has."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0
-    """Subtracted from the logit of a token once for each time that the answer has it."""
+    """Subtracted from a token's logit, once for each time that the token is in the answer."""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     """Divides the positive logits, and multiplies the negative logits, of all tokens of prompt and answer."""
     logit_bias: LogitBias = ()
     """Up to 1,024 token ids, each with a number from -100 to 100 that is added to its logit."""
     allowed_token_ids: ListedTokens | None = None
-    """Up to 1,024 tokens; the answer has only these."""
+    """Up to 1,024 tokens; the answer contains no others."""
     bad_words: Annotated[list[BadWord], Field(max_length=BAD_WORDS_MAX, fail_fast=True)] | None = None
-    """Up to 128 texts, of at most 16 tokens each, that the answer never has."""
+    """Up to 128 texts, of at most 16 tokens each, that the answer never contains."""
     structured_outputs: StructuredOutputs = None
-    """The answer's format: one of `json` (a schema), `regex`, `choice`, `grammar` (Lark or GBNF) and `json_object`."""
+    """The answer's format: one of `json` (a schema), `regex`, `choice`, `grammar` (Lark or GBNF), `structural_tag` and
+    `json_object`."""
     guided_json: Schema = None
     """Same as `structured_outputs.json`."""
     guided_regex: Regex = None
@@ -208,7 +209,8 @@ class SamplingFields(ChoosingFields):
     n: Annotated[int, Field(ge=1, le=CHOICES_MAX), INTEGRAL] | None = 1
     """Number of choices for each prompt."""
     response_format: ResponseFormat = None
-    """`{"type": "json_object"}`, or `json_schema` with a `json_schema.schema` that the answer follows."""
+    """The answer's format. `type` is `text`, `json_object`, `json_schema` (with a `json_schema.schema` that the answer
+    follows) or `structural_tag`."""
     max_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
     """Maximum number of tokens of the answer; default: 16 for completions, as many as the context leaves for chats."""
     stop: Stops = ()
@@ -216,7 +218,8 @@ class SamplingFields(ChoosingFields):
     logprob_token_ids: NamedTokens | None = None
     """Up to 128 tokens whose log probabilities are returned, instead of those of the likeliest tokens."""
     prompt_logprobs: Alternatives | None = None
-    """Log probabilities of the prompt's tokens, from the second on, and of this many alternatives. Not in streams."""
+    """Return log probabilities of the prompt's tokens from the second on, with this many alternatives for each. Not in
+    streams."""
     return_tokens_as_token_ids: bool | None = False
     """True: log probabilities write tokens as `token_id:5`."""
     return_token_ids: bool | None = False

@@ -17,15 +17,16 @@ class EmbeddingRequest(InputFields):
     place = Place.EMBEDDINGS
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
-    """`float`: numbers. `base64`: text. `bytes`: binary, with the header `metadata`. `bytes_only`: without it."""
+    """`float`: numbers. `base64`: text. `bytes`: binary, with the header `metadata`. `bytes_only`: without the
+    header."""
     embed_dtype: EmbedDtype | None = "float32"
     """The number type of vectors that are sent as bytes or in base64."""
     endianness: Literal["native", "little", "big"] | None = "native"
     """The byte order of vectors that are sent as bytes or in base64; `native`: the engine's, which is little-endian."""
     dimensions: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = None
-    """Return only this many dimensions, the first ones. Only for models that were trained for it. 0: all."""
+    """Number of dimensions to return, from the first on; 0: all. Only for models that were trained for it."""
     prompt_name: str | None = None
-    """The model's instruction to put in front of each text, such as `query`; default: the model's own default."""
+    """Name of the model's instruction to put in front of each text, such as `query`; default: the model's default."""
     modality: Literal["text", "image"] | None = None
     """The kind of the inputs; default: text. An image is a data: URI with base64, or base64 alone."""
     use_activation: bool | None = None
@@ -40,6 +41,6 @@ class EmbedRequest(TeiFields):
     normalize: bool | None = True
     """Whether to scale vectors to length 1."""
     prompt_name: str | None = None
-    """The model's instruction to put in front of each text, such as `query`; default: the model's own default."""
+    """Name of the model's instruction to put in front of each text, such as `query`; default: the model's default."""
     dimensions: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """Return only this many dimensions, the first ones. Only for models that were trained for it."""
+    """Number of dimensions to return, from the first on. Only for models that were trained for it."""

@@ -37,7 +37,7 @@ class ImageGenerationRequest(ModelFields):
     place: ClassVar[Place | None] = Place.IMAGES
 
     prompt: Annotated[str, Field(min_length=1, max_length=PROMPT_CHARACTERS_MAX)]
-    """What the picture shows. Words beyond the model's context (77 tokens of CLIP) have no effect."""
+    """What the picture shows. Words beyond the model's context (77 tokens for CLIP) have no effect."""
     negative_prompt: Text | None = None
     """What the picture should not show. It has no effect without guidance."""
     n: Annotated[int, Field(ge=1, le=PICTURES_MAX), INTEGRAL] | None = 1
@@ -50,9 +50,9 @@ class ImageGenerationRequest(ModelFields):
     ) = None
     """Width and height in pixels, such as `512x512`; default and `auto`: the model's own size."""
     seed: Annotated[int, Field(ge=0, lt=SEED_END), INTEGRAL] | None = None
-    """Seed of the first picture; it grows by one with each picture. The same seed gives the same picture."""
+    """Seed of the first picture. Each further picture's seed is one higher. The same seed gives the same picture."""
     num_inference_steps: Annotated[int, Field(ge=1, le=STEPS_MAX), INTEGRAL] | None = STEPS
-    """Denoising steps of a picture."""
+    """Number of denoising steps for each picture."""
     guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = GUIDANCE
     """How strongly the picture follows the prompt. A value up to 1 turns guidance off, which halves the cost."""
     response_format: Annotated[
