@@ -127,33 +127,48 @@ def _choose_size(service: InferenceService, traffic: Traffic, mode: str) -> tupl
             f"maxBatchSize {fits}: {preempted:.0%} of requests were preempted, and the KV cache of {traffic.kv_tokens} "
             f"tokens holds {fits} requests of the usual length. More blocks would help too."
         )
-    return _follow_fill(traffic, size, fits)
+    return _follow_fill(service, traffic, size, fits)
 
 
-def _follow_fill(traffic: Traffic, size: int, fits: int | None) -> tuple[int, str]:
+def _follow_fill(service: InferenceService, traffic: Traffic, size: int, fits: int | None) -> tuple[int, str]:
     fill, wait, latency = traffic["batch_size"], traffic["queue"].percentile(95), traffic["latency"].percentile(95)
     if not fill.number:
         return size, f"maxBatchSize {size} stays: the engines do not report how full their batches are."
     usual = fill.percentile(95)
     if usual < _FULL * size:
         return size, f"maxBatchSize {size} stays: steps have {usual:.0f} requests at P95, so the limit has no effect."
-    larger = min(2 * size, _MOST_ROWS, size if fits is None else max(size, fits))
+    larger = max(size, min(2 * size, _MOST_ROWS, size if fits is None else fits))
     if wait < 0.1 * latency or larger == size:
-        why = "requests hardly wait" if wait < 0.1 * latency else "the KV cache holds no more requests"
+        why = "requests hardly wait" if wait < 0.1 * latency else _explain_limit(size, fits)
         return size, f"maxBatchSize {size} stays: batches are full, but {why} (engine queue P95 {wait * 1000:.0f} ms)."
+    slower = "request" if _has_no_cache(service) else "token"
     return larger, (
         f"maxBatchSize {larger}: batches are full, and requests wait {wait:.2g} s in the engine's queue at P95. "
-        "A larger batch makes each token slower: measure with tune what it costs."
+        f"A larger batch makes each {slower} slower: measure with tune what it costs."
     )
 
 
+def _explain_limit(size: int, fits: int | None) -> str:
+    if fits is None:
+        return "the engines do not report the size of their KV cache"
+    if size >= _MOST_ROWS:
+        return f"{_MOST_ROWS} is the most that is ever advised"
+    return "the KV cache holds no more requests"
+
+
+def _has_no_cache(service: InferenceService) -> bool:
+    return service.task in (*TASKS_OF_ONE_STEP, *TASKS_WITHOUT_TOKENS)
+
+
 def _find_fitting(service: InferenceService, traffic: Traffic, mode: str) -> int | None:
-    """Return how many requests an engine's KV cache holds at once; None if that is not known or not the limit.
+    """Return how many requests an engine holds at once, by its KV cache; None if the cache's size is not known.
 
     Mode Continuous allocates blocks while a request grows, so a request counts with the mean length. In other modes a
     request counts with the P95 length.
     """
-    if traffic.kv_tokens is None or service.task in (*TASKS_OF_ONE_STEP, *TASKS_WITHOUT_TOKENS):
+    if _has_no_cache(service):
+        return _MOST_ROWS
+    if traffic.kv_tokens is None:
         return None
     prompts, outputs = traffic["prompt_tokens"], traffic["output_tokens"]
     usual, longest = prompts.mean + outputs.mean, prompts.percentile(95) + outputs.percentile(95)
@@ -183,7 +198,7 @@ def _build_tune_flags(service: InferenceService, traffic: Traffic) -> Iterator[s
     if traffic.requests < MIN_REQUESTS:
         return
     yield f"--input-tokens {_build_lengths(traffic, 'prompt_tokens')}"
-    if traffic["output_tokens"].number and service.task not in (*TASKS_OF_ONE_STEP, *TASKS_WITHOUT_TOKENS):
+    if traffic["output_tokens"].number and not _has_no_cache(service):
         yield f"--output-tokens {_build_lengths(traffic, 'output_tokens')}"
         ttft, itl = (max(1, round(traffic[name].percentile(95) * 1000)) for name in ("ttft", "itl"))
         yield f"--objective ttft={ttft}ms,itl={itl}ms"

@@ -83,8 +83,21 @@ def test_full_batches_with_a_queue_get_twice_the_size_as_far_as_the_cache_goes()
     assert "requests wait 1 s" in told
     assert advise(service, make_traffic(kv_tokens=25_000, **full)).fields == {"maxBatchSize": 50}
     assert "holds no more" in advice(service, make_traffic(kv_tokens=10_000, **full))[1]
+    assert "do not report the size of their KV cache" in advice(service, make_traffic(kv_tokens=None, **full))[1]
     assert "hardly wait" in advice(service, make_traffic(batch_size=32.0))[1]
     assert "the limit has no effect" in advice(service, make_traffic(batch_size=20.0, queue=1.0))[1]
+
+
+@pytest.mark.parametrize("task", ["Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "ImageGenerate"])
+def test_no_cache_limits_tasks_that_generate_no_text(task: str) -> None:
+    full = {"batch_size": 32.0, "queue": 1.0}
+    found, told = advice(make_service(task, batching={"maxBatchSize": 32}), make_traffic(kv_tokens=None, **full))
+    assert found.fields == {"maxBatchSize": 64}
+    assert "makes each request slower" in told
+    full = {"batch_size": 1024.0, "queue": 1.0}
+    found, told = advice(make_service(task, batching={"maxBatchSize": 1024}), make_traffic(kv_tokens=None, **full))
+    assert not found.fields
+    assert "1024 is the most that is ever advised" in told
 
 
 def test_preempted_requests_get_a_batch_that_the_cache_holds() -> None:
