@@ -6,6 +6,7 @@ Values are converted to JSON while they are read. Quotes, escapes, white space, 
 import json
 from collections.abc import Callable
 from functools import partial
+from string import hexdigits
 
 from conveyor_engine.text.parsing.machine import END, Reading, Write, read_until, skip_space
 
@@ -13,6 +14,7 @@ _MARKS = ("<|python_start|>", "<|python_end|>")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.")
 _PAIRS = {"[": "]", "{": "}"}
+_CODE_LENGTHS = {"x": 2, "u": 4}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 
 
@@ -115,23 +117,43 @@ def _read_value(write: Callable[[str], None], first: str) -> Reading[str | None]
 
 def _read_string(write: Callable[[str], None], quote: str) -> Reading[str | None]:
     write('"')
-    while (character := (yield)) != quote:
+    character = yield
+    while character != quote:
         if character == END:
             return END
         if character == "\\":
-            escaped = yield
-            if escaped == END:
-                return END
-            if escaped in ("x", "u"):
-                code: list[str] = []
-                for _ in range(2 if escaped == "x" else 4):
-                    code.append((yield))
-                write(f"\\u{''.join(code):>04}")
-                continue
-            character = _ESCAPES.get(escaped, escaped if escaped in "\\'\"" else "\\" + escaped)
-        write(json.dumps(character, ensure_ascii=False)[1:-1])
+            character = yield from _read_escape(write)
+        else:
+            write(_to_json(character))
+            character = yield
     write('"')
     return None
+
+
+def _read_escape(write: Callable[[str], None]) -> Reading[str]:
+    """Read what follows a backslash, and write it as JSON. Returns the character after it.
+
+    What is no escape in Python stays as it is, with its backslash.
+    """
+    escaped = yield
+    if escaped == END:
+        return END
+    if escaped not in _CODE_LENGTHS:
+        write(_to_json(_ESCAPES.get(escaped, escaped if escaped in "\\'\"" else "\\" + escaped)))
+        return (yield)
+    code = ""
+    while len(code) < _CODE_LENGTHS[escaped]:
+        character = yield
+        if character == END or character not in hexdigits:
+            write(_to_json(f"\\{escaped}{code}"))
+            return character
+        code += character
+    write(f"\\u{code:>04}")
+    return (yield)
+
+
+def _to_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _read_nested(write: Callable[[str], None], first: str) -> Reading[str | None]:
