@@ -21,7 +21,7 @@ from conveyor_engine.wire.request import Thinking
 
 Kind = Literal["json", "regex", "choice", "grammar", "lark"]
 
-GRAMMAR_BYTES_MAX = 256 * 1024
+GRAMMAR_CHARACTERS_MAX = 256 * 1024
 _CACHED = 64  # compiled grammars
 _SILENT = 0
 _LEXER_STATES_MAX = 20_000  # of one answer: each takes about a kilobyte
@@ -41,8 +41,8 @@ def build_grammar(kind: Kind, value: Any, param: str) -> str:
         grammar = _BUILDERS[kind](value)
     except Exception as error:  # the conversion of a client's text may raise any error
         raise _refusal(param, f"{type(error).__name__}: {error}") from error
-    if len(grammar) > GRAMMAR_BYTES_MAX:
-        raise _refusal(param, f"it has {len(grammar)} characters, more than {GRAMMAR_BYTES_MAX}")
+    if len(grammar) > GRAMMAR_CHARACTERS_MAX:
+        raise _refusal(param, f"it has {len(grammar)} characters, more than {GRAMMAR_CHARACTERS_MAX}")
     if problem := LLMatcher.validate_grammar(grammar, limits=_limits()):
         raise _refusal(param, problem)
     return grammar
