@@ -1,7 +1,7 @@
 """Runs a benchmark: `python -m conveyor_bench COMMAND`. Each benchmark is a command with its own options. START HERE.
 
 Run it from the repository's root: measurements of the control plane use the real control plane of `e2e` and `tests`.
-Commands are imported by name, because the GPU suite runs where few packages are installed.
+A command's module is imported only when the command runs, because the GPU suite runs where few packages are installed.
 """
 
 import argparse
@@ -59,14 +59,14 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code: 1 if a figure misses its bar."""
     if not arguments or arguments[0] not in COMMANDS:
         parse(arguments)
-    os.environ.update(spin_briefly(os.environ))  # as in an engine's process; torch is not loaded yet
+    os.environ.update(spin_briefly(os.environ))  # as in an engine's process; before torch is loaded
     module = importlib.import_module(f"conveyor_bench.{COMMANDS[arguments[0]].module}")
     code: int = module.main(arguments[1:])
     return code
 
 
 def parse(arguments: Sequence[str]) -> None:
-    """Print the help or an error, and exit. Called if the first argument is no command."""
+    """Print the help or an error, and exit. Called if the first argument is not a command."""
     parser = argparse.ArgumentParser(
         prog="python -m conveyor_bench",
         description="Measure the parts of Conveyor. `COMMAND --help` lists a command's options.",

@@ -3,4 +3,4 @@
 It does not depend on Kubernetes.
 """
 
-__version__ = "0.1.0"  # the image has the package's files, not its metadata
+__version__ = "0.1.0"  # not read from the package's metadata, which the image does not contain

@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Run a command.
 
-    Returns the exit code: 0, 1 if the engine died or cannot start, 2 if the configuration is wrong.
+    Returns the exit code: 0 after success, 1 if the engine died or cannot start, 2 if the configuration is wrong.
     """
     configure_logging()
     try:
@@ -126,7 +126,7 @@ def _serve(flags: argparse.Namespace) -> int:
 
 
 def _settle(config: EngineConfig, task: str) -> EngineConfig:
-    """Return the configuration with the task's batching mode in place of `auto`.
+    """Return the configuration with `task`, and with the task's batching mode in place of `auto`.
 
     Raises ConfigError if the task does not support the batching mode, the objectives or the workload.
     """

@@ -1,7 +1,7 @@
-"""Reads the container's limits of CPUs and memory, and its number of OOM kills, from cgroup v2 or v1.
+"""Reads the container's limits on CPUs and memory, and its number of OOM kills, from cgroup v2 or v1.
 
-`execution` plans with these limits instead of the host's, and `serving.engine_process` explains why a process was
-killed. Does not import torch.
+`execution` plans with these limits instead of the host's. `serving.engine_process` and `execution.ranks` use the number
+of OOM kills to explain why a process ended. Does not import torch.
 """
 
 import os
@@ -17,8 +17,8 @@ OOM_KILLED: Final = (
 )
 _CGROUP = Path("/sys/fs/cgroup")
 _OOM_COUNTERS = ("memory.events", "memory/memory.oom_control")
-# For each version: the files of the limit, of the usage and of the statistics. Then the name of the statistic for the
-# file cache, which the kernel can reclaim.
+# For each version of cgroup: the files with the memory limit, the usage and the statistics. The last entry is the name
+# of the statistic for the file cache, which the kernel can reclaim.
 _MEMORY = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
@@ -50,7 +50,7 @@ def free_memory_bytes() -> int:
 
 
 def count_oom_kills() -> int:
-    """Return how many processes of this container the kernel has killed for lack of memory; 0 without its counter.
+    """Return how many processes of this container the kernel has killed for lack of memory; 0 if there is no counter.
 
     With cgroup v2, Kubernetes lets the kernel kill the whole container. With v1, the kernel kills the largest process.
     """
@@ -58,7 +58,7 @@ def count_oom_kills() -> int:
 
 
 def explain_exit(process: str, exit_code: int, oom_kills_before: int) -> tuple[FailureReason, str]:
-    """Return why a child process ended that sent no message. `exit_code`: as in `subprocess`, negative for a signal."""
+    """Return why a child process ended without a message. `exit_code`: as in `subprocess`, negative for a signal."""
     if exit_code >= 0:
         return FailureReason.ENGINE_ERROR, f"{process} exited with code {exit_code}"
     if exit_code == -signal.SIGKILL and count_oom_kills() > oom_kills_before:

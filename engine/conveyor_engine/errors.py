@@ -10,7 +10,7 @@
     │   │   ├── BodyTooSlow
     │   │   ├── BodyTooLarge
     │   │   └── EncodedBody
-    │   ├── Overloaded            the waiting queue is full
+    │   ├── Overloaded            the engine has no room for the request now: a queue or a memory limit is full
     │   ├── NoPlace               no place (`serving.places`) is free; the gateway keeps its request in its queue
     │   ├── GenerationFailed      the engine could not continue this request
     │   ├── Unavailable           starting, draining, stopping or dead
@@ -20,7 +20,7 @@
 An error that a client receives has an `ErrorCode`. An error that ends the engine has a `FailureReason`.
 
 A StartError's message has the names of settings in backticks, as `device` or `device: auto`, and uses backticks for
-nothing else. So a program that shows the message, such as Conveyor's operator, can replace them with its own names.
+nothing else. So a program that shows the message, such as Conveyor's operator, can replace these names with its own.
 
 Raised in all parts of the engine. `__main__` turns StartErrors into exit messages, and `serving.http` turns
 RequestErrors into responses. Imports no other module of the engine.
@@ -29,11 +29,12 @@ RequestErrors into responses. Imports no other module of the engine.
 from conveyor_protocol.answer_codes import AnswerCode
 from conveyor_protocol.failure_reasons import FailureReason
 
-# Limit on the message in a termination message. Kubernetes keeps 4,096 bytes, and JSON escapes may double the length.
+# Limit on the text in a termination message, in bytes. Kubernetes keeps 4,096, and JSON escapes may double the length.
 MESSAGE_BYTES_MAX = 2000
 
 _NO_MEMORY_ERRORS = frozenset({"MemoryError", "OutOfMemoryError"})  # the second is torch's, on a device
-# Texts of such errors that have no class: from torch's allocators, its CUDA libraries, oneDNN, C++ and the C library.
+# Texts that mark such an error if its class is a general one. They come from torch's allocators, its CUDA libraries,
+# oneDNN, C++ and the C library.
 _NO_MEMORY = (
     "out of memory", "out_of_memory", "not enough memory", "cannot allocate memory", "can't allocate memory",
     "alloc_failed", "bad_alloc", "could not create a memory object",
@@ -41,7 +42,7 @@ _NO_MEMORY = (
 
 
 class ErrorCode(AnswerCode):
-    """The code of an error response. There is one for each case."""
+    """The code of an error response. Each case has its own code."""
 
     MALFORMED_HTTP = "malformed_http", 400, "the request is not valid HTTP"
     BAD_REQUEST = "bad_request", 400, "the request cannot be read"
@@ -122,7 +123,7 @@ class ModelError(StartError):
 def one_line(message: str) -> str:
     """Return a message that can be logged or be a termination message: on one line, printable, and not too long.
 
-    This is necessary because a model's files may have chosen its words.
+    This is necessary because the message may quote a model's files.
     """
     printable = (each if each.isprintable() else " " for each in message[:MESSAGE_BYTES_MAX])
     line = " ".join("".join(printable).split())
@@ -155,7 +156,7 @@ class InvalidRequest(RequestError):
 def context_exceeded(max_model_len: int, problem: str, *, param: str) -> InvalidRequest:
     """Return the error for a request that is too long. problem: says what is too long, and what to do.
 
-    litellm and other clients recognise the case by the message's first words, which are those of OpenAI and vLLM.
+    litellm and other clients recognise this case by the message's first words, so these equal OpenAI's and vLLM's.
     """
     message = f"This model's maximum context length is {max_model_len} tokens. However, {problem}"
     return InvalidRequest(message, param=param, code=ErrorCode.CONTEXT_LENGTH_EXCEEDED)
@@ -178,7 +179,7 @@ class EncodedBody(InvalidRequest):
 
 
 class Overloaded(RequestError):
-    """The waiting queue is full."""
+    """The engine has no room for the request now, because a queue or a memory limit is full."""
 
 
 class NoPlace(RequestError):
@@ -198,7 +199,7 @@ class DeadlineExceeded(RequestError):
 
 
 class EngineDead(ConveyorEngineError):
-    """The engine loop ended while it worked on this request, perhaps because of it.
+    """The engine loop ended while it worked on this request, which may be the cause.
 
     All open requests get this error.
     """

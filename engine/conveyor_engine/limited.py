@@ -1,6 +1,6 @@
 """Limits the CPU time and memory of reading files that a tenant wrote. Called by `model_files` and `serving.preparing`.
 
-Reading them can take any time and memory, or end the process, so a child process does it first.
+Reading such a file can take any time and memory, or end the process. So a child process with limits reads it first.
 """
 
 import json
@@ -17,11 +17,14 @@ from conveyor_engine.errors import ModelError
 from conveyor_protocol.failure_reasons import FailureReason
 
 MEMORY_BYTES: Final = 2 * 2**30
-_CLOCK_TIMES: Final = 30.0  # the child's time limit by the clock is this many times its CPU time limit
+_CLOCK_TIMES: Final = 30.0  # the child's limit on elapsed time is this many times its limit on CPU time
 
 
 def run_limited(what: str, load: Callable[[], object], cpu_seconds: float) -> None:
-    """Call `load` in a forked child process. Raises its ModelError, or one that names the limits."""
+    """Call `load` in a forked child process with limits.
+
+    Raises the ModelError that `load` raises, or a ModelError with the limits if `load` does not complete.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -31,7 +34,7 @@ def run_limited(what: str, load: Callable[[], object], cpu_seconds: float) -> No
         said = _read(reader, _CLOCK_TIMES * cpu_seconds)
     finally:
         os.close(reader)
-        os.kill(pid, signal.SIGKILL)  # has no effect if it has ended
+        os.kill(pid, signal.SIGKILL)  # has no effect if the child has ended
         status = os.waitpid(pid, 0)[1]
     if said is None:
         raise ModelError(f"{what} takes more than {_CLOCK_TIMES * cpu_seconds:g} s to read")
@@ -44,7 +47,7 @@ def run_limited(what: str, load: Callable[[], object], cpu_seconds: float) -> No
 
 
 def _read(reader: int, seconds: float) -> bytes | None:
-    """Return what the child has written when it ends; None if it does not end in time."""
+    """Return all that the child has written, once the child has ended; None if it does not end in time."""
     end, said = time.monotonic() + seconds, b""
     while select.select([reader], [], [], max(0.0, end - time.monotonic()))[0]:
         if not (data := os.read(reader, 2**16)):
@@ -59,7 +62,7 @@ def _run(load: Callable[[], object], writer: int, cpu_seconds: float) -> NoRetur
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ["RUST_BACKTRACE"] = "0"
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a thread for each CPU takes address space
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread for each CPU would take too much address space
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limit_cpu_seconds(cpu_seconds)
         limit_more_memory(MEMORY_BYTES)

@@ -15,10 +15,10 @@ from conveyor_engine.limited import run_limited
 from conveyor_protocol.failure_reasons import FailureReason
 
 WEIGHTS_INDEX = "model.safetensors.index.json"
-FILES_CPU_SECONDS: Final = 60.0  # headers of weights have some MiB in all
+FILES_CPU_SECONDS: Final = 60.0  # the headers of all weight files together have a few MiB
 EXPORTED_PROGRAM: Final = "model.pt2"  # written by torch.export.save
 PROGRAM_SETTINGS: Final = "model.json"  # settings of a model of the task `custom`
-PIPELINE_INDEX: Final = "model_index.json"  # of diffusers' pipelines, whose parts have a folder each
+PIPELINE_INDEX: Final = "model_index.json"  # of a diffusers pipeline; each of its parts has a folder
 PIPELINE_FOLDERS: Final = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")  # the folders that the engine reads
 # A model has at least one of these files.
 MODEL_FILES: Final = ("config.json", EXPORTED_PROGRAM, PROGRAM_SETTINGS, PIPELINE_INDEX)
@@ -79,8 +79,8 @@ def read_list(path: Path) -> list[Any]:
 def check_files(directory: Path) -> None:
     """Raise ModelError (ModelUnreadable) for a file that this process may not read, or that is incomplete.
 
-    Only the beginnings of files are read, so this is fast even for large weights. Raises ModelError too if reading
-    exceeds a limit.
+    Only the beginnings of files are read, so this is fast even for large weights. Also raises ModelError if
+    reading exceeds a limit.
     """
     run_limited(f"{directory}", lambda: _check_files(directory), FILES_CPU_SECONDS)
 

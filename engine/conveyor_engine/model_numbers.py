@@ -1,7 +1,7 @@
 """Checks the numbers in a model's config.json before anything is built from them. Called by `__main__`.
 
-Building with a number that is too large could take all memory, or hours. The limits are several times the numbers of
-any published model.
+If a number is too large, building the model could take hours or all memory. The limits are several times the numbers
+of any published model.
 """
 
 import re
@@ -12,9 +12,9 @@ from typing import Any, Final
 from conveyor_engine.errors import ModelError
 from conveyor_engine.model_files import read_object
 
-SIZE_MAX: Final = 2**24  # of a vocabulary, a context, a layer's width
-COUNT_MAX: Final = 2**12  # of layers, of experts
-_MODULES_MAX: Final = 2**16  # layers times experts
+SIZE_MAX: Final = 2**24  # the largest vocabulary, context or layer width
+COUNT_MAX: Final = 2**12  # the most layers or experts
+_MODULES_MAX: Final = 2**16  # the most layers times experts
 _COUNT = re.compile(r"(?:num|n)_(?:\w+_)?(?:layers?|blocks?|experts?)|(?:\w+_)?layers|(?:\w+_)?depth")
 _SIZE = re.compile(
     r"(?:num|n)_\w*(?:heads?|groups|embd|ctx|inner|labels|positions)|\w+_(?:size|dim|positions|embeddings|rank|width)"
@@ -25,7 +25,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def check_numbers(directory: Path) -> None:
-    """Raise ModelError for the first number that no model can have. Does nothing if there is no config.json."""
+    """Raise ModelError for the first number beyond its limit. Does nothing if there is no config.json."""
     config = read_object(directory / "config.json")
     try:
         numbers = list(_walk(config, ""))

@@ -1,12 +1,12 @@
 """Finds tasks and their modules for each process. Used by every process of the engine.
 
-A task is a package with a module for each process. Each module has a `TASK`, whose type belongs to its process:
+A task is a package with a module for each process. Each module has a `TASK`, whose type depends on the process:
 
     about        all processes      the words for its messages, and how to detect its models: `About`
     scheduling   engine process     cost and result of a request: `scheduling.tasks.Task`, built from the model's facts
     execution    engine process     loads a model of the task; imports torch: `execution.build.Build`
     reading      fork server        only if `About.reads`: loads what the workers need; may import transformers
-    preparing    worker processes   reads bodies: `serving.preparing.jobs.Kind`, by the name of each kind of body
+    preparing    worker processes   reads bodies: a `serving.preparing.jobs.Kind` for each kind of body, by its name
     serving      API process        its paths: `serving.http.task_paths.TaskPaths`
 
 A process imports only its own modules. The built-in tasks are in `tasks`. An installed package can add a task with an

@@ -16,10 +16,10 @@ from conveyor_engine.errors import ModelError, one_line
 from conveyor_engine.model_files import read_object
 from conveyor_protocol.failure_reasons import FailureReason
 
-# Families of models, among those that this engine runs, whose positions begin after the padding token's id. The engine
-# itself finds this out with a forward pass (`execution.models.packing`), for which it needs the weights.
+# Model families that this engine runs and whose positions begin after the padding token's id. The engine itself detects
+# them with a forward pass (`execution.models.packing`), which needs the weights.
 COUNT_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "data2vec-text")
-_PADDING_TOKEN_ID = 1  # of these families, if config.json does not have it
+_PADDING_TOKEN_ID = 1  # the default of these families, if config.json has no `pad_token_id`
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +29,7 @@ def write_termination_message(reason: FailureReason, message: str) -> None:
 
 
 def write_facts(model: Path) -> None:
-    """Write the context length and the task of a model, as far as its files say."""
+    """Write the context length and the task of a model; each only if the model's files show it."""
     told = {"contextLength": find_context_length(model), "task": _find_task(model)}
     if told := {name: fact for name, fact in told.items() if fact is not None}:
         _write(told)

@@ -2,10 +2,10 @@
 
 Called by the wheel's build hook (`hatch_build.py`) and by hand while working on the kernels. Standard library only.
 
-Every kernel file becomes one object per instruction set with that set's flags and no others, so the library runs on
-any CPU of the architecture and chooses at run time (src/dispatch.c); `-march=native` would tie it to this machine.
-OpenMP's runtime is not linked in: its symbols resolve to the one that torch has loaded, so that both share one pool
-of threads.
+Every kernel file is compiled once for each instruction set, with the flags for this set only. So the library runs on
+any CPU of the architecture, and chooses the kernels at run time (src/dispatch.c). `-march=native` would tie it to this
+machine. OpenMP's runtime is not linked in. Its symbols resolve to the runtime that torch has loaded, so that both share
+one pool of threads.
 """
 
 import os
@@ -23,7 +23,7 @@ LIBRARY = HERE.parent / "conveyor_engine" / "execution" / "native" / "libconveyo
 
 COMMON_FLAGS = (
     *("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"),
-    # Fused multiply-add wherever it fits; errno and traps are not used. NaN and infinity are, so no -ffast-math.
+    # Multiply-adds may be fused. Nothing reads errno or traps. -ffast-math is left out, because NaN and infinity occur.
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
 )
 _AVX2 = ("-mavx2", "-mfma")
@@ -31,11 +31,11 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mpre
 _AVX512BF16 = (*_AVX512, "-mavx512bf16")
 _AMX = (*_AVX512BF16, "-mamx-tile", "-mamx-bf16")
 _X86_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": _AVX512BF16, "amx": _AMX}
-# By one of its instructions: compilers older than GCC 10 and 11, or their assemblers, do not know them.
+# Sets that old compilers (GCC before 10 and 11) or assemblers lack, each with an instruction to test for the set.
 _OPTIONAL = {"avx512bf16": "vdpbf16ps %zmm0, %zmm1, %zmm2", "amx": "tilerelease"}
 _KERNELS = ("attention", "elementwise", "linear", "sample")
-_OWN_KERNELS = {"amx": ("linear",)}  # the others are those of avx512bf16
-_ONCE = ("dispatch", "layer")  # for all instruction sets
+_OWN_KERNELS = {"amx": ("linear",)}  # for its other kernels, amx uses those of avx512bf16
+_ONCE = ("dispatch", "layer")  # compiled once, for all instruction sets
 
 
 class CompileError(Exception):
@@ -43,7 +43,7 @@ class CompileError(Exception):
 
 
 def compile_library(output: Path = LIBRARY) -> Path:
-    """Compiles and links into `output`, replacing it in one step. Raises CompileError."""
+    """Compile and link the library, and replace `output` by it in one step. Raises CompileError."""
     compiler = os.environ.get("CC", "cc")
     sets = {"generic": ()} | (_X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else {})
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Hatchling's build hook: puts the compiled CPU kernels into the wheel.
 
-With a C compiler the wheel is for this platform (any Python 3); without one it is pure and the engine computes with
-torch alone. `CONVEYOR_REQUIRE_NATIVE=1`, set where images are built, turns that fallback into an error.
+If the kernels compile, the wheel is for this platform and any Python 3. Otherwise the wheel is pure, and on CPUs the
+engine computes with torch alone. If `CONVEYOR_REQUIRE_NATIVE=1` is set, a failure to compile is an error instead.
 """
 
 import os
@@ -21,14 +21,14 @@ class NativeBuildHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compiles the library and, if that worked, marks the wheel as one for this platform."""
+        """Compile the library. If this works, mark the wheel as one for this platform."""
         try:
             library: Path = _COMPILE["compile_library"]()
         except _COMPILE["CompileError"] as error:
             if os.environ.get("CONVEYOR_REQUIRE_NATIVE") == "1":
                 raise
             self.app.display_warning(f"Conveyor's CPU kernels were left out, torch will stand in: {error}")
-            _COMPILE["LIBRARY"].unlink(missing_ok=True)  # one left by an earlier build would be stale
+            _COMPILE["LIBRARY"].unlink(missing_ok=True)  # a library from an earlier build would be stale
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -9,4 +9,4 @@ and `errors`; `server` builds and runs them.
 A place is room for one request on one engine. Each engine has a limited number of places.
 """
 
-__version__ = "0.1.0"  # the image has the package's files, not its metadata
+__version__ = "0.1.0"  # a constant, because the image has the package's files without its metadata

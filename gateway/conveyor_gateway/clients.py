@@ -1,8 +1,8 @@
 """Finds the client of a request. Each client has a share of the gateway's capacity.
 
-Built by `server`, called by `listening`. The gateway does not authenticate clients, so a client is an address. It is
-the peer's address. Behind trusted proxies it is the last address in X-Forwarded-For that is not a trusted proxy's. The
-addresses before that one cannot be trusted.
+Built by `server`, called by `listening`. The gateway does not authenticate clients, so a client is an address, usually
+the peer's. Behind trusted proxies, the client is the last address in X-Forwarded-For that is not a trusted proxy's.
+Earlier addresses in this header cannot be trusted.
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,9 @@ class Clients:
         return _describe(client)
 
     def find_peer(self, host: str) -> Peer:
-        """Return the peer to which a new connection from `host` counts.
+        """Return the peer for which a new connection from `host` is counted.
 
-        A trusted proxy carries many clients' connections, so in each round more connections of it are accepted.
+        A trusted proxy carries many clients' connections, so more of its connections are accepted in each round.
         """
         if self._trusted_proxies and (address := _parse_address(host)) is not None and self._is_trusted(address):
             return Peer(host, MAX_A_ROUND)

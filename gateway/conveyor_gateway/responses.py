@@ -1,6 +1,6 @@
 """Builds the gateway's own responses: JSON, and errors in the format that the path's clients expect.
 
-Used by `listening`, `pages` and `relaying`. It does not know queues or engines.
+Used by `listening`, `pages` and `relaying`. This module does not know queues or engines.
 """
 
 import json

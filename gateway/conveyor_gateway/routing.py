@@ -42,7 +42,7 @@ class Route:
     model: str = ""
     version: str = ""
     may_stream: bool = False
-    max_bytes: int = 0  # the path's own limit of a body, if it is above the gateway's; otherwise 0
+    max_bytes: int = 0  # the path's own limit for bodies, if it is above the gateway's; otherwise 0
 
     def fill_path(self, service: Service) -> str:
         """Return the path for an engine of the service. A client at the root may use another name for the model."""

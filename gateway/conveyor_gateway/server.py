@@ -52,7 +52,7 @@ _STALE_LOG_SECONDS = 30.0
 _LAST_ANSWERS_SECONDS = 2.0
 _NEXT_REQUEST_SECONDS = 1.0  # how long a client may take to send its next request on a connection
 _MAX_ADMIN_CONNECTIONS = 128  # from the kubelet, Prometheus, the operator and the metrics servers
-# Admin connections and as many waiting ones, queries to engines (`MAX_ASKING` and pages), and watches.
+# Admin connections, as many that wait to be accepted, queries to engines (`MAX_ASKING` and pages), and watches.
 _OTHER_OPEN_FILES = 2 * _MAX_ADMIN_CONNECTIONS + 256 + 100 + 50
 
 
@@ -181,7 +181,7 @@ class Server:
 def fit_connections(wanted: int, max_open_files: int) -> int:
     """Return how many client connections may be open, so that the process always has enough file descriptors.
 
-    For each client's connection, there may be one to an engine and one of another client that waits to be accepted.
+    For each open client connection, there may be a connection to an engine and a new client that waits to be accepted.
     """
     fitting = max(1, (max_open_files - _OTHER_OPEN_FILES) // 3)
     if fitting < wanted:
@@ -213,7 +213,7 @@ def _plan_watches(settings: Settings, catalog: Catalog) -> list[_Watch]:
 def _plan_gateways_watch(system_namespace: str, queues: Queues) -> _Watch:
     """Return the watch that counts the gateways, which share each queue's limit.
 
-    Requests are served before it syncs.
+    The gateway serves requests even before this watch has synced.
     """
     slices, unreadable = gateway_slices(system_namespace), Unreadable("slice", "it is ignored")
 

@@ -21,7 +21,7 @@ class Usage(msgspec.Struct, frozen=True):
     """The tokens of one request."""
 
     prompt_tokens: Count
-    cached_tokens: Count  # those of the prompt that were in the prefix cache
+    cached_tokens: Count  # prompt tokens that were in the prefix cache
     completion_tokens: Count
 
 
@@ -42,7 +42,7 @@ async def split_report(piece: bytes, rest: aiohttp.StreamReader) -> tuple[bytes,
     Return the events before the mark, and the report after it: the end of `piece` and what follows in `rest`.
     """
     events, _, report = piece.partition(USAGE_MARK)
-    with contextlib.suppress(aiohttp.ClientError, OSError):  # the client has its whole answer
+    with contextlib.suppress(aiohttp.ClientError, OSError):  # ignored, because the client already has its whole answer
         while len(report) <= MAX_REPORT_BYTES and (more := await rest.readany()):
             report += more
     return events, report

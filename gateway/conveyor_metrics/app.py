@@ -66,10 +66,10 @@ def build_api_app(source: GatewaySource, trust: Trust) -> web.Application:
 
 
 def build_admin_app(source: GatewaySource, missing: Callable[[], list[str]]) -> web.Application:
-    """Build the admin application. `missing`: returns what the server still waits for; it is ready if that is empty.
+    """Build the admin application. `missing` returns what the server still waits for; if nothing, it is ready.
 
-    Readiness does not depend on the gateways. Without values the API must still respond to discovery, because otherwise
-    no namespace of the cluster could be deleted.
+    Readiness does not depend on the gateways. Even without values, the API must respond to discovery. Otherwise no
+    namespace of the cluster could be deleted.
     """
 
     async def livez(_request: web.Request) -> web.Response:
@@ -108,7 +108,10 @@ async def _answered_with_status(request: web.Request, handler: Handler) -> web.S
 
 
 def refuse_outside(status: int, said: str | None) -> web.Response:
-    """Return the counted response to an invalid request (status below 500; `said`: the parser's error) or to a bug."""
+    """Count and return the response to an invalid request (status below 500) or to a bug.
+
+    said: the parser's error.
+    """
     REQUESTS.labels(str(status)).inc()
     if status < 500:
         words = f"the request is not valid HTTP: {(said or 'malformed').strip()[:200]}"
@@ -171,7 +174,7 @@ async def _read_class(source: GatewaySource, service: str, selector: str, field:
 
 
 async def _read_limited(source: GatewaySource, service: str, selector: str) -> tuple[Mapping[str, str], int]:
-    """Return the label of a reason, and how many engines have a limit for it. Raises NotFound."""
+    """Return the label of a reason, and how many engines have a limit for this reason. Raises NotFound."""
     label, _, reason = selector.partition("=")
     if label != LIMIT_LABEL or reason not in set(LimitReason):
         raise NotFound(f"{LIMITED_ENGINES_METRIC} needs the label {LIMIT_LABEL}=REASON: {', '.join(LimitReason)}")

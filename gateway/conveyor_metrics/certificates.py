@@ -52,10 +52,10 @@ class Certificates:
         self._trust_changed.set()
 
     async def follow(self) -> AsyncIterator[Serving]:
-        """Yield the certificate to serve with, until cancelled: when files and trust are known, and after every change.
+        """Yield the certificate to serve with: when files and trust are known, and after each change, until cancelled.
 
-        The files are read once a second. The kubelet updates a mounted Secret by replacing a symbolic link, of which a
-        watch on the files gets no event.
+        The files are read once a second. The kubelet updates a mounted Secret by replacing a symbolic link, and a watch
+        on the files would get no event for that.
         """
         while True:
             self._trust_changed.clear()
@@ -66,7 +66,7 @@ class Certificates:
                     await self._trust_changed.wait()
 
     def _load_new(self) -> Serving | None:
-        """Return the new certificate. None if it is unchanged or cannot be loaded: the current one stays in use."""
+        """Return the new certificate. If it is unchanged or cannot be loaded, return None: the current one stays."""
         chain, key, trust = _read(self._chain), _read(self._key), self.trust
         if trust is None or not chain or not key:
             self._say(f"waiting for {'the front proxy authority' if trust is None else self._chain}")

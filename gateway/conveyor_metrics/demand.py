@@ -24,7 +24,10 @@ class ClassSum:
 
 @dataclass(frozen=True, slots=True)
 class DemandSum:
-    """All requests for one InferenceService, and those that wait, raised if engines run fewer requests than a batch."""
+    """The demand for one InferenceService: all requests, waiting requests, the engines' limits, and the classes.
+
+    `in_flight` and `queue_depth` are raised if engines run fewer requests at once than a batch has.
+    """
 
     in_flight: int
     queue_depth: int

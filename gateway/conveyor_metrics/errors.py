@@ -6,7 +6,7 @@ MetricsError
 └── NotKnown          the value cannot be read now, so the HorizontalPodAutoscaler keeps the replicas
 
 InvalidTrust (the API server publishes no usable front proxy authority) and `conveyor_process.settings.SettingsError`
-(an invalid flag or variable) are not sent to clients. They are logged with what to do.
+(an invalid flag or variable) are not sent to clients. The server logs or prints their messages, which say what to do.
 """
 
 from typing import ClassVar

@@ -1,7 +1,7 @@
 """The HTTPS port: opened with the first certificate, and served by a new server after every change of certificates.
 
-The new server takes over the listening socket before the old one answers its requests and closes its connections. So no
-caller is rejected, and no connection outlives the authority that verified it. Called by `server`.
+First, the new server takes over the listening socket. Then the old server answers its open requests and closes its
+connections. So no caller is rejected, and no connection outlives the authority that verified it. Called by `server`.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Builds the parts and runs them until SIGTERM. Called by `__main__` and, with a stop event, by tests.
 
-At a start, probes are answered immediately, and the watches and the certificate files are followed. The HTTPS port
-opens when the serving certificate and the front proxy's authority are there. Any task that fails ends the process.
+At the start, the server answers probes immediately, and follows the watches and the certificate files. The HTTPS port
+opens when the serving certificate and the front proxy's authority are known. Any task that fails ends the process.
 """
 
 import asyncio

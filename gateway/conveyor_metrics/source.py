@@ -2,7 +2,7 @@
 
 Called by `app` (queries) and `server` (the list of gateways). If a gateway that may hold requests cannot be read, or if
 the list of gateways may be stale, the sum is unknown. A query with the label for readable gateways gets the sum over
-these, which is a lower bound.
+the gateways that can be read, which is a lower bound.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ UNREADABLE_SLICES = Gauge("conveyor_metrics_unreadable_slices", "EndpointSlices 
 
 
 class GatewaySource:
-    """Reads the demand of InferenceServices. A watch sets `gateways`, which is None until it has listed them once.
+    """Reads the demand of InferenceServices. A watch sets `gateways`, which is None until the first list.
 
-    `watch` is the state of that watch, with the time when the API server last sent data.
+    `watch` is the state of this watch, with the time when the API server last sent data.
     """
 
     def __init__(self, session: aiohttp.ClientSession, timeout_seconds: float, watch: WatchState) -> None:
@@ -86,7 +86,7 @@ class GatewaySource:
         was_stale, self._stale = self._stale, silence_seconds > MAX_SILENCE_SECONDS
         if self._stale:
             problem = f"{self._watch.name}: no data from the API server for {silence_seconds:.0f} s"
-            if not was_stale:  # logged once, not for every question
+            if not was_stale:  # logged once, not for every query
                 logger.warning("event=stale message=%s", f"{problem}; no metric is served until data arrives")
             raise NotKnown(f"the sum over the gateways is not known, because the list of gateways is stale: {problem}")
 
@@ -96,7 +96,7 @@ class GatewaySource:
             demand = await self._fetch(gateway, service)
         except GatewayUnreadable as error:
             GATEWAY_READS.labels("failed").inc()
-            if gateway not in self._unreadable:  # logged once, not for every question
+            if gateway not in self._unreadable:  # logged once, not for every query
                 logger.warning("event=gateway_unreadable error=%s", error)
             self._unreadable.add(gateway)
             raise

@@ -92,8 +92,8 @@ class Autoscaling(ApiModel):
 
     provider: Provider = "Native"
     """The autoscaler that sets the replicas. Native: a HorizontalPodAutoscaler that Conveyor creates. KEDA: the one
-    that KEDA creates from Conveyor's ScaledObject. External: your own autoscaler of the Deployment `NAME-engine`.
-    Conveyor starts with `minReplicas` and then does not change the number."""
+    that KEDA creates from Conveyor's ScaledObject. External: your own autoscaler of the Deployment `NAME-engine`. With
+    External, Conveyor starts with `minReplicas` and then does not change the number."""
 
     min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Lower limit of replicas. A new service starts with this number, at least one. 0: the service scales to zero after

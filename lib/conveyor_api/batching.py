@@ -1,6 +1,6 @@
 """`spec.batching` and `spec.kvCache`: how requests become batches, and how much memory they may take.
 
-Gateway, operator and engine must agree on some numbers. Those are derived here, once.
+Gateway, operator and engine must agree on some numbers. This module derives these numbers for all of them.
 """
 
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ Objective = Annotated[Duration, between("1ms", "1h")]
 
 
 class Objectives(ApiModel):
-    """Latencies that 95 of 100 requests or tokens should not exceed. The engine adapts to the traffic how many requests
-    run together and how many prompt tokens a step has, up to `maxBatchSize` and `maxBatchTokens`. If even the lowest
-    limits miss an objective, docs/objectives.md lists which limits the engine uses."""
+    """Latencies that 95 of 100 requests or tokens should not exceed. Depending on the traffic, the engine changes how
+    many requests run together and how many prompt tokens a step has, up to `maxBatchSize` and `maxBatchTokens`. If even
+    the lowest limits miss an objective, docs/objectives.md lists which limits the engine uses."""
 
     rules: ClassVar = (
         Rule(
@@ -116,7 +116,7 @@ class Batching(ApiModel):
     Dynamic."""
     max_batch_tokens: Tokens | None = None
     """Limit of tokens in one step, over all requests; default: chosen by the engine. In modes Static and Dynamic it
-    also limits the prompts of a batch: the sum of their tokens, or with padding their number times the longest. A
+    also limits the prompts of a batch: the sum of their tokens, or with padding the longest times their number. A
     longer prompt forms a batch by itself. For images it counts pixels: those that the model reads, or those that a
     step of ImageGenerate computes, twice as many with guidance."""
     length_grouping: Literal["Auto", "Off"] = "Auto"
@@ -142,7 +142,7 @@ class Batching(ApiModel):
 
     @property
     def chosen_batch_size(self) -> int:
-        """Return `max_batch_size` or the default for CPUs, but not more than the tokens that a step may have.
+        """Return `max_batch_size`. If it is not set: the default for CPUs, or the tokens of a step if they are fewer.
 
         Only `settle` knows the default for the service's device and task.
         """
@@ -195,7 +195,7 @@ class KVCache(ApiModel):
     block_size: int = 16
     """Tokens per block: 8, 16, 32, 64 or 128."""
     dtype: KVCacheDtype = "Auto"
-    """Number format of the cache. Auto: the one of `engine.dtype`. FP8 and INT8 hold almost twice the tokens in the
+    """Number format of the cache. Auto: the same as `engine.dtype`. FP8 and INT8 hold almost twice the tokens in the
     same memory and round keys and values to 8 bits. Both need a GPU, FP8 one with compute capability 8.9 or newer."""
 
     @property

@@ -159,7 +159,7 @@ def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
 
 
 def _with_format(schema: Schema) -> Schema:
-    """Add the width of integers, by which generated clients in Go and Java choose their types."""
+    """Add the width of integers. Generators of Go and Java clients choose types by this width."""
     if schema.get("type") == "integer":
         schema.setdefault("format", "int32" if schema.get("maximum", _INT32 + 1) <= _INT32 else "int64")
     return schema

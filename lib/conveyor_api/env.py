@@ -9,7 +9,8 @@ from conveyor_api import names
 from conveyor_api.base import ApiModel, KeyedBy, Rule
 from conveyor_api.scheduling import Name
 
-# Engine settings that no field of the resource controls. The spec determines all other variables.
+# Engine settings that `env` may set, because no field of the resource controls them. The spec
+# determines all other engine settings.
 FREE_ENGINE_SETTINGS: Final = (
     "ATTENTION_BACKEND",
     "ENFORCE_EAGER",

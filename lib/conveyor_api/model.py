@@ -182,7 +182,7 @@ class Cache(ApiModel):
     )
 
     strategy: Literal["EmptyDir", "PVC"] = "EmptyDir"
-    """EmptyDir: each pod downloads the model. PVC: a PersistentVolumeClaim that all pods share keeps it."""
+    """EmptyDir: each pod downloads the model. PVC: all pods share one copy in a PersistentVolumeClaim."""
     claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """PVC: name of an existing claim to keep models in."""
     size: Quantity | None = None

@@ -143,7 +143,7 @@ def prewarm_name(service: str, job_hash: str) -> str:
 
 
 def prewarm_pod_selector(service: str) -> dict[str, str]:
-    """Return the label that selects the prewarm Job's pods. Names of services have no dots, so no engine pod has it."""
+    """Return the label that selects only the prewarm Job's pods: its value has a dot, and names of services do not."""
     return {INFERENCE_SERVICE_LABEL: f"{service}{PREWARM_SUFFIX}"}
 
 

@@ -1,7 +1,7 @@
 """The scalar types of Kubernetes that pydantic lacks: Quantity, Duration, int-or-percent.
 
 Used by the models of the resource. Other modules use `parse_quantity` and `parse_duration_seconds` to get numbers.
-Knows nothing of the resource.
+This module does not know the resource.
 """
 
 import re

@@ -45,12 +45,12 @@ class RequestClass(ApiModel):
     timeout: WaitTimeout | None = None
     """Longest wait of this class until an engine can take the request; default: `queue.timeout`."""
     on_timeout: OnTimeout = "Reject"
-    """Action after `timeout`. Reject: 504. Delay: the request keeps waiting, at the highest level of all classes,
+    """Action after `timeout`. Reject: 504. Delay: the request keeps waiting, at the level of the least urgent class,
     until `queue.timeout`."""
     max_share: Annotated[int, Field(ge=1, le=100)] | None = None
     """Limit of the requests at engines that belong to this class or a less urgent one, in percent of all requests that
-    engines accept. Each gateway may always send one of them. Each engine also applies it to the rows and KV blocks of
-    its batch."""
+    engines accept. Each gateway may always send one such request. Each engine also applies the limit to the rows and
+    KV blocks of its batch."""
 
     @property
     def timeout_seconds(self) -> float | None:

@@ -17,14 +17,14 @@ from conveyor_api.spec import NO_SURGE, InferenceServiceSpec
 from conveyor_api.status import InferenceServiceStatus
 from conveyor_api.workload import P95_SUM_CEL
 
-# The model's own limit is known once a pod has read its config.json. An edit beyond it would replace running pods by
-# pods that cannot start, so the API server rejects it.
+# The model's own limit is known once a pod has read its config.json. The API server rejects an edit that exceeds this
+# limit, because the edit would replace running pods by pods that cannot start.
 _UNKNOWN_LIMIT = (
     "!has(oldSelf.status) || !has(oldSelf.status.model) || !has(oldSelf.status.model.contextLength)"
     " || !has(oldSelf.status.model.uri) || oldSelf.status.model.uri != self.spec.model.uri"
 )
 
-# The access mode of a claim never changes. If only one node at a time may mount it, a second pod might wait for ever.
+# A claim's access mode never changes. If only one node at a time may mount the claim, a second pod might never start.
 _ONE_NODE = (
     "has(oldSelf.status) && has(oldSelf.status.effective) && has(oldSelf.status.effective.cacheAccessMode)"
     " && oldSelf.status.effective.cacheAccessMode == 'ReadWriteOnce'"
@@ -117,8 +117,8 @@ class InferenceService(ApiModel):
         """Parse `body`, JSON from the API server. Raises InvalidResource, which names every field that is wrong.
 
         Unknown fields are ignored. The API server rejects or prunes fields that its CRD lacks. So an unknown field
-        belongs to a newer release, during an upgrade or after a downgrade. With `known_only`, unknown fields are
-        rejected, as the CRD does.
+        belongs to a newer release, during an upgrade or after a downgrade. With `known_only`, this method rejects
+        unknown fields, as `kubectl` does.
         """
         try:
             return cls.model_validate(dict(body), by_alias=True, by_name=False, extra=None if known_only else "ignore")
@@ -148,8 +148,8 @@ class InferenceService(ApiModel):
 
     @property
     def max_model_len(self) -> int | None:
-        """Return the tokens of the longest request; None until a pod has read the model's files, unless the spec sets
-        it."""
+        """Return the longest request in tokens; None until a pod has read the model's files, unless the spec sets
+        the limit."""
         spec, model = self.spec, self.status.model
         made_for = model.context_length if model is not None and model.uri == spec.model.uri else None
         if spec.engine.max_model_len is not None or spec.workload is None or made_for is None:

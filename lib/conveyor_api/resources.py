@@ -19,8 +19,8 @@ def _is_amount(value: int | str) -> bool:
 
 
 # Kubernetes limits the estimated cost of rules. In the estimate, a number-or-string is as long as a whole request. The
-# rules here are near the limit, so few resources are allowed. For the same reason, a rule checks first whether a value
-# is a quantity only if an evaluation error would otherwise hide the message.
+# rules here are near the limit, so few resources are allowed. To save cost, a rule does not check first that a value is
+# a quantity, except where an evaluation error would otherwise hide the rule's message.
 ResourceAmounts = Annotated[
     dict[
         str,

@@ -50,7 +50,7 @@ class ServedName(ApiModel):
 
 
 def may_claim(namespace: str, name: str) -> bool:
-    """Return whether the namespace may claim the name: not if it may be another namespace's `namespace/name`."""
+    """Return whether the namespace may claim the name. Names of the form `other-namespace/name` are not allowed."""
     match = _SERVICE_KEY.fullmatch(name)
     return match is None or match[1] == namespace
 
@@ -79,9 +79,9 @@ def build_served_name(namespace: str, name: str) -> dict[str, Any]:
 
 
 def root_name(system_namespace: str) -> str:
-    """Return the served name for whose claim the gateways wait.
+    """Return the served name that the operator must claim before gateways become ready.
 
-    The operator claims this name after the names of all services, and gateways become ready only after that. So in an
-    upgrade to the first release with claims, every service keeps its name.
+    The operator claims this name after the names of all services. So in an upgrade to the first release with claims,
+    every service keeps its name.
     """
     return f"{system_namespace}/{names.GATEWAY_SERVICE}"

@@ -1,8 +1,8 @@
 """`spec` as a whole: the state that a user wants.
 
-Modules with the names of the larger fields define them (`model`, `engine`, `pod` and others). This module defines
-`rollout` and `drain`. Defaults and limits are only in these classes. The CRD and the API reference are generated from
-the classes.
+Each larger field is defined in a module of its own (`model`, `engine`, `pod` and others). This module defines `rollout`
+and `drain`. Defaults and limits are only in these classes. The CRD and the API reference are generated from the
+classes.
 """
 
 from typing import Annotated, ClassVar, Final
@@ -31,14 +31,14 @@ from conveyor_api.scheduling import Name
 from conveyor_api.workload import P95_SUM_CEL, Workload
 
 NO_SURGE: Final = "(!has({rollout}.maxSurge) || string({rollout}.maxSurge) in ['0', '0%'])"
-"""CEL expression: a rollout that does not allow pods above the desired number."""
+"""CEL expression that is true if the rollout allows no pods above the desired number."""
 
 _P95_SUM = P95_SUM_CEL.format(at="")
 _CREDENTIALS = (names.HUB_TOKEN_ENV, *names.BUCKET_KEYS, "AWS_SESSION_TOKEN")
 
 
 class Rollout(ApiModel):
-    """How pods are replaced when the spec changes. By default one pod more starts, and an old pod stops once the new
+    """How pods are replaced when the spec changes. By default one more pod starts, and an old pod stops once the new
     one is ready. If the additional pod finds no node for 30 seconds, has no quota, or might not be able to mount a
     volume beside the others, an old pod stops first."""
 
@@ -65,7 +65,7 @@ class Rollout(ApiModel):
 
     @property
     def given(self) -> tuple[int | str, int | str]:
-        """Return maxSurge (0 if not set) and maxUnavailable (1 if not set). Applies only if at least one is set."""
+        """Return maxSurge (0 if not set) and maxUnavailable (1 if not set). Meaningful only if one is set."""
         surge, unavailable = self.max_surge, self.max_unavailable
         return 0 if surge is None else surge, 1 if unavailable is None else unavailable
 

@@ -93,7 +93,7 @@ class Connection(web.RequestHandler):
         self._last_body: StreamReader = EMPTY_PAYLOAD  # of the last parsed request
         self._probe_timer: asyncio.TimerHandle | None = None
         self._takes_interim = False  # whether the last request's client understands interim answers
-        self._unread_bytes = 0  # bytes of the answer at the last check
+        self._unread_bytes = 0  # unread bytes of the answer at the last check
         self._unread_check: asyncio.TimerHandle | None = None
         self.peer = ""
         self.silent_since = loop.time()
@@ -266,7 +266,7 @@ class Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Return the response to an invalid request (a status below 500) or to a bug in the handler.
 
-        said: the parser's error message, if the request is invalid. It is the client's error, so it is not logged.
+        said: the parser's error message, if the request is invalid. The client caused this error, so it is not logged.
         """
         if status >= 500:
             return super().handle_error(request, status, error, said)

@@ -2,7 +2,7 @@
 
 Used for lists of the API server (`watch`), pages of gateways (`gateways`), and pages and reports of engines (the
 gateway and `kubectl conveyor advise`). The caller limits the time (`aiohttp.ClientTimeout`). Bodies that pass through
-the gateway are not read here: `relaying.bodies` reads those of requests, and `engines.session` those of answers.
+the gateway are not read here: `relaying.bodies` reads requests, and `engines.session` reads engines' answers.
 """
 
 import aiohttp

@@ -23,7 +23,7 @@ _LOG_SECONDS: Final = 10.0
 
 
 class Server(Port):
-    """The connections of one port. Each is a `connection_class`. `options`: aiohttp's."""
+    """The connections of one port. Each is a `connection_class`. `options` are passed to aiohttp's server."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Server(Port):
         return self._connection_class(self)
 
     def make_room(self) -> bool:
-        """Return whether there may be one more connection. If needed, close some that wait for their client."""
+        """Return whether there may be one more connection. If needed, close connections that wait for their client."""
         if len(self._connections) < self.max_connections:
             return True
         waiting = [each for each in cast(list[Connection], self.connections) if each.waits_for_client]

@@ -1,8 +1,8 @@
 """Finds the gateways of an installation by their EndpointSlices, and reads their pages.
 
 The metrics server (`/demand`) and the operator (`/activity`) read a page from all gateways at once. The operator also
-reads a page that any single gateway can return (`/start`). In a reading of all gateways, one that cannot hold a request
-is left out. If any other gateway does not respond, the result is unknown.
+reads a page that any single gateway can return (`/start`). When all gateways are read, a gateway that cannot hold a
+request is left out. If any other gateway does not respond, the result is unknown.
 """
 
 import errno

@@ -41,7 +41,7 @@ async def load_configuration(kubeconfig: str) -> Configuration:
 
 
 def find_proxy(url: str) -> str | None:
-    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set for this URL; None for none."""
+    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set for this URL; None without a proxy."""
     parts = urlsplit(url)
     if not parts.hostname or urllib.request.proxy_bypass(parts.netloc):
         return None

@@ -1,7 +1,7 @@
-"""The collections of InferenceServices, EndpointSlices and ServedNames, and their fields that are read.
+"""The collections of InferenceServices, EndpointSlices and ServedNames, and the fields of objects that are read.
 
-The gateway watches all of them. The operator watches ServedNames and the gateways' EndpointSlices, and the metrics
-server only the latter.
+The gateway watches all of them. The operator watches ServedNames and the gateways' EndpointSlices. The metrics server
+watches only the gateways' EndpointSlices.
 """
 
 from typing import Any, NotRequired, TypedDict
@@ -106,7 +106,7 @@ def service_collection(namespace: str) -> Collection:
 
 
 def slice_collection(namespace: str, label_selector: str = INFERENCE_SERVICE_LABEL) -> Collection:
-    """Return the collection of EndpointSlices of engines, or of another `label_selector`."""
+    """Return the collection of EndpointSlices that `label_selector` selects; by default those of engines."""
     return Collection("discovery.k8s.io", "v1", "endpointslices", namespace, label_selector, shape=SliceBody)
 
 

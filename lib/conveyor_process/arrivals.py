@@ -49,7 +49,7 @@ class Arrivals(Generic[T]):
         return self._size
 
     def add(self, peer: Peer, arrived: T) -> T | None:
-        """Add a connection. Returns the connection to refuse because too many wait, which may be `arrived`; or None."""
+        """Add a connection. If too many wait, return the connection to refuse, which may be `arrived`; else None."""
         line = self._lines.get(peer.name) or _Line[T](peer)
         before = line.num_turns
         line.items.append(arrived)

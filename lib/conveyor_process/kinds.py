@@ -66,7 +66,7 @@ def one_of(choices: Mapping[str, T], words: str, is_text: bool = True) -> Kind[T
 
 
 def literal(choices: Any) -> Kind[Any]:
-    """Return the kind of a choice among the values of a type `Literal[...]`, which is case-sensitive."""
+    """Return the kind of a case-sensitive choice among the values of a type `Literal[...]`."""
     return among(*get_args(choices))
 
 

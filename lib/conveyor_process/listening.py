@@ -209,6 +209,9 @@ def _take(listening: socket.socket, most: int) -> Iterator[tuple[socket.socket, 
 
 
 async def close_port(acceptor: Acceptor, within_seconds: float = 1.0) -> None:
-    """Stop listening, after passing every connection that reached the port to its server."""
+    """Stop listening, after accepting the connections that have reached the kernel.
+
+    Wait up to `within_seconds` until the server has these connections.
+    """
     acceptor.close()
     await acceptor.wait_connected(within_seconds)

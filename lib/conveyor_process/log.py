@@ -27,24 +27,24 @@ _NUMBERS: Final = "dfg"
 _OWN_LOGGERS: Final = (
     "conveyor_engine", "conveyor_gateway", "conveyor_kube", "conveyor_metrics", "conveyor_operator", "conveyor_process"
 )  # fmt: skip
-_LIBRARY_WARNINGS_MAX: Final = 20  # a minute, of one logger
+_LIBRARY_WARNINGS_MAX: Final = 20  # warnings of one logger in a minute
 _BARE: Final = re.compile('[^ "=]+')
 
 Value = tuple[str, str, bool]
-"""A key, its value as text, and whether that is a number."""
+"""A key, its value as text, and whether the value is a number."""
 
 
 def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -> None:
     """Set up logging for the whole process. `quiet`: loggers of libraries that log too much below WARNING.
 
-    DEBUG applies only to our own loggers, because libraries log whole bodies at DEBUG, also those of Secrets.
+    DEBUG applies only to our own loggers, because libraries log whole bodies at DEBUG, including bodies of Secrets.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_LibraryLimit())
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _LogfmtFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    # No line has these facts, and each message would pay for them (docs.python.org/3/howto/logging.html#optimization).
+    # Log lines omit these facts, which take time to collect (docs.python.org/3/howto/logging.html#optimization).
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     own_level = logging.getLogger().level
     logging.getLogger().setLevel(max(own_level, logging.INFO))
@@ -57,8 +57,8 @@ def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -
 class _LibraryLimit(logging.Filter):
     """Passes a few warnings a minute from each library's logger.
 
-    The first warning after such a minute has the number of warnings that were left out. Kopf, for example, logs each of
-    nine attempts of each of its watches while the API server is unreachable.
+    The first warning after such a minute has the number of warnings that were left out. Kopf, for example, logs nine
+    attempts for each of its watches while the API server is unreachable.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class _Place:
             return self.key, self.text % (argument,), self.kinds in _NUMBERS or type(argument) in (int, float)
         if not self.kinds:
             return self.key, self.text, False
-        arguments[self.first + len(self.kinds) - 1]  # raises IndexError
+        arguments[self.first + len(self.kinds) - 1]  # raises IndexError if an argument is missing
         return self.key, self.text % arguments[self.first : self.first + len(self.kinds)], False
 
 

@@ -51,8 +51,8 @@ def run_program(program: Program[S], run: Callable[[S], None]) -> int:
 def end_on_sigterm() -> None:
     """End the process with code 143 on SIGTERM, until the program has its own handler. Called before slow imports.
 
-    The kernel drops signals without a handler for the first process of a container. A pod that is deleted while its
-    program starts would then run for its whole termination grace period.
+    If the first process of a container has no handler for a signal, the kernel drops the signal. A pod that is deleted
+    while its program starts would then run for its whole termination grace period.
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 

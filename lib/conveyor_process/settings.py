@@ -25,7 +25,7 @@ class Kind(Generic[T]):
 
     must_be: str
     parse: Callable[[str], T]
-    is_text: bool = True  # whether it is a string in a file, not a number or a boolean
+    is_text: bool = True  # whether files contain it as a string, not as a number or a boolean
     is_nullable: bool = False
 
 

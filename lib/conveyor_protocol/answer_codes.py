@@ -1,8 +1,8 @@
 """The base of tables of error responses: an enum of codes, each with its HTTP status and its meaning.
 
-Gateway, metrics server and engine define their tables with it, and docs/errors.md is generated from these. Errors of
-gateway and engine have OpenAI's format, unless the path belongs to another API: Anthropic's, the Open Inference
-Protocol, or text-embeddings-inference. Those of the metrics server have that of Kubernetes.
+Gateway, metrics server and engine define their tables with it, and docs/errors.md is generated from these tables.
+Errors of gateway and engine have OpenAI's format, unless the path belongs to another API: Anthropic's, the Open
+Inference Protocol, or text-embeddings-inference. Errors of the metrics server have Kubernetes' format.
 """
 
 from collections.abc import Callable

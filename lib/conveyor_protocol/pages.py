@@ -2,7 +2,7 @@
 
 The metrics server reads `/demand`, and the operator reads `/activity` and `/start`. A reader ignores unknown fields,
 and fields with a default may be missing, because gateways of an earlier release may respond. The key of a service
-is `namespace/name`, that of an engine `host:port`.
+is `namespace/name`, and the key of an engine is `host:port`.
 """
 
 from typing import Annotated

@@ -15,11 +15,12 @@ CLASS_HEADER: Final = "X-Request-Class"
 LEVEL_HEADER: Final = "X-Request-Level"
 LEVEL_MAX: Final = 1000
 LEVEL_AGEING_SECONDS: Final = 60.0
-# Within its class, a request counts as if it had arrived at most this much earlier or later, by its timeout or length.
+# Within its class, a request may count as if it had arrived up to this much earlier or later than it did. This depends
+# on its timeout or length.
 MAX_OFFSET_SECONDS: Final = 30.0
-# A place is a gateway's right to send an engine one more request. With PLACE_IF_FREE a request takes a free place, with
-# PLACE_GRANTED one that the engine has granted to `GET /place`. A 429 with NO_PLACE means that no place is free, so the
-# gateway must request one.
+# A place is a gateway's right to send an engine one more request. With PLACE_IF_FREE, a request takes a free place.
+# With PLACE_GRANTED, it takes a place that the engine has granted in response to `GET /place`. A 429 with NO_PLACE
+# means that no place is free, so the gateway must request one.
 PLACE_HEADER: Final = "X-Engine-Place"
 PLACE_IF_FREE: Final = "if-free"
 PLACE_GRANTED: Final = "granted"

@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-_P95: Final = 1.6449  # standard deviations of a normal distribution
-_LONGEST: Final = 3.719  # P99.99
+_P95: Final = 1.6449  # P95 of a normal distribution, in standard deviations
+_LONGEST: Final = 3.719  # P99.99, likewise
 _MAX_TOKENS: Final = 16_777_216
 
 
@@ -68,7 +68,7 @@ class Workload:
         return min(bound for bound in bounds if bound is not None)
 
     def count_blocks(self, max_num_seqs: int, block_size: int, max_model_len: int) -> int:
-        """Return the KV blocks for a full batch of P95 requests, or for one of the whole context if it needs more."""
+        """Return the KV blocks for a full batch of P95 requests, or for one full-context request if it needs more."""
         return max(max_num_seqs * -(-self.long_tokens // block_size), -(-max_model_len // block_size))
 
     def count_held(self, capacity_tokens: int) -> int:
@@ -76,7 +76,10 @@ class Workload:
         return max(1, capacity_tokens // self.mean_tokens)
 
     def find_largest_graph(self, max_num_seqs: int, capacity_tokens: int | None) -> int:
-        """Return the rows of the largest CUDA graph: how many P50 requests the KV cache holds; 0 without decodes."""
+        """Return the rows of the largest CUDA graph; 0 without decodes.
+
+        This is the number of P50 requests that the KV cache holds, at most `max_num_seqs`.
+        """
         if self.outputs is None or self.outputs.p95 == 1:
             return 0
         return min(max_num_seqs, max(1, (capacity_tokens or _MAX_TOKENS * max_num_seqs) // self.short_tokens))

@@ -12,7 +12,7 @@ from conveyor_api.resource import InferenceService
 from conveyor_insight.traffic import Traffic
 
 MIN_REQUESTS: Final = 100
-"""With fewer requests, lengths and batches are not known well enough."""
+"""The least number of observed requests with which lengths and batch limits are recommended."""
 _FULL: Final = 0.9
 _MOST_PREEMPTED: Final = 0.01
 _MOST_ROWS: Final = 1024
@@ -25,8 +25,8 @@ _SHORT_TOKENS: Final = 32
 class Advice:
     """A recommendation, with the reasons in `sentences`.
 
-    `fields` has the members of `spec.batching` to change, and `workload` is the new `spec.workload`. They are empty or
-    None if nothing has to change.
+    `fields` has the members of `spec.batching` to change; it is empty if none has to change. `workload` is the new
+    `spec.workload`; it is None if the declared one stays.
     """
 
     mode: str
@@ -35,7 +35,7 @@ class Advice:
     workload: dict[str, Any] | None
     sentences: tuple[str, ...]
     tune_flags: tuple[str, ...]
-    """Flags with which `tune` measures lengths and objectives like those of the observed traffic."""
+    """Flags that make `tune` send requests of the observed lengths, with the observed latencies as objectives."""
 
 
 def advise(service: InferenceService, traffic: Traffic) -> Advice:

@@ -1,8 +1,8 @@
 """Explains why a service has its replicas, and what its HorizontalPodAutoscaler does next. Pure.
 
-The arithmetic is that of `conveyor_insight.hpa`. A controller's memory of earlier evaluations cannot be read, so two
-assumptions replace it. A stabilization window of `behavior` is assumed to start now. If the HPA reports that its
-policies limit it, no further step is assumed until their period ends.
+`conveyor_insight.hpa` has the arithmetic. The controller's history of earlier evaluations cannot be read, so two
+assumptions replace it. Each stabilization window of `behavior` is assumed to start now. If the HPA reports that its
+policies limit it, no further step is assumed before the longest period of these policies ends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `ratio`: value / (target x existing pods). Ratio and replicas are None if the metric was not read."""
+    """One metric of the HPA. `ratio`: value / (target x existing pods).
+
+    If the metric was not read, `problem` says why, and the fields from `value` to `replicas` are None.
+    """
 
     name: str
     target: Decimal
@@ -68,8 +71,8 @@ class Decision:
 class Explanation:
     """The explanation of a service's replicas. `sentences`: the decision's sentence comes first.
 
-    autoscaler: the spec of Conveyor's HPA. bounds: the InferenceService's limits of replicas. Their minimum may be 0,
-    which the operator handles; an HPA's minimum is at least 1.
+    autoscaler: the spec of Conveyor's HPA. bounds: the minimum and maximum number of replicas. The minimum is 0 if the
+    operator may scale the service to zero, although an HPA's own minimum is at least 1.
     """
 
     at: datetime
@@ -299,7 +302,7 @@ def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, d
 
 
 def _condition(facts: Facts, type: ConditionType) -> str:
-    """Return reason and message of a condition as the end of a sentence; "" if it is True or missing."""
+    """Return reason and message of a condition as the end of a sentence; "" if the condition is True or missing."""
     found = next((each for each in facts.service.status.conditions if each.type == type), None)
     if found is None or found.status == "True":
         return ""

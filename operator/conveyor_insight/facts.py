@@ -19,7 +19,7 @@ from conveyor_protocol.limit_reasons import LimitReason
 
 Object = Mapping[str, Any]
 
-# `_OBJECTS` is the API path of Conveyor's metrics, and `_EXTERNAL` that of KEDA's.
+# API paths: `_OBJECTS` for Conveyor's metrics, and `_EXTERNAL` for KEDA's metrics.
 _OBJECTS: Final = f"/apis/{names.METRICS_GROUP}/{names.METRICS_VERSIONS[0]}"
 _OF_CLASS: Final = (names.CLASS_QUEUED_METRIC, names.CLASS_WAIT_METRIC)
 _EXTERNAL: Final = "/apis/external.metrics.k8s.io/v1beta1"
@@ -42,7 +42,7 @@ class Reader(Protocol):
 class Facts:
     """The facts about one service. If a metric could not be read, its value is a string that says why.
 
-    `autoscaler` is Conveyor's HPA, or KEDA's for Conveyor's ScaledObject. `others` has the names of all other HPAs.
+    `autoscaler` is Conveyor's HPA, or KEDA's HPA for Conveyor's ScaledObject. `others` has the names of all other HPAs.
     """
 
     service: InferenceService
@@ -74,9 +74,9 @@ class LimitFacts:
     """The limits of engines with objectives. If a value could not be read, `running` is a string that says why."""
 
     running: int | str
-    """Requests that one engine runs at once: the mean over engines with requests."""
+    """How many requests an engine may run at once: the mean over engines with requests."""
     engines: Mapping[str, int]
-    """The number of engines with requests for each reason of a limit. Reasons without engines are left out."""
+    """For each reason of a limit, the number of engines that have requests and this limit. Zeros are left out."""
 
 
 def read_facts(cluster: Reader, namespace: str, name: str) -> Facts:
@@ -133,7 +133,10 @@ def _read_own(cluster: Reader, service: InferenceService, metric: str, selector:
 
 
 def _is_ours(hpa: Object, name: str) -> bool:
-    """Return whether the HPA is Conveyor's, or KEDA's for Conveyor's ScaledObject, by its owner's kind and its name."""
+    """Return whether the HPA is Conveyor's, or KEDA's HPA for Conveyor's ScaledObject.
+
+    The kind of the HPA's owner and the HPA's name decide.
+    """
     metadata, kinds = hpa["metadata"], (names.KIND, SCALED_OBJECT.kind)
     is_owned = any(owner["kind"] in kinds for owner in metadata.get("ownerReferences") or ())
     return is_owned and bool(metadata["name"] == names.engine_name(name))

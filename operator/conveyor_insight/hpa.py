@@ -1,7 +1,7 @@
 """Evaluates a HorizontalPodAutoscaler as its controller does. Pure; used by `explaining`, `replaying` and `simulate`.
 
-This is the arithmetic of kubernetes: pkg/controller/podautoscaler/horizontal.go for Object metrics with `AverageValue`.
-tests/insight compares it with the real controller. Times are in seconds on any clock.
+The arithmetic is from Kubernetes: pkg/controller/podautoscaler/horizontal.go for Object metrics with `AverageValue`.
+tests/insight compares this module with the real controller. Times are in seconds on any clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,9 +56,9 @@ class Hpa:
         return desired
 
     def wish(self, replicas: int, values: Mapping[str, int | None]) -> int | None:
-        """Return the replicas of the metric that needs most; None if the HPA would not act.
+        """Return the most replicas that a metric calls for; None if the HPA would not act.
 
-        It does not act if no metric was read, or if one is missing and the others call for fewer replicas.
+        The HPA does not act if no metric was read, or if a metric is missing and the others call for fewer replicas.
         """
         return self.choose(replicas, self.find_wishes(replicas, values))
 
@@ -89,7 +89,7 @@ class Hpa:
         return self._limit_by(*self.rules, now, replicas, wish)
 
     def note(self, now: float, replicas: int, wish: int | None, desired: int) -> None:
-        """Remember an evaluation for later ones."""
+        """Record an evaluation. Windows and policies use it in later evaluations."""
         self._wishes = self._wishes or [Change(now, replicas)]
         if wish is not None:
             self._wishes.append(Change(now, wish))

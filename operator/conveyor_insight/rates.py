@@ -1,6 +1,7 @@
 """Limits how fast replicas may change, by the policies of an HPA's `behavior`. Pure; used by `hpa`.
 
-Percentages are rounded up when scaling up, so that one replica can become two, and down when scaling down.
+For policies in percent, the new number of replicas is rounded up when scaling up, so that one replica can become two.
+When scaling down, it is rounded down.
 """
 
 import math
@@ -11,7 +12,7 @@ from conveyor_api.autoscaling import ScalingPolicy, ScalingRules
 
 
 class Change(NamedTuple):
-    """A time and a number of replicas, which were wished, added or removed."""
+    """The number of replicas that were wished for, added or removed at a time."""
 
     at: float
     number: int

@@ -1,7 +1,7 @@
-"""Replays recorded moments with the recorded HorizontalPodAutoscaler, or with that of another spec. Pure.
+"""Replays recorded moments with the recorded HorizontalPodAutoscaler, or with one built from another spec. Pure.
 
-The moments are successive outputs of `kubectl conveyor explain NAME -o json`. The arithmetic is that of
-`conveyor_insight.hpa`. The replay uses the recorded metrics, even where its replicas differ from the recorded ones.
+The moments are successive outputs of `kubectl conveyor explain NAME -o json`. `conveyor_insight.hpa` has the
+arithmetic. The replay uses the recorded metrics even when its own replicas differ from the recorded replicas.
 """
 
 import json
@@ -21,7 +21,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One recorded moment, with `recorded` desired replicas. A value is None if it could not be read."""
+    """One recorded moment. `recorded`: the desired replicas. A value is None if its metric could not be read."""
 
     at: datetime
     values: Mapping[str, int | None]
@@ -31,7 +31,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of the HPA, and of the operator, which scales to zero and from zero to `first_replicas`."""
+    """The HPA's spec, and the operator's rules for scaling to zero and from zero to `first_replicas`."""
 
     autoscaler: Object
     idle_timeout_seconds: float | None = None
@@ -81,10 +81,11 @@ def build_rules(service: InferenceService) -> Rules:
 
 
 def replay(moments: Iterable[Moment], other: Rules | None = None) -> Iterator[Look]:
-    """Evaluate the recorded HPA, or that of `other`, once for each moment, starting with the recorded replicas.
+    """Evaluate the recorded HPA, or the HPA of `other`, once for each moment, starting with the recorded replicas.
 
-    With the recorded rules, the service is at zero when it was recorded at zero. With other rules that have an idle
-    timeout, the service scales to zero after that time without requests, and back at the first moment with requests.
+    With the recorded rules, the service is at zero at each moment that was recorded at zero. With other rules that have
+    an idle timeout, the service scales to zero after that time without requests, and back at the first moment with
+    requests.
     """
     hpa, replicas, idle_since = None, 0, None
     for moment in moments:
@@ -95,7 +96,7 @@ def replay(moments: Iterable[Moment], other: Rules | None = None) -> Iterator[Lo
         idle_since = (at if idle_since is None else idle_since) if _is_idle(moment) else None
         if other is not None:
             replicas = _follow_requests(other, moment, replicas, None if idle_since is None else at - idle_since)
-        elif not (replicas and moment.recorded):  # the operator scaled it to or from zero
+        elif not (replicas and moment.recorded):  # the operator scaled the service to or from zero
             replicas = moment.recorded
         yield Look(moment, replicas)
         values = {name: moment.values.get(name) for name in hpa.asked.targets}
@@ -108,7 +109,7 @@ def _is_idle(moment: Moment) -> bool:
 
 
 def _follow_requests(rules: Rules, moment: Moment, replicas: int, idle_seconds: float | None) -> int:
-    """Return the replicas after the operator has woken the service from zero, or scaled an idle one to zero."""
+    """Return the replicas after the operator has scaled the service up from zero, or down to zero if it is idle."""
     timeout_seconds = rules.idle_timeout_seconds
     if replicas == 0:
         wakes = timeout_seconds is None or any(moment.values.values())

@@ -26,7 +26,7 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values in one colour: (number,) for bars, (low, middle, high) for ranges, and (x, y) for lines."""
+    """Values in one colour: (number,) for bars, (P50, P95, P99) for ranges, and (x, y) for lines."""
 
     name: str
     colour: int
@@ -137,7 +137,7 @@ def bars(
 
 
 def ranges(title: str, subtitle: str, groups: Sequence[str], series: Sequence[Series], axis: Axis) -> str:
-    """Draw a line from low to high, with dots at P50, P95 and P99, for each group and series."""
+    """Draw a line from P50 to P99 for each group and series, with dots at P50, P95 and P99."""
     inner, slot, wide = _places(groups, series)
     body = ""
     for group, name in enumerate(groups):
@@ -160,7 +160,7 @@ def ranges(title: str, subtitle: str, groups: Sequence[str], series: Sequence[Se
 def lines(title: str, subtitle: str, series: Sequence[Series], across: Axis, axis: Axis) -> str:
     """Draw lines through points (x, y).
 
-    A point shows its label, or its y if the series has no labels. A point near the previous one shows none.
+    A point shows its label, or its y if the series has no labels. A point near the previous point shows no label.
     """
     inner, wide = HEIGHT - _TOP - _BOTTOM, WIDTH - _LEFT - _RIGHT
     body = ""

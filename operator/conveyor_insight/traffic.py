@@ -1,6 +1,6 @@
 """Sums up the traffic that engines report at `/metrics`. Pure; used by `advising`.
 
-Metrics that vLLM has too have vLLM's names, so that engines with `runtime: VLLM` can be read.
+A metric that vLLM also exports has vLLM's name, so that engines with `runtime: VLLM` can be read.
 """
 
 import math
@@ -39,7 +39,10 @@ class Histogram:
         return self.total / self.number if self.number else 0.0
 
     def percentile(self, percent: float) -> float:
-        """Interpolate linearly within a bucket, as Prometheus' `histogram_quantile` does. Return 0 without values."""
+        """Return a percentile; 0 without values.
+
+        Interpolates linearly within a bucket, as Prometheus' `histogram_quantile` does.
+        """
         rank, low, below = self.number * percent / 100, 0.0, 0.0
         for bound, count in sorted(self.counts.items()):
             if count >= rank and count > below:
@@ -52,7 +55,7 @@ class Histogram:
 class Traffic:
     """The traffic since the engines started.
 
-    `kv_tokens`: size of one engine's KV cache; None if no engine reports it.
+    `kv_tokens`: size of one engine's KV cache in tokens; None if no engine reports it.
     """
 
     engines: int = 0

@@ -1,6 +1,6 @@
 """Calls the API server of a kubeconfig, with its user's rights.
 
-All calls of this program are here, except `kubectl port-forward` and the load that goes through the API server's proxy.
+This module makes all calls to the API server, except `kubectl port-forward` and load through the API server's proxy.
 
 The module uses the synchronous client, because this program makes one call at a time. The client also runs the
 credential plugins of a kubeconfig.
@@ -82,9 +82,9 @@ class Cluster:
             self._ask("DELETE", path)
 
     def find_service_url(self, namespace: str, service: str, port: int) -> str:
-        """Return the URL of the API server's proxy to a Service, for HTTP clients with `build_tls` and `build_headers`.
+        """Return the URL of the API server's proxy to a Service, for clients with `build_tls` and `build_headers`.
 
-        The proxy forwards server-sent events as they arrive. It does not need a route from here to the pods.
+        The proxy forwards server-sent events as they arrive. The caller needs no route to the pods.
         """
         path = f"/api/v1/namespaces/{namespace}/services/{service}:{port}/proxy"
         return str(self._client.configuration.host).rstrip("/") + path

@@ -128,7 +128,7 @@ def _read_service(path: Path) -> InferenceService:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program.
 
-    Returns the exit code. It is 1 if the cluster cannot be read, or if `check` finds that something is missing.
+    Returns the command's exit code, or 1 after an `Unanswered` error, which is printed.
     """
     flags = build_parser().parse_args(arguments)
     if flags.command == "simulate":

@@ -17,7 +17,7 @@ _START_SECONDS: Final = 30
 
 
 def kubectl_flags(flags: argparse.Namespace) -> list[str]:
-    """Return the flags that kubectl needs too."""
+    """Return the flags to pass on to kubectl."""
     found = (("kubeconfig", flags.kubeconfig), ("context", flags.context))
     return [f"--{name}={value}" for name, value in found if value is not None]
 

@@ -18,12 +18,12 @@ object unchanged, so nothing is reconfigured or restarted. It can be repeated, a
 CRD_NAMES: Final = (names.CRD_NAME, names.SERVED_NAME_CRD_NAME)
 _CRDS: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _PAGE_OBJECTS: Final = 100
-_WRITTEN_MEANWHILE: Final = (404, 409)  # the object was deleted, or was written meanwhile in the current version
+_WRITTEN_MEANWHILE: Final = (404, 409)  # deleted meanwhile; written meanwhile by others, in the current version
 _EXPIRED: Final = 410
 
 
 def migrate(cluster: Cluster, say: Callable[[str], None]) -> int:
-    """Write all objects again. Returns the exit code: 1 if one could not be written. Raises Refused or Unanswered."""
+    """Write all objects again. Returns the exit code: 1 if an object was not written. Raises Refused or Unanswered."""
     num_failed = sum(_migrate_kind(cluster, name, say) for name in CRD_NAMES)
     return 1 if num_failed else 0
 
@@ -54,7 +54,7 @@ def _migrate_kind(cluster: Cluster, crd_name: str, say: Callable[[str], None]) -
 
 
 def _list_all(cluster: Cluster, root: str, kind: str) -> Iterator[Object]:
-    """Yield all objects, read page by page. If the list expires, which happens after minutes, read it anew."""
+    """Yield all objects, read page by page. If the list expires, which happens after minutes, start again."""
     query = {"limit": str(_PAGE_OBJECTS)}
     while True:
         try:

@@ -29,7 +29,7 @@ _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 class Verdict(StrEnum):
     """The result of a check.
 
-    MISSING: an installation would fail or not work. LOOK: it may be a problem, or as intended.
+    MISSING: an installation would fail or not work. LOOK: the finding may be a problem, or intended.
     """
 
     GOOD = "ok"

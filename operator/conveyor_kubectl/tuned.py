@@ -33,7 +33,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The address of the gateway, and the headers that requests need, such as a token that is renewed."""
+    """The address of the gateway. `build_headers` returns the headers of a request, such as one with a fresh token."""
 
     url: str
     build_headers: Callable[[], dict[str, str]] = dict
@@ -45,7 +45,7 @@ def copy_name(name: str) -> str:
 
 
 def read_service(cluster: Cluster, namespace: str, name: str) -> tuple[InferenceService, Body]:
-    """Read the service; return it parsed, and its body. Raises Unanswered."""
+    """Read the service. Return the parsed service and its body. Raises Unanswered."""
     body = cluster.find(INFERENCE_SERVICE.path(namespace, name))
     if body is None:
         raise Unanswered(f"there is no InferenceService {name} in namespace {namespace}")
@@ -56,7 +56,7 @@ def read_service(cluster: Cluster, namespace: str, name: str) -> tuple[Inference
 
 
 def _edit(cluster: Cluster, path: str, change: Callable[[Body], bool]) -> Body | None:
-    """Apply `change` to the newest version and write it. Returns None if nothing changed. Raises Unanswered."""
+    """Change the newest version of an object and write it. Returns None if nothing changed. Raises Unanswered."""
     for _ in range(_TRIES):
         body = copy.deepcopy(dict(cluster.get(path)))
         if not change(body):
@@ -71,7 +71,7 @@ def _edit(cluster: Cluster, path: str, change: Callable[[Body], bool]) -> Body |
 
 
 class TunedService:
-    """A service whose `spec.batching` follows the candidates. Use it in `async with`; the end restores the service."""
+    """A service whose `spec.batching` follows the candidates. Use it in `async with`, which restores the service."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ def _is_of_spec(entry: Body) -> bool:
 
 
 def _unmark(body: Body, *, restore: bool = True) -> bool:
-    """Remove the annotation, and restore the fields that it contains if `restore` is set.
+    """Remove the annotation. If `restore` is set, also restore the fields that the annotation contains.
 
     Returns False if there is no annotation. Raises Unanswered.
     """
@@ -236,7 +236,7 @@ def _is_ready(service: InferenceService) -> bool:
 
 
 class TunedCopy(TunedService):
-    """A second service with one engine. It is deleted at the end, or with the original service."""
+    """A copy of the service with one engine. The end of `async with`, or of the original service, deletes the copy."""
 
     @property
     def name(self) -> str:
@@ -291,7 +291,7 @@ class TunedCopy(TunedService):
 
 
 def restore(cluster: Cluster, namespace: str, name: str) -> list[str]:
-    """Restore what a killed tune left behind. Return a sentence for each change. Raises Unanswered."""
+    """Undo the changes that a killed `tune` left behind. Return a sentence for each. Raises Unanswered."""
     told = []
     if _edit(cluster, INFERENCE_SERVICE.path(namespace, name), _unmark) is not None:
         told.append(f"spec.batching of {name} is as it was")

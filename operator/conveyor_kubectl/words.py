@@ -1,4 +1,4 @@
-"""Formats findings as text, and explanations as text or JSON. Pure; used by `command`."""
+"""Formats findings and replays as text, and explanations as text or JSON. Pure; used by `command`."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -34,7 +34,7 @@ def build_text(found: Explanation) -> str:
 
 
 def _build_limits(limits: LimitFacts, batch_size: int) -> str:
-    """Return how many requests engines with objectives run at once, with a line for each reason."""
+    """Return how many requests an engine may run at once, with a line for each reason of this limit."""
     if isinstance(limits.running, str):
         return f"objectives: {limits.running}"
     if not limits.engines:

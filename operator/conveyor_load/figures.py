@@ -27,7 +27,7 @@ class Figures:
     """The figures of one run.
 
     offered: requests per second. goodput: requests per second that were within all objectives.
-    input_tokens, output_tokens: per second, until the last answer.
+    input_tokens, output_tokens: tokens per second, over the time until the last answer.
     begun_share: share of requests whose first token came before the last request was due. It falls if a queue grows.
     """
 
@@ -96,7 +96,7 @@ def _is_good(answer: Answer, objectives: Objectives) -> bool:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Return the percentiles by nearest rank."""
+    """Return P50, P95 and P99 of the values, by nearest rank."""
     in_order = sorted(values)
     if not in_order:
         return Spread()

@@ -24,7 +24,7 @@ class Objectives:
     latency_seconds: float | None = None
 
     def items(self) -> list[tuple[str, float]]:
-        """Return the objectives that are set, by their names in the spec."""
+        """Return (name in the spec, seconds) for each objective that is set."""
         found = ((name, getattr(self, field)) for name, field in _FIELDS.items())
         return [(name, seconds) for name, seconds in found if seconds is not None]
 

@@ -31,7 +31,7 @@ async def open_session(
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """Yield a session with connections for the requests in flight, without cookies.
 
-    `tls`: replaces the system's context.
+    `tls` replaces the system's TLS context.
     """
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=limits.in_flight, ssl=True if tls is None else tls),

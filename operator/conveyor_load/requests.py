@@ -1,8 +1,8 @@
 """Builds the HTTP request for each task, with about the wanted number of tokens. Pure.
 
 A prompt consists of short words that are one token each in most vocabularies. `sending.calibrate` measures
-`Target.tokens_per_word`, so that lengths are right for any tokenizer. Each request has other random words, so that none
-is in a prefix cache.
+`Target.tokens_per_word`, so that lengths are right for any tokenizer. Each request has its own random words, so that
+no prompt is in a prefix cache.
 """
 
 import json

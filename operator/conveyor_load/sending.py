@@ -52,7 +52,7 @@ class _Answer(msgspec.Struct):
 class Answer:
     """The times of one request, in seconds of one clock. `due`: when it should have been sent.
 
-    gaps: the seconds between the events of a stream. problem: why the answer is not complete; "" if it is.
+    gaps: the seconds between the events of a stream. problem: why the answer is not complete; "" if it is complete.
     """
 
     due: float
@@ -66,7 +66,7 @@ class Answer:
 
     @property
     def ttft_seconds(self) -> float:
-        """Time from `due`, not from `sent`, to the first token: a client that sends late does not hide a delay."""
+        """Time to the first token from `due`, not from `sent`, so that a client that sends late hides no delay."""
         return self.first - self.due
 
     @property
@@ -80,7 +80,7 @@ class Answer:
 
 
 async def send(session: aiohttp.ClientSession, target: Target, arrival: Arrival, answer: Answer, seed: int) -> None:
-    """Send a request and fill `answer`. Any failure is stored in its `problem`, except a cancellation."""
+    """Send a request and fill `answer`. Any failure but a cancellation is stored in `answer.problem`."""
     body = build_body(target, arrival, Random(seed))
     answer.sent = time.monotonic()
     try:

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 MAX_REQUESTS: Final = 200_000
 MAX_TOKENS: Final = 1_048_576
 _MAX_LINE: Final = 1 << 16
-_P95: Final = 1.6449  # standard deviations of a normal distribution
+_P95: Final = 1.6449  # the P95 of a normal distribution, in standard deviations above its mean
 
 
 class Arrival(NamedTuple):
-    """A request: its time in seconds after the first one, and its tokens. One-step tasks have no output tokens."""
+    """A request: its time in seconds after the first request, and its tokens. One-step tasks have no output tokens."""
 
     at: float
     input_tokens: int
@@ -74,7 +74,7 @@ def _fit(arrival: Arrival, context_tokens: int) -> Arrival:
 
 
 def draw_trace(inputs: Lengths, outputs: Lengths | None, number: int, seed: int = 0) -> Trace:
-    """Draw a trace with Poisson arrivals, one a second on average. `outputs`: None for tasks without output tokens."""
+    """Draw a trace with Poisson arrivals, on average one request a second. `outputs`: None for one-step tasks."""
     random = Random(seed)
     at, arrivals = 0.0, []
     for _ in range(number):

@@ -1,1 +1,1 @@
-"""The operator: creates the children of InferenceServices and keeps them up to date. Requests do not pass it."""
+"""The operator: creates and updates the children of InferenceServices. Inference requests do not pass through it."""

@@ -17,7 +17,7 @@ logger = logging.getLogger("conveyor_operator")
 
 
 def _run(settings: Settings) -> None:
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # one line per handler call otherwise
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # Kopf would log every handler call
     asyncio.run(_operate(settings))
 
 
@@ -26,7 +26,7 @@ async def _operate(settings: Settings) -> None:
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Kopf handles these signals later. Before that, for example while the CRD is missing, this program does.
+        # Once Kopf runs, it handles these signals. Until then, for example while the CRD is missing, they set `stop`.
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await run_operator(settings, stop)
     logger.info("event=stopped")

@@ -85,7 +85,7 @@ async def _look(cluster: Cluster, given: argparse.Namespace) -> AsyncIterator[st
 
 
 async def _ask_gateway(url: str) -> str:
-    """Return why the gateway does not answer; empty if it does."""
+    """Return why the gateway's health check fails; empty if it succeeds."""
     timeout = aiohttp.ClientTimeout(total=5)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/health") as answer:

@@ -1,8 +1,8 @@
 """All calls to the Kubernetes API except watches.
 
-Modules that watch use this module's connection, too. Objects are plain dictionaries; every failed call raises one of
-`errors`. Uses `kubernetes.aio`'s dynamic client with fixed paths: all kinds are known, so it needs no discovery. Must
-not decide anything.
+Modules that watch use this module's connection, too. Objects are plain dictionaries. A failed call raises an exception
+from `errors`. The module uses `kubernetes.aio`'s dynamic client with fixed paths: all kinds are known, so it needs no
+discovery. It makes no decisions.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ _MERGE_PATCH = "application/merge-patch+json"
 _JSON_PATCH = "application/json-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 _JSON = "application/json"
-_NO_VERSION = "1"  # etcd's revision before its first write
+_NO_VERSION = "1"  # etcd's revision before its first write, so no object has it
 
 
 class Cluster:
     """An open connection; use as `async with`.
 
-    It makes at most `calls_per_second` on average. Watches and the Lease's calls are not counted.
+    It makes at most `calls_per_second` on average. Watches and calls for the Lease are not counted.
     """
 
     def __init__(self, configuration: Any, metrics: Metrics, calls_per_second: float = math.inf) -> None:
         self.client = client.ApiClient(configuration)
-        """For `conveyor_kube.watch`."""
+        """The client that modules pass to `conveyor_kube.watch`."""
         self._dynamic = DynamicClient(self.client)
         self._metrics = metrics
         self._pace = Pace(calls_per_second)
@@ -76,10 +76,10 @@ class Cluster:
     async def apply(
         self, kind: Kind, body: Object, manager: str, *, force: bool = True, must_be_new: bool = False
     ) -> Object:
-        """Create an object, or change its fields in `body`, by server-side apply. Returns the whole object.
+        """Create or update an object by server-side apply of `body`. Returns the whole object.
 
-        With `must_be_new`, raise Conflict if the object exists, and change nothing. The body then has a resource
-        version that no object can have: the API server ignores it for a new object, and compares it otherwise.
+        With `must_be_new`, raise Conflict if the object exists, and change nothing. The call then sends a resource
+        version that no object can have. The API server checks it only if the object exists.
         """
         metadata = body["metadata"]
         if must_be_new:
@@ -97,9 +97,9 @@ class Cluster:
         return await self._call("patch", kind, path, patch, _MERGE_PATCH, [("fieldManager", manager)])
 
     async def replace_status(self, kind: Kind, body: Object, status: Object) -> Object:
-        """Replace the status of `body`; return the whole resource. Raises Refused if a new object has its name.
+        """Replace the status of `body`; return the whole resource. Raises Refused if a new object has the name.
 
-        A JSON patch, because server-side apply costs the API server five times as much on an object with many labels.
+        It is a JSON patch, because with many labels, server-side apply costs the API server five times as much.
         """
         metadata = body["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"], "status")
@@ -114,9 +114,10 @@ class Cluster:
         return await self._call("post", kind, kind.path(body["metadata"]["namespace"]), body, _JSON)
 
     async def delete(self, kind: Kind, namespace: str | None, name: str, uid: str, version: str | None = None) -> None:
-        """Delete exactly the object with this uid. Do nothing if it is gone or was replaced.
+        """Delete exactly the object with this uid. Do nothing if it is gone.
 
-        With `version`, raise Conflict if the object has changed since.
+        Without `version`, also do nothing if it was replaced. With `version`, raise Conflict if it was replaced or no
+        longer has this resource version.
         """
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"preconditions": preconditions, "propagationPolicy": "Background"}
@@ -137,7 +138,7 @@ class Cluster:
         label: str = "",
     ) -> Object:
         status = "0"
-        if kind != LEASE:  # its holder must renew in time, whatever else waits
+        if kind != LEASE:  # the holder must renew it in time, however many calls wait
             self._metrics.api_wait_seconds.inc(await self._pace.wait())
         try:
             answer: Object = await self._dynamic.request(
@@ -184,7 +185,7 @@ def _retry_after_seconds(headers: Mapping[str, str] | None) -> float | None:
 
 
 async def wait_for(cluster: Cluster, kind: Kind, interval_seconds: float) -> AsyncIterator[str]:
-    """Poll until `kind` is served. Yields what it is waiting for after each poll."""
+    """Poll until `kind` is served. Yields the reason for waiting after each poll without success."""
     while True:
         try:
             if await cluster.is_served(kind):

@@ -1,9 +1,9 @@
-"""Elects the leader of the release's operators, which holds the Lease `conveyor-operator`. Used by `process`.
+"""Elects one of the release's operators as leader: the holder of the Lease `conveyor-operator`. Used by `process`.
 
 The holder renews the Lease every 5 s. Another operator takes over if it has seen no renewal for 15 s by its own clock,
-or if the holder has released the Lease. A holder that cannot renew for 10 s stops, before another one starts.
-Kubernetes' own controllers use the same times, and client-go's leaderelection the same rules. docs/adr/0034 explains
-why no library is used.
+or if the holder has released the Lease. A holder that cannot renew for 10 s stops, so that no two operators act at
+once. Kubernetes' own controllers also use 15 s and 10 s. The rules are the same as in client-go's leaderelection.
+docs/adr/0034 explains why no library is used.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class Election:
             async with asyncio.timeout(_RENEW_SECONDS):
                 return await self._take()
         except (Conflict, TimeoutError):
-            return False  # after a Conflict the next look shows who was first
+            return False  # after a Conflict, the next read shows the holder
         except ApiError as error:
             logger.warning("event=lease_failed status=%s error=%s", error.status, error.message)
             return False

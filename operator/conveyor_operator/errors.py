@@ -6,7 +6,7 @@
     └── Unavailable     it may succeed later: 401, 429, 5xx, no connection, no answer in time
 
 `cluster` raises them, `reconcile` reports them in a condition, and `workers` retries. The error for a resource that
-cannot be parsed is `conveyor_api.errors.InvalidResource`. This module must not know Kopf or the client library.
+cannot be parsed is `conveyor_api.errors.InvalidResource`. This module must not import Kopf or the client library.
 """
 
 
@@ -34,7 +34,7 @@ class Conflict(ApiError):
 
 
 class Unavailable(ApiError):
-    """The call may succeed later. `retry_after_seconds`: when to retry, if the server says so."""
+    """The call may succeed later. `retry_after_seconds`: the pause that the server requests, or None."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(status, reason, message)

@@ -1,8 +1,8 @@
 """The operator's own HTTP server, with /livez, /readyz and /metrics on one port. Started by `process`.
 
 /livez fails only if a reconcile runs for too long. /readyz succeeds once the operator watches, and while it stands by
-(another operator leads). On standby only one metric is exported. If the event loop is stuck, nothing answers. Does not
-know Kubernetes.
+(another operator leads). On standby only one metric is exported. If the event loop is stuck, nothing answers. This
+module does not depend on Kubernetes.
 """
 
 import logging
@@ -18,9 +18,9 @@ from conveyor_process.listening import close_port
 
 logger = logging.getLogger(__name__)
 
-# A reconcile makes about twenty calls, each of which ends within 30 s. One that takes longer than this is stuck.
+# A reconcile makes about twenty calls, each of which ends within 30 s. A reconcile above this limit counts as stuck.
 _STUCK_SECONDS = 300.0
-_MAX_CONNECTIONS = 256  # of the kubelet and Prometheus
+_MAX_CONNECTIONS = 256  # from the kubelet and Prometheus
 
 
 class Health:
@@ -40,7 +40,7 @@ class Health:
 
 
 class HealthServer:
-    """Serves until `stop` is called. After `start`, `port` is the real port, also if the requested port is 0."""
+    """Serves until `stop` is called. After `start`, `port` is the real port, even if the requested port is 0."""
 
     def __init__(self, health: Health, metrics: Metrics, host: str, port: int) -> None:
         self._health = health

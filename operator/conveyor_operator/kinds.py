@@ -1,7 +1,7 @@
-"""The class `Kind`, with the API coordinates of a kind of objects, and the kinds that the operator reads and writes.
+"""The class `Kind`, which has the API coordinates of a kind of objects, and the kinds that the operator uses.
 
-Used everywhere. The coordinates are constants, so no API discovery is needed. The kinds of reconciled resources are in
-the packages of these resources.
+Used everywhere. The coordinates are constants, so no API discovery is needed. The kind of a reconciled resource is
+defined in the package of this resource.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The operator's Prometheus metrics.
 
-Written by the other modules of the operator, and served by `health`. Has no other state.
+The operator's other modules write them, and `health` serves them. This module has no other state.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

@@ -6,7 +6,7 @@ _BURST_SECONDS = 1.0
 
 
 class Pace:
-    """Allows `per_second` calls a second on average, and a burst of as many calls after a pause of a second.
+    """Allows `per_second` calls a second on average and, after a pause of a second, a burst of as many calls.
 
     Uses the generic cell rate algorithm (ITU-T I.371).
     """

@@ -1,7 +1,6 @@
 """Builds the operator's parts, waits for the CRDs, and runs Kopf until the process is told to stop.
 
-`__main__` calls `run_operator` with settings, and tests call it in a thread with a stop flag. Only this module connects
-the parts with each other.
+`__main__` calls `run_operator`, and tests call it in a thread. Only this module connects the parts with each other.
 """
 
 import asyncio
@@ -92,7 +91,7 @@ class Operator:
                 self.workers.mark(key, urgent=False)
 
     def _mark_service(self, service: str) -> None:
-        """Queue a reconcile of a service. Ignores services that this operator does not watch but the gateways serve."""
+        """Queue a reconcile of a service. Ignores services that the gateways serve but this operator does not watch."""
         namespace, _, name = service.partition("/")
         key = Key(INFERENCE_SERVICE, namespace, name)
         if self.store.uid(key) is not None:
@@ -111,7 +110,7 @@ class Operator:
 
     @contextlib.asynccontextmanager
     async def _elected(self, stop: asyncio.Event) -> AsyncIterator[bool]:
-        """Wait until the body may act. Yields False if `stop` was set first."""
+        """Yield True once this operator may act, or False if `stop` was set first."""
         settings, health = self.settings, self.health
         if not settings.leader_elect:
             yield True
@@ -152,7 +151,7 @@ class Operator:
                 await asyncio.wait([acting, *beside])
 
             await kopf.operator(
-                # Kopf waits five seconds for every task that still runs when it ends, so ours end before.
+                # When Kopf ends, it waits up to five seconds for tasks that still run. So our tasks end before that.
                 registry=build_registry(self.resources, self.store, self.workers, session, end),
                 settings=kopf_settings,
                 clusterwide=not settings.watch_namespaces,
@@ -163,10 +162,10 @@ class Operator:
                 # export the type of this argument.
                 identity=cast(Any, "conveyor-operator"),
             )
-            await end()  # again, because Kopf does not call it if it is stopped before it has begun
+            await end()  # again, because Kopf does not call `end` if it is stopped before it has started
 
     async def _act(self, stop: asyncio.Event) -> None:
-        """Run all parts that call the API server, except watches, from when this operator leads until `stop` is set."""
+        """Once this operator leads, run the workers and the parts that poll gateways or write, until `stop` is set."""
         async with self._elected(stop) as leads:
             if not leads:
                 return
@@ -192,7 +191,7 @@ class Operator:
             await self.watches.wait_listed(kind, self.settings.watch_namespaces)
 
     async def _know_all(self) -> None:
-        """Wait for all objects and all claims of names. An earlier reconcile would try to create existing children."""
+        """Wait until all objects and claims are known. An earlier reconcile would try to create existing children."""
         await self._wait_for_lists()
         await self.served_names.synced.wait()
 

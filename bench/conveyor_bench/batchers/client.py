@@ -28,7 +28,7 @@ class Answer:
 
 
 def draw_text(random: Random, tokens: int | None = None) -> str:
-    """Return a random text of `tokens` tokens, including BERT's two special ones. None: of a random length."""
+    """Return a random text of `tokens` tokens, including BERT's two special tokens; None: a random number of tokens."""
     count = random.randint(*TOKENS) if tokens is None else tokens
     return " ".join(f"w{word}" for word in random.choices(_WORDS, k=count - _SPECIAL_TOKENS))
 
@@ -52,7 +52,7 @@ class Client:
                 raise ValueError(f"no vector in the answer: {error!r}") from error
 
     async def time_lone(self, count: int = 5) -> float:
-        """Return the median seconds of a text with the most tokens. The texts are sent one at a time."""
+        """Return the median seconds for one text with the most tokens. The texts are sent one at a time."""
         random, times = Random(0), []
         for _ in range(count):
             begin = time.monotonic()
@@ -73,7 +73,7 @@ class Client:
         return answers
 
     async def saturate(self, clients: int, seconds: float, seed: int) -> list[Answer]:
-        """Let each client send its next text after the answer to the previous one, until `seconds` have passed."""
+        """Send texts until `seconds` have passed. Each client sends its next text after its previous answer."""
         random, end, answers = Random(seed), time.monotonic() + seconds, list[Answer]()
 
         async def be_a_client() -> None:
@@ -95,7 +95,7 @@ class Client:
 def summarise(answers: Sequence[Answer], objective_seconds: float) -> dict[str, float]:
     """Return the answers per second, the share of requests within the objective, and percentiles in milliseconds.
 
-    The time for the rate goes from the first request to the last answer. A request without an answer is not within the
+    The rate covers the time from the first request to the last answer. A request without an answer is not within the
     objective, and is not counted in the percentiles.
     """
     times = [answer.end - answer.due for answer in answers if answer.end == answer.end]

@@ -3,7 +3,7 @@
 Each system has the same model, number type, threads and batch limit, and the same window where its users set one. The
 rates are shares of the capacity of the slowest system. The objective is four times the time of a single request of 512
 tokens to sentence-transformers behind FastAPI, which does not batch. In a round, each system is started, measured and
-stopped once. Each round begins with another system. Figures are medians over the rounds so far, written after each.
+stopped once. Each round begins with another system. After each round, the medians over all rounds so far are written.
 """
 
 import argparse
@@ -186,7 +186,7 @@ async def compare(options: argparse.Namespace, model: Path) -> dict[str, Any]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's options."""
+    """Build the parser of the command's options."""
     parser = argparse.ArgumentParser(prog="python -m conveyor_bench batchers", description=__doc__)
     names = [system.name for system in SYSTEMS]
     parser.add_argument("--systems", nargs="+", choices=names, default=names, help="default: all")

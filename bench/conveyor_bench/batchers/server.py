@@ -50,11 +50,11 @@ def install(system: System, log: Path) -> None:
 async def running(
     system: System, settings: Settings, threads: int, right: Sequence[tuple[str, Sequence[float]]], log: Path
 ) -> AsyncIterator[Client]:
-    """Start the server, check its vectors for the texts in `right`, and yield a client of it. Raises Absent."""
+    """Start the server, check its vectors for the texts in `right`, and yield its client. Raises Absent."""
     port = find_ports()
     command = system.command(settings, port) + ([f"--num-threads={threads}"] if system.name == OURS else [])
     environment = os.environ | _QUIET | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environment.pop(SPIN_COUNT, None)  # `__main__` has set it for this process only
+    environment.pop(SPIN_COUNT, None)  # `__main__` has set it only for this process
     process = await asyncio.to_thread(start, command, environment, log)
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -70,7 +70,7 @@ async def running(
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start the process in its own session, so that only this program gets Ctrl-C. This program ends it."""
+    """Start the process in its own session, so that Ctrl-C reaches only this program, which then ends the process."""
     with log.open("a") as said:
         return subprocess.Popen(command, stdout=said, stderr=said, env=environment, start_new_session=True)
 

@@ -1,8 +1,9 @@
 """Checks that systems generate the right tokens, before anything is measured. Called by `engine.command`.
 
 With a small float32 model, all systems must generate the same greedy tokens. The measured model is checked in its own
-dtype, where rounding may decide between two tokens that are almost equally likely. So transformers in float32 gets the
-tokens that a system has generated, and each next token of the system must be almost the likeliest one.
+dtype, where rounding may decide between two tokens that are almost equally likely. So transformers computes in float32
+the logits for the tokens that a system has generated. Each of these tokens must be almost the likeliest at its
+position.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from conveyor_bench.comparing.shapes import SHAPES
 from conveyor_bench.comparing.systems import Conveyor, Prompts, System, Workload, generate, write_model
 from conveyor_bench.comparing.turns import random_prompts
 
-GAP_AT_MOST = 0.1  # between a token's logit and the largest, in standard deviations of the position's logits
+GAP_AT_MOST = 0.1  # from a token's logit to the largest logit, in standard deviations of the position's logits
 CHECKED_TOKENS = 8  # of each request, at most
 
 Open = Callable[[Path, str], System]
@@ -54,7 +55,7 @@ def check_gaps(model: Path, systems: Mapping[str, System], prompts: Prompts, out
 
 
 def _gap(reference: PreTrainedModel, prompt: list[int], row: list[int]) -> float:
-    """Return the largest difference between the best logit of a position and that of the chosen token.
+    """Return the largest difference between a position's largest logit and the logit of its chosen token.
 
     The unit is the standard deviation of the position's logits.
     """

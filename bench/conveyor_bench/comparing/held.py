@@ -1,4 +1,4 @@
-"""Pauses work between the forwards of its model, for systems that cannot be stepped. Used by `systems`."""
+"""Runs work in steps of one forward of its model each, for systems that have no step function. Used by `systems`."""
 
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def in_steps(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]:
-    """Yield the number of forwards that are done. Return what the work returns, or raise what it raises.
+    """Run the work. Yield after each forward how many are done. Return what the work returns, or raise what it raises.
 
     The work runs only while the caller requests a step, in the caller's thread. A separate thread would have its own
     OpenMP threads. With more OpenMP threads than processors, GNU's OpenMP waits in the kernel at every barrier, which

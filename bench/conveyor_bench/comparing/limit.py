@@ -1,7 +1,7 @@
 """Measures the machine's limit for the steps of the engine, right after them. Called by `turns` and `rounds`.
 
 The limit is the time for two things: each matrix product with its fastest kernel (torch's, oneDNN's with packed
-weights, or ours), and one read of the rows' KV cache as it was before the step. Both run again after every slice of
+weights, or ours), and one read of the rows' KV cache in its state before the step. Both run again after every slice of
 the engine, because the speed of a shared machine changes. Attention's arithmetic, norms, sampling and everything else
 count as 0, so no engine reaches the limit.
 """
@@ -39,12 +39,12 @@ class Step:
     """The size of the work in a step of the engine."""
 
     tokens: int  # rows of the layers' products
-    outputs: int  # rows of the head's product, and of the last layer's after its attention
+    outputs: int  # rows of the head's product, and of the last layer's products after its attention
     kv_tokens: int  # tokens of all rows in the cache before the step
 
 
 class Limit:
-    """Records the steps of a runner from now on, and runs only their matrix products and reads."""
+    """Records the steps of a runner from now on. `slice` then runs only their matrix products and cache reads."""
 
     def __init__(self, runner: Executor) -> None:
         assert isinstance(runner, GenerateRunner | PackedRunner), "both have a model"
@@ -70,7 +70,7 @@ class Limit:
     def slice(self, tokens: int) -> Slice:
         """Return a slice with the limit's time for the engine's steps since the last call.
 
-        tokens: how many tokens of every request these steps have made.
+        tokens: how many tokens these steps have made for each request.
         """
         steps = self._steps.copy()
         self._steps.clear()
@@ -117,7 +117,7 @@ def note_steps(executor: Executor) -> list[Step]:
 
 
 class Products:
-    """Matrix products with all layers' weights of one shape, so that weights come from memory and not from a cache."""
+    """Matrix products with all layers' weights of one shape, so that the weights come from memory, not from a cache."""
 
     def __init__(self, linears: Sequence[Any]) -> None:
         weights = [linear.weight for linear in linears]
@@ -211,7 +211,7 @@ def linears_of(module: nn.Module) -> list[Any]:
 
 
 def after_last_attention(runner: GenerateRunner | PackedRunner) -> list[Any]:
-    """Return the linear layers of the last layer that compute only the tokens that get logits."""
+    """Return those linear layers of the last decoder layer that compute only the tokens with logits."""
     last = runner.last_layer if isinstance(runner, GenerateRunner) else None
     layers = [m for m in runner.model.modules() if isinstance(m, DecoderLayer) and m.self_attn.spec.layer == last]
     return [linear for layer in layers for linear in linears_of(layer) if linear is not layer.self_attn.qkv_proj]

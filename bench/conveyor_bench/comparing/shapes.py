@@ -44,7 +44,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "head_dim": 32,  # the smallest that vLLM supports on a CPU
         "tie_word_embeddings": False,
-        "initializer_range": 0.3,  # with a smaller one all positions give the same token
+        "initializer_range": 0.3,  # with a smaller range, all positions give the same token
     },
 }
 

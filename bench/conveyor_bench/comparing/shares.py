@@ -33,7 +33,7 @@ Shares = Mapping[str, float]
 
 
 class Clock:
-    """Measures the seconds of each part, without the parts that it calls."""
+    """Measures the seconds of each part, without the seconds of other parts that it calls."""
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(PARTS, 0.0)
@@ -41,7 +41,7 @@ class Clock:
         self._since = 0.0
 
     def time(self, part: str, owner: object, name: str) -> None:
-        """From now on, count the time of calls to the owner's method for this part."""
+        """From now on, add the time of calls to the owner's method `name` to this part."""
         call = getattr(owner, name)
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
@@ -108,7 +108,7 @@ def measure_shares(conveyor: Conveyor, rounds: Sequence[Prompts], output_tokens:
     A round's prefill lasts until every request has its first token.
     """
     clock = attach(conveyor)
-    _with_layers({})  # drops the kernels' times from before
+    _with_layers({})  # drops the times that the kernels measured before
     found: dict[Phase, list[Shares]] = {"prefill": [], "decode": []}
     for prompts in rounds:
         prefill, tokens = dict.fromkeys(PARTS, 0.0), 0

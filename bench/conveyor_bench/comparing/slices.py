@@ -1,7 +1,9 @@
-"""Statistics of slices of runs: which slices count, how fast a system is, how two compare. Used by `turns`. Pure.
+"""Statistics of slices of runs: which slices count, how fast a system is, how two systems compare. Pure.
+
+Used by `turns`.
 
 In a turn, every system runs the same part of the same workload, one right after the other. So other load on the host
-mostly affects all of them. Prefill and decode are different work and are never compared with each other.
+usually affects all systems. Prefill and decode are different work and are never compared with each other.
 """
 
 import math
@@ -13,9 +15,9 @@ from typing import Literal
 SLICE_SECONDS = 1.0
 STOLEN_AT_MOST = 0.05
 SETTLED_BELOW = 0.05
-FEWEST = 5  # slices of a phase before their spread says anything
+FEWEST = 5  # with fewer slices of a phase, their spread means nothing
 
-LIMIT = "limit"  # among the systems of a turn; its time is the least that the engine could have taken
+LIMIT = "limit"  # a name among a turn's systems; its time is the least that the engine could have taken
 
 Phase = Literal["prefill", "decode"]
 
@@ -26,7 +28,7 @@ class Slice:
 
     tokens: int
     seconds: float
-    stolen: float  # share of all processors' time that the host gave to others
+    stolen: float  # share of all processors' time that the host gave to other machines
 
     @property
     def counts(self) -> bool:
@@ -51,7 +53,7 @@ class Estimate:
     """A median and its uncertainty."""
 
     value: float
-    spread: float  # half of the median's interval of about 95 %, divided by the median
+    spread: float  # half the width of the median's 95 % interval, divided by the median
     count: int  # number of measurements; for a weighted sum, the smallest count among its parts
 
     @property
@@ -62,8 +64,8 @@ class Estimate:
 def pool(rounds: Sequence[Sequence[Turn]]) -> list[Turn]:
     """Return all turns. A round that is too short for a slice is merged, phase by phase, with the next rounds.
 
-    A last round that is too short is merged with the round before. Merged rounds take each system at least
-    SLICE_SECONDS, if all rounds together do.
+    A last round that is too short is merged with the round before. So each system takes at least SLICE_SECONDS in
+    merged rounds, if it takes that long in all rounds together.
     """
     groups: list[list[Turn]] = []
     for turns in rounds:
@@ -79,8 +81,9 @@ def pool(rounds: Sequence[Sequence[Turn]]) -> list[Turn]:
 def estimate(values: Sequence[float]) -> Estimate | None:
     """Return an estimate from repeated measurements of one figure; None without measurements.
 
-    The interval is that of a box plot's notches (McGill, Tukey, Larsen 1978). On both sides it is 1.57 times the
-    interquartile range divided by the square root of the number of measurements, so more measurements make it smaller.
+    The interval is computed as for a box plot's notches (McGill, Tukey, Larsen 1978). On both sides it is 1.57 times
+    the interquartile range divided by the square root of the number of measurements, so more measurements make it
+    smaller.
     """
     if not values:
         return None
@@ -146,12 +149,12 @@ def _paces(turns: Sequence[Turn], phase: Phase, system: str) -> list[float]:
 
 
 def _tokens_of(output_tokens: int) -> dict[Phase, int]:
-    """Return the number of tokens of each request by phase. The prefill makes the first one."""
+    """Return the number of tokens of each request by phase. The prefill makes the first token."""
     return {"prefill": 1, "decode": output_tokens - 1} if output_tokens > 1 else {"prefill": 1}
 
 
 def _weigh(parts: Mapping[Phase, Estimate | None], weight: Callable[[Phase], float]) -> Estimate | None:
-    """Return the weighted sum. Spreads add up, as if the errors of all phases had the same direction."""
+    """Return the weighted sum; None if a part is None. Spreads add up, as if all errors had the same direction."""
     known = {phase: part for phase, part in parts.items() if part is not None}
     if len(known) < len(parts):
         return None

@@ -18,7 +18,7 @@ from conveyor_bench.comparing.slices import LIMIT, Phase, Slice, Turn, pool, rat
 from conveyor_bench.comparing.systems import Prompts, System, Workload
 
 OURS = "conveyor"
-Beside = Callable[[int], Slice]  # called after each slice of ours with its number of tokens; returns the limit's slice
+Beside = Callable[[int], Slice]  # called with the tokens of each slice of this engine; returns the limit's slice
 
 
 class Progress:
@@ -100,7 +100,7 @@ def one_round(
 
 
 def take_turn(runs: Mapping[str, Progress], limit: Beside, output_tokens: int) -> Turn:
-    """Run the first of `runs` for a slice or to the end of its phase, then the others to as many tokens."""
+    """Run the first of `runs` for a slice or to the end of its phase. Then run the others to as many tokens."""
     first, goal = next(iter(runs)), output_tokens
     phase: Phase = "decode" if runs[first].tokens else "prefill"
     parts: dict[str, Slice] = {}

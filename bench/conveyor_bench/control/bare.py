@@ -32,7 +32,7 @@ Object = dict[str, Any]
 
 
 def measure_bare(api: Api, kubeconfig: Path, specs: Sequence[Object]) -> dict[str, float]:
-    """Return the children created per second, by each client. For each spec, a service's children are applied."""
+    """Return the children created per second, for each client. Each spec is one service, whose children are applied."""
     rates = {}
     for namespace, call in (("bare", _apply_all), ("bare-limit", _call_all)):
         space = Space(api, namespace)
@@ -42,7 +42,7 @@ def measure_bare(api: Api, kubeconfig: Path, specs: Sequence[Object]) -> dict[st
         began = time.monotonic()
         asyncio.run(_for_each(kubeconfig, services, call))
         rates[namespace] = sum(len(children) for _, children in services) / (time.monotonic() - began)
-        for body in made:  # the operator that is measured next has its own services
+        for body in made:  # the operator is measured next, with its own services
             space.delete("InferenceService", body["metadata"]["name"])
     return {"bare_children_per_second": rates["bare"], "limit_children_per_second": rates["bare-limit"]}
 

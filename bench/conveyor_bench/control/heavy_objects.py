@@ -6,7 +6,7 @@ managed fields). Then the operator and the gateway restart. The good services ar
 Exits with 1 if a process died, a good service waited for ten seconds or more, the operator used 256 MiB or the gateway
 300 MiB. The first good service after the restart has no bar.
 
-etcd has its default quota of 2 GiB. Before the restart, `--fill` fills etcd up to that share of the quota. The API
+etcd has its default quota of 2 GiB. Before the restart, `--fill` fills etcd up to a share of the quota. The API
 server needs 0.5 s and more for a wide object, so the command copies the last two objects directly in etcd.
 """
 
@@ -122,7 +122,7 @@ class Copies:
         return key, self._etcd.read(key), uid.encode()
 
     def fill(self, fraction: float) -> int:
-        """Copy objects until etcd has used that share of its quota. Return the number of wide objects."""
+        """Copy objects until etcd has used `fraction` of its quota. Return the number of wide objects."""
         while self._etcd.bytes_used() < fraction * QUOTA_BYTES:
             for key, value, uid in self._originals:
                 old, new = key.rpartition("/")[2], _wide_name(self.number)

@@ -28,11 +28,11 @@ from e2e.cluster.tools import binary
 
 GATEWAYS = 3
 _METRICS = ("inference_in_flight", "inference_queue_depth")
-_HPA_SECONDS = 15.0  # from one look of an HPA to the next
+_HPA_SECONDS = 15.0  # between two evaluations of an HPA
 _HPA_WORKERS = 5  # of the real controller
 _ENDPOINTS = 50
 _ADMIN_PORT = 9
-_TICKS = 100.0  # clock ticks in a second, in which /proc counts
+_TICKS = 100.0  # clock ticks in a second; /proc counts processor time in ticks
 
 
 def measure_gateway(kubeconfig: Path, members: Sequence[tuple[Space, str]]) -> dict[str, float]:
@@ -118,7 +118,7 @@ def measure_commands(kubeconfig: Path, members: Sequence[tuple[Space, str]]) -> 
     found = {}
     for what, command in commands.items():
         began = time.monotonic()
-        # `check` fails, because no chart is installed. It has made its calls nevertheless.
+        # `check` fails, because no chart is installed, but only after it has made its calls.
         subprocess.run([*command, "--kubeconfig", str(kubeconfig)], stdout=subprocess.DEVNULL, check=what != "check")
         found[f"kubectl_{what}_seconds"] = time.monotonic() - began
     return found

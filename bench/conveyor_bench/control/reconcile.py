@@ -6,10 +6,10 @@ never run. Half of the services are autoscaled, and one in ten has no replicas. 
 1. clients that create the children of an eighth of the services, without and with the operator's other calls;
 2. an operator while the services are created as fast as the API server accepts them, until each service has its
    children and a status, and all pods are created;
-3. an operator that starts with these services, through a proxy that counts its calls, and then a minute of idleness;
-4. an operator that starts while services are edited one after the other, and then works while others are edited too;
-5. a gateway that starts with these services, and a metrics server with three gateways, from which the command reads as
-   the HPA controller does;
+3. an operator that starts with these services and then idles for a minute, behind a proxy that counts its calls;
+4. the time from an edit of a service to its effect, while an operator starts, and then while others are edited too;
+5. a gateway that starts with these services, and a metrics server with three gateways, to which the command sends the
+   requests of the HPA controller;
 6. kubectl's commands for many services.
 
 Prints a table and one JSON line. Exits with 1 if an idle operator makes a call, other than to renew a watch.
@@ -41,7 +41,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
 
-CHILDREN_PER_SERVICE = 7.5  # seven, and an HPA for every second one
+CHILDREN_PER_SERVICE = 7.5  # seven, and an HPA for every second service
 SERVICES_PER_NAMESPACE = 50
 REPLICAS = 3
 COMMANDS = ("get", "explain", "check")
@@ -74,7 +74,7 @@ class Fleet:
         return sum(len(space.list("Pod")) for space in self.spaces)
 
     def count_done(self) -> int:
-        """Return how many services have a status for their current spec. The operator writes it after the children."""
+        """Return how many services have a status for their current spec. The operator writes the status last."""
         return sum(
             (body.get("status") or {}).get("observedGeneration") == body["metadata"]["generation"]
             for space in self.spaces
@@ -97,7 +97,7 @@ def measure_creation(fleet: Fleet, kubeconfig: Path) -> dict[str, float]:
         for number in range(1, count):
             fleet.create(number)
         created = time.monotonic()
-        wait_looked_at(pages, count)  # by the operator's own metrics, since a list of all would slow the API server
+        wait_looked_at(pages, count)  # by the operator's metrics; listing all services would slow the API server
         done = time.monotonic()
         wait_until("all are reconciled", lambda: fleet.count_done() == count, 60, fleet.count_done)
         wait_until("all pods are made", lambda: fleet.count_pods() == fleet.replicas, 900, fleet.count_pods)
@@ -263,7 +263,7 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     if given.services < 8:
         parser.error("--services must be at least 8")
-    # The HPA looks every 15 s, as it does by default.
+    # The HPA controller evaluates every 15 s, which is its default.
     with ControlPlane(hpa_sync_period_seconds=15) as plane, tempfile.TemporaryDirectory() as folder:
         api = Api(plane.kubeconfig)
         install_definitions(api)

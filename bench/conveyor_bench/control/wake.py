@@ -1,7 +1,7 @@
 """Measures how soon a Deployment gets a replica after the first request for a service that is scaled to zero.
 
 A real operator and two real gateways run with a real etcd, API server and controller manager. No pods run. There are
-100 services, all scaled to zero. One after the other, each gets a request at one of the gateways, and the command
+100 services, all scaled to zero. Each in turn gets a request at one of the gateways, and the command
 measures the time until a watch shows that its Deployment has a replica. At the end the operator is killed and a request
 is sent immediately. The command then measures the time until another operator, which stands by, has acquired the Lease
 and set a replica. Prints a table and one JSON line. Exits with 1 if the 99th percentile is more than a second, or the

@@ -1,9 +1,9 @@
-"""`python -m conveyor_bench batches`: what length grouping saves a padded backlog, and `eager` an idle engine.
+"""`python -m conveyor_bench batches`: the time that length grouping and `eager` save.
 
-Grouping: prompts of mixed lengths, all at once, in mode Static with its padding, with `length_grouping` auto and off in
-turns on one engine. Eager: one request at a time to an idle engine in mode Dynamic, with a model for each of the tasks
-`embed`, `rerank` and `classify`. The time goes from the engine's queue to the result, without HTTP. Models have random
-weights. The last line is one JSON object.
+Grouping: one engine in mode Static, with padding, runs a backlog of prompts with mixed lengths, in turns with
+`length_grouping` auto and off. Eager: an idle engine in mode Dynamic gets one request at a time, with and without
+`batching_eager`. There is a model for each of the tasks `embed`, `rerank` and `classify`. The time goes from the
+engine's queue to the result, without HTTP. Models have random weights. The last line is one JSON object.
 """
 
 import argparse

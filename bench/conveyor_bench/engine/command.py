@@ -1,8 +1,9 @@
 """`python -m conveyor_bench engine`: output tokens per second on random weights, next to a peer in the same run.
 
-Machines differ and are shared, so a figure alone says little. One run therefore measures three: this engine and the
-peer, in slices that alternate (`turns`), and the machine's limit (`limit`). The last line printed is one JSON object.
-Before the measurement, a small model in float32 must give the same tokens in this engine, transformers and the peer.
+Machines differ and are shared, so a figure alone says little. One run therefore measures three things: this engine and
+the peer, in slices that alternate (`turns`), and the machine's limit (`limit`). The last line printed is one JSON
+object. Before the measurement, a small model in float32 must give the same tokens in this engine, transformers and the
+peer.
 """
 
 import argparse
@@ -140,7 +141,7 @@ def measure_systems(
     workload: Workload,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure the systems and the limit, and then the shares, because their timers cannot be removed."""
+    """Measure the systems and the limit. Measure the shares last, because their timers cannot be removed."""
     vocab_size, limit = SHAPES[arguments.model_shape]["vocab_size"], Limit(conveyor.runner)
     rounds = measure(systems, limit.slice, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
     result = {**summarise(rounds, workload), **compare_with_limit(pool(rounds), limit, workload)}

@@ -1,6 +1,6 @@
 """`python -m conveyor_bench constrained`: tokens per second of rows that follow a JSON schema, and of free rows.
 
-Both kinds of rows decode on a model of random weights with a vocabulary of its shape's size, in turns in each round.
+In each round, both kinds of rows decode in turns, on a model of random weights with its shape's vocabulary size.
 The median of the rounds' ratios shows the cost of masks. The last line printed is one JSON object.
 """
 
@@ -108,7 +108,7 @@ def measure_rate(core: EngineCore, rows: int, tokens: int, grammar: str, serial:
 
 
 def measure(shape: str, dtype: str, rows: int, tokens: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the median rates, and the median of the rounds' ratios. A first round is not counted."""
+    """Return the median rates, and the median of the rounds' ratios. The first round is not counted."""
     grammar, pairs = build_grammar("json", _SCHEMA, "schema"), list[tuple[float, float]]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -25,7 +25,7 @@ from conveyor_bench.workloads.rounds import Limits
 from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
 
 SHAPES: Final = {"mlp-1024": (1024, 4), "tiny": (16, 1)}  # width and hidden layers
-_SLICE: Final = 50  # requests, or calls
+_SLICE: Final = 50  # requests or calls in a slice
 _READY_SECONDS: Final = 120.0
 
 
@@ -101,7 +101,7 @@ def _measure(
     for number in range(limits.rounds):
         for name, work in (("engine", ask), ("direct", run)):
             taken = [_time(work) for _ in range(_SLICE)]
-            if number:  # the first one warms up
+            if number:  # the first round warms up
                 seconds[name] += taken
         if time.monotonic() > end:
             break

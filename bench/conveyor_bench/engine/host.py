@@ -1,8 +1,8 @@
 """`python -m conveyor_bench host`: what a step costs the host, with a model whose forward does nothing.
 
-It measures the milliseconds of each part of a step while all rows decode, in one process. Then it measures the tokens
-per second that clients get from the same executor through engine process, socket, API process and HTTP (`served`). It
-needs no GPU: the times are those that a GPU would wait for the host. The last line printed is one JSON object.
+The command measures the milliseconds of each part of a step while all rows decode, in one process. Then it measures the
+tokens per second that clients get from the same executor through engine process, socket, API process and HTTP
+(`served`). It needs no GPU: a GPU would wait for the host in these times. The last line printed is one JSON object.
 """
 
 import argparse

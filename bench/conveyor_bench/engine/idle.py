@@ -1,8 +1,8 @@
 """An executor whose forward does nothing, and an engine process with this executor. Used by `host` and `served`.
 
-It does the host's part of a step of `execution.runners.generate` (the rows' state, the packed batch, the result), and
-returns the same token for every row instead of computing one. `python -m conveyor_bench.engine.idle --fd N` runs the
-process.
+The executor does the host's part of a step of `execution.runners.generate` (the rows' state, the packed batch, the
+result), and returns the same token for every row instead of computing one. `python -m conveyor_bench.engine.idle --fd
+N` runs the process.
 """
 
 import os
@@ -62,7 +62,7 @@ class IdleExecutor:
 
 def load(config: EngineConfig, _: Channel) -> EngineCore:
     """Build a core with this executor instead of loading a model."""
-    torch.set_num_threads(1)  # what a GPU would do is small here, and threads would wait for each other
+    torch.set_num_threads(1)  # what a GPU would do is little work here, and threads would wait for each other
     return EngineCore(config, IdleExecutor(config))
 
 

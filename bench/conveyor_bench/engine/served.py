@@ -1,11 +1,9 @@
 """Measures the tokens per second that clients get over HTTP from an engine whose forward does nothing.
 
-Called by `host`.
-
-The GPU suite measures its streams with the parts of this file.
+Called by `host`. The GPU suite uses parts of this file to measure its own streams.
 
 `python -m conveyor_bench.engine.served` runs the real server (`serve`), which starts the engine process of `idle`. The
-client collects the bytes as they arrive, and looks at them only at the end.
+client collects the bytes as they arrive, and checks them only at the end.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """`python -m conveyor_bench waits`: how long a request waits behind another client's request with many inputs.
 
-A text is embedded behind a request with thousands of inputs, and a prompt is continued behind one with many choices,
-each with a tiny model of random weights. It measures the seconds until the vector or the first token, and how many
-engine requests ended in that time. It also measures the seconds with an idle engine. The last line printed is one JSON
-object.
+One case embeds a text behind a request with thousands of inputs. The other generates text behind a request with many
+choices. Each case has a tiny model of random weights. The command measures the seconds until the vector or the first
+token, and how many engine requests ended in that time. It also measures the seconds with an idle engine. The last line
+printed is one JSON object.
 """
 
 import argparse

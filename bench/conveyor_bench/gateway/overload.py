@@ -31,12 +31,12 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
 
 BEST, LOW = "best", "low"
-ONE_OF = 40  # one of so many requests is of the most urgent class
+ONE_OF = 40  # one request in this many is of the most urgent class
 OVERLOAD = 10
 CLASSES = [{"name": BEST, "level": 0}, {"name": LOW, "level": 10}]
-GOODPUT_BAR = 0.9  # of the answers at capacity
+GOODPUT_BAR = 0.9  # least answers at ten times the load, as a share of those at capacity
 WAIT_BAR = 2.0  # for the most urgent class: p99 of the first token, divided by the time of a whole answer
-TOKEN_BAR = 1.2  # for the most urgent class: time between tokens, divided by that without other classes
+TOKEN_BAR = 1.2  # for the most urgent class: time between tokens, divided by the same time without other classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a request. Seconds count from its sending."""
+    """The outcome of a request. Seconds count from when it was sent."""
 
     request_class: str
     status: int
@@ -77,7 +77,7 @@ async def ask(http: aiohttp.ClientSession, url: str, request_class: str, tokens:
 async def keep_full(
     http: aiohttp.ClientSession, url: str, request_class: str, clients: int, sizes: Sizes
 ) -> list[Outcome]:
-    """Closed loop: each client sends its next request after its last answer."""
+    """Send requests in a closed loop: each client sends its next request after its last answer."""
     end, outcomes = time.monotonic() + sizes.seconds, list[Outcome]()
 
     async def go_on() -> None:
@@ -89,7 +89,7 @@ async def keep_full(
 
 
 async def arrive(http: aiohttp.ClientSession, url: str, rate: float, sizes: Sizes) -> list[Outcome]:
-    """Open loop: send `rate` requests a second, independent of the answers."""
+    """Send requests in an open loop: `rate` requests a second, independent of the answers."""
     asked: list[Awaitable[Outcome]] = []
     began = time.monotonic()
     for number in range(round(rate * sizes.seconds)):

@@ -32,7 +32,7 @@ class AbsentGpu:
 
 
 class Pointer:
-    """What the launcher needs of a tensor without numbers: its type, and an address with the right alignment."""
+    """A substitute for a tensor, without data. The launcher needs only its type, and an address with its alignment."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
@@ -44,7 +44,7 @@ class Pointer:
 
 @contextmanager
 def compile_only(on_kernel: Callable[[Any], None]) -> Iterator[None]:
-    """Make launches compile their kernel, pass it to `on_kernel` and end. `use` chooses the GPU."""
+    """Make each launch only compile its kernel, and pass the kernel to `on_kernel`. `use` chooses the GPU."""
     launch = JITFunction.run
 
     def compile_kernel(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:

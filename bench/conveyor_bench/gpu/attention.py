@@ -20,10 +20,10 @@ _COPIES_MAX = 64
 class Attention:
     """Rows with the same context length.
 
-    Each computes its last `num_queries` tokens: one for a decode, all for a prompt.
+    Each row computes its last `num_queries` tokens: one for a decode, all for a prompt.
 
     There are several copies of the caches, as layers, so that no row finds its keys in the GPU's cache. Our kernel
-    reads the blocks of a row in random order. Torch reads the same memory in its order.
+    reads the blocks of a row in random order. Torch reads the same memory from beginning to end.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Attention:
     def _sdpa(self, keys: torch.Tensor, values: torch.Tensor) -> Callable[[], torch.Tensor]:
         rows, heads, kv_heads, dim = self._num_rows, self._shape.num_heads, self._shape.num_kv_heads, keys.shape[2]
         k, v = (x.view(rows, -1, kv_heads, dim)[:, : self._context].transpose(1, 2) for x in (keys, values))
-        if self._num_queries == 1:  # the heads of a group as queries of one head: keys are read once for all of them
+        if self._num_queries == 1:  # a group's heads become queries of one head, so that keys are read once for them
             q = self._query.view(rows, kv_heads, heads // kv_heads, dim)
             return lambda: functional.scaled_dot_product_attention(q, k, v)
         q = self._query.view(rows, -1, heads, dim).transpose(1, 2)
@@ -99,7 +99,7 @@ class Attention:
 
 
 def _fill(cache: SlotCache) -> None:
-    """Fill the cache with random numbers. In 8 bits, their bits are those of 0 to 99, which e4m3 has numbers for."""
+    """Fill the cache with random numbers. In 8 bits, they are the bit patterns 0 to 99, which e4m3 also has."""
     if cache.scales is None:
         cache.numbers.normal_()
         return

@@ -1,8 +1,8 @@
 """Times work on a device, and measures what the device can do at most. Used by the stages.
 
 On a GPU, CUDA events time the work. The work is captured in a CUDA graph, so that the launches' cost on the host is not
-part of the time. To make data come from memory, pass calls on several copies of it, which together are larger than the
-GPU's cache.
+part of the time. If data must come from memory, pass calls on several copies of the data, which together are larger
+than the GPU's cache.
 """
 
 import statistics
@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 
 Work = Callable[[], object]
-_BLOCKS = 5  # of replays; their median counts
+_BLOCKS = 5  # of passes; the median of the blocks counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Ceilings:
 def seconds_of(calls: Sequence[Work], device: torch.device, at_least: float, *, capture: bool = True) -> float:
     """Return the mean seconds of one of `calls`: a median over blocks of passes that take `at_least` together.
 
-    capture: False for work that waits for the device, or that a graph cannot hold; then launches count.
+    capture: False for work that waits for the device, or that a graph cannot hold. Launches are then part of the time.
     """
     with torch.inference_mode():
         run = _captured(calls) if device.type == "cuda" and capture else _in_turn(calls)
@@ -51,7 +51,7 @@ def _in_turn(calls: Sequence[Work]) -> Work:
 def _captured(calls: Sequence[Work]) -> Work:
     """Capture the calls as one graph.
 
-    They first run on another stream. Capturing requires this, and it compiles the kernels.
+    The calls first run on another stream. A capture requires these runs, which also compile the kernels.
     """
     run, graph = _in_turn(calls), torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 """The stage `tests` runs pytest with the tests marked `gpu`. Each failure is reported immediately.
 
-The repository's configuration names plugins of pytest that may be missing, so pytest gets one that names no plugin.
+The repository's configuration names plugins of pytest that may be missing, so pytest gets a configuration that names
+none.
 """
 
 import importlib
@@ -15,7 +16,7 @@ from conveyor_bench.gpu.about import REPOSITORY
 from conveyor_bench.gpu.results import Results
 from conveyor_bench.gpu.sizes import Sizes
 
-REHEARSES = "CONVEYOR_REHEARSE_GPU_TESTS"  # set: run them on the CPU
+REHEARSES = "CONVEYOR_REHEARSE_GPU_TESTS"  # if it is set, the tests run on the CPU
 _FOLDER = "tests/engine"
 _FILES = (
     "execution/attention/test_8_bit_cache.py",

@@ -59,7 +59,7 @@ class KernelStage:
     def _tell(self, table: str, what: dict[str, object], measure: Callable[[], dict[str, object]]) -> None:
         try:
             self._results.row(table, **what, **measure())
-        except Exception as error:  # one figure less: the others are worth having
+        except Exception as error:  # the other figures are still worth having
             self._results.row(table, **what, error=f"{type(error).__name__}: {str(error)[:300]}")
 
     def _sdpa(self, attention: Attention, ours: float) -> dict[str, object]:
@@ -84,7 +84,10 @@ class KernelStage:
     def _decode(
         self, ceilings: Ceilings, group: int, rows: int, context: int, kv_dtype: torch.dtype | None = None
     ) -> None:
-        """kv_dtype: the type of a cache in 8 bits. Its bytes include the scales, and torch has no attention for it."""
+        """Measure decode attention.
+
+        kv_dtype: the type of an 8-bit cache. Its bytes include the scales, and torch has no attention for it.
+        """
 
         def measure() -> dict[str, object]:
             attention = Attention(self._sizes, group, rows, 1, context, kv_dtype)
@@ -120,7 +123,7 @@ class KernelStage:
     def _by_memory(
         self, ceilings: Ceilings, kernel: str, tokens: int, prepare: Callable[[int], tuple[Work, int]]
     ) -> None:
-        """prepare: returns a call with its own data, and the bytes that it reads and writes."""
+        """Measure a kernel. prepare: returns a call with its own data, and the bytes that the call reads and writes."""
 
         def measure() -> dict[str, object]:
             call, moved = prepare(tokens)
@@ -172,5 +175,5 @@ class KernelStage:
 
 
 def run(results: Results, sizes: Sizes) -> None:
-    """The stage."""
+    """Run the stage."""
     KernelStage(results, sizes).run()

@@ -1,4 +1,4 @@
-"""Makes engines with models of random weights, which are made on the device, without a hub or files of weights.
+"""Makes engines with models of random weights. The weights are made on the device, without a hub or files.
 
 `python -m conveyor_bench.gpu.models --fd N` is the process of such an engine, for the stage `http`.
 """
@@ -46,7 +46,8 @@ def write_config(folder: Path, shape: str) -> Path:
 def open_core(config: EngineConfig, say: Callable[[str], None]) -> EngineCore:
     """Open a core as the engine process does.
 
-    On a GPU, steps overlap and graphs replay decodes. A rehearsal imitates the graphs, but its steps do not overlap.
+    On a GPU, steps overlap and graphs replay decodes. A rehearsal on the CPU imitates the graphs, but its steps do not
+    overlap.
     """
     rehearsed = run_again if config.device == "cpu" and not config.enforce_eager else None
     runner = GenerateRunner(config, open_placement(config), say, make_model, capture=rehearsed)
@@ -58,7 +59,7 @@ def timed_core(config: EngineConfig) -> tuple[EngineCore, float, list[str]]:
     said: list[str] = []
     started = time.monotonic()
     core = open_core(config, said.append)
-    gc.freeze()  # as the engine process does: a collection of all that is loaded would delay a step
+    gc.freeze()  # as the engine process does, because collecting all loaded objects would delay a step
     return core, time.monotonic() - started, said
 
 

@@ -1,7 +1,7 @@
 """The stage `generate-batch` measures transformers' continuous batching with greedy requests like those of `nano`.
 
-The stage uses the manager of continuous batching, so that it can also count the tokens of unfinished requests. It does
-not stop the manager, because the manager would finish all requests first. The stage's process ends anyway.
+The stage uses the manager of continuous batching, so that it can also count the tokens of unfinished requests. The
+stage does not stop the manager, because the manager would finish all requests first. The stage's process ends anyway.
 """
 
 import time
@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.2
 
 
 def run(results: Results, sizes: Sizes) -> None:
-    """The stage."""
+    """Run the stage."""
     requests = nano_requests(sizes, SHAPES[sizes.small]["vocab_size"])
     lengths = lengths_of(requests)
     device, dtype = torch.device(sizes.device), getattr(torch, sizes.dtype)

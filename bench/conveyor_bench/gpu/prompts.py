@@ -21,11 +21,11 @@ from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest
 
 _TIMES = 9
-_STEPS = 30  # of decodes, without prompts and with one in each
+_STEPS = 30  # decode steps: first without prompts, then with one prompt in each
 
 
 def run(results: Results, sizes: Sizes) -> None:
-    """The stage."""
+    """Run the stage."""
     device, dtype = torch.device(sizes.device), getattr(torch, sizes.dtype)
     ceilings = measure_ceilings(device, dtype, sizes.copied_bytes, sizes.product_width)
     for shape in (sizes.small, sizes.large):
@@ -45,7 +45,7 @@ def run(results: Results, sizes: Sizes) -> None:
 def _first_token(core: EngineCore, shape: str, tokens: int, ceilings: Ceilings) -> dict[str, object]:
     """Measure one prompt.
 
-    Its limit is the time of its matrix products, or of one read of the weights if that is longer.
+    Its limit is the least time of its products, or of one decode step (which reads all weights) if that is longer.
     """
     assert isinstance(core.executor, GenerateRunner)
     vocab_size = SHAPES[shape]["vocab_size"]
@@ -59,7 +59,7 @@ def _first_token(core: EngineCore, shape: str, tokens: int, ceilings: Ceilings) 
 
 
 def _beside_decodes(core: EngineCore, shape: str, batch: Batch, prompt: int) -> dict[str, object]:
-    """Return the milliseconds of a step in which all rows decode, and of one that also computes a prompt."""
+    """Return the milliseconds of a step in which all rows decode, and of a step that also computes a prompt."""
     vocab_size = SHAPES[shape]["vocab_size"]
     for request in batch_requests(batch, vocab_size, "row"):
         core.add_request(request)

@@ -19,7 +19,7 @@ class Results:
         self.path = folder / f"{stage}.jsonl"
 
     def begin(self, about: Line) -> None:
-        """Remove the results of an earlier run."""
+        """Remove the results of an earlier run, and write the first line."""
         self.path.write_text("")
         self._write({"about": about})
 

@@ -21,10 +21,10 @@ class Sizes:
     device: Device
     dtype: Dtype
     chosen_tests: str | None  # which `gpu` tests to run, for pytest's -k; None: all
-    copied_bytes: int  # by the copy that shows the bandwidth
-    product_width: int  # of the product that shows the FLOP/s
-    seconds_each: float  # of measuring for one figure of a kernel, at least
-    uncached_bytes: int  # so much data, at least, that caches hold none of it for the next call
+    copied_bytes: int  # copied to measure the bandwidth
+    product_width: int  # of the matrices whose product measures the FLOP/s
+    seconds_each: float  # least time of the measurement for one figure of a kernel
+    uncached_bytes: int  # least size of a kernel's data, so that caches hold none of it for the next call
     decode_rows: tuple[int, ...]
     decode_contexts: tuple[int, ...]
     decodes_of_8_bits: tuple[tuple[int, int], ...]  # rows and context, also over a cache in fp8 and in int8
@@ -32,21 +32,21 @@ class Sizes:
     groups: tuple[int, ...]  # query heads of each KV head
     kv_heads: int
     head_dim: int
-    step_tokens: tuple[int, ...]  # that norms, heads and activations are measured with
+    step_tokens: tuple[int, ...]  # tokens for which norms, heads and activations are measured
     hidden: int
     intermediate: int
     vocabulary: int
-    small: str  # of `comparing.shapes`
+    small: str  # a name in `comparing.shapes`
     large: str
     nano_requests: int
-    nano_tokens: tuple[int, int]  # of prompts and of answers: from, to
+    nano_tokens: tuple[int, int]  # fewest and most tokens, of prompts and of answers
     one: Batch
-    first_tokens: tuple[int, ...]  # of a prompt
-    beside: Batch  # of decodes, beside prompts as long as that of `one`
+    first_tokens: tuple[int, ...]  # lengths of prompts, whose first tokens are timed
+    beside: Batch  # decodes beside prompts that are as long as the prompts of `one`
     burst: Batch
     streams: Batch
     profiled: Batch  # one profiled step for each output token
-    peer_seconds: float  # that transformers may take; what it has made until then counts
+    peer_seconds: float  # time limit for transformers; tokens made until then count
     kv_cache_dtypes: tuple[KVCacheDtype, ...] = ("auto",)  # of nano's engines
     enforce_eager: bool = False  # engines without CUDA graphs
 

@@ -29,7 +29,7 @@ def main() -> int:
     results, started = Results(arguments.out, arguments.stage), time.monotonic()
     try:
         _run(results, arguments)
-    except Exception as error:  # whatever a model, its kernels or the device raise: it is the stage's result
+    except Exception as error:  # any error of a model, a kernel or the device is the stage's result
         traceback.print_exc()
         results.end("failed", time.monotonic() - started, f"{type(error).__name__}: {str(error)[:1000]}")
         return 1

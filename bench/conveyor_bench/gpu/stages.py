@@ -13,8 +13,8 @@ class Stage:
     what: str
     function: str  # module:function of this package, called with (Results, Sizes)
     limit_seconds: float = 480.0
-    needs: tuple[str, ...] = ()  # modules beside those that every stage needs; without them it is skipped
-    interprets: bool = False  # by Triton's interpreter, when rehearsed
+    needs: tuple[str, ...] = ()  # modules that only this stage needs; without them it is skipped
+    interprets: bool = False  # a rehearsal runs it in Triton's interpreter
 
 
 STAGES = {

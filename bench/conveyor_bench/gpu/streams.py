@@ -1,8 +1,8 @@
 """The stage `http`: a burst of streams through HTTP, API process and engine process, on a model of random weights.
 
-First, requests of the same sizes run on an engine in this process, without HTTP. Streams cannot be faster.
+First, requests of the same sizes run on an engine in this process, without HTTP. Streams over HTTP cannot be faster.
 
-`python -m conveyor_bench.gpu.streams` is the server. It is that of `serve`, with `models` as its engine process.
+`python -m conveyor_bench.gpu.streams` runs the server of `serve`, with `models` as the program of its engine process.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _LINES_TOLD = 10
 
 
 def run(results: Results, sizes: Sizes) -> None:
-    """The stage."""
+    """Run the stage."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(Path(name), sizes.small)
         served.write_tokenizer(folder, SHAPES[sizes.small]["vocab_size"])

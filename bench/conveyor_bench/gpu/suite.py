@@ -1,9 +1,10 @@
 """`python -m conveyor_bench gpu`: all that is to be measured on a GPU, stage by stage.
 
-Each stage is a separate process with a time limit, and writes FOLDER/STAGE.jsonl as it goes. A stage that is done there
-is run again only with --again. FOLDER/gpu.md has the tables of all stages that ran. The suite does not use the network.
-It needs torch, triton, transformers and msgspec. A stage that needs more packages is skipped where they are missing:
-`tests` needs pytest and PIL, and `http` the server's packages. --rehearse runs the same on a CPU, with everything tiny.
+Each stage is a separate process with a time limit, and writes FOLDER/STAGE.jsonl as it goes. A stage that has ended as
+done runs again only with --again. FOLDER/gpu.md has the tables of all stages that ran. The suite does not use the
+network. It needs torch, triton, transformers and msgspec. A stage that needs more packages is skipped where they are
+missing: `tests` needs pytest and PIL, and `http` the server's packages. --rehearse runs the same on a CPU, with
+everything tiny.
 """
 
 import argparse
@@ -110,7 +111,7 @@ def _environment(stage: Stage, rehearse: bool) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "CONVEYOR_ENGINE_"))}
     kept |= _OFFLINE
     if rehearse:
-        kept["OMP_NUM_THREADS"] = "1"  # tiny products take longer on several
+        kept["OMP_NUM_THREADS"] = "1"  # tiny products take longer on several threads
     if rehearse and stage.interprets:
         kept["TRITON_INTERPRET"] = "1"
     return kept

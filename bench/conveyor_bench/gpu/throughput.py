@@ -29,18 +29,18 @@ from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest
 
-_RUNS = 2  # on one engine, to show what only the first run costs
+_RUNS = 2  # on one engine; the first shows costs that later runs do not have
 
 
 def run_nano(results: Results, sizes: Sizes) -> None:
-    """Run nano-vllm's benchmark for each type of the KV cache. For a type that is not possible, the row says why."""
+    """Run nano-vllm's benchmark for each type of the KV cache. If a type is not possible, its row says why."""
     requests = nano_requests(sizes, SHAPES[sizes.small]["vocab_size"])
     for kv_cache_dtype in sizes.kv_cache_dtypes:
         try:
             _measure(results, sizes, sizes.small, [requests, requests], kv_cache_dtype)
         except ConfigError as error:
             results.row("runs", shape=sizes.small, kv_cache=kv_cache_dtype, error=str(error))
-        gc.unfreeze()  # `timed_core` freezes the objects of each engine, whose cycles hold its memory
+        gc.unfreeze()  # `timed_core` freezes each engine's objects; their cycles hold the engine's memory
         gc.collect()
 
 
@@ -84,7 +84,7 @@ def _measure(
 
 
 def build_config(model: Path, sizes: Sizes, rounds: Sequence[Lengths]) -> EngineConfig:
-    """Return the defaults with a place for each request. Prefixes are not shared, so each run computes everything."""
+    """Return the defaults, with a place for each request. Prefixes are not cached, so each run computes everything."""
     return EngineConfig(
         model=str(model),
         device=sizes.device,

@@ -27,8 +27,8 @@ _ON_THE_HOST = {"cpu_op"}  # in a rehearsal
 _END_OF_STEP = "DtoH"
 _NAMES_TOLD = 20
 _NAME_LENGTH = 90
-_PLAIN_STEPS = 10  # before those that are profiled
-_MARGIN_TOKENS = 100  # more for each request, so that all rows decode until the last profiled step
+_PLAIN_STEPS = 10  # before the profiled steps
+_MARGIN_TOKENS = 100  # additional tokens of each request, so that all rows decode until the last profiled step
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Interval:
 class Gap:
     """A time in which nothing ran."""
 
-    before: Interval  # the last one that ran
+    before: Interval  # the last interval that ran
     after: Interval
     length: float
 
 
 def run(results: Results, sizes: Sizes) -> None:
-    """The stage."""
+    """Run the stage."""
     num_steps = sizes.profiled.output_tokens
     batch = replace(sizes.profiled, output_tokens=num_steps + _PLAIN_STEPS + _MARGIN_TOKENS)
     requests = batch_requests(batch, SHAPES[sizes.small]["vocab_size"])
@@ -81,7 +81,7 @@ def run(results: Results, sizes: Sizes) -> None:
 
 
 def _decode(core: EngineCore, rows: int, num_steps: int) -> float:
-    """Run steps until all rows decode, and then this many more. Returns the seconds of the latter."""
+    """Run steps until all rows decode, and then `num_steps` more. Returns the seconds of these `num_steps` steps."""
     while core.stats().step_num_seqs < rows or core.stats().step_num_tokens > rows:
         core.step(time.monotonic())
     started = time.monotonic()
@@ -125,7 +125,7 @@ def summarise(intervals: Sequence[Interval], num_steps: int) -> dict[str, object
 
 
 def sum_by_kernel(intervals: Sequence[Interval], num_steps: int) -> list[dict[str, object]]:
-    """Return calls and microseconds per step and the share of the total time of each kernel, the longest first."""
+    """Return for each kernel its calls and microseconds per step and its share of the time, the longest first."""
     spent: dict[str, list[float]] = defaultdict(list)
     for interval in intervals:
         spent[interval.name].append(interval.end - interval.begin)
@@ -143,7 +143,7 @@ def sum_by_kernel(intervals: Sequence[Interval], num_steps: int) -> list[dict[st
 
 
 def sum_by_gap(gaps: Sequence[Gap], num_steps: int) -> list[dict[str, object]]:
-    """Return number and microseconds of gaps per step, by the kernels before and after them, the longest first."""
+    """Return the number and microseconds of gaps per step, by the kernels before and after, the longest first."""
     lengths: dict[tuple[str, str], list[float]] = defaultdict(list)
     for gap in gaps:
         lengths[gap.before.name[:_NAME_LENGTH], gap.after.name[:_NAME_LENGTH]].append(gap.length)

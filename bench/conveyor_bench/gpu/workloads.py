@@ -33,7 +33,7 @@ def nano_requests(sizes: Sizes, vocab_size: int) -> list[EngineRequest]:
 
 
 def batch_requests(batch: Batch, vocab_size: int, name: str = "") -> list[EngineRequest]:
-    """Return greedy requests of one size. Other names give other prompts."""
+    """Return greedy requests of one size. A different `name` gives different prompts."""
     random = Random(name)
     prompts = ([random.randrange(vocab_size) for _ in range(batch.input_tokens)] for _ in range(batch.requests))
     return [_request(f"{name}{n}", prompt, batch.output_tokens, 0.0) for n, prompt in enumerate(prompts)]
@@ -87,9 +87,9 @@ def least_seconds(
 ) -> tuple[float, float]:
     """Return the least seconds of (prompts, decodes): products, and reads of weights and KV cache, at maximum speed.
 
-    All requests are there from the start and no step is limited. A step of decodes takes as long as its reads (each
-    weight once, and each row's keys and values) or as its products, whichever is longer. Nothing else counts.
-    kv_dtype: of the KV cache; default: the model's.
+    Assumes that all requests are there from the start and that no step is limited. A step of decodes takes as long as
+    its reads (each weight once, and each row's keys and values) or as its products, whichever is longer. Nothing else
+    counts. kv_dtype: the type of the KV cache; default: the model's.
     """
     config = model.config.get_text_config()
     itemsize = model.dtype.itemsize
@@ -101,7 +101,7 @@ def least_seconds(
     products = 2 * (weights - head) * prompts.sum() + 2 * head * len(prompts)
     attention = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * (prompts**2).sum()
     decodes = 0.0
-    for step in range(1, int(answers.max())):  # its input is the answer's token of this number
+    for step in range(1, int(answers.max())):  # each row's input is the token with this number in its answer
         alive = answers > step
         read = weights * itemsize + kv_bytes * (prompts[alive] + step).sum()
         decodes += max(read / ceilings.bytes_per_second, 2 * weights * alive.sum() / ceilings.flops)

@@ -31,7 +31,7 @@ class Bar:
 
 
 def p99(values: Sequence[float]) -> float:
-    """Return the 99th percentile by nearest rank, in which a missing answer counts as infinite."""
+    """Return the value that at least 99 % of the values do not exceed. A missing answer counts as infinite."""
     return sorted(values)[int(len(values) * 0.99)]
 
 

@@ -1,7 +1,7 @@
-"""Starts a process that measures what others get. Attackers and engines run in other processes.
+"""Starts a process that measures how others are served beside an attack. Attackers and engines run elsewhere.
 
 Used by the commands; `gateway.others` and `control.others` are such processes. Each measures from one line of its
-standard input to the next, and answers each line with a line of what it measured.
+standard input to the next, and answers each line with a line of results.
 """
 
 import json

@@ -27,7 +27,7 @@ from e2e.cluster.control_plane import ControlPlane
 
 @contextlib.contextmanager
 def running_operator(plane: ControlPlane) -> Iterator[tuple[int, int]]:
-    """Run an operator. Yields its process id and its admin port, when it answers."""
+    """Run an operator. Yields its process id and its admin port, once it listens."""
     port = free_port()
     flags = (f"--admin-port={port}", "--metrics-api=false")
     with running("conveyor_operator", plane.kubeconfig, *flags, log=subprocess.DEVNULL) as process:

@@ -1,6 +1,6 @@
 """Computes how long a step takes from its plan, with a roofline or with constants fitted to measured steps.
 
-Used by `virtual` and `measured`. Knows no scheduler and no clock.
+Used by `virtual` and `measured`. Uses no scheduler and no clock.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Device:
     memory_bytes: float
     flops_share: float = 0.6
     bandwidth_share: float = 0.8
-    host_seconds: float = 0.0005  # the part of a step that neither of them explains
+    host_seconds: float = 0.0005  # the part of a step that is neither arithmetic nor reading
     memory_share: float = 0.9  # share of the memory for weights and KV cache
 
 
@@ -143,14 +143,15 @@ class Roofline:
 class Fitted:
     """Constants of a machine, fitted by least squares to steps measured there.
 
-    It has the same parts as the roofline. The time of linear layers is piecewise linear in their tokens, with knots
-    where a CPU's kernels change. The time of the cache depends on what is read and multiplied. No constant is negative.
+    The model has the same parts as the roofline. The time of linear layers is piecewise linear in their tokens, with
+    knots where a CPU's kernels change. The time of attention is linear in the keys that it reads and in the pairs that
+    it multiplies. No constant is negative.
     """
 
     _KNOTS = (1, 2, 4, 8, 16, 32, 128, 512, 1024, 2048)
 
     def __init__(self, steps: Sequence[tuple[StepCounts, float]]) -> None:
-        """steps: counts and seconds. Errors are relative to a step's length, so short and long steps count alike."""
+        """steps: counts and seconds. Squared errors are divided by a step's seconds, so that long steps weigh less."""
         seconds = np.array([each for _, each in steps])
         rows = np.array([self._features(counts) for counts, _ in steps])
         self.constants = _solve_non_negative(rows / seconds[:, None] ** 0.5, seconds**0.5)
@@ -166,7 +167,7 @@ class Fitted:
 
 
 def _solve_non_negative(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Solve least squares. The most negative constant is set to 0 until none is negative."""
+    """Solve least squares. While a constant is negative, set the most negative one to 0 and solve again."""
     constants = np.zeros(rows.shape[1])
     free = [index for index in range(rows.shape[1]) if rows[:, index].any()]
     while free:

@@ -1,8 +1,8 @@
 """`python -m conveyor_bench embed-modes`: compares the modes for embeddings, by window and batch size, in virtual time.
 
 Runs the product's core and scheduler with the roofline of `cost`. Requests arrive as a Poisson process, at shares of
-the capacity of each setting. Writes `embeddings.json`, and the picture of docs/batching.md. Pure Python; a run is the
-same on every machine.
+the capacity of each setting. Writes `embeddings.json`, and the picture of docs/batching.md. The results are the same on
+every machine.
 """
 
 import argparse
@@ -74,7 +74,7 @@ SETTINGS = (
 class Device:
     """Computes nothing. A step advances the clock by its cost.
 
-    In the cost, every token of a text attends to the whole text.
+    The cost assumes that every token of a text attends to the whole text.
     """
 
     extra_warmup_tokens = 0
@@ -128,8 +128,8 @@ def draw_requests(number: int, rate: float | None) -> list[EngineRequest]:
 def run(setting: Setting, number: int, rate: float | None) -> dict[str, float]:
     """Run a setting. Returns requests per second, and the P50, P95 and P99 of latency in milliseconds.
 
-    `requests_per_second` is the rate of arrivals. If `rate` is None, all requests arrive at once, and it is the rate of
-    responses.
+    `requests_per_second` is the rate of arrivals. If `rate` is None, all requests arrive at once, and
+    `requests_per_second` is the rate of responses.
     """
     facts = ModelFacts(
         task="embed",

@@ -20,16 +20,16 @@ class Answer:
 
 @dataclass(slots=True)
 class Observed:
-    """Observes a run: its answers, and sums over its steps, weighted by their seconds."""
+    """Observes a run: its answers, and sums over its steps."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
     busy_seconds: float = 0.0
-    live_row_seconds: float = 0.0  # rows that compute for a request that is not done
+    live_row_seconds: float = 0.0  # sum of a step's seconds x its rows that compute for an unfinished request
     most_running: int = 0
     computed_tokens: int = 0
     seconds: float = 0.0
     step_seconds: float = 0.0  # of the latest step
-    reserved_token_steps: int = 0  # room if every admitted request reserved the maximum length, as contiguous caches do
+    reserved_token_steps: int = 0  # as if each admitted request reserved the maximum length, like contiguous caches
     stats: EngineStats = field(default_factory=EngineStats)
     _longest: int = 0
     _before: tuple[int, int] = (0, 0)

@@ -1,8 +1,8 @@
 """Measures the modes on this machine: the engine with a model of random weights, and transformers' static `generate`.
 
-Used by `command`. All systems of a cell run in alternating slices, on one thread. Each system's clock counts only its
-own processor seconds. So other load on the machine affects all of them alike and is not counted. Each cell has a
-process with its own models. As many cells run in parallel as there are processors.
+Used by `command`. A cell is one cap on outputs, or one rate of arrivals. All systems of a cell run in alternating
+slices, on one thread. Each system's clock counts only its own processor seconds. So other load on the machine affects
+all systems alike and is not counted. Each cell has a process with its own models, and several cells run in parallel.
 """
 
 import os
@@ -36,9 +36,9 @@ from conveyor_engine.wire.request import EngineRequest
 
 SHAPE = "modes"
 MEMORY = Memory(kv_tokens=8192, batch_limit=32)
-STEP_TOKENS = 2048  # with a CPU's default, prompts of 512 tokens are long, and hold blocks while their chunks wait
+STEP_TOKENS = 2048  # with a CPU's default, prompts of 512 count as long, and hold blocks while their chunks wait
 LATENCY_REQUESTS = 60
-LOADS = (0.25, 1.0)  # of Continuous's requests per second with outputs up to 1,536; as far apart as `virtual.RATES`
+LOADS = (0.25, 1.0)  # shares of Continuous's requests/s with outputs up to 1,536; as far apart as `virtual.RATES`
 TRANSFORMERS = "transformers"
 _RESERVED = "continuous-reserved"
 _SYSTEMS = {**MODES, _RESERVED: CONTINUOUS_RESERVED}
@@ -242,7 +242,7 @@ def measure_latency(
 def predict(
     number: int, runs: Mapping[int, Mapping[str, Run]], cells: Mapping[str, Mapping[str, Figures]]
 ) -> dict[str, Any]:
-    """Return every mode's ratio to Static, measured and in virtual time with constants of this machine's steps."""
+    """Return every mode's ratio to Static, measured and in virtual time with constants fitted to this machine."""
     fitted = Fitted([step for name in MODES for step in runs[_FIT_CAP][name].steps])
     ratios: dict[str, dict[str, dict[str, float]]] = {}
     for cap in CAPS:

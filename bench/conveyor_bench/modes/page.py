@@ -40,7 +40,7 @@ _SHARES = ("padding_waste", "kv_waste", "kv_waste_if_reserved", "utilisation", "
 
 
 def write_results(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write `virtual.json`, `measured.json` if there is one, and `index.html`."""
+    """Write a JSON file for each source (`virtual`, `measured`) that has results, and `index.html`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, told in results.items():
         (folder / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")

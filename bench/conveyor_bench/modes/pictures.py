@@ -1,6 +1,6 @@
 """Draws the pictures of a run: throughput, utilisation, waste, latency, the ratio, and throughput by batch limit.
 
-Used by `page` and `command`. Takes the objects of the JSON files; knows no engine.
+Used by `page`. Takes the objects of the JSON files, and uses no engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ NAMES = {
     "transformers": "transformers, static",
 }
 BANDS = {"Static": (0.60, 0.80), "Dynamic": (0.70, 0.85), "Continuous": (0.90, 0.99)}
-"""The device utilisation that guides to batching claim."""
+"""The ranges of device utilisation that guides to batching claim."""
 
 Modes = Mapping[str, Mapping[str, Mapping[str, float]]]
 _PERCENT = Axis(0.0, 1.06, "%", marks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))

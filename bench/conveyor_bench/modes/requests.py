@@ -13,7 +13,7 @@ MEAN_OUTPUT_TOKENS = 128
 def throughput_requests(number: int, cap: int, vocab_size: int) -> list[EngineRequest]:
     """Return requests that arrive at once, with prompts of 512 tokens.
 
-    The lengths of outputs are exponential with mean 128; only lengths up to `cap` are used.
+    The lengths of outputs are exponential with mean 128; only lengths up to `cap` are kept.
     """
     random = Random(cap)
     lengths = [_kept_output_tokens(random, cap) for _ in range(number)]

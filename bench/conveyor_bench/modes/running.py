@@ -30,7 +30,7 @@ class Clock(Protocol):
 
 
 class VirtualClock:
-    """A clock that moves only when it is told to."""
+    """A clock that moves only when `wait_until` is called."""
 
     def __init__(self) -> None:
         self._now = 0.0

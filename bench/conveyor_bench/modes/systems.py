@@ -24,7 +24,7 @@ MODES = {
     "dynamic": Mode("dynamic", reserves=True),
     "continuous": Mode("continuous"),
 }
-CONTINUOUS_RESERVED = Mode("continuous", reserves=True)  # to compare only the policy: the same batch limit as Static
+CONTINUOUS_RESERVED = Mode("continuous", reserves=True)  # has Static's batch limit, to compare only the policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Memory:
 
 
 def build_config(mode: Mode, facts: ModelFacts, num_requests: int, **settings: Any) -> EngineConfig:
-    """Return the engine's configuration for this mode. Prompts share no prefix, so the cache is never used."""
+    """Return the engine's configuration for this mode. Prefix caching is off, because prompts share no prefix."""
     return EngineConfig(
         batching_mode=mode.batching,
         padding=mode.padding,

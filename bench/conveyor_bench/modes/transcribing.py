@@ -149,7 +149,7 @@ def open_engine(directory: Path, mode: str, dtype: str, batch: int) -> EngineCor
 
 
 def measure(core: EngineCore, files: Sequence[File], arrivals: Sequence[float]) -> Result:
-    """Transcribe files. arrivals: when each arrives, in seconds of processor time, ascending."""
+    """Transcribe files. arrivals: when each file arrives, in seconds of processor time, ascending."""
     waiting = deque(enumerate(arrivals))
     seconds: list[float] = []
     now = 0.0
@@ -220,7 +220,7 @@ def compare(directory: Path, dtype: str, files: Sequence[File], batch: int, roun
 def list_batches(files: Sequence[File], batch: int) -> list[list[tuple[int, int]]]:
     """Return batches of windows (number of the file, number of tokens).
 
-    The first windows of all files come first, then the second ones. Within these, windows are sorted by length.
+    The first windows of all files come first, then all second windows, and so on. Each such group is sorted by length.
     """
     batches = []
     for window in range(max(len(file.windows) for file in files)):

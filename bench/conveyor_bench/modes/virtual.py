@@ -1,6 +1,6 @@
 """Runs the modes in virtual time: the product's core and scheduler with a cost model, with all 1,000 requests.
 
-Used by `command`, and by `measured` with the cost that it fits. Pure Python; a run is the same on every machine.
+Used by `command`, and by `measured` with the cost that it fits. The results are the same on every machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -90,7 +90,7 @@ def run_latency(cost: Cost, memory: Memory, step_tokens: int, rate: float, numbe
 def run_limits(cost: Cost, memory: Memory, step_tokens: int, number: int) -> dict[str, Figures]:
     """Return figures of Continuous for each batch limit, with outputs up to 1,536 tokens.
 
-    The number of requests is that of eight batches, but at least 50 and at most `number`.
+    Each run has as many requests as eight batches hold, but at least 50 and at most `number`.
     """
     longest = PROMPT_TOKENS + CAPS[-1]
     told = {}

@@ -20,7 +20,7 @@ class Felt:
     tokens: int = 0
     seconds: float = 0.0
     lines: list[str] = field(default_factory=list)  # of the log
-    limits: list[tuple[int, int]] = field(default_factory=list)  # rows and prompt tokens of a step, for each change
+    limits: list[tuple[int, int]] = field(default_factory=list)  # (rows, prompt tokens) of a step, after each change
     _last: dict[str, float] = field(default_factory=dict)
 
     def add(self, outputs: Iterable[RequestOutput], arrivals: dict[str, float], now: float) -> None:
@@ -56,13 +56,13 @@ class Comparison:
 
     @property
     def best(self) -> tuple[int, int] | None:
-        """The fixed limits with the most tokens per second, among those that hold the objective."""
+        """The fixed limits with the most tokens per second, among those that hold the objective; None if none do."""
         holding = [limits for limits, felt in self.fixed.items() if felt.p95("between") <= self.objective]
         return max(holding, key=lambda limits: self.fixed[limits].tokens_per_second, default=None)
 
     @property
     def share_of_best(self) -> float:
-        """The throughput with the objective, as a share of that with the best fixed limits."""
+        """The throughput with the objective, as a share of the throughput with the best fixed limits."""
         assert self.best is not None
         return self.steered.tokens_per_second / self.fixed[self.best].tokens_per_second
 

@@ -36,8 +36,8 @@ from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_protocol.pages import Demand, EngineDemand, ServiceDemand
 
 TICK_SECONDS: Final = 0.05
-LOOK_SECONDS: Final = 15.0  # between two looks of the HPA
-START_SECONDS: Final = 60.0  # of a pod
+LOOK_SECONDS: Final = 15.0  # between two evaluations of the HPA
+START_SECONDS: Final = 60.0  # until a new pod is ready
 _SERVICE: Final = "default/simulated"
 
 
@@ -49,7 +49,7 @@ class Look:
     replicas: int
     rows: list[int]
     in_flight: int
-    counted: int  # the metric: places of full batches
+    counted: int  # the value of the metric: `in_flight` in places of full batches
 
 
 class _Node:
@@ -108,7 +108,7 @@ class Fleet:
         self._queue = deque[EngineRequest]()
 
     def go(self, requests: Sequence[EngineRequest]) -> Iterator[Look]:
-        """Run until the last request arrives, and evaluate the HPA in its period. Requests are in order of arrival."""
+        """Run until the last request arrives, and evaluate the HPA periodically. Requests are in order of arrival."""
         self._num_requests = len(requests)
         self._scale(1, -START_SECONDS)
         pending = deque(requests)
@@ -126,7 +126,7 @@ class Fleet:
 
     @property
     def felt(self) -> Iterator[Felt]:
-        """Return the latencies of each engine that there was."""
+        """Return the latencies of each engine, including removed engines."""
         return (node.felt for node in (*self._nodes, *self._draining))
 
     def _match(self, now: float) -> None:
@@ -194,6 +194,6 @@ def run_fleet(name: str, seconds: float, objective: float | None) -> FleetRun:
 
 
 def count_turns(replicas: Sequence[int]) -> int:
-    """Return how often the replicas changed their direction."""
+    """Return how often the replicas went from growing to shrinking, or the reverse."""
     changes = [after - before for before, after in pairwise(replicas) if after != before]
     return sum((one > 0) != (other > 0) for one, other in pairwise(changes))

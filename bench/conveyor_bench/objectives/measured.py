@@ -72,14 +72,14 @@ class _WithFacts:
 def measure(seconds: float, say: Callable[[str], None]) -> Iterator[Comparison]:
     """Measure every shape.
 
-    The fastest of a few first runs with fixed limits sets load 1, which is its requests per second, and the objective,
-    which is 1.5 x the P95 of its time between two tokens.
+    A few runs with fixed limits come first. The fastest of them sets load 1, which is its requests per second, and the
+    objective, which is 1.5 x the P95 of its time between two tokens.
     """
     with tempfile.TemporaryDirectory() as folder:
         measured = Measured(Path(folder))
         requests = draw_requests(SHAPES["step"], Scale(1e6, _PACE_REQUESTS / 1e6), 7, measured.vocabulary)
         paces = [measured.run(_limited(_PACE), requests) for _ in range(_PACE_RUNS)]
-        pace = min(paces, key=lambda felt: felt.seconds)  # the first run also allocates, and others only slow a run
+        pace = min(paces, key=lambda felt: felt.seconds)  # the first also allocates; other load only slows a run
         rate, objective = len(requests) / pace.seconds, 1.5 * pace.p95("between")
         say(f"event=paced requests_per_second={rate:.2f} objective_ms={objective * 1000:.1f}")
         systems = {f"{rows}x{tokens}": _limited((rows, tokens)) for rows, tokens in FIXED}

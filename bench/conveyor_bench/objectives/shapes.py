@@ -27,12 +27,12 @@ class Lengths:
 class Shape:
     """A shape. `load` gives the load at a time. Times are parts of the whole duration, from 0 to 1.
 
-    `bursts` are (time, seconds): at this time, all requests arrive at once that load 1 has in these seconds. The
-    seconds are limited to `_BURST_SHARE` of the whole duration.
+    `bursts` are (time, seconds): the requests that load 1 has in these seconds all arrive at this time. The seconds
+    are limited to `_BURST_SHARE` of the whole duration.
     """
 
     load: Callable[[float], float]
-    lengths: tuple[tuple[float, Lengths], ...]  # a part of the requests, and their lengths
+    lengths: tuple[tuple[float, Lengths], ...]  # a share of the requests, and their lengths
     bursts: tuple[tuple[float, float], ...] = ()
 
 

@@ -1,8 +1,7 @@
 """Runs objectives in virtual time: the product's core, scheduler and steering with a cost model.
 
-For `command` and tests.
-
-A run with an objective is compared to runs with fixed limits. Pure Python; a run is the same on every machine.
+For `command` and tests. A run with an objective is compared to runs with fixed limits. The results are the same on
+every machine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 VOCABULARY = 1000
-DECLARED = (64, 1024)  # rows and tokens of a step: the engine's default tokens on a CPU
+DECLARED = (64, 1024)  # rows, and tokens of a step; the tokens are the engine's default on a CPU
 FIXED = (
     (8, 64),
     (16, 64),
@@ -32,7 +31,7 @@ FIXED = (
     (64, 256),
 )
 REQUESTS_PER_SECOND = 6.0  # load 1
-# Of a server's 16 cores; a step is bound by the weights up to about ten tokens, from there on by arithmetic.
+# 16 cores of a server. Reading the weights bounds a step up to about ten tokens; above that, arithmetic does.
 CPU = Device(flops=1.6e12, bytes_per_second=150e9, memory_bytes=64e9)
 _QWEN3_600M = Shape(
     layers=28,

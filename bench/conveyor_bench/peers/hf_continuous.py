@@ -1,9 +1,10 @@
 """transformers' continuous batching (`generate_batch`) as a system of the bench. Called by `engine.command`.
 
 transformers' manager schedules and computes in its own thread. `generate_batch` starts a manager for every call. Here
-the manager starts before the first step and stops after the last one, so that no step includes this. A step takes as
-many tokens as a step of our engine, instead of the manager's default of 8,192, because on a CPU a step attends with a
-dense mask over all of its tokens. The manager reads the size of the machine's memory from NUMA nodes or with psutil.
+the manager starts before the first step and stops after the last one, so that no step includes a start or stop. A step
+takes as many tokens as a step of our engine, instead of the manager's default of 8,192, because on a CPU a step attends
+with a dense mask over all of its tokens. The manager reads the size of the machine's memory from NUMA nodes or with
+psutil.
 """
 
 import logging
@@ -17,7 +18,7 @@ from conveyor_bench.comparing.held import in_steps_of_threads
 from conveyor_bench.comparing.systems import Prompts, Run
 
 STEP_TOKENS = 1024  # the default of our engine on a CPU
-PAGE = 256  # tokens: its default
+PAGE = 256  # tokens, by the manager's default
 NO_TOKEN = -1
 
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # asks for psutil; errors are in the results
@@ -59,7 +60,7 @@ class HfContinuous:
 
 def _generate(manager: Any, prompts: Prompts, output_tokens: int) -> Prompts:
     """Return the generated tokens. Raises RuntimeError if a request fails or the manager ends."""
-    with manager.pause():  # otherwise the manager begins with the first prompts
+    with manager.pause():  # otherwise the manager begins before it has all prompts
         order = manager.add_requests(prompts, max_new_tokens=output_tokens)
     outputs: dict[str, list[int]] = {}
     while len(outputs) < len(order):
@@ -74,7 +75,7 @@ def _generate(manager: Any, prompts: Prompts, output_tokens: int) -> Prompts:
 
 
 def _fewest(manager: Any, output_tokens: int) -> int:
-    """Return how many tokens every request has. Call it between two forwards, when the numbers do not change."""
+    """Return the fewest tokens that a request has. Call it between two forwards, when the numbers do not change."""
     scheduler = manager.batch_processor.scheduler
     if scheduler.waiting_requests:
         return 0

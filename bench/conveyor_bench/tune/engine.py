@@ -44,7 +44,7 @@ class EngineProcess:
         await self._stop()
         command = [sys.executable, "-m", "conveyor_engine", "serve", "--model", str(self._model), "--port=0"]
         command += ["--host=127.0.0.1", "--served-model-name=tuned", *self._flags, *_build_flags(candidate)]
-        # Ctrl-C is for this program, which stops the engine itself.
+        # A separate session, so that Ctrl-C reaches only this program, which then stops the engine.
         self._process = await asyncio.create_subprocess_exec(
             *command, stderr=asyncio.subprocess.PIPE, start_new_session=True
         )

@@ -1,1 +1,1 @@
-"""Workloads that only whole runs compare. Called by `engine.command`."""
+"""Workloads whose figures need whole runs. Called by `engine.command`."""

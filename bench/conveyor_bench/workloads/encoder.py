@@ -1,7 +1,7 @@
 """Workloads of encoders, each beside a peer: `embed` here, `rerank` and `classify` in `classifiers`.
 
 embed: texts of 8 to 512 tokens through a BERT, against sentence-transformers' own `encode`, which sorts by length and
-pads batches of 32. Both begin with texts. First, both must give the same numbers with a small float32 model.
+pads batches of 32. Both systems get texts. First, both must give the same numbers with a small float32 model.
 """
 
 import time
@@ -61,7 +61,7 @@ def build_embed() -> Job:
 
 
 def measure_job(job: Job, shape: str, dtype: str, limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure the seconds for all items with both systems. Exits if they differ, or if the peer is missing."""
+    """Measure the seconds for all items with both systems. Exits if their numbers differ or the peer is missing."""
     if find_spec(job.peer.replace("-", "_")) is None:
         raise SystemExit(f"{job.peer} is missing: uv run --no-sync --with {job.peer} python -m ...")
     with TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ def check_numbers(job: Job, folder: Path) -> int:
 
 
 def random_texts(seed: int) -> list[str]:
-    """Return random texts, each with a random number of tokens, including the two that a BERT adds."""
+    """Return random texts, each with a random number of tokens, including the two special ones of a BERT."""
     random = Random(seed)
     lengths = [random.randint(*TOKENS) for _ in range(TEXTS)]
     return [" ".join(f"w{random.randrange(len(_SPECIAL), VOCABULARY)}" for _ in range(n - 2)) for n in lengths]

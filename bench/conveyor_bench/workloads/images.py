@@ -45,7 +45,7 @@ Pixels = npt.NDArray[np.float32]
 
 
 def measure_images(shape: str, dtype: str, limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure the images per second of both, and the ratio of the engine's to the forward's. Exits if logits differ."""
+    """Measure the images per second of engine and forward, and their ratio. Exits if the logits differ."""
     with TemporaryDirectory() as folder:
         side = write_model(Path(folder), shape)
         say(f"event=model_written shape={shape}")

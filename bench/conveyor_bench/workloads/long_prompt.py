@@ -17,7 +17,7 @@ from conveyor_bench.workloads.rounds import Figures, Limits, measure_engines
 from conveyor_engine.scheduling.token_budget import LONG_PROMPT_SHARE
 
 DECODING, SHORT_TOKENS, LONG_TOKENS, OUTPUT_TOKENS = 8, 32, 2048, 32
-STEPS_BEFORE = 4  # of decodes, until the long prompt arrives
+STEPS_BEFORE = 4  # with decodes, before the long prompt arrives
 
 
 def measure_long_prompt(

@@ -39,7 +39,10 @@ Start = Callable[[Sequence[Request]], Run]
 def measure_mixed(
     model: Path, dtype: str, vocab_size: int, limits: Limits, say: Callable[[str], None], *, profile: bool = False
 ) -> dict[str, Any]:
-    """Measure both systems' useful tokens per second and their ratio. profile: also the parts' times in another run."""
+    """Measure both systems' useful tokens per second and their ratio.
+
+    profile: also measure the times of the engine's parts, in another run.
+    """
     sizes = Workload(BATCH, INPUT_TOKENS[1], OUTPUT_TOKENS[1])
     conveyor = Conveyor(model, dtype, sizes, say, max_num_queued_requests=REQUESTS)
     peer = HfStatic(model, dtype)
@@ -103,7 +106,7 @@ def run_static(peer: HfStatic, requests: Sequence[Request]) -> Run:
 def one_round(
     systems: Mapping[str, Start], limit: Beside, requests: Sequence[Request], orders: Iterator[list[str]]
 ) -> Round:
-    """Run the requests once on each system. Turns in which the host took too much time are left out, unless all are."""
+    """Run the requests once on each system. Drop turns in which the host took too much time, if other turns remain."""
     total = sum(request.output_tokens for request in requests)
     runs = {name: Progress(start(requests)) for name, start in systems.items()}
     turns: list[dict[str, Slice]] = []

@@ -1,7 +1,8 @@
 """Repeats rounds in which each system does the same work, until the ratio of their figures settles.
 
-It is for figures that only a whole run gives: a wait, a gap, requests of many lengths. As with slices, the first system
-alternates. A round during which the host took too much time does not count for ratios, and is reported as dropped.
+This is for figures that only a whole run gives: a wait, a gap, requests of many lengths. As with slices, the order of
+the systems alternates. A round during which the host took too much time does not count for ratios, and is reported as
+dropped.
 """
 
 import time
@@ -24,7 +25,7 @@ class Sample:
     """The round of one system."""
 
     figures: Figures
-    stolen: float = 0.0  # share of all processors' time that the host gave to others
+    stolen: float = 0.0  # share of all processors' time that the host gave to other machines
 
 
 Round = Mapping[str, Sample]  # by system, OURS and LIMIT among them
@@ -51,8 +52,8 @@ def measure_engines(
 def in_turns(systems: Mapping[str, Callable[[int], Figures]], limit: Beside) -> Callable[[int], Round]:
     """Return a function that runs one round: a whole run of each system, one right after the other.
 
-    Each run gets the round's number. Our figures have `all`, the seconds of a whole run, because the limit's time is
-    for all steps of the run.
+    Each run gets the round's number. This engine's figures need `all`, the seconds of a whole run, because the limit's
+    time is for all steps of the run.
     """
 
     def one_round(number: int) -> Round:
@@ -76,7 +77,7 @@ def _sample(run: Callable[[int], Figures], number: int) -> Sample:
 def measure_rounds(one_round: Callable[[int], Round], limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
     """Return each system's median figures. For each peer, also returns its figures divided by ours, with the spread.
 
-    A further round begins only if it would end within the budget even if it takes as long as the longest so far.
+    A further round begins only if a round as long as the longest so far would end within the budget.
     """
     begun, longest, rounds = time.monotonic(), 0.0, list[Round]()
     while len(rounds) < limits.rounds and not _is_settled(rounds):

@@ -21,7 +21,7 @@ _OTHERS: Final = (  # formats that clients send but that no decoder here support
     (0, b"caff", "CAF"),
     (0, b".snd", "AU"),
 )
-_UNKNOWN_SIZES: Final = (0, 0x7FFFFFFF, 0xFFFFFFFF)  # written by programs that write to a pipe
+_UNKNOWN_SIZES: Final = (0, 0x7FFFFFFF, 0xFFFFFFFF)  # written by programs that write to a pipe and do not know the size
 _OGG_HEAD: Final = 27
 _OGG_LAST: Final = 4  # the flag of a stream's last page
 

@@ -18,8 +18,8 @@ from conveyor_engine.model_files import read_object
 
 Samples = npt.NDArray[np.float32]
 FILE: Final = "preprocessor_config.json"
-_FLOOR: Final = 1e-10  # of the power in a mel band
-_RANGE: Final = 8.0  # in powers of ten, below the loudest band of the file
+_FLOOR: Final = 1e-10  # smallest power in a mel band; smaller values are raised to it
+_RANGE: Final = 8.0  # how far a band may be below the loudest band of the file, in powers of ten
 _LIMITS: Final = {  # for each number in the file: transformers' default, minimum, maximum
     "feature_size": (80, 8, 256),
     "sampling_rate": (16_000, 16_000, 48_000),
@@ -55,7 +55,7 @@ class Extractor:
     def extract(self, pieces: Iterable[Samples]) -> tuple[npt.NDArray[np.float32], int]:
         """Return features (frames, num_mels) of a file's samples, and how many of these frames contain sound.
 
-        A file that is shorter than a window is padded with silence. It needs at least n_fft samples.
+        A file that is shorter than a window is padded with silence. Every file needs at least n_fft samples.
         """
         half = self.n_fft // 2
         made: list[npt.NDArray[np.float32]] = []
@@ -101,7 +101,7 @@ def build_mel_filters(num_mels: int, n_fft: int, rate: int) -> npt.NDArray[np.fl
 
 
 def _to_mel(hertz: float) -> float:
-    """Convert hertz to mels, which are linear up to 1 kHz, then logarithmic. Only for frequencies above 1 kHz."""
+    """Convert hertz to mels, which are linear up to 1 kHz, then logarithmic. Correct only from 1 kHz on."""
     return 15.0 + float(np.log(hertz / 1000.0)) * 27.0 / float(np.log(6.4))
 
 

@@ -1,4 +1,4 @@
-"""The engine's configuration: one frozen object, parsed once, passed by constructor.
+"""The engine's configuration: one frozen object, which is parsed once and passed to constructors.
 
 `sources` fills it from flags, environment, file and the defaults here. `docs/configuration.py` generates the table of
 settings. Values that the engine finds at its start, such as the number of KV blocks that fit, are in `ModelFacts`.
@@ -264,14 +264,14 @@ class EngineConfig:
 
     @property
     def workload(self) -> Workload | None:
-        """Return the lengths of requests; None if they are not known."""
+        """Return the declared lengths of requests; None if none are declared."""
         inputs = self.workload_input_tokens
         return None if inputs is None else Workload(inputs, self.workload_output_tokens)
 
     def choose_num_seqs(self, default: int = DEFAULT_NUM_SEQS) -> int:
         """Return the most requests of a step: 1 in mode none, otherwise `max_num_seqs`.
 
-        If that is not set, returns `default`, but at most `max_num_batched_tokens`.
+        If `max_num_seqs` is not set, returns `default`, but at most `max_num_batched_tokens`.
         """
         if self.batching_mode == "none":
             return 1

@@ -1,4 +1,4 @@
-"""Sources of the configuration: flags, then CONVEYOR_ENGINE_<SETTING>, then a YAML file, then the defaults.
+"""Sources of the configuration, the strongest first: flags, CONVEYOR_ENGINE_<SETTING>, a YAML file, the defaults.
 
 Called by `__main__`. Flags and variables are read as in every program (`conveyor_process.settings`); only the engine
 has a file. The error for a value that cannot be used names the key and its source.

@@ -1,4 +1,4 @@
-"""Builds the runner for the model's task on this process's device. Called by `loop.process` and `ranks`."""
+"""Builds the runner for the model's task on this process's device. Called by `loop.process` and `rank_process`."""
 
 import os
 from collections.abc import Callable

@@ -5,7 +5,7 @@ from conveyor_engine.errors import ConfigError
 from conveyor_protocol.failure_reasons import FailureReason
 
 LARGEST_MEMORY_FRACTION = 0.95  # maximum share of the free memory; allocators and the driver need the rest
-CPU_DEFAULT_BYTES = 4 * 2**30  # default's limit, unless one request needs more; other programs share a CPU's memory
+CPU_DEFAULT_BYTES = 4 * 2**30  # limit of the default, unless one request needs more; programs share a CPU's memory
 CACHE_BLOCKS_MAX = 2**20  # the prefix cache uses the blocks that requests leave; more blocks cost more than they save
 
 

@@ -64,7 +64,7 @@ def main() -> None:
         _serve(messages)
     except StartError as error:
         failed = RankFailed(error.reason, str(error))
-    except Exception as error:  # the one broad except of this process
+    except Exception as error:  # the only handler for all exceptions in this process
         _log.exception("event=rank_failed")
         reason = FailureReason.OUT_OF_MEMORY if is_out_of_memory(error) else FailureReason.ENGINE_ERROR
         failed = RankFailed(reason, one_line(f"a rank failed: {type(error).__name__}: {error}"))

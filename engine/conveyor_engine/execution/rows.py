@@ -28,7 +28,7 @@ class Rows:
         self._num_blocks = [0] * max_num_seqs
 
     def after(self, num_blocks: int) -> Self:
-        """Return a view of these rows without the first blocks of each table. Do not call `update` on the view."""
+        """Return a view of these rows without the first `num_blocks` blocks of each table. Never `update` the view."""
         view = copy(self)
         view.block_tables = self.block_tables[:, num_blocks:]
         return view

@@ -65,7 +65,7 @@ class Start:
     def _load_share(self, path: str) -> PreTrainedModel:
         """Load this rank's share of the model.
 
-        The ranks take turns, so that the host's memory holds one whole model at a time.
+        The ranks take turns, so that the host's memory holds at most one whole model at a time.
         """
         placement = self._placement
         for turn in range(placement.world_size):

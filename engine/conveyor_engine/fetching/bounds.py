@@ -11,7 +11,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_protocol.failure_reasons import FailureReason
 
 MAX_ANSWER_BYTES: Final = 32 << 20  # of a listing, an error or a bucket's block; a hub lists about 300 bytes a file
-MAX_FILES: Final = 1000  # of a model; one response of a bucket lists as many
+MAX_FILES: Final = 1000  # of a model; one response of a bucket lists up to this many
 MIN_BYTES: Final = 64 << 10  # minimum that a response must deliver ...
 WINDOW_SECONDS: Final = 60.0  # ... in this time of waiting
 

@@ -95,7 +95,7 @@ class Bucket:
                 pool.shutdown(cancel_futures=True)
 
     def _list(self) -> list[dict[str, Any]]:
-        """List the objects of the prefix, and of the folders that the engine knows. Raises ModelError if too many."""
+        """List the objects of the prefix, and of the folders that the engine knows. Raises ModelError for too many."""
         found = self._list_folder("")
         names = {entry["Name"] for entry in found}
         for folder in (POOLING_FILE.rpartition("/")[0], *(PIPELINE_FOLDERS if PIPELINE_INDEX in names else ())):
@@ -131,7 +131,7 @@ class Bucket:
     def _find_part_bytes(self, name: str, size: int, count: int, first: dict[str, Any]) -> int | None:
         """Return the size that each part has except the last; None if the sizes differ.
 
-        Also returns None for a server that does not support parts, which returns the whole file.
+        Also returns None if the server does not support parts and describes the whole file.
         """
         if first.get("PartsCount") != count:
             return None
@@ -211,7 +211,7 @@ class _LimitedSession:
 
 
 class _LimitedBody:
-    """Adapt urllib3's response to botocore."""
+    """A response of urllib3 in the form that botocore reads, with a body limited by `limit_chunks`."""
 
     def __init__(self, raw: Any, source: str) -> None:
         self._raw = raw
@@ -239,7 +239,7 @@ def _connect() -> Any:
         read_timeout=30,
         retries={"mode": "standard", "total_max_attempts": 3},
         max_pool_connections=CONNECTIONS,
-        response_checksum_validation="when_required",  # other checksums are of whole objects
+        response_checksum_validation="when_required",  # stored checksums cover whole objects, not ranges
     )
     return Session().create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
 

@@ -123,7 +123,7 @@ def _read_marker(uri: str, directory: Path) -> dict[str, Any] | None:
 
 
 def _wants_nothing(marker: dict[str, Any] | None) -> bool:
-    """Return whether the directory was fetched with the same list of wanted files as this engine's."""
+    """Return whether the engine that fetched the directory had the same list of wanted files as this engine."""
     return marker is not None and marker.get("wanted") == _WANTED.pattern
 
 
@@ -245,7 +245,7 @@ def _fetch_file(source: Source, model: RemoteModel, file: RemoteFile, partial: P
 
 
 def _download(source: Source, model: RemoteModel, file: RemoteFile, unfinished: Path) -> None:
-    """Download the file. An interrupted download continues if it brought some bytes. Otherwise raises ModelError."""
+    """Download the file. Resumes an interrupted download while it makes progress. Otherwise raises ModelError."""
     num_short = 0  # number of successive interruptions after few bytes
     while True:
         before = _size(unfinished)

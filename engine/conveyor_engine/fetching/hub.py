@@ -123,7 +123,7 @@ def _describe_file(sibling: Any) -> RemoteFile:
 def has_one_origin(url: str, location: str) -> bool:
     """Return whether both addresses have the same scheme, host and port.
 
-    If not, `location` is a signed address of another host, or has no TLS, and must not get the token.
+    If not, `location` is a signed address on another host, or has no TLS. It must not get the token.
     """
     return urlsplit(url)[:2] == urlsplit(location)[:2]  # scheme, host and port
 
@@ -132,8 +132,8 @@ def has_one_origin(url: str, location: str) -> bool:
 def _errors_explained(repository: str, revision: str) -> Iterator[None]:
     """Convert huggingface_hub's errors to ours.
 
-    It catches all exceptions, because huggingface_hub also raises its HTTP library's errors. No other code of this
-    process does.
+    It catches all exceptions, because huggingface_hub also raises its HTTP library's errors. Nothing else in this
+    process catches all exceptions.
     """
     where = f"at {_shown_endpoint()}"
     try:

@@ -30,7 +30,7 @@ class RemoteFile:
     size: int  # bytes
     digest: str  # in the source's format: letters, digits and dashes
     hashing: Literal["sha256", "git", "md5", "none"]  # git: the blob id; none: the digest cannot be computed from bytes
-    part_bytes: int | None = None  # md5 in parts of this size: the MD5 of the parts' MD5s, "-" and their number
+    part_bytes: int | None = None  # for md5 in parts: `digest` is the MD5 of the parts' MD5s, "-", their number
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Parses `model.uri`. It accepts exactly the addresses that the resource's API accepts.
 
-tests/contract/test_spec_reaches_engine.py compares the two.
+tests/contract/test_spec_reaches_engine.py compares `parse_uri` with the API.
 """
 
 import re

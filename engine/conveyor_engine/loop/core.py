@@ -43,7 +43,7 @@ class EngineCore:
     ) -> None:
         """Warm up the executor. Raises ModelError, whose `reason` becomes part of the termination message.
 
-        progress: called with a key=value line about the warm-up. overlap: plan steps ahead.
+        progress: called with key=value lines about the warm-up and changed limits. overlap: plan steps ahead.
         clock: the clock that `now` of `step` comes from. If there are objectives, it measures the steps.
         constrain: returns the constraint on a request's tokens, or raises InvalidRequest.
         tokenizer: finds stop strings; None: the caller must find them in the outputs.

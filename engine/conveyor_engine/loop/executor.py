@@ -27,7 +27,7 @@ class Executor(Protocol):
 
     @property
     def extra_warmup_tokens(self) -> int:
-        """Tokens of an extra request for warm-up, whose step the other warm-up steps do not cover; 0: none needed."""
+        """Tokens of an extra warm-up request, whose kind of step the other warm-up steps lack; 0: none is needed."""
         ...
 
     @property

@@ -33,7 +33,8 @@ class Overlap:
         self._executor = executor
         self._pool = pool or ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
         self._num_ahead = num_ahead
-        self._begun: deque[tuple[StepPlan, Future[Any]]] = deque()  # a Read, or a Sample until masks are built
+        # The result of a future is a Read, or a Sample until the step's masks are built.
+        self._begun: deque[tuple[StepPlan, Future[Any]]] = deque()
         self._failed = False  # set by the executor's thread; cleared when no step is open
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -49,9 +50,9 @@ class Overlap:
 
         Without a plan, pass the oldest result, if a step is open.
 
-        A constrained plan's masks need the tokens of all earlier steps. So its tokens are sampled only after these
-        steps are over; meanwhile the device computes its forward pass. Raises an exception if the device is broken: see
-        `recover`.
+        The masks of a constrained plan need the tokens of all earlier steps. So the plan's tokens are sampled only
+        after these steps are over. Meanwhile the device computes the plan's forward pass. Raises an exception if the
+        device is broken: see `recover`.
         """
         if plan is None:
             self._end_oldest(scheduler)

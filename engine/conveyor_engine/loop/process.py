@@ -65,7 +65,7 @@ class Channel:
         self._connection = connection
         self._sending = threading.Lock()
         self.on_arrival: Callable[[ToEngine], None] = lambda _: None  # called in the reading thread, while steps run
-        self._arrived: SimpleQueue[ToEngine | Exception] = SimpleQueue()  # an exception is the last element
+        self._arrived: SimpleQueue[ToEngine | Exception] = SimpleQueue()  # ends with an exception
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
     def send(self, message: FromEngine) -> None:
@@ -207,7 +207,7 @@ def run(channel: Channel, load: Load) -> int:
         return 0
     except StartError as error:
         last_words: FromEngine = StartFailed(error.reason, str(error))
-    except Exception as error:  # anything that no other handler expects ends the process
+    except Exception as error:  # any other exception ends the process
         _log.exception("event=engine_failed")
         last_words = Failed(_reason(error), one_line(f"{type(error).__name__}: {error}"))
     with contextlib.suppress(Disconnected):

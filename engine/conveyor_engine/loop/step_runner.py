@@ -1,7 +1,6 @@
 """Runs one step. If it raises, finds out whether the step was too large, a request fails, or the device is broken.
 
-Used by `core`, and by `overlap` for steps that raised. Without torch, so that the scheduler's property tests can run
-failing steps.
+Used by `core` and `overlap`. Without torch, so that the scheduler's property tests can run failing steps.
 """
 
 import logging

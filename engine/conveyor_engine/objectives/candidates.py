@@ -1,8 +1,8 @@
 """Chooses the largest limits that meet the objectives, from the cost of steps and the traffic.
 
 The time between two tokens is one step. The time to a first token is the step that runs when the request arrives, plus
-one step for each piece of the prompt. A request that takes one step needs the running step, the window and its own
-step. Used by `steering` and `loop.core`. Pure.
+one step for each piece of the prompt. If requests take only one step, their latency is the running step, the window and
+their own step. Used by `steering` and `loop.core`. Pure.
 """
 
 import math
@@ -17,9 +17,9 @@ from conveyor_engine.objectives.step_cost import Coefficients
 from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.wire.request import ModelFacts
 
-_FLOOR: Final = 1 / 8  # of the declared rows
-_TOKENS_FLOOR: Final = 1 / 64  # of the declared prompt tokens
-_SMALLEST_CHUNK: Final = 16  # prompt tokens
+_FLOOR: Final = 1 / 8  # lowest limit of rows, as a share of the declared limit
+_TOKENS_FLOOR: Final = 1 / 64  # lowest limit of prompt tokens, as a share of the declared limit ...
+_SMALLEST_CHUNK: Final = 16  # ... but at least this number
 _NUM_PROMPTS: Final = 128
 _LATELY_STEPS: Final = 512
 _BAND: Final = 1.05
@@ -123,8 +123,8 @@ class Candidates:
     def choose(self, cost: Coefficients, traffic: Traffic, targets: Objectives) -> Limits | None:
         """Return the limits with the most rows that meet the targets, and with as many prompt tokens as then fit.
 
-        Returns None if no limits meet the targets. The time to the first token does not reduce the rows, because that
-        would only make requests wait. So limits that miss only this target are returned too.
+        Returns None if no limits meet the targets. The time to the first token does not reduce the rows, because with
+        fewer rows requests would only wait longer. So limits that miss only this target are returned too.
         """
         for num_rows in reversed(self.sizes):
             if targets.latency is not None:
@@ -144,7 +144,7 @@ class Candidates:
         return targets.inter_token_latency is not None and step > _BAND * targets.inter_token_latency
 
     def clip_rows(self, wanted: int, now: int) -> int:
-        """Return the size nearest to `wanted`, among sizes from half to twice the size `now` and its two neighbours."""
+        """Return the size nearest to `wanted`, among the neighbours of `now` and the sizes from half to twice `now`."""
         index = self.sizes.index(now)
         near = {size for size in self.sizes if now / 2 <= size <= now * 2} | {
             *self.sizes[max(0, index - 1) : index + 2]
@@ -157,8 +157,9 @@ class Candidates:
     def _choose_tokens(self, num_rows: int, cost: Coefficients, traffic: Traffic, targets: Objectives) -> int | None:
         """Return the most prompt tokens with which a step meets the target for the time between tokens.
 
-        Returns None if the traffic needs more prompt tokens than this number. If the time to the first token misses
-        its target, the number is halved until it meets the target. If no such number suffices, it is not reduced.
+        Returns None if the traffic needs more prompt tokens than this number. If the predicted time to the first token
+        misses its target, the number is halved until the time meets the target. If this would leave too few prompt
+        tokens for the traffic, the number is not reduced.
         """
         floor, room = self.floor, self._declared.prompt_tokens
         need = min(room, max(floor.prompt_tokens, num_rows * traffic.prompt_tokens_per_decode))
@@ -178,7 +179,7 @@ class Candidates:
 
 
 def _find_room(num_rows: int, cost: Coefficients, seconds: float) -> int:
-    """Return how many prompt tokens a step with these rows may have to take at most `seconds`."""
+    """Return the most prompt tokens with which a step with these rows takes at most `seconds`."""
     left = seconds - cost.seconds(num_rows, 0)
     if cost.per_token <= 0:
         return sys.maxsize if left >= 0 else 0

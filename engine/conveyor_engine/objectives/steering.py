@@ -1,9 +1,10 @@
 """Moves the limits of rows and of prompt tokens so that latencies stay within their objectives. START HERE.
 
-Every `STEPS_PER_LOOK` steps, `Steering` fits the cost of steps and chooses the largest limits whose predicted times are
-at most the objective times a factor. Each objective has its own factor, which measured times correct. If the P95 of
-these times is above the objective, the factor is lowered until the limits go down. If the P95 is far below the
-objective while requests wait, the factor is raised. No running or waiting request is dropped because of a prediction.
+Every `STEPS_PER_LOOK` steps, `Steering` fits the cost of steps. Then it chooses the largest limits whose predicted
+times do not exceed the objectives, each multiplied by a factor of its own. Measured times correct the factors. If the
+P95 of these times is above an objective, the objective's factor is lowered until the limits go down. If the P95 is far
+below the objective while requests wait, the factor is raised. No running or waiting request is dropped because of a
+prediction.
 
 `loop.core` builds it if the configuration has objectives. Single-threaded; the caller passes the time.
 """
@@ -85,7 +86,7 @@ class Steering:
             self._is_pressed = False
 
     def report(self, stats: EngineStats) -> EngineStats:
-        """Return the statistics with the current limits. While the reason is DECLARED, they are left out."""
+        """Return the statistics with the current limits. While the reason is DECLARED, the limits are None."""
         is_known = self.reason != LimitReason.DECLARED
         return msgspec.structs.replace(
             stats,
@@ -126,7 +127,7 @@ class Steering:
     def _miss(self, cost: Coefficients, ratios: Ratios, worst: float, now: float) -> None:
         """Lower the factors of missed objectives until the limits go down.
 
-        If even the lowest limits miss an objective by far, give up for a while.
+        If even the lowest limits miss an objective by far, or miss the time to the first token, give up for a while.
         """
         missed = [(ratio, each) for ratio, each in ratios if ratio > _MISSED]
         while not self._is_less(chosen := self._choose(cost) or self._candidates.floor):
@@ -209,8 +210,8 @@ class Steering:
     def _move(self, chosen: Limits, reason: LimitReason, worst: float | None, now: float) -> None:
         """Change the limits towards `chosen`, and drop all readings.
 
-        The declared limits are restored at once. Otherwise prompt tokens change by at most a factor of two, and rows by
-        at most that or to the next size.
+        The declared limits are restored at once. Otherwise prompt tokens change by at most a factor of two. Rows change
+        by at most the same factor, or to the next size.
         """
         old = replace(self.limits)
         if reason in (LimitReason.UNREACHABLE, LimitReason.DECLARED):

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 NUM_KEPT: Final = 16  # steps of one shape
 NUM_STEPS_FRESH: Final = 4096  # a shape that was not seen for this many steps is dropped
-_RIDGE: Final = 1e-3  # relative to the sum of squares; limits terms that the points hardly distinguish
+_RIDGE: Final = 1e-3  # relative to a term's sum of squares; limits the coefficients if points are nearly collinear
 _SMOOTHING: Final = 1 / 8
 
 
@@ -59,7 +59,7 @@ class StepCost:
     def __init__(self) -> None:
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._number = 0
-        self.coefficients: Coefficients | None = None  # None: too few shapes were seen
+        self.coefficients: Coefficients | None = None  # None: nothing was fitted yet
 
     def observe(self, num_rows: int, prompt_tokens: int, seconds: float) -> None:
         """Record how long a step took."""
@@ -68,7 +68,7 @@ class StepCost:
         shape.add((num_rows, prompt_tokens, seconds), self._number)
 
     def fit(self) -> None:
-        """Move the coefficients towards the best fit. The first fit is used as it is."""
+        """Move the coefficients towards the best fit. The first fit is not smoothed."""
         oldest = self._number - NUM_STEPS_FRESH
         self._shapes = {key: shape for key, shape in self._shapes.items() if shape.last_seen > oldest}
         points = [shape.point for shape in self._shapes.values() if shape.point[2] > 0]
@@ -83,7 +83,7 @@ class StepCost:
 
 
 def _fit_best(points: Sequence[tuple[float, float, float]]) -> Coefficients:
-    """Return the least-squares fit of relative errors, among subsets of terms without negative coefficients."""
+    """Return the fit with the least squared relative errors, over subsets of terms with no negative coefficient."""
     rows = [(1 / seconds, num_rows / seconds, tokens / seconds) for num_rows, tokens, seconds in points]
     sums = [sum(row[i] for row in rows) for i in range(3)]
     products = [[sum(row[i] * row[j] for row in rows) for j in range(3)] for i in range(3)]
@@ -99,7 +99,10 @@ def _error(products: list[list[float]], sums: list[float], found: Coefficients) 
 
 
 def _solve(products: list[list[float]], sums: list[float], terms: tuple[int, ...]) -> Coefficients | None:
-    """Solve the normal equations with a ridge by elimination. Returns None if a coefficient is negative."""
+    """Solve the normal equations with a ridge by elimination.
+
+    Returns None if a coefficient is negative, or if a term is 0 in all points.
+    """
     matrix = [[*(products[i][j] for j in terms), sums[i]] for i in terms]
     size = len(terms)
     for i in range(size):

@@ -40,7 +40,7 @@ class BlockManager:
         return blocks
 
     def num_free_among(self, blocks: Sequence[int]) -> int:
-        """Return how many of these blocks are free, so that sharing them takes them from the pool."""
+        """Return how many of these blocks are free. Sharing reduces the number of free blocks by this number."""
         return sum(self.ref_counts[block] == 0 for block in blocks)
 
     def share(self, blocks: Sequence[int]) -> None:

@@ -11,10 +11,10 @@ from conveyor_engine.scheduling.shares import NO_SHARES, Shares
 class BlockTables:
     """Rows and block tables of the admitted requests.
 
-    Full blocks of known tokens can be found as cached prefixes as soon as they are scheduled. Other requests may share
+    Full blocks of known tokens are found as cached prefixes once the tokens are scheduled. Other requests may share
     them in the same step, or in a step that is planned before the result is known. This is correct, because steps run
-    in order, and each layer writes all keys before any row attends. If the step fails, or the request leaves before its
-    end, see `unschedule`.
+    in order, and each layer writes all keys before any row attends. If the step fails, or the request leaves before the
+    step ends, `unschedule` removes these blocks from the prefix cache.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class BlockTables:
         self.free_rows = list(range(num_rows - 1, -1, -1))
 
     def allocate(self, request: RequestState, num_tokens: int, spare_blocks: int) -> bool:
-        """Allocate a row and a table for `num_tokens`. Cached blocks come first and set `num_computed_tokens`.
+        """Allocate a row and a table for `num_tokens`. Cached blocks come first, and their tokens count as computed.
 
         Returns False, without an allocation, if there is no row or if fewer than `spare_blocks` blocks would stay free.
         """

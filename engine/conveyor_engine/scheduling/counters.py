@@ -12,7 +12,7 @@ from conveyor_engine.wire.request import EngineStats
 
 _LATELY_SECONDS: Final = 60.0  # time constant of the decay: a value of this age counts 0.37
 _LONGEST_PAUSE_SECONDS: Final = 1.0  # the limit on counted time between two steps
-_LENGTHS_MIN: Final = 100  # number of ended requests from which on their mean length is used
+_LENGTHS_MIN: Final = 100  # how many requests must have ended before their mean length is used
 
 
 class Counters:
@@ -78,7 +78,7 @@ class Counters:
 
 
 class Carried:
-    """How many requests the KV cache recently held at once, as means over the time with running requests.
+    """How many requests the KV cache recently held at once: a decaying mean over the time with running requests.
 
     Until the cache runs out of blocks for the first time, this number is an estimate: how many requests of the declared
     lengths, or else of the lengths observed so far, the cache would hold. The autoscaler compares the requests in
@@ -91,7 +91,7 @@ class Carried:
         self._max_num_seqs = max_num_seqs
         self._num_blocks = num_blocks
         self._num_lengths = 0
-        self._mean_blocks = 0.0  # of a request when it ends
+        self._mean_blocks = 0.0  # mean number of blocks of a request when it ends
         self._at = 0.0
         self._running = 0.0
         self._used = 0.0
@@ -109,7 +109,7 @@ class Carried:
     def learn(self, num_blocks: int) -> None:
         """Record a request that ends. Has no effect once blocks have run out.
 
-        num_blocks: its blocks, without those found in the prefix cache.
+        num_blocks: the number of its blocks, without blocks that were found in the prefix cache.
         """
         if self._num_blocks:
             self._num_lengths += 1

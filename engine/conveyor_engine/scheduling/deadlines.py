@@ -1,8 +1,8 @@
 """Finds waiting requests that can no longer meet their deadlines. Used by `scheduler`. Pure: the clock is an argument.
 
-A request needs a least number of steps, and each step takes at least as long as the fastest so far. There is no other
-prediction, so no request is dropped that could have been in time at the best pace so far. The cost of a call depends on
-the number of dropped requests, and on the logarithm of the number of waiting ones.
+A request needs a minimum number of steps, and each step is assumed to take at least as long as the fastest step so far.
+There is no other prediction, so a request is dropped only if it would be late even at the best pace so far. The time of
+a call depends on the number of dropped requests, and on the logarithm of the number of waiting requests.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Final
 from conveyor_engine.scheduling.ordered import Ordered
 from conveyor_engine.scheduling.request_state import RequestState
 
-_FEWEST_STEPS: Final = 16  # steps that are needed before the fastest one is used
+_FEWEST_STEPS: Final = 16  # how many steps must have run before the fastest one is used
 
 
 class Pace:
@@ -65,7 +65,7 @@ class Deadlines:
         while self.next_at() <= now:
             request = next(iter(self._waiting))
             latest = self._latest_start(request)
-            if latest > now:  # steps have become faster
+            if latest > now:  # a faster step has been measured since
                 self._waiting.put(request, (latest,))
                 continue
             self._waiting.remove(request)

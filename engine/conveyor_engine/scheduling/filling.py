@@ -32,7 +32,7 @@ class Filling:
         self._limits = limits
         self._sum = self._largest = 0
         self.requests: list[RequestState] = []
-        self.full: str | None = None  # the limit that is reached: "full" (rows) or "cost"; None if none is
+        self.full: str | None = None  # why the batch is full: "full" (no free row) or "cost"; None if it is not full
 
     @property
     def cost(self) -> int:

@@ -1,4 +1,4 @@
-"""Limits of the requests that run at once, and of the prompt tokens of a step. `objectives` changes both.
+"""The limits on how many requests run at once and how many prompt tokens a step has. `objectives` changes both.
 
 Read by `running_batch`, `token_budget` and `policy` before each step. Pure.
 """
@@ -13,8 +13,8 @@ from conveyor_engine.wire.request import ModelFacts
 class Limits:
     """The current limits, which never exceed the declared ones. A lower limit does not end running requests."""
 
-    num_rows: int
-    prompt_tokens: int  # of one step, not counting its decodes
+    num_rows: int  # limit on the requests that run at once
+    prompt_tokens: int  # limit on the tokens of one step, not counting the one token of each decode
 
     @classmethod
     def declared(cls, facts: ModelFacts) -> Self:

@@ -57,7 +57,7 @@ class Ordered(Generic[Item]):
             self._settle(place, last)
 
     def _settle(self, place: int, entry: tuple[Key, Item]) -> None:
-        """Move the entry from a free place up or down to where it belongs."""
+        """Store the entry, starting at the free `place` and moving up or down the heap to where its key belongs."""
         heap, key = self._heap, entry[0]
         while place and key < heap[(place - 1) // 2][0]:
             self._set(place, heap[(place - 1) // 2])

@@ -1,4 +1,4 @@
-"""The outputs of requests: their tokens from each step, and their ends. Used by `scheduler` and `tasks`.
+"""The outputs of requests: the results of each step, and the last outputs. Used by `scheduler` and `tasks`.
 
 In a batch that keeps together, outputs are held back until all rows are done. A finished row may continue as padding.
 """
@@ -13,8 +13,8 @@ from conveyor_engine.scheduling.step import Work
 from conveyor_engine.wire.request import FinishReason, ModelFacts, RequestOutput, TokenLogprobs
 from conveyor_engine.wire.step import NOTHING_ALLOWED
 
-EXPECTED_OUTPUT_TOKENS = 256.0  # expected length of an answer before any has ended ...
-_ESTIMATE_WEIGHT = 1 / 32  # ... and the weight of each answer that ends
+EXPECTED_OUTPUT_TOKENS = 256.0  # estimate of an answer's length before any answer has ended
+_ESTIMATE_WEIGHT = 1 / 32  # weight of each ended answer in this estimate
 _NOTHING_ALLOWED = (
     "no token is allowed next: the request's structured output, allowed_token_ids, bad_words and min_tokens"
     " together forbid all tokens"
@@ -48,10 +48,10 @@ class Outputs:
         logprobs: Sequence[TokenLogprobs] | None,
         payload: bytes | None = None,
     ) -> None:
-        """Add the request's tokens from this step, with a payload of its output, if there is one.
+        """Add the request's tokens from this step. payload: a payload for its output; None: no payload.
 
         If there are fewer tokens than logits, the executor has rejected draft tokens (speculative decoding). Later
-        steps that have already begun used these tokens, so their results for this request are discarded.
+        steps that have already begun used the rejected tokens, so their results for this request are discarded.
         """
         request, num_wrong = work.request, work.num_logits - len(token_ids)
         request.num_computed_tokens += work.num_tokens - num_wrong
@@ -66,7 +66,7 @@ class Outputs:
             self._append_dummy(request, token_ids)
 
     def add_scores(self, request: RequestState, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Add the log probabilities of the next tokens of the request's prompt. They are never held back."""
+        """Add the log probabilities of the next tokens of the request's prompt. Every mode sends them at once."""
         request.num_scored_tokens += len(logprobs)
         output = request.output([])
         output.prompt_logprobs = list(logprobs)
@@ -140,9 +140,9 @@ class Outputs:
         self.finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
 
     def _append_dummy(self, request: RequestState, token_ids: list[int]) -> None:
-        """Let a finished row of a padded batch continue in the next step, with one more token if there is room.
+        """Let a finished row of a padded batch continue in the next step.
 
-        The sampled token is used as its next dummy token.
+        The sampled token becomes its next dummy token. At `max_model_len` it computes its last token again instead.
         """
         if len(request.token_ids) < self._facts.max_model_len:
             request.token_ids.append(max(0, token_ids[0]))

@@ -1,6 +1,6 @@
 """The four batching modes as policies of one scheduler.
 
-A policy decides: when a batch is full (`limits`), which requests share a batch first (`bucket`), when a batch may start
+A policy decides: when a batch is full (`limits`), which requests a batch prefers (`bucket`), when a batch may start
 and with which requests (`candidates`, `due_at`), whether requests may join a running batch (`joins`), whether a batch's
 answers are returned together (`keeps_together`), and whether its rows are padded to one length (`pads`).
 
@@ -25,7 +25,7 @@ DYNAMIC_WINDOW_SECONDS = 0.010  # for interactive clients; the default of Ray Se
 
 
 class Candidates(NamedTuple):
-    """The requests that may be admitted now, in this order, and why the batch closed (None: batches never close)."""
+    """The requests that may be admitted now, in this order, and why their batch closed; None if no batch closes now."""
 
     requests: Iterable[RequestState]
     close_reason: str | None
@@ -45,7 +45,7 @@ class Policy(Protocol):
     pads: bool  # rows are padded to the longest prompt, and finished rows continue, as in a padded tensor
 
     def bucket(self, request: RequestState) -> int:
-        """Return the request's bucket. Requests of one bucket have similar lengths and share a batch first."""
+        """Return the request's bucket. Requests of one bucket fit together well, so a batch prefers one bucket."""
         ...
 
     def candidates(self, waiting: WaitingQueue, now: float, draining: bool) -> Candidates:
@@ -98,11 +98,11 @@ class _Closed:
     """Starts a batch when it is full, or when the window that began with its first request ends.
 
     With grouping, a batch is filled first with requests of one bucket: pictures of one size, or requests whose expected
-    lengths lie between the same powers of two. The window limits grouping. Once the windows of some requests are over,
-    the first of them in the queue's order chooses the next bucket. If this bucket leaves rows free, other requests
+    lengths lie between the same powers of two. The window limits grouping. In the queue's order, the next bucket is the
+    first one that is full, or that has a request whose window is over. If this bucket leaves rows free, other requests
     follow in the queue's order, up to the last one whose window is over. So a request whose window is over misses a
-    batch only if the batch is full of requests ahead of it. An eager policy starts a batch as soon as a request waits
-    and no batch runs.
+    batch only if this bucket and the requests ahead of it fill the batch. An eager policy starts a batch as soon as a
+    request waits and no batch runs.
     """
 
     joins = False
@@ -151,7 +151,7 @@ class _Closed:
         return "eager" if self._eager else None
 
     def _until_last_due(self, others: list[RequestState], now: float, draining: bool) -> list[RequestState]:
-        """Return the `others` up to the last one whose window is over."""
+        """Return the `others` up to the last one whose window is over; all of them while draining."""
         end = len(others)
         while end and not draining and now < others[end - 1].arrival_time + self._window_seconds:
             end -= 1

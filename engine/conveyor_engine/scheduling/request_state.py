@@ -22,7 +22,8 @@ _NO_TOKENS = SamplingParams(max_tokens=0)
 class Constraint(Protocol):
     """A constraint on the next tokens of a request, such as a grammar, with its state after the tokens so far.
 
-    It is kept on the host and gets only tokens that the request keeps, so steps that run ahead need no rollback.
+    The state is kept on the host and advances only by tokens that the request keeps. So it never has to be rolled back
+    when the results of steps that ran ahead are discarded.
     """
 
     def accept(self, token_id: int) -> None:
@@ -43,15 +44,15 @@ class Constraint(Protocol):
 
 
 def _cache_root(salt: str | None) -> bytes:
-    """Return the root of the hashes for this salt. `person` keeps it different from the hash of every block."""
+    """Return the parent hash of the first block for this salt. `person` makes it differ from every block's hash."""
     return b"" if salt is None else blake2b(salt.encode(), digest_size=16, person=b"cache_salt").digest()
 
 
 def _yields_seconds(request: EngineRequest) -> float:
     """Return how much later than its arrival the request counts in the order of the queue, in seconds.
 
-    This is LEVEL_AGEING_SECONDS for each level, plus the seconds from its arrival to its deadline. These seconds
-    count up to LEVEL_AGEING_SECONDS, so a short timeout never outweighs a lower level.
+    This is LEVEL_AGEING_SECONDS times its level, plus the seconds from its arrival to its deadline. These seconds
+    count at most LEVEL_AGEING_SECONDS, so a short timeout never outweighs a lower level.
     """
     return request.level * LEVEL_AGEING_SECONDS + min(request.deadline - request.arrival_time, LEVEL_AGEING_SECONDS)
 
@@ -136,21 +137,21 @@ class RequestState:
         self.payload = request.payload
         self.num_steps = request.num_steps
         self.group = request.group
-        self.payload_cost = request.payload_cost * request.num_steps  # of all its steps
+        self.payload_cost = request.payload_cost * request.num_steps  # of all its steps together
         self.max_total_tokens = self.num_prompt_tokens + params.max_tokens
-        self.expected_total_tokens = self.max_total_tokens  # the scheduler sets a better estimate
+        self.expected_total_tokens = self.max_total_tokens  # prompt and answer; the scheduler sets a better estimate
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))
         self.sampling = None if request.params is None else _row_sampling(params, self.num_prompt_tokens, self.stop_ids)
         self.num_computed_tokens = 0
         self.num_scheduled_tokens = 0
         self.num_awaited_tokens = 0
-        # Number of prompt tokens that have their log probability (the first token never has one). If none is requested,
-        # the prompt's length.
+        # Number of prompt tokens whose log probabilities are known; the first token never has one. If no log
+        # probabilities of the prompt are requested, this is the prompt's length.
         self.num_scored_tokens = self.num_prompt_tokens if params.prompt_logprobs is None else 0
         self.admission = 0  # changes whenever open steps for the request become invalid
         self.num_cached_tokens = 0
-        self.num_padding_tokens = 0  # tokens between its prompt's length and the longest prompt of a padded batch
+        self.num_padding_tokens = 0  # in a padded batch: by how many tokens its prompt is shorter than the longest
         self.padded_from: array[int] | None = None  # its own tokens, while `token_ids` has dummies after the prompt
         self.row = -1  # its index in the executor's arrays while it is admitted
         self.block_table: list[int] = []
@@ -161,8 +162,8 @@ class RequestState:
         self.num_registered_blocks = 0
         self.was_admitted = False
         self.scheduled_time = 0.0  # time of its first admission
-        # Objectives measure its latencies from this time, when a row was free for it. In a closed batch, this is its
-        # arrival, or the start of the previous batch if that was later.
+        # When a row was free for it. Objectives measure its latencies from this time. In a closed batch, this is its
+        # arrival, or the start of the previous batch if the batch started later.
         self.place_time = math.inf
         self.num_preemptions = 0
         self.constraint: Constraint | None = None
@@ -186,17 +187,17 @@ class RequestState:
 
     @property
     def step_cost(self) -> int:
-        """What the request takes of a step's budget: its prompt, plus its payload's cost for one step."""
+        """How much of a step's budget the request takes: its prompt, plus its payload's cost for one step."""
         return self.num_prompt_tokens + self.payload_cost // self.num_steps
 
     @property
     def num_input_tokens(self) -> int:
-        """Its tokens so far, plus its payload's cost, which is the payload's number of positions in a KV cache."""
+        """Its tokens so far, plus its payload's cost. In a KV cache, a payload takes as many positions as it costs."""
         return len(self.token_ids) + self.payload_cost
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that no step has scheduled yet, plus the cost of its payload or of the remaining steps."""
+        """Number of tokens that no step has scheduled yet, plus the cost of the payload or of its remaining steps."""
         return self.num_input_tokens + self.num_awaited_tokens - self.num_scheduled_tokens
 
     @property
@@ -235,14 +236,14 @@ class RequestState:
     def pad(self) -> None:
         """Add dummy tokens after the prompt.
 
-        There is one more than the steps compute, so that no token is sampled from the last one.
+        Adds one more dummy than the steps compute. So the last token is not computed, and no token is sampled from it.
         """
         self.padded_from = self.token_ids
         self.token_ids = self.token_ids[: self.num_prompt_tokens] + array("I", [0]) * (self.num_padding_tokens + 1)
         self.num_sent_blocks = -1
 
     def unpad(self) -> None:
-        """Restore the request's own tokens. Their keys and values overwrite those of the dummies."""
+        """Restore the request's own tokens. Later steps overwrite the dummies' keys and values."""
         if self.padded_from is not None:
             self.token_ids, self.padded_from = self.padded_from, None
             self.num_sent_blocks = -1
@@ -250,11 +251,11 @@ class RequestState:
             self.num_scheduled_tokens = self.num_computed_tokens
 
     def hashes_of_full_blocks(self, block_size: int, num_tokens: int) -> list[bytes]:
-        """Return chained hashes of at least the full blocks within the first `num_tokens` tokens. They are cached.
+        """Return the chained hashes of the full blocks in the first `num_tokens` tokens, and perhaps of later blocks.
 
         Each hash covers its block and all blocks before it, so equal hashes mean equal prefixes, as in vLLM's automatic
-        prefix caching. The hashes have 128 bits of a cryptographic hash, so that no client can forge a hit. The
-        prompt's hashes are computed once for all choices.
+        prefix caching. The hashes have 128 bits of a cryptographic hash, so that no client can forge a hit. The request
+        keeps its hashes, and those of the prompt are computed once for all choices.
         """
         hashes, shared = self.block_hashes, self.prompt_hashes
         num_blocks = num_tokens // block_size
@@ -289,7 +290,7 @@ class RequestState:
     def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
         """Append the tokens up to the one that ends the request.
 
-        Returns these tokens, and the reason of the end or None.
+        Returns these tokens, and why the request ends, or None if it does not end.
         """
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)

@@ -56,7 +56,7 @@ class RunningBatch:
             self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching, shares=shares
         )
         self._requests: dict[str, RequestState] = {}
-        self._levels: Counter[int] = Counter()  # number of these requests at each level
+        self._levels: Counter[int] = Counter()  # number of admitted requests at each level
         self._serials = count()
         self._steps: dict[int, Step] = {}  # planned steps that are not over, by number
         self._num_planned = 0  # number of planned steps so far
@@ -108,7 +108,7 @@ class RunningBatch:
         return requests, unwritten
 
     def halve_step(self, number: int) -> Iterator[StepPlan]:
-        """End the only step, which is not computed. Plan a step for its older requests, then one for the newer ones.
+        """End the only open step without computing it. Plan a step for its older requests, then one for the newer ones.
 
         A request that has left the batch is in neither half.
         """
@@ -146,7 +146,7 @@ class RunningBatch:
         self._budget.start_step(self.requests, islice(waiting, self.num_free_rows))
         self.schedule_all(step)
         preempted = len(self._requests) < num_requests
-        if preempted and not step.num_tokens:  # the requests that go first have been preempted: now the others
+        if preempted and not step.num_tokens:  # all prompts that go before decodes have been preempted
             self.schedule_all(step)
         return preempted
 
@@ -174,7 +174,7 @@ class RunningBatch:
         A step has logits for `max_num_seqs` tokens, one for each row.
 
         A prompt whose log probabilities are requested needs logits for each token. It gets the logits that other rows
-        leave.
+        do not need.
         """
         free = self._max_num_seqs - step.num_logits
         if request.is_scored:

@@ -2,7 +2,7 @@
 
 A step is {request: n_tokens} under a token budget, as in vLLM V1's scheduler. There are no separate phases for prefill
 and decode, except in a batch that keeps together. `core` calls `schedule`, runs the plan, and calls `update` or `fail`.
-`policy` defines the batching modes. Pure Python, without torch, threads and a clock (`now` is an argument). The device
+`policy` defines the batching modes. Pure Python, without torch, threads or a clock (`now` is an argument). The device
 gets only the numbers of a plan (`wire.step`), never a request.
 """
 
@@ -55,7 +55,7 @@ class Scheduler:
         self._facts = facts
         self._tokenizer = tokenizer
         self._constrain = constrain
-        self._has_constraints = False  # whether any request ever had one
+        self._has_constraints = False  # whether any request ever had a constraint
         self._task = build_task(facts)
         one_step_cost = facts.max_num_batched_tokens if self._task.whole_prompts else None
         self._limits = limits or Limits.declared(facts)
@@ -83,7 +83,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._draining = False
         self._batch_time = 0.0  # start of the newest closed batch
-        # Called after a step, with the numbers of running and waiting requests.
+        # Called after a step, with the step and the numbers of running and waiting requests.
         self.on_step: Callable[[Step, int, int], None] | None = None
 
     @property
@@ -104,8 +104,8 @@ class Scheduler:
     def add_request(self, request: EngineRequest) -> None:
         """Add the request to the waiting queue. Raises Overloaded or InvalidRequest.
 
-        Free rows of the batch count as free space in the queue, so an idle engine accepts a burst of the same size as a
-        busy engine can hold.
+        Free rows of the batch count as free space in the queue. So an idle engine accepts as many requests in one burst
+        as a busy engine can hold, running and waiting together.
         """
         self._check(request)
         if len(self.waiting) >= self._max_num_queued + self._batch.num_free_rows:
@@ -148,7 +148,7 @@ class Scheduler:
         return bool(self.requests or self._outputs.pending or self._batch.has_steps)
 
     def next_wakeup(self, now: float) -> float | None:
-        """Return when `schedule` or an open step next has work: `now`, a later time, or None."""
+        """Return when the caller must act next: `now`, the later time at which a batch or deadline is due, or None."""
         if self._batch.requests or self._outputs.pending or self._batch.has_steps or self.waiting.preempted:
             return now
         if not self.waiting:
@@ -307,16 +307,16 @@ class Scheduler:
             self._outputs.release_batch()
 
     def withdraw(self, plan: StepPlan) -> None:
-        """Withdraw the newest step before it is computed. Requests that would read keys from it are preempted."""
+        """Withdraw the newest step before it is computed. Requests that would read its keys are preempted."""
         _, unwritten = self._batch.undo_step(plan.number)
         self._batch.preempt_readers(unwritten)
 
     def halve(self, plan: StepPlan) -> Iterator[StepPlan]:
-        """Plan the only step again after it failed: first the older half of its requests, then the newer half."""
+        """Plan the only open step again, which failed: first the older half of its requests, then the newer half."""
         return self._batch.halve_step(plan.number)
 
     def fail(self, plan: StepPlan, message: str) -> None:
-        """End the requests of the only step, which failed, with an error. Finished rows keep their outputs.
+        """End the requests of the only open step, which failed, with an error. Finished rows keep their outputs.
 
         Requests that would read keys which the step has not written are preempted.
         """
@@ -329,7 +329,7 @@ class Scheduler:
         self._batch.preempt_readers(unwritten)
 
     def dummy_plan(self) -> AbstractContextManager[StepPlan]:
-        """Return a plan of one token, on a free row and a free block, which exist after `fail`."""
+        """Return a context with a plan of one dummy token. It uses a row and a block that `fail` has freed."""
         return self._batch.plan_alone(RequestState(self._task.build_dummy(0, 1), ()))
 
     def _check(self, request: EngineRequest) -> None:

@@ -21,7 +21,7 @@ class Limit(NamedTuple):
 
 
 class Shares:
-    """The limits, lowest level first, and how much of each is used. All limits up to a request's level apply to it."""
+    """The limits, lowest level first, and how much of each is used. A limit applies to its level and higher levels."""
 
     def __init__(self, percents: Iterable[tuple[int, int]], num_rows: int, num_blocks: int) -> None:
         """percents: (level, percent) pairs. Each limit has at least one row."""
@@ -38,7 +38,7 @@ class Shares:
         return bisect_right(self._levels, level)
 
     def hold(self, level: int, num_rows: int, num_blocks: int) -> None:
-        """Add the rows and blocks that a request of this level newly uses, or frees if they are negative.
+        """Add the rows and blocks that a request of this level newly uses. Negative numbers are freed.
 
         A shared block counts for each request that shares it.
         """

@@ -22,24 +22,24 @@ class Work(NamedTuple):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the request still needs the result. It does not if it was aborted, preempted or finished since."""
+        """Whether the request still needs the result. False if it was aborted, preempted or ended after the plan."""
         return self.request.admission == self.admission
 
 
 @dataclass(slots=True)
 class Step:
-    """One step. Requests with a single pending token (`decodes`) come first, and all of them sample."""
+    """One step. Requests with a single pending token (`decodes`) come first, and each of them samples a token."""
 
     number: int
     decodes: list[RequestState] = field(default_factory=list)
-    prefills: list[tuple[RequestState, int]] = field(default_factory=list)  # with the number of tokens
+    prefills: list[tuple[RequestState, int]] = field(default_factory=list)  # each with its number of tokens
     planned_at: float = 0.0  # the scheduler's clock
     num_tokens: int = 0
     num_logits: int = 0
     largest_tokens: int = 0  # the most tokens of one request
     num_padding_tokens: int = 0  # dummy tokens, which are computed but never returned
     work: list[Work] = field(default_factory=list)  # set by `plan`, in the plan's order
-    orphaned: set[int] = field(default_factory=set)  # blocks that this step writes for requests that have left
+    orphaned: set[int] = field(default_factory=set)  # blocks that this step writes for requests that left the batch
 
     def add(self, request: RequestState, num_tokens: int) -> None:
         """Add the next `num_tokens` tokens of the request to the step."""
@@ -101,7 +101,7 @@ def halves(work: list[Work]) -> Iterator[list[Work]]:
 
 
 def _changes(works: list[Work]) -> tuple[list[AdmittedRow], list[tuple[int, list[int]]]]:
-    """Return the changes that the executor does not have yet. Rows whose copy there is stale are sent in full."""
+    """Return the rows to send in full, because the executor's copy is stale, and the new blocks of other rows."""
     admitted: list[AdmittedRow] = []
     new_blocks: list[tuple[int, list[int]]] = []
     for work in works:

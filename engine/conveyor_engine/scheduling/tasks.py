@@ -30,7 +30,7 @@ class Task(Protocol):
         """Whether a batch costs the sum of its requests, however their lengths differ.
 
         If so, grouping by length gains nothing. Otherwise the model itself pads a batch of one-step requests. The
-        padding counts: the batch costs its number of requests times the largest one.
+        padding counts: the batch costs its number of requests times the cost of the largest one.
         """
         ...
 
@@ -80,11 +80,11 @@ class OneStep:
         self._task = facts.task
 
     def check(self, request: EngineRequest) -> None:
-        """Raise InvalidRequest if the request asks for tokens to be generated."""
+        """Raise InvalidRequest if the request has parameters for generated tokens."""
         self.check_params(request)
 
     def check_params(self, request: EngineRequest) -> None:
-        """Raise InvalidRequest if the request asks for generated tokens."""
+        """Raise InvalidRequest if the request has parameters for generated tokens."""
         if request.params is not None:
             raise wrong_task(self._task)
 

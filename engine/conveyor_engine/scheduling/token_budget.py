@@ -11,15 +11,15 @@ from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import ModelFacts
 
-# As a share of a step's tokens. A prompt longer than this is long. While other requests decode, all long prompts
-# together get this share.
+# Share of a step's tokens. A prompt with more tokens than this share is called long. While other requests decode, all
+# long prompts together get this share.
 LONG_PROMPT_SHARE = 0.25
 
 
 class TokenBudget:
     """A step has `max_num_batched_tokens`. Long prompts get a share of them, so that they do not delay decodes.
 
-    All prompts together get `limits.prompt_tokens` of a step. Tokens of decodes do not count against that.
+    All prompts together get at most `limits.prompt_tokens` in a step. The tokens of decodes do not count there.
     """
 
     def __init__(self, facts: ModelFacts, limits: Limits, *, joins: bool, whole_prompts: bool, packs: bool) -> None:
@@ -33,10 +33,10 @@ class TokenBudget:
         self._long_prompt_budget = 0  # the rest of this step's tokens for long prompts
 
     def start_step(self, running: Collection[RequestState], joining: Iterable[RequestState]) -> None:
-        """Limit long prompts to a share of the step if it has decodes, otherwise to the rest after short prompts.
+        """Set the budget of long prompts: a share of the step if it has decodes, else the rest after short prompts.
 
-        If `limits.prompt_tokens` already limits all prompts, they do not delay decodes. Then long prompts always get
-        the rest after short ones.
+        If `limits.prompt_tokens` is below the step's tokens, prompts cannot delay decodes much. Then long prompts get
+        the rest after short prompts, even if the step has decodes.
         """
         self._long_prompt_budget = limit = min(self._max_tokens, self._limits.prompt_tokens)
         if not self._limits_long_prompts:
@@ -75,7 +75,7 @@ class TokenBudget:
         return num_tokens
 
     def _whole_chunk(self, step: Step, request: RequestState) -> int:
-        """Return the length of the whole prompt, or the cost of the payload's next step; 0 if it must wait.
+        """Return the length of the whole prompt, or the cost of the payload's next step; 0: the request waits.
 
         A prompt longer than the budget gets a separate step."""
         num_tokens = min(request.num_pending_tokens, request.step_cost)

@@ -1,13 +1,13 @@
 """The waiting requests, in the order of `sort_key`. `scheduler` changes them; `policy` and `running_batch` read them.
 
-Lower levels go first, but no request waits forever. A request overtakes a request of a higher level only if it arrives
-at most `LEVEL_AGEING_SECONDS` later for each level between the two. A near deadline adds up to one
+Lower levels go first, but no request waits forever. A request of a lower level overtakes an earlier request only if it
+arrives at most `LEVEL_AGEING_SECONDS` times the difference in levels later. A near deadline adds up to one
 `LEVEL_AGEING_SECONDS` to this time. Within a level, a request with a near deadline goes first.
 
 All engine requests of one HTTP request (many inputs, many choices) are one party. Parties take turns, and the requests
 of a party go in order of arrival. So an HTTP request with one choice never waits for all choices of another one. If a
-request does not fit into a share of the batch (`shares`), all requests behind it that count in this share are skipped.
-The cost of a call depends on the number of requests that it takes, and on the logarithm of the number that wait.
+request does not fit into a share of the batch (`shares`), all requests behind it that this share limits are skipped.
+The time of a call depends on the number of requests that it takes, and on the logarithm of the number that wait.
 """
 
 from collections import OrderedDict, defaultdict
@@ -24,9 +24,9 @@ from conveyor_engine.scheduling.shares import NO_SHARES, Listing, Shares
 
 
 class Turn(NamedTuple):
-    """The last turn of a party; before its first turn, its arrival.
+    """The last turn of a party, or its arrival if it has had no turn yet.
 
-    `time`: the latest arrival time among all requests of its level up to that moment.
+    `time`: the latest arrival time, up to this turn, among all requests of the party's level.
     """
 
     number: int
@@ -37,7 +37,7 @@ def sort_key(request: RequestState, last_turn: Turn) -> Key:
     """Return the key that orders the queue: the lowest key is next. Two parties always have different keys.
 
     last_turn: the last turn of the request's party. Parties whose requests have the same `yields_seconds` are served
-    round robin. A key never changes, and a preempted request keeps the key with which it was admitted.
+    round robin. The key does not depend on the current time. A preempted request keeps the key of its first admission.
     """
     return (last_turn.time + request.yields_seconds, last_turn.number)
 
@@ -53,7 +53,8 @@ class Turns:
     def arrive(self, request: RequestState) -> None:
         """Record an arriving request.
 
-        If no other of its party waits, the party goes after all others with the same yield time.
+        If no other request of its party waits, the party goes after all parties of its level with the same
+        `yields_seconds`.
         """
         self._newest[request.level] = max(request.arrival_time, self._newest.get(request.level, 0.0))
         if request.party not in self.last:
@@ -65,7 +66,7 @@ class Turns:
         self.last[request.party] = self.imagine(request, self._number)
 
     def imagine(self, request: RequestState, number: int) -> Turn:
-        """Return the turn that the request's party would have with this number, if no request arrives before it."""
+        """Return the turn with this number that the request's party would have if no request arrived until then."""
         return Turn(number, self._newest[request.level])
 
     def next_numbers(self) -> Iterator[int]:
@@ -81,7 +82,7 @@ class Line:
         self._num_limits = num_limits
         self._arrivals: OrderedDict[str, RequestState] = OrderedDict()  # all of them, in order of arrival
         self._parties: dict[str, OrderedDict[str, RequestState]] = {}
-        self._next = Ordered[str]()  # parties, by the key of the first request of each
+        self._next = Ordered[str]()  # parties, by the key of each party's first request
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -123,13 +124,13 @@ class Line:
         return party in self._parties
 
     def add(self, request: RequestState) -> None:
-        """Adds the request after all others of its party."""
+        """Add the request after all other requests of its party."""
         self._arrivals[request.request_id] = request
         self._parties.setdefault(request.party, OrderedDict())[request.request_id] = request
         self.sort(request.party)
 
     def remove(self, request: RequestState) -> bool:
-        """Removes the request. False if it is not here."""
+        """Remove the request. Returns False if it is not here."""
         if self._arrivals.pop(request.request_id, None) is None:
             return False
         del self._parties[request.party][request.request_id]
@@ -146,9 +147,9 @@ class Line:
 
 
 class Bucket:
-    """The waiting requests of similar length if the policy groups by length, otherwise all waiting requests.
+    """Waiting requests for which `Policy.bucket` returns the same number. Without grouping: all waiting requests.
 
-    Iterating yields the requests that fit, in the order of the queue, assuming that every party takes its turns.
+    Iterating yields the requests that fit, in the order of the queue. Each party is assumed to take its turns.
     """
 
     def __init__(self, turns: Turns, shares: Shares, list_fitting: Callable[[], Listing]) -> None:
@@ -199,7 +200,7 @@ class WaitingQueue:
         shares: Shares = NO_SHARES,
         num_blocks_of: Callable[[RequestState], int] = lambda request: 0,
     ) -> None:
-        """bucket_of: returns a request's bucket. Requests of one bucket share a batch first. There are few buckets.
+        """bucket_of: returns a request's bucket. A batch prefers requests of one bucket. There are few buckets.
         num_blocks_of: returns the number of KV blocks that a request gets when it is admitted.
         """
         self._bucket_of = bucket_of
@@ -222,12 +223,12 @@ class WaitingQueue:
         return sorted(filter(len, self._buckets.values()), key=lambda bucket: bucket.first_key)
 
     def fitting_others(self, bucket: Bucket, listing: Listing) -> Iterator[RequestState]:
-        """Return the requests of all other buckets that fit in addition to the listing's, in the order of the queue."""
+        """Return requests of all other buckets that fit in addition to those already listed, in the queue's order."""
         others = (other for other in self._buckets.values() if other is not bucket)
         return _fitting([line for other in others for line in other.entries(listing)], listing)
 
     def add(self, request: RequestState) -> None:
-        """Adds the request after all others of its party."""
+        """Add the request after all other requests of its party."""
         self._turns.arrive(request)
         self._line_of(request).add(request)
 
@@ -263,5 +264,5 @@ class WaitingQueue:
         return self._buckets[self._bucket_of(request)].line_of(request)
 
     def _lines_of_party(self, request: RequestState) -> Iterator[Line]:
-        """Return the lines of the request's party. Its requests have one level, but may be in several buckets."""
+        """Return the lines in which requests of this party may wait: one in each bucket, because all have one level."""
         return (bucket.line_of(request) for bucket in self._buckets.values())

@@ -125,7 +125,7 @@ class EngineClient:
 
     @contextlib.contextmanager
     def hold_place(self, wish: str | None = None) -> Iterator[None]:
-        """Reserve a place for a request while a worker validates it. It counts towards the limit of open requests.
+        """Reserve a place for a request while a worker validates it. The request already counts as open.
 
         wish: the value of the header X-Engine-Place (`if-free` or `granted`); None for a request without this header.
         Raises Unavailable, Overloaded or NoPlace.
@@ -204,7 +204,7 @@ class EngineClient:
 
     @property
     def _num_at_engine_max(self) -> int:
-        """The maximum of engine requests of one HTTP request at the engine at a time. A single part may have more."""
+        """The most engine requests of one HTTP request that may be at the engine. A single part may have more."""
         return min(PARTS_BATCHES * self._batch_size, self.num_requests_max)
 
     def abort(self, request_ids: list[str]) -> None:
@@ -332,7 +332,7 @@ class EngineClient:
 def _fitting(parts: Iterable[Part], num_at_engine: int, most: int) -> Iterator[Part]:
     """Yield the next parts, as long as the engine has at most `most` requests of this HTTP request.
 
-    A part with more requests than that is sent alone.
+    A part with more than `most` requests is sent alone.
     """
     for part in parts:
         if num_at_engine and num_at_engine + len(part.num_tokens_of) > most:

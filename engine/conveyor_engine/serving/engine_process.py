@@ -43,7 +43,7 @@ class EngineProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._reader_end: asyncio.StreamWriter | None = None  # of the transport that reads; nothing is written to it
+        self._reader_end: asyncio.StreamWriter | None = None  # closes the reading transport; nothing is written to it
 
     async def start(self) -> None:
         """Start the process. Does not wait until it is ready."""
@@ -65,7 +65,7 @@ class EngineProcess:
         self._reader, self._reader_end = await asyncio.open_connection(sock=ours.dup())
 
     def send(self, message: ToEngine) -> None:
-        """Send the message. If the process is ending, drop it, because `messages` will end too."""
+        """Send the message. If the process is ending, drop the message, because `messages` will end too."""
         self.write(encode_frame(message))
 
     def write(self, frame: bytes) -> None:

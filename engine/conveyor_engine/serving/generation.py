@@ -20,7 +20,7 @@ _BATCH_TOKENS = 64  # a reader gets about this many tokens in one turn, and need
 class ReadTurns:
     """Lets one reader with a backlog continue in each iteration of the event loop, in order.
 
-    If all of them continued at once, new connections and probes would wait too long for the event loop.
+    If all readers continued at once, new connections and probes would wait too long for the event loop.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Generation:
         turns: ReadTurns,
         follow: Callable[[RequestOutput], Part | None] = lambda _: None,
     ) -> None:
-        """After the timeout, open requests end with DEADLINE. abort: called with ids, ends requests in the engine.
+        """After the timeout, open requests end with DEADLINE. abort: ends the requests with these ids in the engine.
 
         follow: called with each output before it is read. For a request's last output, it returns the part that
         continues the request, or None.
@@ -67,9 +67,9 @@ class Generation:
         self._abort = abort
         self._open = set(request_ids)
         self.unsent: deque[Part] = deque()  # parts that wait until the engine has room for them
-        self.num_at_engine = 0  # requests that were sent to it and have not ended
+        self.num_at_engine = 0  # requests that were sent to the engine and have not ended
         self._outputs: deque[RequestOutput] = deque()
-        self.on_held: Callable[[int], None] = lambda _: None  # called with the change of the number of waiting bytes
+        self.on_held: Callable[[int], None] = lambda _: None  # called with each change in the number of waiting bytes
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None  # the reader that waits for outputs
         self._timer = asyncio.get_running_loop().call_later(max(0.0, timeout_seconds), self._expire)
@@ -85,7 +85,7 @@ class Generation:
     async def batches(self) -> AsyncIterator[list[RequestOutput]]:
         """Yield the outputs, a few tokens at a time, until every request has had its last output or is aborted.
 
-        A reader with a backlog gets all waiting outputs of a request as one output, so that it catches up. A failed
+        A batch has the outputs of each request merged into one, so that a reader with a backlog catches up. A failed
         output begins a new batch, so that the reader shows earlier outputs before the failure. Raises the error of
         `fail` (Overloaded, InvalidRequest, Unavailable, EngineDead) after the earlier outputs.
         """

@@ -2,7 +2,7 @@
 
 Owned by `engine_client`. A request counts from when it is sent until the engine returns its last output. A request
 whose client has disconnected counts too, because its prompt stays in the engine process until the current step ends.
-The tokens of parts of a list that are not sent yet also count, because this process holds them.
+If a list of inputs is sent in parts, the tokens of unsent parts count too, because this process holds them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Final
 from conveyor_engine.config.engine_config import MAX_TOKENS
 from conveyor_engine.errors import Overloaded
 
-# 64 MiB of memory, with 4 bytes per token. The longest context has as many tokens, so every valid prompt fits alone.
+# 64 MiB of memory, at 4 bytes per token. The longest context has this many tokens, so every valid prompt fits alone.
 HELD_TOKENS_MAX: Final = MAX_TOKENS
 
 

@@ -3,8 +3,8 @@
 `http` updates the metrics of requests, and `engine_client` calls `observe_step` after each step. Metrics that are
 computed at a scrape are in `metrics_snapshot`.
 
-Metrics that vLLM has too keep its names (vllm:* and http_requests), for dashboards, gateways and load generators. The
-names of the others begin with conveyor_engine_.
+Metrics that vLLM also has keep vLLM's names (vllm:* and http_requests), for dashboards, gateways and load generators.
+The names of the others begin with conveyor_engine_.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest

@@ -4,13 +4,14 @@ A place is the right to send this engine one HTTP request. There are as many pla
 more beyond the batch, so that the next request is already here when a slot becomes free. Requests without a place wait
 in the gateway, from where they can still go to another engine. Owned by `engine_client`.
 
-If no place is free, the gateway's request for a place is queued. The queue is in the order of arrival, where each level
-counts as an arrival `LEVEL_AGEING_SECONDS` later, as in the scheduler. A place that is granted but not used is granted
-again. Requests without the header X-Engine-Place do not come from gateways, and are not counted here.
+If no place is free, the gateway's request for a place is queued. The queue is in the order of arrival, but for each
+level a request counts as if it had arrived `LEVEL_AGEING_SECONDS` later, as in the scheduler. A place that is granted
+but not used is granted again. Requests without the header X-Engine-Place do not come from gateways, and are not counted
+here.
 
-In the modes that fill batches (Static, Dynamic), there are no places while a batch runs, and
-none beyond the batch. If requests could come while a batch runs, their windows would be over when it ends. They would
-then start the next batch without the requests that still wait in the gateway.
+In the modes that fill batches (Static, Dynamic), there are no places while a batch runs, and none beyond the batch. If
+requests could come while a batch runs, their batching windows would be over when the batch ends. They would then start
+the next batch without the requests that still wait in the gateway.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ class Places:
         self._granted: deque[asyncio.TimerHandle] = deque()  # granted places that are not used yet, oldest first
         self._line: list[tuple[float, int, asyncio.Future[None]]] = []  # the queue; the number makes entries unique
         self._numbers = count()
-        self._patient: set[asyncio.Future[None]] = set()  # those in the queue that may have a place beyond the batch
+        self._patient: set[asyncio.Future[None]] = set()  # entries of the queue that may get a place beyond the batch
 
     @property
     def _num_taken(self) -> int:

@@ -1,8 +1,8 @@
 """`serve`: the HTTP server and the engine process from start to exit code. Called by `__main__`.
 
 After SIGTERM, /readyz fails and open requests get drain_timeout_seconds to finish; then the process exits with 0. A
-second SIGTERM (or SIGINT) ends open requests at once. If the engine hangs, the first signal does so too. If the engine
-dies, every open request gets an error, and the exit code is 1.
+second SIGTERM (or SIGINT) ends open requests at once. If the engine hangs, the first signal already ends them. If the
+engine dies, every open request gets an error, and the exit code is 1.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from conveyor_engine.serving.preparing.process import ForkServer
 from conveyor_process.listening import BACKLOG, Acceptor, allow_open_files, close_port
 
 _FLUSH_SECONDS = 5.0  # for the last bytes to reach their clients
-_STUCK_LOOK_SECONDS = 1.0  # between two looks, while draining
+_STUCK_LOOK_SECONDS = 1.0  # while draining: between two checks whether the engine hangs
 _log = logging.getLogger(__name__)
 
 
@@ -63,7 +63,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: str = ENGINE_PROGRAM) -> Death | None:
-    """Run until a signal or the end of the fork server (returns None), or until the engine's death.
+    """Run until a signal arrives, the fork server ends or the engine dies. Return why the engine died, or None.
 
     Raises ConfigError if it cannot listen on the port.
     """
@@ -112,7 +112,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Stopping:
-    """The signals that end this process: the first one starts the drain, the second one ends it."""
+    """The signals that end this process: the first one starts the drain, the second one ends the drain."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -133,7 +133,7 @@ def _catch_signals() -> _Stopping:
 async def _until_stopped(
     engine: EngineClient, server: _Server, served: asyncio.Event, stopping: _Stopping, drain_seconds: float
 ) -> None:
-    """Wait until all responses are sent and connections are closed."""
+    """Wait for a signal, the engine's death or the server's end. Then drain if a signal came, and close connections."""
     if await _first(stopping.begun, engine.dead, served) is stopping.begun:
         await _drain(engine, server, served, stopping, drain_seconds)
     server.should_exit = True

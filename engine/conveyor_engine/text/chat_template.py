@@ -164,7 +164,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, s
             sort_keys: bool = False) -> str:  # fmt: skip
     """Encode JSON without escaping HTML characters.
 
-    Jinja's own filter escapes them, but models are not trained on that.
+    Jinja's own filter escapes them, but models are not trained on escaped text.
     """
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

@@ -1,7 +1,7 @@
 """Decodes one answer token by token and cuts it at stop strings. Text that may begin a stop string is held back.
 
-Used by `serving.http`, one for each choice, and in static mode by `scheduling`. Pure except for the tokenizer's decode
-stream. Stores only text that is not shown yet.
+`serving.http` creates one for each choice. In static mode, `scheduling` creates one for each request with stop strings.
+Pure except for the tokenizer's decode stream. Stores only text that is not shown yet.
 """
 
 from collections import deque

@@ -22,7 +22,7 @@ from conveyor_engine.wire.request import Thinking
 Kind = Literal["json", "regex", "choice", "grammar", "lark"]
 
 GRAMMAR_CHARACTERS_MAX = 256 * 1024
-_CACHED = 64  # compiled grammars
+_CACHED = 64  # limit on the number of cached compiled grammars
 _SILENT = 0
 _LEXER_STATES_MAX = 20_000  # of one answer: each takes about a kilobyte
 _MESSAGE_CHARACTERS_MAX = 300
@@ -99,7 +99,7 @@ class Grammars:
     def follow(self, grammar: str, thinking: Thinking | None = None) -> "Answer | ThinkingFirst":
         """Return the state for an answer that has not begun.
 
-        `grammar` may be empty if the thinking has a budget. Raises InvalidRequest if this model cannot follow it.
+        `grammar` may be empty if `thinking` is given. Raises InvalidRequest if this model cannot follow the grammar.
         """
         if thinking and not grammar:
             return ThinkingFirst(Free(self._all), thinking, self._all)
@@ -157,7 +157,7 @@ class ThinkingFirst:
         self._thinking = thinking
         self._free = free
         self._end = _mask_of(thinking.end, len(free))
-        self._num_thought = 0  # tokens
+        self._num_thought = 0  # number of tokens in the thinking so far
         self._thinks = thinking.has_begun
         self._may_begin = not thinking.has_begun
 
@@ -230,6 +230,6 @@ class Answer:
         return self._own.is_stopped() and not self._own.is_error()
 
     def build_mask(self) -> bytes:
-        """Return the tokens that may come next, one bit each. If the grammar exceeds its limits, none may."""
+        """Return the tokens that may come next, one bit each. If the grammar exceeds its limits, no token may."""
         mask = self._own.compute_bitmask()[: len(self._nothing)]
         return self._nothing if self._own.is_error() else mask

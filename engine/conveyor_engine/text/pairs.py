@@ -52,7 +52,8 @@ class PairEncoder:
     def _limit(self) -> int:
         """Return how many tokens of one text to encode at most.
 
-        With truncation this is one token more than fits. It shows which text is longer, unless both alone are too long.
+        With truncation, this is one token more than fits. So `_fit` sees which text is longer, unless each of the two
+        texts alone is too long.
         """
         return self._max_tokens if self._cut is None else self._room + 1
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-# Keywords whose value is a schema, a list of schemas, or an object with a schema for each name.
+# Keywords by the kind of their value: a schema, a list of schemas, and an object with a schema for each name.
 _ONE: Final = ("items", "contains", "additionalProperties", "propertyNames")
 _LIST: Final = ("anyOf", "oneOf", "prefixItems")
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions")
-# With these, an object is described in several places, none of which knows all properties.
+# With these keywords, an object is described in several places, none of which lists all properties.
 _COMBINING: Final = (
     "allOf", "not", "if", "then", "else", "dependentSchemas", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
@@ -21,7 +21,7 @@ class _CombinedError(Exception):
 def close_objects(schema: Any) -> Any:
     """Return the schema with `additionalProperties: false` in objects that name properties and do not mention others.
     A small model that may add properties writes them without end. vLLM's default backend, xgrammar, closes objects too.
-    An answer that fits the result fits the schema. A schema that describes an object in several places is unchanged.
+    An answer that fits the result also fits `schema`. A schema that describes an object in several places is unchanged.
     """
     try:
         return _close(schema)

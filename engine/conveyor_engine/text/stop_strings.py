@@ -2,14 +2,14 @@
 
 Used by `detokenizer`, with one matcher for each choice. Pure. Each string is matched with its failure function (Knuth,
 Morris and Pratt, 1977), which is computed only as far as some text has matched. So many long strings cost nothing until
-an answer resembles them.
+an answer begins to match them.
 """
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """The stop strings of one request. Its choices share the computed failure functions."""
+    """The stop strings of one request. The request's choices share the computed failure functions."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         """Compile the stop strings. None of them may be empty."""
@@ -25,7 +25,7 @@ class StopMatcher:
     def __init__(self, stops: StopStrings) -> None:
         self._by_first = stops.by_first
         self.found = ""  # the stop string that the text completed
-        self._matched: dict[_Pattern, int] = {}  # how many of its characters match the end of the text; not 0
+        self._matched: dict[_Pattern, int] = {}  # how many characters of each match the end of the text; never 0
 
     @property
     def num_held(self) -> int:

@@ -6,8 +6,8 @@ from tokenizers import Tokenizer as _FastTokenizer
 
 from conveyor_engine.errors import GenerationFailed
 
-_UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each of its tokens has at least one
-_PENDING_TOKENS_MAX = 16  # consecutive tokens that each end one character and begin the next
+_UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each of its tokens has at least one byte
+_PENDING_TOKENS_MAX = 16  # limit on consecutive tokens that each end one character and begin the next
 _REPLACEMENT = "\ufffd"  # the decoded form of bytes that are not text, or incomplete
 
 
@@ -24,7 +24,7 @@ class TextStream:
         self._skip_special_tokens = skip_special_tokens
         self._context = list(prompt_tail)
         while self._context and self._decode(self._context).startswith(_REPLACEMENT):
-            del self._context[0]  # it begins within a character
+            del self._context[0]  # this token begins within a character
         self._context_text = self._decode(self._context)
         self._pending: list[int] = []
         self._num_shown = 0  # shown characters of the pending tokens

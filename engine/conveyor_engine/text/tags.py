@@ -17,10 +17,10 @@ _MARK = re.compile(r"(</?[a-z_]+>|<\|[a-z_]+\|>)")
 
 
 class Tag(NamedTuple):
-    """A part between two texts. Its content is JSON of a schema, or matches a regular expression."""
+    """A part between two texts. Its content is JSON that fits a schema, or matches a regular expression."""
 
     begin: str
-    schema: Any  # None: the content has the regular expression
+    schema: Any  # None: the content matches `regex`
     regex: str
     end: str
 

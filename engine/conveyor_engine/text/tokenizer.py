@@ -22,8 +22,8 @@ from conveyor_engine.text.stream import TextStream
 from conveyor_protocol.failure_reasons import FailureReason
 
 _CHARACTERS_PER_TOKEN = 4  # about the average of natural language
-# A part that is cut off inside a token may have more tokens than the same part of the whole text, but fewer than this
-# number more.
+# A text that is cut inside a token may have more tokens than the same part of the whole text has. The difference is
+# assumed to be below this number.
 _CUT_TOKENS_MAX = 100
 PROMPT_TAIL_TOKENS = 6  # enough context for a decoder to decide whether a space or a byte follows
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # SentencePiece's token for a byte
@@ -51,9 +51,9 @@ class Tokenizer:
     """The tokenizer of one model directory. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises ModelError if the directory, its tokenizer.json or its chat template cannot be read.
+        """Read the tokenizer and the chat template, which is not compiled yet.
 
-        The template is not compiled yet.
+        Raises ModelError if the directory, its tokenizer.json or its chat template cannot be read.
         """
         if not directory.is_dir():
             raise ModelError(
@@ -89,8 +89,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids. `param`: the request's field with the text.
 
-        Raises InvalidRequest as soon as a beginning of the text exceeds `max_tokens` tokens, because tokenizing takes
-        100 bytes or more of memory for each character.
+        Raises InvalidRequest as soon as a beginning of the text clearly exceeds `max_tokens` tokens, because tokenizing
+        takes 100 bytes or more of memory for each character. A text that passes may still have too many tokens.
         """
         if truncation is not None:
             return self._encode_truncated(text, truncation, add_special_tokens=add_special_tokens)
@@ -125,7 +125,7 @@ class Tokenizer:
     ) -> Encoding:
         """Encode a text with the position of each token in it. Raises InvalidRequest as `encode` does.
 
-        A truncation always drops the end, and always adds special tokens.
+        With a truncation, always drops the end and always adds special tokens.
         """
         if truncation is None:
             self._check_length(text, max_tokens, param)
@@ -141,12 +141,12 @@ class Tokenizer:
 
     @cached_property
     def unknown_id(self) -> int | None:
-        """Return the id of the token for text that is not in the vocabulary; None without one."""
+        """Return the id of the token for text that is not in the vocabulary; None if there is no such token."""
         return self._find_special_id("unk_token")
 
     @cached_property
     def padding_id(self) -> int | None:
-        """Return the id of the token for padding; None without one."""
+        """Return the id of the token for padding; None if there is no such token."""
         return self._find_special_id("pad_token")
 
     @cached_property
@@ -154,7 +154,7 @@ class Tokenizer:
         return read_object(self._directory / "tokenizer_config.json")
 
     def _find_special_id(self, name: str) -> int | None:
-        """Return the id of a special token that the tokenizer's files name; None if they do not."""
+        """Return the id of the special token with this name in the tokenizer's files; None if they do not have it."""
         named = _special_tokens(self._directory, self._config)
         return self._fast.token_to_id(named[name]) if name in named else None
 
@@ -178,9 +178,9 @@ class Tokenizer:
         return truncation.cut(list(encoding.ids))
 
     def _encode_end(self, text: str, num_tokens: int, lost: Side, *, spans: bool = False) -> Encoding:
-        """Encode at least `num_tokens` tokens of the end that is kept, or the whole text if it has fewer.
+        """Encode just enough of the text for `num_tokens` tokens, or the whole text if it has fewer.
 
-        Encodes only as much text as necessary. `lost`: the side that is dropped.
+        `lost`: the side whose tokens are dropped. The encoded part is at the other side.
         """
         for length in _lengths_to_try(num_tokens, len(text)):
             end = text[:length] if lost == "right" else text[-length:]
@@ -235,7 +235,7 @@ class Tokenizer:
         return text
 
     def find_id(self, piece: str) -> int | None:
-        """Return the id of the token that the vocabulary spells like this; None without one."""
+        """Return the id of the token that the vocabulary spells like this; None if there is no such token."""
         token_id: int | None = self._fast.token_to_id(piece)
         return token_id
 
@@ -277,8 +277,8 @@ class Tokenizer:
 def _lengths_to_try(num_tokens: int, num_characters: int) -> Iterator[int]:
     """Yield growing lengths, in characters, for attempts to encode a part of a text that has `num_tokens` tokens.
 
-    The caller stops when a part has that many. Each length is twice the previous one and below the text's, so an
-    attempt takes at most about twice the memory that the tokens need.
+    The caller stops when a part has enough tokens. Each length is twice the previous one and below the text's length,
+    so an attempt takes at most about twice the memory that the tokens need.
     """
     length = _CHARACTERS_PER_TOKEN * num_tokens
     while 0 < length < num_characters:
@@ -337,7 +337,7 @@ def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str
 def _byte_level_alphabet() -> dict[str, int]:
     """Return the byte for each of GPT-2's characters.
 
-    Printable ones stand for themselves, the others start at U+0100.
+    A printable byte has the character with its own number. The other bytes have the characters from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

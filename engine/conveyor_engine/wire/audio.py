@@ -36,7 +36,7 @@ class AudioFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The limit on the tokens of a client's prompt, with `previous`."""
+        """The limit on the tokens of a client's prompt, including the token `previous`."""
         return self.max_tokens // 2 - 1
 
     @property
@@ -44,7 +44,7 @@ class AudioFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return self.window_frames // self.window_seconds
 
     def encode(self) -> bytes:
-        """Return the `of_task` of the model's facts."""
+        """Encode the facts for `ModelFacts.of_task`."""
         return msgspec.msgpack.encode(self)
 
     @classmethod

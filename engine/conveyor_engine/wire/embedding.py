@@ -18,8 +18,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     dimensions: int | None = None  # number of first dimensions that are kept; None: all
     normalizes: bool | None = None  # whether to scale to length 1; None: as the model's files say
     pixels: bytes = b""  # an image, float32, channels first, in the model's shape; empty: the input is the prompt
-    dtype: EmbedDtype = "float32"  # of the numbers in the result's payload ...
-    is_big_endian: bool = False  # ... and the order of their bytes
+    dtype: EmbedDtype = "float32"  # type of the numbers in the result's payload
+    is_big_endian: bool = False  # byte order of these numbers
 
     def encode(self) -> bytes:
         """Return the payload of a request."""
@@ -58,7 +58,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
         return msgspec.msgpack.decode(facts.of_task, type=cls)
 
     def allows(self, dimensions: int) -> bool:
-        """Return whether a request may ask for vectors with this many dimensions."""
+        """Return whether a request may set `dimensions` to this number."""
         if dimensions == self.size:
             return True
         named = self.matryoshka_dimensions

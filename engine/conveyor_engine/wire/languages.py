@@ -20,6 +20,6 @@ _CODES: Final = {name: code for code, name in NAMES.items()}
 
 
 def find_code(language: str) -> str:
-    """Return the code of a language, given as a code or a name. Returns any other text unchanged, but in lower case."""
+    """Return the code of a language, given as a code or a name. Returns any other text stripped and in lower case."""
     lower = language.strip().lower()
     return _CODES.get(lower, lower)

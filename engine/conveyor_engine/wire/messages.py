@@ -50,8 +50,8 @@ class Add(_Message):
     party: str
     level: int
     deadline: float
-    grammar: str = ""  # of all these requests ...
-    thinking: Thinking | None = None  # ... and the thinking that may precede it
+    grammar: str = ""  # the grammar that the answers of all these requests follow; empty: none
+    thinking: Thinking | None = None  # as in `EngineRequest`, for all these requests
 
     @classmethod
     def of(cls, requests: Sequence[EngineRequest]) -> Self:
@@ -80,7 +80,7 @@ class Add(_Message):
     def requests(self, now: float) -> list[EngineRequest]:
         """Return the requests from which `of` made this message, as one party.
 
-        They arrive at `now`, because they could not run before.
+        Their arrival time is `now`, because they could not run earlier.
         """
         requests = []
         for prompt in self.prompts:
@@ -158,7 +158,7 @@ class Refused(_Message):
 
 
 class StepOutputs(_Message):
-    """The outputs of one step. `num_added`: requests added since the start, which `stats` covers."""
+    """The outputs of one step. `num_added`: number of requests added since the start; `stats` covers all of them."""
 
     outputs: list[RequestOutput]
     stats: EngineStats

@@ -1,7 +1,7 @@
 """Messages from the engine process to the other ranks of its model.
 
-Sent as `frames` on one stream socket for each rank. Used by `execution.ranks` and `execution.rank_process`. A rank
-replies only to report why it ends. It sends no results, because they are the same as those of rank 0.
+`frames` sends them on one stream socket for each rank. Used by `execution.ranks` and `execution.rank_process`. A rank
+replies only to report why it ends. It sends no results, because rank 0 computes the same ones.
 """
 
 import msgspec

@@ -45,7 +45,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()  # searched by the API process; in static mode, by the engine too
-    skip_special_tokens: bool = True  # in the text in which stop strings are searched
+    skip_special_tokens: bool = True  # whether stop strings are searched in the text without special tokens
     logprobs: int | None = None  # number of top log probabilities per token; 0 = only the chosen one
     logprob_token_ids: tuple[int, ...] = ()  # return log probabilities of these tokens instead of the top ones
     prompt_logprobs: int | None = None  # like `logprobs`, for each token of the prompt except the first
@@ -73,7 +73,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes = b""  # other input of the model's runner (numbers, pixels, parameters), as the task encodes it
     payload_cost: int = 0  # the payload's share of a step's budget, added to the prompt's tokens, in the task's unit
     num_steps: int = 1  # for a payload that is computed in several steps, each of which costs `payload_cost`
-    group: int = 0  # only requests with the same number share a forward pass, such as images of one size; 0: any may
+    group: int = 0  # only requests with equal numbers share a forward pass (images of one size); 0: no restriction
     params: SamplingParams | None = None  # None: no tokens are sampled
     grammar: str = ""  # the grammar that the answer follows, from `text.grammar`; empty: none
     thinking: Thinking | None = None  # set if a grammar begins after the thinking, or if the thinking has a budget
@@ -83,7 +83,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     # process: when the engine request arrived there.
     arrival_time: float = 0.0
     cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
-    prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of full blocks so far; choices share this list
+    prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # hashes of full blocks so far; choices share it
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -179,7 +179,7 @@ class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0  # 0..1, share of the blocks that requests hold
-    num_carried: int | None = None  # requests that the KV cache holds, see `Carried`; None: a whole batch, or unknown
+    num_carried: int | None = None  # requests that the KV cache can hold (`Carried`); None: a whole batch, or unknown
     max_running: int | None = None  # requests that may run at once, limited by the objectives; None: no limit
     max_prompt_tokens: int | None = None  # prompt tokens in a step, limited by the objectives; None: no limit
     limit_reason: str | None = None  # reason for the limits: see `objectives.steering`; None: there are no objectives
@@ -201,7 +201,7 @@ class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
     generation_tokens: int = 0
     padding_tokens: int = 0  # dummy tokens computed in static mode
     kv_live_token_steps: int = 0  # sum over steps of the tokens held in the KV cache
-    kv_allocated_token_steps: int = 0  # sum over steps of the tokens allocated for them; waste = 1 - live / allocated
+    kv_allocated_token_steps: int = 0  # sum over steps of the allocated token slots; waste = 1 - live / allocated
     batch_close_reasons: dict[str, int] = msgspec.field(
         default_factory=dict
     )  # full, cost, window, eager, kv_blocks, drain

@@ -1,7 +1,7 @@
 """Plan and result of one step, as plain data.
 
 `scheduling` creates plans, `loop` passes them on, and the implementation of `loop.executor` runs them. Results go the
-other way. Everything is a number, addressed by row. A row is a place in the state arrays of the executor (tokens,
+other way. They contain numbers and bytes, addressed by row. A row is a place in the executor's state arrays (tokens,
 block table, sampling parameters); the executor knows no requests. So plans and results can be sent to another process.
 """
 
@@ -21,8 +21,8 @@ class RowSampling(msgspec.Struct, frozen=True, array_like=True):
 
     params: SamplingParams
     seed: int  # 64 bits; the random numbers are keyed by it and the token's position
-    min_length: int = 0  # number of tokens, prompt included, before which ...
-    stop_ids: tuple[int, ...] = ()  # ... these tokens must not be sampled; empty: no restriction
+    min_length: int = 0  # number of tokens, prompt included, that the row needs before it may sample `stop_ids`
+    stop_ids: tuple[int, ...] = ()  # tokens that the row may not sample before `min_length`; empty: no restriction
     num_prompt_tokens: int = 0
 
 
@@ -58,8 +58,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     Row `rows[i]` computes `num_tokens[i]` tokens from position `num_computed_tokens[i]` on, and samples after each of
     the last `num_logits[i]` of them. `num_logits[i]` is 0 while the prompt is still being prefilled, otherwise 1. It is
-    larger if the request asks for log probabilities of its prompt. The result then has these, and a token only after
-    the last prompt token. It is also larger if an executor verifies draft tokens, which none does yet. The executor
+    larger if log probabilities of the prompt were requested. The result then has these, and a token only after the
+    last prompt token. It is also larger if an executor verifies draft tokens, which none does yet. The executor
     stores sampled tokens in the row, so the next plan may compute them before any other process has seen them. If the
     task takes one step, each row is a whole request that this plan admits. Nothing is sampled, and the row's only
     output is a payload.
@@ -67,16 +67,16 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     number: int  # repeated in the result
     admitted: list[AdmittedRow]
-    new_blocks: list[tuple[int, list[int]]]  # (row, blocks at the end of its table)
+    new_blocks: list[tuple[int, list[int]]]  # (row, blocks that are appended to its table)
     rows: list[int]
     num_computed_tokens: list[int]
     num_tokens: list[int]
     num_logits: list[int]
-    num_decodes: int  # the first rows, which compute one token each
+    num_decodes: int  # number of decodes: the first rows, which compute one token each
 
 
 class RowMask(msgspec.Struct, frozen=True, array_like=True):
-    """Which tokens a row may sample in a step. It is sent after the plan, because it depends on the tokens before."""
+    """Which tokens a row may sample in a step. It is sent after the plan, because it depends on earlier tokens."""
 
     row: int
     allowed: bytes  # a bit for each token of the vocabulary, the lowest bit of the first byte first
@@ -88,7 +88,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     A row gets 0 to `num_logits` tokens, and before them the log probabilities of prompt tokens. Token -1 means that the
     logits were not finite, and `NOTHING_ALLOWED` that the parameters forbid all tokens. If the task takes one step, the
     row gets a payload instead of tokens, which the task reads. An empty payload means a result that was not finite.
-    A task with tokens may add payloads, one for each row of the plan, and an empty one for a row without.
+    A task with tokens may add a payload for each row of the plan. It is empty for rows that have none.
     """
 
     number: int

@@ -52,7 +52,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
     def bind(self, spec: TensorSpec, shape: Sequence[int], bound: dict[str, int]) -> bool:
         """Return whether an item may have this shape, given the lengths in `bound`.
 
-        Adds the shape's lengths to them.
+        Adds the shape's lengths to `bound`.
         """
         if len(shape) != len(spec.shape):
             return False
@@ -67,7 +67,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
         return True
 
     def fill(self, spec: TensorSpec, lengths: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape of an input of an item with these lengths."""
+        """Return the shape that `spec` has in an item with these lengths."""
         return tuple(size if isinstance(size, int) else lengths[size] for size in spec.shape)
 
 

@@ -19,7 +19,7 @@ _ERRORS: dict[str, type[ConveyorEngineError]] = {
 }
 
 
-INPUTS_MAX: Final = 8192  # for a body whose inputs take one step each; OpenAI allows 2048, Cohere 10,000 documents
+INPUTS_MAX: Final = 8192  # maximum in a body, if each takes one step; OpenAI allows 2048, Cohere 10,000 documents
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +45,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Job(msgspec.Struct, array_like=True):
-    """One body, and the facts that are needed to validate it in addition to the model."""
+    """One body, and what a worker needs to validate it in addition to the model's files."""
 
     kind: str
     facts: ModelFacts

@@ -11,7 +11,7 @@ from conveyor_gateway.engines.session import EngineSession
 
 
 class Asking:
-    """Calls `on_answer` with an engine and whether it granted a place. `on_answer` returns whether a request uses it.
+    """Calls `on_answer(engine, is_granted)` after each query. `on_answer` returns whether a request uses the place.
 
     A query stays open until the engine answers. A place that no request uses is given back.
     """
@@ -23,7 +23,7 @@ class Asking:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, engines: Iterable[Engine], level: int) -> None:
-        """Queries each engine that has no open query for a place. `level`: of the request; lower is more urgent."""
+        """Query each engine for a place, unless a query to it is open. `level` of the request: lower is more urgent."""
         for engine in engines:
             if engine not in self._asked:
                 self._asked.add(engine)
@@ -37,6 +37,6 @@ class Asking:
 
     async def _ask(self, engine: Engine, level: int) -> None:
         granted = await self._engines.ask_for_place(engine.address, level)
-        self._asked.discard(engine)  # the answer may lead to the next query
+        self._asked.discard(engine)  # first, because `on_answer` may start the next query
         if not self._on_answer(engine, granted) and granted:
             await self._engines.give_place_back(engine.address)

@@ -1,8 +1,8 @@
 """Gives the places of a service's engines to its waiting requests, in the order of `waiting`.
 
-Used by `service_queue` only. The event loop serves the other services too, so the cost of an event depends on the
-requests that it wakes, not on those that wait. An event that wakes many is handled over several turns of the loop, and
-retries have a budget.
+Used by `service_queue` only. The event loop serves the other services too. So the cost of an event depends on how many
+requests it wakes, not on how many wait. An event that wakes many requests is handled over several turns of the loop,
+and retries have a budget.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from conveyor_gateway.admission.waiting import Waiting
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.watching.classes import WITHOUT_CLASSES
 
-# The most requests that one turn of the event loop wakes. Each then costs about half a millisecond.
+# The most requests that one turn of the event loop wakes. Each woken request costs about half a millisecond.
 MAX_WAKES_A_TURN: Final = 8
 _ANY_ENGINE: Final = -1  # a mask with all bits
 
 
 class Dispatcher:
-    """Moves tickets between `waiting` and `dispatched`. Consistent before each method returns."""
+    """Moves tickets between `waiting` and `dispatched`. Both are consistent whenever a method returns."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, engines: EngineSession) -> None:
         self.pool = EnginePool()
@@ -32,7 +32,7 @@ class Dispatcher:
         self.leaving = Leaving(loop.time())
         self.dispatched: set[Ticket] = set()
         self.classes = WITHOUT_CLASSES
-        self.num_gateways = 1  # they divide each class's share of the places
+        self.num_gateways = 1  # each gateway gets an equal part of a class's share of the places
         self._num_of_level = Counter[int]()  # number of dispatched tickets by level
         self.retries = RetryBudget(loop.time())
         self._loop = loop
@@ -44,7 +44,7 @@ class Dispatcher:
         self._stopped = False
 
     def enqueue(self, ticket: Ticket) -> None:
-        """Adds a new or requeued ticket at its position in the order."""
+        """Add a new or requeued ticket at its position in the order."""
         if ticket.full_until > self._loop.time():
             self._exclusions.add(ticket)
         else:
@@ -54,21 +54,21 @@ class Dispatcher:
         self.match()
 
     def release(self, ticket: Ticket) -> None:
-        """Frees the place of a dispatched ticket. The next match gives it to another request."""
+        """Free the place of a dispatched ticket. The next match gives it to another request."""
         self.pool.release(ticket.bound_engine)
         ticket.engine = None
         self._num_of_level[ticket.level] -= 1
         self.dispatched.remove(ticket)
 
     def stop(self) -> None:
-        """Stops giving places to waiting tickets."""
+        """Stop giving places to waiting tickets."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         self._asking.stop()
 
     def match(self) -> None:
-        """Gives free places to the first tickets of the queue, then asks engines for more places."""
+        """Give free places to the first tickets of the queue, then ask engines for more places."""
         now = self._loop.time()
         self.leaving.tick(now)
         if not self._stopped:
@@ -128,7 +128,7 @@ class Dispatcher:
     def _find_match(self, now: float) -> Ticket | None:
         """Return the first request for which an engine has a place.
 
-        It overtakes only requests that engines rejected before, and requests of a class that uses its whole share.
+        This request overtakes only requests that engines rejected before, or whose class uses its whole share.
         """
         places = self.pool.find_places(now)
         if places and not self.retries.has_one(now):
@@ -188,7 +188,7 @@ class Dispatcher:
         return True
 
     def _set_timer(self, now: float) -> None:
-        """Set one timer for changes without an event: the ends of engines' and requests' pauses, and the next retry."""
+        """Set one timer for the next change without an event: a retry, or the end of an engine's or request's pause."""
         at = self._find_next_change(now) if self.waiting else None
         if at == self._timer_at:
             return

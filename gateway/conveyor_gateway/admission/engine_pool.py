@@ -1,9 +1,9 @@
 """Chooses the engine for the next request: the one with the fewest requests of this gateway, below its place limit.
 
-In the modes with a batching window it is the engine with the most requests below the limit, so that its batch is full
-before another engine's batch begins: an engine rejects requests while it runs a batch. Used by `dispatcher` and
-`service_queue`, which change an `Engine` only through the pool. Pure bookkeeping: the caller passes the time, and
-nothing here does I/O or waits.
+In the modes with a batching window, the pool instead chooses the engine with the most requests below the limit. So one
+engine's batch is full before another engine's batch begins. An engine rejects requests while it runs a batch. Used by
+`dispatcher` and `service_queue`, which change an `Engine` only through the pool. Pure bookkeeping: the caller passes
+the time, and nothing here does I/O or waits.
 """
 
 import heapq
@@ -17,7 +17,7 @@ MAX_LEFT_OUT_SECONDS: Final = 2.0
 # An engine that did not accept a connection in time gets one request as a probe. The next request is sent after the
 # probe's answer, or after this time.
 PROBE_SECONDS: Final = 4.0
-# The lowest bits of a mask of engines do not stand for engines. `ticket` uses them for properties of a request.
+# This many of the lowest bits of a mask do not stand for engines. `ticket` uses them for properties of a request.
 NUM_RESERVED_BITS: Final = 2
 
 
@@ -57,7 +57,8 @@ class EnginePool:
         self.place_limit = 1
         self.fills_batches = False
         self._engines: dict[str, Engine] = {}
-        # An ordered set: these reported that all their places are taken. Requests wait until they grant one.
+        # An ordered set of the engines that reported that all their places are taken. A request is sent to such an
+        # engine only after the engine has granted a place.
         self._occupied: dict[Engine, None] = {}
         self._free_bits: list[int] = []  # a heap: the bits of removed engines
         self._choices = 0
@@ -130,11 +131,11 @@ class EnginePool:
         return is_free and self._may_be_asked(engine, now_seconds)
 
     def find_occupied(self, now_seconds: float) -> list[Engine]:
-        """Return the engines whose places are all taken. Dispatcher queries them for a place."""
+        """Return the engines that `dispatcher` may query for a place, because all their places are taken."""
         return [each for each in self._occupied if self._may_be_asked(each, now_seconds)]
 
     def release(self, engine: Engine) -> None:
-        """Frees one place that `choose` occupied."""
+        """Free one place that `choose` occupied."""
         assert engine.load > 0, "each place is freed only once"
         engine.load -= 1
         self._drop_if_unused(engine)
@@ -155,16 +156,15 @@ class EnginePool:
     def note_no_place(self, engine: Engine) -> None:
         """Record that all places of `engine` are taken, maybe by other gateways.
 
-        Requests now wait until it grants one.
+        Requests now wait until the engine grants a place.
         """
         self._occupied[engine] = None
 
     def note_place_answer(self, engine: Engine, asks_again: bool) -> None:
         """Record that `engine` has answered a query for a place.
 
-        Requests are sent there directly unless another query follows.
-
-        In the modes that fill batches they are always sent directly, because the engine may already fill another batch.
+        Requests are sent to the engine without a query from now on, unless another query follows (`asks_again`).
+        In the modes that fill batches, `asks_again` has no effect, because the engine may already fill another batch.
         """
         if not asks_again or self.fills_batches:
             self._occupied.pop(engine, None)
@@ -188,7 +188,7 @@ class EnginePool:
     def _allocate_bit(self) -> int:
         """Return the lowest bit that no engine has, so that masks stay short.
 
-        A request that excluded the bit's previous engine also excludes the new one, until its next retry at the latest.
+        A request that excluded the bit's previous engine also excludes the new one, until the request's pause ends.
         """
         if self._free_bits:
             return heapq.heappop(self._free_bits)

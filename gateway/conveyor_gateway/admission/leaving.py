@@ -18,8 +18,8 @@ _ASSUMED: Final = 0.1  # prior: 0.1 places in 0.1 seconds, so one place a second
 class Leaving:
     """The rates at which requests of each level get places while others wait.
 
-    Time without a backlog does not count, and neither does a request that gets its place immediately. Neither shows how
-    fast a backlog shrinks.
+    Time without a backlog and requests that get their places immediately do not count. They do not show how fast a
+    backlog shrinks.
     """
 
     def __init__(self, now: float) -> None:
@@ -29,12 +29,12 @@ class Leaving:
         self._left: dict[int, tuple[float, float]] = {}  # by level: a decaying count, and `_seconds` at its last event
 
     def tick(self, now: float) -> None:
-        """Advances the clock. The time since the last call counts as backlog time if `has_backlog` is set."""
+        """Advance the clock. The time since the last call counts as backlog time if `has_backlog` is set."""
         self._seconds += (now - self._at) * self.has_backlog
         self._at = now
 
     def count(self, level: int) -> None:
-        """Counts a request of this level that has got a place."""
+        """Count a request of this level that has got a place."""
         if self.has_backlog:
             self._left[level] = (self._count(level) + 1, self._seconds)
 

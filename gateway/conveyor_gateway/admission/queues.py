@@ -21,8 +21,9 @@ class Queues:
 
     `on_gone` is called with each deleted service, `on_class_gone` with each class that was removed from a service.
 
-    Each gateway allows an equal share of the requests that may wait for a service. Until this gateway knows others, it
-    counts only itself. `max_held`: how many requests of one service `capacity` allows, queued and at engines together.
+    Each gateway allows an equal share of the requests that may wait for a service. Until this gateway knows other
+    gateways, its share is the whole. `max_held`: how many requests of one service `capacity` allows, queued and at
+    engines together.
     """
 
     def __init__(

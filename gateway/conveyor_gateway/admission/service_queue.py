@@ -24,7 +24,7 @@ from conveyor_gateway.watching.classes import UNCLASSED, WITHOUT_CLASSES, QueueC
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The limits of a service at this gateway. `place_limit` is the maximum of requests on one engine.
+    """The limits of a service at this gateway. `place_limit` is the maximum number of requests on one engine.
 
     `fills_batches`: an engine's batch is filled before the next engine begins one.
     """
@@ -34,7 +34,7 @@ class QueueLimits:
     place_limit: int
     fills_batches: bool = False
     classes: QueueClasses = WITHOUT_CLASSES
-    num_gateways: int = 1  # they divide each class's share of the places
+    num_gateways: int = 1  # each gateway gets an equal part of a class's share of the places
 
 
 class ServiceQueue:
@@ -65,7 +65,10 @@ class ServiceQueue:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds since the last request ended, or since the first engine after zero was ready, whichever is later."""
+        """Seconds since the last request ended or an engine became ready after there was none, whichever is later.
+
+        0 while the queue has requests.
+        """
         return 0.0 if self.queued or self.dispatched else self.loop.time() - self._idle_since
 
     def count_waiting_of(self, level: int) -> int:
@@ -83,7 +86,7 @@ class ServiceQueue:
         return sum(ticket.admitted_at <= before for ticket in self._waiting)
 
     def count_dispatched_beyond(self, window_seconds: float) -> dict[str, int]:
-        """Counts the requests at each engine, by address, that were admitted more than `window_seconds` ago.
+        """Count the requests at each engine, by address, that were admitted more than `window_seconds` ago.
 
         A younger request may just be waiting until its batch is full.
         """
@@ -92,7 +95,7 @@ class ServiceQueue:
         return dict(Counter(ticket.bound_engine.address for ticket in tickets if ticket.admitted_at <= before))
 
     def configure(self, limits: QueueLimits) -> None:
-        """Sets changed limits. Requests that already wait stay, even above a lowered limit."""
+        """Set changed limits. Requests that already wait stay, even above a lowered limit."""
         self.limits = limits
         self.pool.configure(limits.place_limit, limits.fills_batches)
         self._dispatcher.classes, self._dispatcher.num_gateways = limits.classes, limits.num_gateways
@@ -100,7 +103,7 @@ class ServiceQueue:
         self._dispatcher.match()
 
     def set_engines(self, addresses: Iterable[str]) -> None:
-        """Sends new requests to `addresses` (`host:port`) from now on. Requests at other engines continue there."""
+        """Send new requests to `addresses` (`host:port`) from now on. Requests at other engines continue there."""
         had_engines = bool(self.num_engines)
         self.pool.set_ready(addresses)
         if not had_engines:
@@ -123,7 +126,7 @@ class ServiceQueue:
         return Unavailable(message, Code.START_FAILED)
 
     def admit(self, deadline: float, request_class: QueueClass = UNCLASSED, offset_seconds: float = 0.0) -> Ticket:
-        """Queues a new request, or dispatches it at once if a place is free. The caller must finish the ticket.
+        """Queue a new request, or dispatch it at once if a place is free. The caller must finish the ticket.
 
         `deadline` is on the loop's clock. The request counts as if it had arrived `offset_seconds` later (earlier if
         negative). In a full queue it replaces a request of a higher level.
@@ -166,7 +169,8 @@ class ServiceQueue:
     async def wait_for_engine(self, ticket: Ticket) -> Engine:
         """Wait for the request's turn, and return the engine that has a place for it.
 
-        Raises TimedOut, or the error that the queue was closed with. Waits after `requeue` count together.
+        Raises TimedOut, or the error that the queue was closed with. The waits before and after `requeue` count
+        together toward the time-out.
         """
         if ticket.engine is None:
             await self._wait(ticket)
@@ -186,7 +190,7 @@ class ServiceQueue:
                 await ticket.turn
         except TimeoutError:
             engines = f"{self.num_engines} engines are ready"
-            if ticket.deadline <= queue_until:  # not by the clock: uvloop rounds timers to milliseconds, also down
+            if ticket.deadline <= queue_until:  # not compared with the clock: uvloop rounds timers, so some end early
                 message = f"the request's deadline passed while it waited for an engine; {engines}"
                 raise TimedOut(message, Code.DEADLINE_EXCEEDED) from None
             message = f"no engine could take the request within {limit_seconds:g} s; {engines}"
@@ -197,21 +201,21 @@ class ServiceQueue:
             ticket.waited_seconds += self.loop.time() - started
 
     def _find_timeout_seconds(self, ticket: Ticket) -> float:
-        """Return how long the request may wait: its class's time-out if the class then rejects it, or the service's."""
+        """Return how long the request may wait: until its class rejects it, or else until the service's time-out."""
         of_class = ticket.request_class.timeout_seconds
         if of_class is None or ticket.request_class.is_delayed:
             return self.limits.queue_timeout_seconds
         return of_class
 
     def _plan_delay(self, ticket: Ticket) -> asyncio.TimerHandle | None:
-        """Delays a waiting request after the timeout of its class."""
+        """Delay a waiting request after the timeout of its class."""
         seconds = ticket.request_class.timeout_seconds
         if seconds is None or not ticket.request_class.is_delayed:
             return None
         return self.loop.call_later(seconds - ticket.waited_seconds, self._delay, ticket)
 
     def _delay(self, ticket: Ticket) -> None:
-        """Moves a waiting request to the least urgent level."""
+        """Move a waiting request to the least urgent level."""
         if ticket.state is TicketState.QUEUED:
             self._waiting.remove(ticket)
             ticket.level = max(ticket.level, self.limits.classes.worst_level)

@@ -12,9 +12,10 @@ from conveyor_gateway.admission.engine_pool import NUM_RESERVED_BITS, Engine, le
 from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.watching.classes import UNCLASSED, QueueClass
 
-# Bits of `Ticket.excluded` that do not stand for engines. A search for one of them skips the tickets that have it set.
-FIRST_TRY: Final = 1  # set after the request was sent to an engine: finds requests that were never sent
-UNREFUSED: Final = 2  # set after an engine rejected the request, or failed with it: finds the other requests
+# Bits of `Ticket.excluded` that do not stand for engines, but work like the bits of engines: a search with a bit skips
+# the tickets in which it is set.
+FIRST_TRY: Final = 1  # set once the request was sent to an engine, so a search finds requests that were never sent
+UNREFUSED: Final = 2  # set once an engine rejected the request or failed with it, so a search finds the other requests
 _NO_ENGINES: Final = (1 << NUM_RESERVED_BITS) - 1
 
 
@@ -28,12 +29,12 @@ class TicketState(Enum):
 class Ticket:
     """One admitted request. Times are on the loop's clock."""
 
-    number: int  # earlier requests have lower ones
+    number: int  # lower for requests that were admitted earlier
     admitted_at: float
     deadline: float
     request_class: QueueClass = UNCLASSED
-    level: int = 0  # lower goes first: the level of its class, or the highest level after a delay
-    offset_seconds: float = 0.0  # how much later it counts as having arrived
+    level: int = 0  # of its class, or after a delay the least urgent level; lower goes first
+    offset_seconds: float = 0.0  # the request is ordered as if it had arrived this much later
     state: TicketState = TicketState.QUEUED
     engine: Engine | None = None
     is_granted: bool = False  # the engine has reserved the place

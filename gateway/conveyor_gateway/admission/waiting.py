@@ -3,7 +3,7 @@
 Used by `dispatcher` and `service_queue`. Pure bookkeeping: no clock, no I/O.
 
 The index is a treap (Seidel and Aragon, "Randomized search trees", 1996) for each level, ordered by `sort_key`. Each
-node also stores which engines every request of its subtree excludes. A search skips a subtree that none of the wanted
+node also stores the engines that all requests of its subtree exclude. A search skips a subtree that none of the wanted
 engines can serve. So each operation costs O(levels x log n) for n waiting requests, whichever engines they exclude.
 """
 

@@ -4,10 +4,11 @@ Created by `server`. Each request has one `Reservation`: `relaying.bodies` reser
 buffered response. No service may hold more than half of all bytes or three quarters of all requests, so that requests
 that wait for one service leave room for the others. No client may hold more than seven eighths of either.
 
-A request may be evicted until its answer starts. A holder is one client's requests for one service. When there is no
-room, the evicted request is the largest one of the least urgent class of one holder. To find this holder, take the
-service or client that would exceed its limit, or else the one that holds most, and within it the largest holder. If the
-new request belongs to that holder, it is rejected instead, unless the body of the request to evict is still arriving.
+A request may be evicted until its answer starts. A holder is one client's requests for one service. If there is no
+room, the gateway evicts a request of one holder: the largest request of the holder's least urgent class. The gateway
+chooses the largest holder of the service or client that would exceed its limit. If no limit would be exceeded, it
+chooses the largest holder of the service or client that holds most. If the new request belongs to the chosen holder,
+the new request is rejected instead, unless the body of the request to evict is still arriving.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from typing import Final, Self
 from conveyor_gateway.capacity.shares import Shares
 from conveyor_gateway.errors import Code, GatewayError, TooManyRequests, Unavailable
 
-MAX_EVICTIONS: Final = 4  # for one piece of a body, or one request, so that the event loop stays free for others
+MAX_EVICTIONS: Final = 4  # to make room for one request or one piece of a body; more would block the event loop
 
 
 class Capacity:
@@ -72,7 +73,7 @@ class Reservation:
 
     @contextlib.contextmanager
     def arriving(self, evict: Callable[[], None]) -> Iterator[None]:
-        """Let the request be evicted while its body arrives, by calling `evict`."""
+        """Make the request evictable while its body arrives. `evict` is called if the request is evicted."""
         self._is_arriving = True
         self._set_evict(evict)
         try:

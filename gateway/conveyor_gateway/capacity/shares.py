@@ -1,6 +1,6 @@
 """Counts how much of one resource, such as bytes or requests, each service and client holds.
 
-Used by `reservations` only. It finds the request to evict without a scan: an operation costs O(log holders) on average.
+Used by `reservations` only. The request to evict is found without a scan: an operation costs O(log holders) on average.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-MAX_CHANGES: Final = 256  # of requests that are applied together, so that an eviction does not wait for more
+MAX_CHANGES: Final = 256  # limit of requests with collected changes, because an eviction first applies all of them
 _NOTHING: Final = (0, 0)
 
 
@@ -26,11 +26,11 @@ M = TypeVar("M", bound=Member)
 
 
 class Amounts(Generic[K]):
-    """Amounts by key. Finds the key of the highest level with the largest amount; among equals, the last changed."""
+    """Amounts by key. Finds the key with the largest amount in the highest level; of equals, the one changed last."""
 
     def __init__(self) -> None:
         self._entries: dict[K, tuple[int, int, int, K]] = {}
-        self._heap: list[tuple[int, int, int, K]] = []  # stale entries stay until `find_largest` meets them
+        self._heap: list[tuple[int, int, int, K]] = []  # may have stale entries; `find_largest` and `add` drop them
         self._changes = 0
 
     def __getitem__(self, key: K) -> int:
@@ -40,7 +40,7 @@ class Amounts(Generic[K]):
         return len(self._entries)
 
     def add(self, key: K, amount: int, level: int = 0) -> None:
-        """Add `amount`, which may be negative. A key whose amount becomes 0 is dropped. A key keeps its `level`."""
+        """Add `amount`, which may be negative. Drop the key if its total becomes 0. `level` is fixed for a key."""
         entries, heap = self._entries, self._heap
         total = amount - entries.get(key, _NOTHING)[1]
         if not total:
@@ -71,7 +71,7 @@ class Shares(Generic[M]):
         self.total = 0
 
     def add(self, member: M, amount: int, is_evictable: bool) -> None:
-        """Change what `member` holds by `amount`, which may be negative."""
+        """Add `amount`, which may be negative, to what `member` holds."""
         self.total += amount
         _add(self._services, member.service, amount)
         _add(self._clients, member.client, amount)
@@ -79,7 +79,7 @@ class Shares(Generic[M]):
             self.add_evictable(member, amount)
 
     def add_evictable(self, member: M, amount: int) -> None:
-        """Change how much of what `member` holds may be evicted by `amount`, which may be negative."""
+        """Add `amount`, which may be negative, to the part of what `member` holds that may be evicted."""
         self._evictable.add(member, amount)
 
     def has_room(self, member: M, amount: int) -> bool:
@@ -87,11 +87,11 @@ class Shares(Generic[M]):
         return not full and self.total + amount <= self._most
 
     def has_share(self, member: M) -> bool:
-        """Return whether both its service and its client are below their own limits."""
+        """Return whether the service and the client of `member` are both below their own limits."""
         return not (self._is_service_full(member, 1) or self._is_client_full(member, 1))
 
     def find_victim(self, member: M, amount: int) -> M | None:
-        """Return the request to evict for `member`: the largest one of the least urgent level of a holder.
+        """Return the request to evict for `member`: the largest request in one holder's least urgent level.
 
         The holder is the largest one within the service or client that `member` would bring above its own limit, or
         otherwise within the service or client that holds most. Returns None if no request can be evicted.
@@ -141,13 +141,13 @@ class _Evictable(Generic[M]):
         _add_to_group(self._members, (service, client), member, amount, member.level)
 
     def find_largest(self, service: str | None, client: str | None) -> M | None:
-        """Return the largest member, of the highest level, of the holder that `_find_holder` returns."""
+        """Return the largest member in the highest level of the holder from `_find_holder`; None without one."""
         self._apply()
         members = self._members.get(self._find_holder(service, client))
         return None if members is None else members.find_largest()
 
     def _find_holder(self, service: str | None, client: str | None) -> tuple[str, str]:
-        """Return the service and client of the largest holder within this service or client; empty names if none.
+        """Return the service and client of the largest holder of this service or client; empty names without one.
 
         If both are None, it is the largest holder within the service or the client that holds most.
         """

@@ -2,7 +2,7 @@
 
 `relaying` builds the requests and reads the answers. `session` sends the requests and returns the answers.
 
-EngineRefused            the engine did not accept the request (no connection, or 503); others may be tried, any number
+EngineRefused            the engine did not accept the request (no connection or 503); any number of others may be tried
 ├── EngineUnreachable    it accepted no connection within the time-out; a second attempt would lose as much time
 ├── EngineFull           it had no room for this request (429); it may have room for one with fewer choices
 └── EngineHasNoPlace     all its places are taken (429 with a header); it grants one on a query
@@ -57,7 +57,7 @@ class EngineRequest:
     def protect(self) -> None:
         """Protect the request from eviction and drop its body.
 
-        Called when its answer starts, so it is not sent again.
+        Called when its answer starts, because the request is not sent again after that.
         """
         self.reservation.protect()
         self.reservation.shrink(self.reservation.size_bytes - len(self.body))
@@ -65,7 +65,7 @@ class EngineRequest:
 
 
 class EngineAnswer:
-    """An engine's answer, of which `first` has been read. The caller must close it in every case.
+    """An engine's answer, from which `first` has already been read. The caller must close it in every case.
 
     `usage` is the number of tokens that the engine reports. While `awaits_report` is True, a newer report may follow.
     """

@@ -30,7 +30,7 @@ class EnginePage:
     """A page as an engine returned it."""
 
     status: int
-    content_type: str  # one of those that clients may get
+    content_type: str  # one of the types that clients may get
     body: bytes
 
 
@@ -38,7 +38,7 @@ class Load(msgspec.Struct, frozen=True):
     """The load that an engine reports. A field is None if the engine does not report it."""
 
     waiting: Annotated[int, msgspec.Meta(ge=0)] | None = None  # requests without a place in its batch
-    carried: Annotated[int, msgspec.Meta(ge=1)] | None = None  # requests that it runs at once, if limited
+    carried: Annotated[int, msgspec.Meta(ge=1)] | None = None  # requests that it can run at once, if limited
     limit_reason: Annotated[str, msgspec.Meta(pattern="^[a-z_]{1,32}$")] | None = None  # only with objectives
     warm_up_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None  # during its start
 

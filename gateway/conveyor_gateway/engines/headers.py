@@ -68,7 +68,7 @@ def choose_content_type(given: str) -> str:
 
 
 def _select(headers: CIMultiDictProxy[str], allowed: frozenset[str]) -> CIMultiDict[str]:
-    """Return the allowed headers, without those that `Connection` names: they end at this hop (RFC 9110, 7.6.1)."""
+    """Return the allowed headers, except those that `Connection` names for this hop only (RFC 9110, 7.6.1)."""
     for named in headers.getall("Connection", ()):
         allowed = allowed - {name.strip().lower() for name in named.split(",")}
     kept = CIMultiDict[str]()

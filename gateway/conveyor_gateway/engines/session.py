@@ -103,8 +103,8 @@ class EngineSession:
 
         An answer that is not a stream is returned whole if it is small enough. `is_granted`: the engine has reserved a
         place for the request. The engine uses `level` as the request's priority, whatever the body says. Raises
-        EngineRefused (EngineUnreachable, EngineFull, EngineHasNoPlace), EngineLost and EngineBroke. Has no time limit
-        after connecting: the caller cancels it, which aborts the request at the engine.
+        EngineRefused (EngineUnreachable, EngineFull, EngineHasNoPlace), EngineLost and EngineBroke. After connecting,
+        there is no time limit. The caller may cancel this call, which aborts the request at the engine.
         """
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
         request.headers[LEVEL_HEADER] = str(level)

@@ -1,7 +1,7 @@
 """Opens the gateway's ports, with one handler and a limit on connections for each port.
 
-Used by `server`. It responds to invalid HTTP with errors in OpenAI's format, passes bodies to the handler unchanged,
-and cancels the handler when the client leaves. It does not know what the handlers serve.
+Used by `server`. A listener responds to invalid HTTP with errors in OpenAI's format, passes bodies to the handler
+unchanged, and cancels the handler when the client leaves. It does not know what the handlers serve.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class _Connection(Connection):
 
 
 class Listener:
-    """One port. Once it is open, `port` is the actual port, also if 0 was requested."""
+    """One port. Once it is open, `port` is the actual port, even if 0 was requested."""
 
     def __init__(
         self,

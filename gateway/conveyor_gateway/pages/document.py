@@ -2,8 +2,8 @@
 
 Called by `listening`. The description comes from one ready engine. A service at zero is not started: its document has
 the paths without the fields of their bodies. Engines run tenants' images, so parts of a document that do not have
-OpenAPI's form are left out. This module decodes only the parts to which the gateway adds something, by known names. It
-copies all other parts unchanged, so the cost depends little on the document's content.
+OpenAPI's form are left out. This module decodes only the parts to which the gateway adds something, and finds them by
+known names. It copies all other parts unchanged, so the cost depends little on the document's content.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ async def send_document(
 ) -> StreamResponse:
     """Send the document.
 
-    Returns when the client has received it; until then its bytes are reserved. Raises Unavailable.
+    Returns when the client has received it or has left; until then its bytes are reserved. Raises Unavailable.
 
     engines: the ready engines (`host:port`). path: the document's path below the service's base.
     """
@@ -87,7 +87,7 @@ async def send_document(
 
 @lru_cache(maxsize=4)
 def write_document(of_engine: bytes, service: str, base: str) -> bytes | None:
-    """Return the service's OpenAPI document, or None if `of_engine` is not one. Concurrent clients share the result."""
+    """Return the service's OpenAPI document, or None if `of_engine` is no document. Concurrent clients share it."""
     try:
         return build_document(of_engine, service, base)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -127,7 +127,7 @@ def _add_schemas(of_engine: msgspec.Raw) -> msgspec.Raw:
 
 
 def _describe(endpoint: Endpoint, known: Raws | None) -> Iterator[Json]:
-    """Yield the operation of a path, if it has one. `known`: the engine's description of it."""
+    """Yield the operation of a path, if it has one. `known`: the engine's description of the operation."""
     refusals = build_refusals(endpoint.kind, endpoint.path)
     match endpoint.kind:
         case Kind.LIST_MODELS:

@@ -1,7 +1,7 @@
 """Serves `/v1/models` for one service, and for the root, where each model has the name that selects its service.
 
 Called by `listening`. A service without engines is listed too. The root shows the services with `listed: true`, or
-all (`--root-models`). It gives the same response for a hidden model as for one that does not exist. The root's list may
+all (`--root-models`). The response for a hidden model is the same as for one that does not exist. The root's list may
 have many megabytes, so it is built piece by piece while the client reads. A client's memory cost therefore does not
 depend on the number of services.
 """

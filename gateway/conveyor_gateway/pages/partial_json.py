@@ -8,7 +8,7 @@ Raws = dict[str, msgspec.Raw]  # the fields of an object, whose values are not d
 
 
 class Names:
-    """The names of an object that are read. The decoder skips all others without building objects for them."""
+    """Reads the fields with these names from objects. The decoder skips other fields without building objects."""
 
     _ABSENT: Final = msgspec.Raw()
 

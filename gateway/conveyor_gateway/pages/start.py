@@ -1,7 +1,7 @@
 """Serves `GET /start?service=<namespace>/<name>&pod=<uid>`: how the engine in that pod started.
 
-The operator requests it from any gateway once a pod is Ready, because operators cannot connect to engines. It gets the
-other durations of a start from Kubernetes.
+The operator requests it from any gateway once a pod is Ready, because operators cannot connect to engines. The
+operator gets the other durations of a start from Kubernetes.
 """
 
 from typing import Final

@@ -62,7 +62,10 @@ def _find_known(path: str) -> dict[str, object] | None:
 async def find_status(
     pages: SharedPages, path: str, service: Service, engines: Sequence[str], request_id: str
 ) -> Response:
-    """Return the service's status page from the first of its engines (`host:port`) that answers. Raises Unavailable."""
+    """Return the service's status page, from one of its engines (`host:port`) or else from the gateway.
+
+    Raises Unavailable if no engine returns the page and the gateway has none of its own.
+    """
     page = await pages.find(path, service.key, engines)
     if page is not None:
         headers = {"Content-Type": page.content_type, REQUEST_ID_HEADER: request_id}

@@ -33,7 +33,7 @@ class Record:
     began: float = field(default_factory=time.monotonic)
     service: str = ""
     request_class: str = ""  # empty without classes
-    is_lowered: bool = False  # the client named a more urgent class
+    is_lowered: bool = False  # the client named a more urgent class than allowed
     engine: str = "-"
     status: int = 500
     reason: str = "internal_error"  # why no engine returned a complete answer; "-" if one did

@@ -1,6 +1,6 @@
-"""Sends a request to one engine after the other, until one returns the first byte of its answer.
+"""Sends a request to one engine after another, until one returns the first byte of its answer.
 
-Called by `request_life`. The queue chooses the engine for each attempt; `Attempts` reports the result to it.
+Called by `request_life`. The queue chooses the engine for each attempt, and `Attempts` reports the result to the queue.
 """
 
 import asyncio

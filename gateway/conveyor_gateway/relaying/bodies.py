@@ -24,7 +24,7 @@ GRACE_SECONDS: Final = 10.0
 
 
 class BodyReader:
-    """Reads bodies within the limits of one body."""
+    """Reads request bodies, and limits the size and the arrival time of each."""
 
     def __init__(self, max_request_bytes: int, timeout_seconds: float) -> None:
         self._max_request_bytes = max_request_bytes
@@ -33,9 +33,10 @@ class BodyReader:
     async def read(
         self, request: BaseRequest, reservation: Reservation, is_parsed: bool, path_max_bytes: int = 0
     ) -> bytes:
-        """Return the body unchanged, with its bytes reserved in `reservation`. `is_parsed`: its JSON names the service.
+        """Return the body unchanged, with its bytes reserved in `reservation`.
 
-        path_max_bytes: the path's own limit, if its bodies may be longer than those of other paths.
+        is_parsed: whether the gateway parses the body, because its JSON names the service. path_max_bytes: the path's
+        own limit, if its bodies may be longer than those of other paths.
 
         Raises InvalidRequest or Unavailable if the body is rejected.
         """
@@ -125,7 +126,7 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def check_encoding(content_encoding: str | None) -> None:
-    """Raises InvalidRequest for a body that the gateway would have to decompress to route it."""
+    """Raise InvalidRequest for a body that the gateway would have to decompress to route it."""
     if content_encoding not in (None, "", "identity"):
         raise InvalidRequest(
             f"a body with Content-Encoding {content_encoding!r} cannot be routed by its model; "
@@ -187,7 +188,7 @@ _ORDER_FIELDS: Final = msgspec.json.Decoder(OrderFields)
 def read_order_fields(body: bytes) -> OrderFields:
     """Read the fields from a body of up to MAX_ROUTED_BYTES.
 
-    If one is invalid, none is used: the engine then rejects the request.
+    If a field is invalid, no field is used: the engine then rejects the request.
     """
     try:
         return _ORDER_FIELDS.decode(body)

@@ -29,7 +29,7 @@ class _Refusal(msgspec.Struct, omit_defaults=True):
     """An error in OpenAI's or Anthropic's format."""
 
     error: dict[str, Any] | str
-    type: str | None = None  # Anthropic's
+    type: str | None = None  # only in Anthropic's format
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Heartbeat:
         response = StreamResponse(headers=EVENT_STREAM_HEADERS | {REQUEST_ID_HEADER: self.record.request_id})
         if self.readiness.draining:
             response.force_close()
-        with contextlib.suppress(ConnectionError):  # aiohttp then cancels the task that waits for an answer
+        with contextlib.suppress(ConnectionError):  # if the client has left, aiohttp cancels the waiting task
             await response.prepare(self.request)
             self.response = response
             while True:
@@ -73,7 +73,10 @@ class Heartbeat:
         return await self._end_with_event(build_error_event(failure, self.record.path))
 
     async def end_with_answer(self, answer: EngineAnswer) -> StreamResponse:
-        """End the started stream with an engine's answer that is not a stream, which is an error."""
+        """End the started stream with an error event, because the engine's answer is not a stream.
+
+        The event has the engine's own error if the answer contains one.
+        """
         assert self.response is not None, "the stream has started"
         self.record.set_answered(self.response.status)
         self.record.leave_engine(answer.usage)

@@ -18,7 +18,7 @@ from conveyor_gateway.relaying.request_life import RequestLife, SharedParts
 from conveyor_gateway.responses import build_error, build_stopping, find_request_id
 from conveyor_gateway.routing import Route
 
-MAX_ASKING: Final = 256  # open queries for usage; beyond it, requests are recorded with the usage known so far
+MAX_ASKING: Final = 256  # limit of open queries for usage; further requests are recorded with the usage known so far
 
 
 class OpenRequests:

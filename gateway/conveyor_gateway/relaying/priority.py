@@ -1,8 +1,8 @@
 """Finds the class of a request, and its order within the class. Pure.
 
 Called by `request_life` after the body has arrived. A client names a class with the header `X-Request-Class`, or with
-vLLM's `priority` in the body. The header takes precedence. Clients are not authenticated, so a class better than
-`queue.maxClass` is lowered to it.
+vLLM's `priority` in the body. The header takes precedence. Clients are not authenticated, so a class more urgent
+than `queue.maxClass` is lowered to it.
 """
 
 import math

@@ -16,7 +16,7 @@ from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.cancellation import Cancellation
 from conveyor_gateway.responses import build_error_event
 
-# The engine ends answers that take too long with an error. The gateway ends answers that continue after this grace.
+# The engine ends an overdue answer with an error. If it has not, the gateway does so this long after the deadline.
 GRACE_SECONDS: Final = 3.0
 _LAST_WORDS_SECONDS: Final = 1.0
 # A write costs the same for one byte as for thousands. If small pieces arrive more often than every `_SMALL_SECONDS`,

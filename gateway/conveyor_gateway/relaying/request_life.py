@@ -4,7 +4,8 @@ Called by `open_requests`. A service that scales to zero may have to start first
 connection of a stream open.
 
 Time: the service's requestTimeout, or a shorter time from the client, limits the whole request. The engine gets the
-remaining time and ends the request after it. If it does not, the gateway ends the request after a short grace period.
+remaining time, and ends the request when this time is over. If the engine does not, the gateway ends the request after
+a short grace period.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
 """The gateway's view of the cluster: InferenceServices, the owners of served names, and ready engines.
 
-`conveyor_kube.watch` fills it with bodies from the API server. `routing`, `relaying` and others read it. It notifies
-`queues` of changes. A service is known as soon as its InferenceService exists. Its requests are queued while it has no
-engines.
+`conveyor_kube.watch` fills the catalog with bodies from the API server. `routing`, `relaying` and others read it. The
+catalog notifies `queues` of changes. A service is known as soon as its InferenceService exists. Its requests are queued
+while it has no engines.
 
-This module parses InferenceServices, and `slices` parses EndpointSlices. Neither knows how they are fetched.
+This module parses InferenceServices, and `slices` parses EndpointSlices. Neither module knows how objects are fetched.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -22,7 +22,7 @@ from conveyor_kube.served_names import ClaimSink, NameIndex
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
 
-# For each namespace. Above any real use, but a tenant could create more.
+# The limit for each namespace: above any real use, but a tenant could create more.
 MAX_SERVICES: Final = 5_000
 
 
@@ -33,7 +33,7 @@ class Service:
     namespace: str
     name: str
     model_name: str
-    listed: bool  # in the root's `/v1/models`
+    listed: bool  # whether the root's `/v1/models` lists it
     created_unix: int  # seconds
     batch_size: int  # requests that one engine runs at once
     place_limit: int  # requests that this gateway may have on one engine

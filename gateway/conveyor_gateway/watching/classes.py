@@ -25,7 +25,7 @@ UNCLASSED = QueueClass()
 
 @dataclass(frozen=True, slots=True)
 class QueueClasses:
-    """The classes of one service, best first; empty without classes."""
+    """The classes of one service, the most urgent first; empty without classes."""
 
     ordered: tuple[QueueClass, ...] = ()
     default: QueueClass = UNCLASSED

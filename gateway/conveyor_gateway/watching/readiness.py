@@ -19,8 +19,8 @@ from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 class Readiness:
     """The inputs of the decision. `now_seconds` is the clock of the watches.
 
-    A new gateway is not ready until the operator has claimed the served names. Until then it could not route models by
-    their names at the root, as gateways of releases without claims still do.
+    A new gateway is not ready until the operator has claimed the served names. Until then, it could not route requests
+    at the root by the names of models. Meanwhile, gateways of releases without claims still route such requests.
     """
 
     watches: Sequence[WatchState]

@@ -1,6 +1,6 @@
 """The engines of each service that accept new requests, read from the EndpointSlices of the cluster.
 
-Used by `catalog`. Knows the shape of an EndpointSlice, not how it is fetched.
+Used by `catalog`. This module knows the shape of an EndpointSlice, not how it is fetched.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Slice:
 
 
 def parse_slice(body: Mapping[str, Any]) -> Slice:
-    """Parse an EndpointSlice. Only ready endpoints count: a terminating one gets no new requests, though it may serve.
+    """Parse an EndpointSlice. Only ready endpoints count. A terminating one may still serve, but gets no new requests.
 
     Engines are identified by pod, so that a pod with two addresses is one engine (dual stack has a slice for each
     address family).

@@ -45,7 +45,7 @@ class Table(ABC, Generic[_Item]):
 
     @abstractmethod
     def _keep(self, key: str, item: _Item) -> None:
-        """Store the object's item, which differs from the one stored so far."""
+        """Store the object's item, which differs from the stored one."""
 
     @abstractmethod
     def _drop(self, key: str) -> None:

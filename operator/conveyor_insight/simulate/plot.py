@@ -1,4 +1,4 @@
-"""Draws a case as an SVG with replicas and requests over time. Pure; used by `command`."""
+"""Draws a case as an SVG with replicas and requests over time. Pure; used by `conveyor_kubectl.simulating`."""
 
 from collections.abc import Callable, Sequence
 from html import escape

@@ -1,6 +1,6 @@
-"""Reports the results of a case as a table and as JSON. Pure; used by `command`.
+"""Reports the results of a case as a table and as JSON. Pure; used by `conveyor_kubectl.simulating`.
 
-A case runs with several seeds. Each figure is the worst of them.
+A case runs with several seeds. Each figure is the worst value over these runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ _HEAD = "| scenario | peak replicas | mean | replica-seconds | p50 wait, s | p95
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one case. `settled_seconds`: None for loads that always or never change."""
+    """The figures of one case. `settled_seconds`: None for a load that has no last change, such as a steady one."""
 
     scenario: str
     peak_replicas: int

@@ -1,8 +1,10 @@
-"""Simulates one service under one load, from its first request to its last. Pure; called by `command`.
+"""Simulates one service under one load, from the first request to the last. Pure.
+
+Used by `conveyor_kubectl.simulating`.
 
 Four kinds of events happen in order of time: a request arrives, a request ends, a pod becomes ready, and the
-HorizontalPodAutoscaler evaluates. Pods always start, and all take the same time. Unless they are recorded, the
-durations of requests are drawn from an exponential distribution, and do not depend on how full the batch is.
+HorizontalPodAutoscaler evaluates. Every pod starts, and after the same time. The durations of requests are recorded, or
+drawn from an exponential distribution. They do not depend on how full the batch is.
 """
 
 import heapq
@@ -61,7 +63,10 @@ class Sample:
 
 @dataclass(slots=True)
 class Outcome:
-    """The results of a run. `waits`: seconds until each request ran or timed out. `failed`: timed out or rejected."""
+    """The results of a run. `waits`: seconds until each request ran or timed out.
+
+    `failed`: the number of requests that timed out or were rejected.
+    """
 
     waits: list[float] = field(default_factory=list)
     failed: int = 0
@@ -78,7 +83,10 @@ class Outcome:
         return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else 0.0
 
     def settled_seconds(self, changed_at: float | None) -> float | None:
-        """Return the time from the load's last change until the replicas stay within 1 of the last quarter's median."""
+        """Return the seconds from the load's last change until the replicas have settled; None without a change.
+
+        From then on, the replicas differ by at most 1 from their median in the last quarter of the run.
+        """
         if changed_at is None:
             return None
         last = median(sample.replicas for sample in self.samples[-len(self.samples) // 4 :])

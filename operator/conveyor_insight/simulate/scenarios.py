@@ -1,4 +1,4 @@
-"""The loads by which Conveyor's defaults are chosen. Pure; used by `command`."""
+"""The loads with which Conveyor's defaults were chosen. Pure; used by `conveyor_kubectl.simulating`."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ that scales up too far."""
 
 
 def build_scenarios(spec: InferenceServiceSpec = PLAIN) -> Iterator[Case]:
-    """Yield the scenarios: a step with slow and with fast starts, a small KV cache, steady load, burst, large step."""
+    """Yield the scenarios: a step with three start times of pods, a small KV cache, steady load, burst, large step."""
     change = step(0.7, 3, at=1800, seconds=5400)
     for seconds in (60, 120, 300):
         yield Case(f"step-start-{seconds}", spec, change, start_seconds=seconds)

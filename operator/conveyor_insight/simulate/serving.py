@@ -1,10 +1,11 @@
 """Simulates a service's requests in gateways' queues and in engines. Pure; used by `run`, which has the clock.
 
-The queues work as in gateway/conveyor_gateway/admission, and tests/contract compares them. Each gateway has a bounded
-queue. Its first request goes to the engine with the fewest requests of that gateway, if the gateway has a place there.
-An engine accepts requests for free places in its batch, and grants places beyond these to gateways that ask (the
-engine's `serving.places`). An engine runs its requests in order, as many at once as its KV cache holds. If that is
-fewer than its batch, it reports the number. Metrics are counted as in gateway/conveyor_metrics.
+The queues work as in gateway/conveyor_gateway/admission, and tests/contract compares the two. Each gateway has a
+bounded queue. The first request in a queue goes to the engine that has the fewest requests from this gateway, if the
+gateway has a place on that engine. An engine accepts requests for free places in its batch, and grants places beyond
+these to gateways that ask (the engine's `serving.places`). An engine runs its requests in order, as many at once as its
+KV cache holds. If the KV cache holds fewer requests than the batch, the engine reports how many it holds. Metrics are
+counted as in gateway/conveyor_metrics.
 """
 
 from collections import deque
@@ -26,7 +27,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """An engine that runs `carries` requests at once.
+    """An engine that runs at most `carries` requests at once.
 
     `was_short`: requests have waited although the batch had room, because the KV cache was full.
     """
@@ -62,7 +63,7 @@ class Gateway:
         self._places[engine] = _Place()
 
     def remove(self, engine: Engine) -> None:
-        """Remove the engine. It gets no new requests, and finishes those that it has."""
+        """Remove the engine. The engine gets no new requests, and finishes the requests that it has."""
         del self._places[engine]
 
     def choose(self) -> Engine | None:
@@ -94,7 +95,11 @@ class Gateway:
 
 
 class Serving:
-    """on_begin: called for requests that begin to run. on_expire: for those that waited too long in a gateway."""
+    """The gateways and engines of one service.
+
+    on_begin: called for each request that begins to run. on_expire: called for each request that waited too long in a
+    gateway.
+    """
 
     def __init__(
         self,
@@ -121,7 +126,7 @@ class Serving:
         self._match(now, *self.gateways)
 
     def remove_engine(self) -> None:
-        """Remove the newest engine, as a ReplicaSet does among ready pods. It finishes the requests that it has."""
+        """Remove the newest engine, as a ReplicaSet does among ready pods. The engine finishes its requests."""
         engine = self.engines.pop()
         self._draining.append(engine)
         engine.line.clear()
@@ -164,7 +169,10 @@ class Serving:
         return self._count_places(sum(now - request.arrived_at >= beyond_seconds for request in self._waiting()))
 
     def _count_places(self, requests: int) -> int:
-        """Scale a number of requests by batch size / requests that engines run at once, if KV caches limit engines."""
+        """Return requests x batch size / the mean `carries` of the engines that their KV caches limit, rounded up.
+
+        If KV caches limit no engine, return `requests`.
+        """
         engines = (*self.engines, *self._draining)
         carried = [engine.carries for engine in engines if engine.was_short and engine.running]
         return -(-requests * self._batch_size * len(carried) // sum(carried)) if carried else requests

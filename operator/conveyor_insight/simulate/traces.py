@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Arrival(NamedTuple):
-    """A request: its arrival and its duration in seconds. Durations of None are drawn at random."""
+    """A request: its arrival and its duration in seconds. If the duration is None, it is drawn at random."""
 
     at: float
     seconds: float | None = None
@@ -20,7 +20,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A load over time. `load`: the load at a time, at most `most`. `changed_at`: the time of its last change."""
+    """A load over time. `load`: the load at a time, at most `most`. `changed_at`: the time of the last change."""
 
     load: Callable[[float], float]
     most: float

@@ -31,7 +31,7 @@ class Candidate:
 
     @property
     def window_seconds(self) -> float | None:
-        """The window in seconds; None for a mode without one."""
+        """The window in seconds; None for a mode without windows."""
         return None if self.window is None else parse_duration_seconds(self.window)
 
     def is_valid(self) -> bool:
@@ -41,7 +41,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One field, and the values to try for it. The fields before it keep their best values."""
+    """One field, and the values to try for it. The fields of earlier axes keep their best values."""
 
     field: str
     values: tuple[Any, ...]
@@ -59,8 +59,8 @@ class Axis:
 class Plan:
     """The settings to try. `current`: the service's current setting, which is measured first.
 
-    implied_mode: the mode in effect if the spec names none and the mode has a window. A patch that sets a window must
-    then name the mode.
+    implied_mode: the mode in effect, if the spec names no mode and the mode in effect has a window; otherwise None. If
+    it is set, a patch that sets a window must also name the mode.
     """
 
     current: Candidate
@@ -86,8 +86,9 @@ def make_plan(
 ) -> Plan:
     """Plan to try batch limits, then windows, then step budgets (`maxBatchTokens`). `given` is `spec.batching`.
 
-    An empty argument means: try values around the current one. A step budget that neither the spec nor the caller sets
-    stays the engine's choice. Raises ValueError for a setting that the mode does not have, and for too many candidates.
+    An empty argument means: try values around the current one. If neither the spec nor the caller sets a step budget,
+    the engine still chooses it. Raises ValueError for a setting that the mode does not have, and for too many
+    candidates.
     """
     batching = given.settle(task)
     if batching.mode == "None":

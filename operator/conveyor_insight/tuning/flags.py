@@ -132,9 +132,9 @@ def build_sweep(flags: argparse.Namespace, trace: Trace, measure: Measure) -> Sw
 
 
 def report(results: Sequence[Result], plan: Plan, flags: argparse.Namespace, *, is_whole: bool = True) -> str:
-    """Return the report as text or JSON, and write the SVG. The text has a line about an SVG that cannot be written.
+    """Return the report as text or JSON, and write the SVG. If the SVG cannot be written, the text says so.
 
-    is_whole: whether the sweep ran to its end. Otherwise nothing is recommended.
+    is_whole: whether the sweep ran to its end. If it did not, the report recommends nothing.
     """
     try:
         if flags.svg is not None:

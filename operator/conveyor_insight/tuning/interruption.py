@@ -1,4 +1,4 @@
-"""Runs a sweep, which restores what it has changed before SIGINT, SIGTERM or SIGHUP ends the program."""
+"""Runs a sweep, and lets it restore what it has changed before SIGINT, SIGTERM or SIGHUP ends the program."""
 
 import asyncio
 import signal

@@ -24,7 +24,7 @@ _ROUTE_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load for each candidate and rate. `trace` is stretched to the rate."""
+    """The load for each candidate and rate. `trace` is stretched or compressed to the rate."""
 
     trace: Trace
     seconds: float
@@ -41,7 +41,7 @@ class Load:
         trace = self.trace.at_rate(rate, seconds)
         text = f"{candidate}: {rate:.3g} requests/s"
         with self.progress.trial(text, len(trace.arrivals)) as on_sent:
-            seed = self.seed * 1_000_003 + next(self._runs)  # other prompts in each run, as earlier ones are cached
+            seed = self.seed * 1_000_003 + next(self._runs)  # new prompts in each run, because old ones are cached
             answers = await run(self.session, target, trace, self.limits, seed, on_sent)
         return summarise(answers, seconds, self.objectives)
 
@@ -49,8 +49,8 @@ class Load:
 class Calibrated:
     """A subject whose requests have the intended lengths in tokens.
 
-    Tokens per word are measured with each candidate, which also shows that the engines answer. All candidates use the
-    first measurement.
+    Tokens per word are measured with each candidate, which also shows that the engines answer. But the requests to all
+    candidates are built with the first measurement, so that they are alike.
     """
 
     def __init__(self, subject: Subject, session: aiohttp.ClientSession) -> None:
@@ -58,7 +58,7 @@ class Calibrated:
         self._words: tuple[float, float] | None = None
 
     async def apply(self, candidate: Candidate) -> Target:
-        """Like the subject's `apply`. Raises CannotRun also if no request is answered."""
+        """Apply the candidate to the subject. Raises CannotRun also if no request is answered."""
         target = await self._subject.apply(candidate)
         measured = await self._measure(target)
         if self._words is None:

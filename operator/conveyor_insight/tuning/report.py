@@ -73,7 +73,10 @@ def build_patch(plan: Plan, chosen: Candidate) -> str:
 
 
 def build_json(results: Sequence[Result], current: Candidate, *, is_whole: bool = True) -> dict[str, Any]:
-    """Return all trials and the chosen setting; null if none meets the objectives or the sweep was interrupted."""
+    """Return all trials and the recommended setting.
+
+    The setting is null if none meets the objectives or the sweep was interrupted.
+    """
     chosen = choose(results, current)
     return {
         "current": current.fields(),
@@ -146,7 +149,7 @@ def _drawn(result: Result) -> list[Trial]:
 
 
 def build_curve(results: Sequence[Result], objectives: Objectives) -> str:
-    """Return the curve as text. Letters are those of the table, and `-` is the objective. "" without points."""
+    """Return the curve as text; "" without points. The letters are the table's, and `-` marks the objective."""
     shown, limit = objectives.items()[0]
     points = [(mark, point) for mark, result in zip(_MARKS, results, strict=False) for point in _points(result, shown)]
     if not points:

@@ -49,7 +49,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Result:
-    """One candidate's trials in the order in which they ran. `problem`: why there are none."""
+    """One candidate's trials in the order in which they ran. `problem`: why there are no trials."""
 
     candidate: Candidate
     trials: list[Trial] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the highest rate that met the objectives."""
+        """The trial with the highest rate that met the objectives; None if no trial met them."""
         return max((trial for trial in self.trials if not trial.misses), key=lambda trial: trial.rate, default=None)
 
     @property
@@ -81,7 +81,7 @@ class Sweep:
     least_rate: float = 0.01
 
     async def go(self, subject: Subject, plan: Plan, results: list[Result]) -> None:
-        """Run the sweep. Adds each result to `results` immediately, so that they are known after a cancellation."""
+        """Run the sweep. Adds each result to `results` immediately, so that the caller has it after a cancellation."""
         await self._try(subject, plan.current, results)
         for axis in plan.axes:
             for candidate in axis.vary(choose(results, plan.current).candidate):
@@ -130,8 +130,8 @@ class Sweep:
 def choose(results: Sequence[Result], current: Candidate) -> Result:
     """Return the result with the most goodput.
 
-    If several are within 5 % of it, return the current one. If the current one is not among them, return the one with
-    the smallest batch limit, which leaves more of the KV cache for each request.
+    If several results are within 5 % of the most goodput, the current candidate's result wins. If the current candidate
+    is not among them, the smallest batch limit wins, because it leaves more of the KV cache for each request.
     """
     most = max(result.goodput for result in results)
     near = [result for result in results if result.goodput >= most * (1 - _TOLERANCE)]

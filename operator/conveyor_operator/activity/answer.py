@@ -11,4 +11,4 @@ class Activity(Enum):
     WAITING = auto()
     """The service is at zero, and a gateway holds requests for it."""
     IDLE = auto()
-    """There are engines, and no gateway has had a request for the service's idle timeout."""
+    """There are engines, but during the idle timeout no gateway has had a request for the service."""

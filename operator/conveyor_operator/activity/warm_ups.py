@@ -1,7 +1,7 @@
-"""Reads the time of an engine's warm-up from a gateway once the engine's pod is Ready. Kubernetes does not know it.
+"""Reads from a gateway how long an engine's warm-up took, once the pod is Ready. Kubernetes does not know this time.
 
 Runs next to Kopf as one task, started by `process`; `inferenceservice` uses it. Each try reads a gateway chosen at
-random. The engine belongs to a tenant, so only a number is accepted. It is used only in the status and in a metric.
+random. A tenant may control the engine, so only a number is accepted. The status and a metric report this number.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from conveyor_kube.gateways import Gateway, GatewayUnreadable, read_page
 from conveyor_protocol.pages import Start
 
 _PAUSES_SECONDS: Final = (0, 1, 2, 4, 8, 16)
-"""Pauses before the requests to gateways, until one answers. Gateways see a Ready pod when the operator sees it."""
+"""Pauses before each request, until a gateway answers. Gateways may see that a pod is Ready later than the operator."""
 _TIMEOUT_SECONDS: Final = 1.0
 
 Tell = Callable[[float | None], object]

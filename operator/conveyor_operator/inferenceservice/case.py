@@ -34,7 +34,7 @@ class Told:
     metrics_api: MetricsApi
     activity: Activity
     serves_keda: bool | None
-    """None if not known yet."""
+    """None if it is not known yet, or if the service does not use KEDA."""
     tell_name: Callable[[], NameAnswer]
     """Called when the status is written. By then, a new service's name is usually claimed."""
 
@@ -60,10 +60,10 @@ class ServiceCase:
         self._url = url
         self._previous = previous
         self._deployment: ChildId = (DEPLOYMENT.kind, names.engine_name(service.name))
-        # Read the Deployment if no watch has reported it: another owner's may have its name, which gets no autoscaler.
+        # Read the Deployment if no watch has reported it. If it belongs to another owner, it must get no autoscaler.
         self.stale = {self._deployment} - observed.children.keys()
         if kedas := find_kedas_autoscaler(desired, observed):
-            self.stale |= {(SCALED_OBJECT.kind, kedas.name)} - observed.children.keys()  # find its owner
+            self.stale |= {(SCALED_OBJECT.kind, kedas.name)} - observed.children.keys()  # to find its owner
         if observed.deployment is not None and observed.deployment.generation < memory.generation:
             self.stale.add(self._deployment)  # otherwise replicas would be planned from an old generation
 

@@ -56,8 +56,8 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
 
     It is also true while an idle service is scaled to zero, or starts from zero without a failure.
     It does not mean that all replicas exist or run the current spec: a service that scales, rolls out, or has lost one
-    of three pods still answers. The reason then is the problem of the other pods. After a start or a failure the reason
-    becomes `Ready` only when all desired engines are ready, and it stays `Ready` while a service scales or rolls out.
+    of three pods still answers. If other pods fail, the reason names their problem. After a start or a failure, the
+    reason becomes `Ready` only when all desired engines are ready. Later it stays `Ready` during scaling and rollouts.
     """
     by_type, type = {part.type: part for part in parts}, ConditionType.READY
     answers, workload = by_type[ConditionType.ENDPOINT_READY].is_true, by_type[ConditionType.WORKLOAD_READY]

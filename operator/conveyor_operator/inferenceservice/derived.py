@@ -14,7 +14,7 @@ from conveyor_protocol.workload import Workload
 def tell_derived(spec: InferenceServiceSpec, context_length: int | None) -> list[DerivedStatus]:
     """Return each size that no field sets.
 
-    spec: with settled batching. context_length: the model's; None if it is not known yet.
+    spec: from `settled_spec`. context_length: the model's; None if it is not known yet.
     """
     if spec.workload is None:
         return []

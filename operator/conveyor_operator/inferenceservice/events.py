@@ -13,7 +13,7 @@ from conveyor_operator.loop.events import Event
 
 Object = Mapping[str, Any]
 
-# The conditions that are reported; the others are causes of these, or their effects.
+# The conditions whose changes are reported. The others are causes or effects of these.
 _TOLD = (ConditionType.READY, ConditionType.PROGRESSING, ConditionType.SCALING_READY, ConditionType.NAME_CLAIMED)
 
 # For each kind of child: the field of the spec to change, instead of editing the child.
@@ -63,7 +63,7 @@ def _find_turned(before: Object, after: Object) -> Iterator[Event]:
 def _is_warning(type: str, status: str, reason: str) -> bool:
     """Return whether the event is a warning.
 
-    If `Ready` is True with another reason than `Ready`, some engines fail or use resources badly: a warning too.
+    It also is if `Ready` is True with a reason that reports failing engines or badly used resources.
     """
     partly = type == ConditionType.READY and reason != Reason.READY
     return (status == "False" or partly) and reason not in IN_PROGRESS

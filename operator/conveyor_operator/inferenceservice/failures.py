@@ -56,7 +56,7 @@ def find_failures(pods: Iterable[PodState]) -> list[PodFailure]:
 
 
 def find_last_failure(pods: Iterable[PodState]) -> PodFailure | None:
-    """Return the latest failure, including those of pods that have recovered; None without one."""
+    """Return the latest failure, even if its pod has recovered; None without one."""
     found = [f for pod in pods if not pod.leaving and (f := find_failure(pod, also_past=True))]
     return max(found, key=lambda f: (f.since, f.pod), default=None)
 

@@ -1,8 +1,8 @@
 """Chooses the image of Conveyor's engine for a service. Pure; used by `desired`.
 
-An upgrade of Conveyor has a new default image, but must not restart GPU pods only for that. So a service keeps its
-image until its pods are replaced for another reason: the spec changes the pods (also if it no longer names an image),
-or the new operator renders them differently. Scaling does not replace pods.
+An upgrade of Conveyor has a new default image, but must not restart GPU pods only for this image. So a service keeps
+its image until its pods are replaced for another reason: the spec changes the pods (for example, it no longer names an
+image), or the new operator renders them differently. Scaling does not replace pods.
 
 The current image is read from the Deployment. Its annotation is a hash of the image and of the template for which the
 image was chosen. An image that somebody edited does not match the hash, so it is not kept. The status cannot be used,

@@ -23,12 +23,12 @@ class ServiceMemory(Memory):
 
     # Only for the current reconcile
     former_replicas: int = 0
-    """The replicas in the last status; 0 if there was none."""
+    """`desiredReplicas` in the last status; 0 if it had none."""
     had_autoscaler: bool = False
-    """Whether Conveyor's or KEDA's HPA existed when the reconcile began, or the provider was External before."""
+    """Whether an HPA or a ScaledObject existed when the reconcile began, or the provider was External before."""
 
     def see_template(self, before: DeploymentState | None, now: DeploymentState | None) -> None:
-        """Record the generation at which the pod template changed. Without `before`, that is the present one."""
+        """Record the generation at which the pod template changed. Without `before`, record the present generation."""
         if now is not None and (
             self.template_generation is None or before is None or before.template_hash != now.template_hash
         ):

@@ -1,6 +1,6 @@
 """The served name of an InferenceService: the wanted name, and the condition `NameClaimed`. Pure.
 
-A message never names another namespace that has the name, because its reader may not be allowed to know of it.
+A message never says which other namespace has the name, because the reader may not be allowed to know.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class NameOf:
 
 
 def find_wish(body: Mapping[str, Any]) -> Wish:
-    """Return the wanted name of an InferenceService, also if the rest of its spec is invalid."""
+    """Return an InferenceService's wanted name and creation time, even if the rest of its spec is invalid."""
     metadata, model = body["metadata"], (body.get("spec") or {}).get("model") or {}
     return Wish(str(model.get("name") or metadata["name"]), parse_time_unix(metadata["creationTimestamp"]))
 

@@ -24,7 +24,8 @@ HELD_REPLICAS_ANNOTATION = f"{names.GROUP}/held-replicas"
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
 LABELS = tuple(names.child_labels(""))
 _DEFAULT_REPLICAS = 1
-# The field of an HPA's metric that describes it, by type: Conveyor's HPA has Object metrics, KEDA's has External ones.
+# By the type of an HPA's metric: the field with its content. Conveyor's HPA has metrics of the type Object. KEDA's HPA
+# has metrics of the type External.
 _SOURCES = {"Object": "object", "External": "external"}
 
 Conditions = Mapping[str, tuple[str, str, str]]
@@ -99,7 +100,7 @@ class AutoscalerState:
     conditions: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     tolerance_up: str = "0.1"
     tolerance_down: str = "0.1"
-    """By which ratio a metric may differ from its target without scaling, as quantities. Kubernetes' defaults."""
+    """Ratios, as quantities, by which a metric may differ from its target without scaling; Kubernetes' defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ def observe(store: Store, key: Key) -> Observed:
     for kind in CHILDREN:
         for child, state in store.values(kind, key):
             children[child.kind, child.name] = child
-            if child.name == names.engine_name(key.name):  # not for another object with the label
+            if child.name == names.engine_name(key.name):  # other objects may have the label, too
                 states[kind] = state
     pods: list[PodState] = sorted(store.values(POD, key), key=lambda pod: pod.name)
     ready_endpoints = sum(store.values(ENDPOINT_SLICE, key))
@@ -265,7 +266,7 @@ def _tolerance(spec: Object, direction: str) -> str:
 
 
 def _whole(text: object) -> int:
-    """Return an annotation as a number; 0 if it is not one of up to nine digits, because anybody may edit it."""
+    """Return an annotation as a number; 0 if it is not a number of up to nine digits, because anybody may edit it."""
     return int(str(text)) if str(text).isdecimal() and len(str(text)) < 10 else 0
 
 

@@ -65,14 +65,14 @@ def plan(desired: Desired, observed: Observed, memory: ServiceMemory, activity: 
 
 
 def _plan_early_removals(found: Differences) -> list[Step]:
-    """An unwanted autoscaler is deleted before the Deployment is applied, since both would set the replicas."""
+    """Return deletes for unwanted autoscalers. They must precede the Deployment's apply, which may set the replicas."""
     unwanted = find_unwanted(found.desired.owner, found.wanted, found.observed.children)
     removals: list[Step] = [removal for removal in unwanted if removal.id[0] in AUTOSCALERS]
     return [*removals, *_plan_kedas_removal(found.desired, found.observed)]
 
 
 def _plan_kedas_removal(desired: Desired, observed: Observed) -> Iterator[Delete]:
-    """Deletes the HPA that KEDA created from a ScaledObject that is no longer wanted.
+    """Yield a delete for the HPA that KEDA created from a ScaledObject that is no longer wanted.
 
     Otherwise the HPA would stay until KEDA has finalized the ScaledObject, or forever if KEDA was removed.
     """
@@ -85,7 +85,7 @@ def _plan_kedas_removal(desired: Desired, observed: Observed) -> Iterator[Delete
 
 
 def _plan_hold(found: Differences, memory: ServiceMemory, applied_next: bool) -> Hold | None:
-    """Return the step that keeps the number of replicas while another field manager takes over the field.
+    """Return the step that keeps the number of replicas while the owner of the field changes.
 
     It is needed before the apply that gives up the field, and after the apply that has created the Deployment.
     """
@@ -107,7 +107,7 @@ def _build_hold(found: Differences, memory: ServiceMemory, handover: Handover | 
 
 
 def _plan_scaling(found: Differences, memory: ServiceMemory, activity: Activity) -> Handover | None:
-    """Return the change of replicas to or from zero, or to the spec's number while the Deployment waits for a Job."""
+    """Return the change of replicas to or from zero, or to the spec's number while a Job delays the Deployment."""
     spec, live = found.desired.spec, found.observed.deployment
     if found.prewarming and spec.autoscaling is None:
         return plan_fixed(plan_replicas(spec, live, memory.had_autoscaler), live)
@@ -115,7 +115,7 @@ def _plan_scaling(found: Differences, memory: ServiceMemory, activity: Activity)
 
 
 def _plan_removals(found: Differences) -> list[Step]:
-    """Deletes the service's children that are no longer wanted and that no pod needs.
+    """Return deletes for the service's children that are no longer wanted and that no pod needs.
 
     Configurations and claims of former pods stay until the new pods are available.
     """
@@ -136,7 +136,7 @@ def _plan_removals(found: Differences) -> list[Step]:
 
 
 def _plan_requeue(found: Differences, memory: ServiceMemory, now: datetime) -> list[Step]:
-    """Asks for another reconcile: no watch reports when another owner's object is deleted."""
+    """Request another reconcile, because no watch reports when another owner's object is deleted."""
     if len(found.obstacles) == len(memory.refused):
         return []  # failed calls are tried again with a backoff
     shortest, longest = _REQUEUE
@@ -145,7 +145,7 @@ def _plan_requeue(found: Differences, memory: ServiceMemory, now: datetime) -> l
 
 
 def _complete(found: Differences, memory: ServiceMemory) -> list[Object]:
-    """The wanted children in the order of their apply. The Deployment has replicas if the operator owns them."""
+    """Return the wanted children in the order of their apply. The Deployment has replicas if the operator owns them."""
     replicas = plan_replicas(found.desired.spec, found.observed.deployment, memory.had_autoscaler)
 
     def complete(child: Object) -> Object:
@@ -155,6 +155,6 @@ def _complete(found: Differences, memory: ServiceMemory) -> list[Object]:
 
 
 def _position(step: Step) -> int:
-    """Position of the step's kind relative to the Deployment; below 0: before it."""
+    """Return the position of the step's kind relative to the Deployment; below 0: before the Deployment."""
     assert not isinstance(step, RequeueAt), "a RequeueAt has no child"
     return _ORDER[step.id[0]] - _ORDER[DEPLOYMENT.kind]

@@ -41,7 +41,7 @@ class Handover:
 
 
 def plan_replicas(spec: InferenceServiceSpec, live: DeploymentState | None, autoscaled: bool) -> Replicas:
-    """Return the number to send with the Deployment. `autoscaled`: Conveyor's HPA exists, or existed a moment ago."""
+    """Return the number to send with the Deployment. `autoscaled`: see `had_autoscaler` in `memory`."""
     if spec.autoscaling is not None:
         return Replicas(None)
     if live is None or spec.replicas is not None:
@@ -69,12 +69,12 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: 
 
     Called before the Deployment is applied: if the operator owns the number, the live number is kept. Also called after
     the apply: nobody owns the default of a new Deployment, so the first number is set. If somebody had deleted the
-    Deployment, the first number is the `former` one, which the autoscaler had chosen.
+    Deployment, this restores the number that the autoscaler had chosen, `former`.
     """
     if spec.autoscaling is None or live is None:
         return None
     if names.FIELD_MANAGER in live.replicas_managers:
-        # An HPA ignores a Deployment with 0 replicas, so it starts from 1, which needs force: the live number is 0.
+        # An HPA ignores a Deployment with 0 replicas, so 0 becomes 1. This needs force, because `conveyor` owns the 0.
         return Handover(max(1, live.asked_replicas), force=live.asked_replicas < 1)
     if not live.replicas_managers:
         return Handover(first_count(spec, former))

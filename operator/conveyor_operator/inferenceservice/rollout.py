@@ -1,4 +1,4 @@
-"""Chooses how a Deployment replaces pods: with one additional pod if there is room, otherwise with one less.
+"""Chooses how a Deployment replaces pods: with one additional pod if there is room, otherwise with one pod fewer.
 
 Values in the spec take precedence. Without them, the Deployment first creates an additional pod, so that an old pod is
 removed only after a new one is ready. If quota forbids the additional pod, or it is unschedulable for 30 s (as with one
@@ -19,7 +19,7 @@ PATIENCE: Final = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The Deployment's rollout parameters. `look_again_at`: when they may have to change without any event."""
+    """The Deployment's rollout parameters. `look_again_at`: when the parameters may have to change without an event."""
 
     max_surge: int | str
     max_unavailable: int | str

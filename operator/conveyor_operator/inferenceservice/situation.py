@@ -24,7 +24,7 @@ from conveyor_operator.metrics_api.answer import MetricsApi
 # Children that pods of this spec need.
 POD_KINDS = ("ServiceAccount", "PersistentVolumeClaim", "ConfigMap", "Job", "Deployment")
 
-# Reasons of the Deployment's condition Progressing.
+# By the reason of the Deployment's condition Progressing: the reason that Conveyor reports.
 _CONTROLLER_REASONS = {
     "ProgressDeadlineExceeded": Reason.PROGRESS_DEADLINE_EXCEEDED,
     "ReplicaSetCreateError": Reason.PODS_REFUSED,
@@ -74,15 +74,15 @@ class Situation:
     template_generation: int = 0
     """The Deployment's generation at the last known change of its pod template."""
     start_seconds: int = 0
-    """Start time of the slowest of the last pods, in seconds; 0 if unknown."""
+    """How long the slowest of the last pods took to start, in seconds; 0 if unknown."""
     activity: Activity = Activity.STEADY
     former: Former = field(default_factory=Former)
     prewarming: bool = False
-    """Whether a Job is downloading the model. Pods of this spec are created after it."""
+    """Whether a Job is downloading the model. Pods of this spec are created once it has finished."""
     podless_job: str = ""
     """Name of the Job, if its pod could not be created; otherwise ""."""
     serves_keda: bool | None = None
-    """Whether the cluster serves ScaledObjects; None if unknown."""
+    """Whether the cluster serves ScaledObjects; None if unknown, or if the service does not use KEDA."""
     name: NameOf = field(default_factory=NameOf)
     """The served name, and the state of its claim."""
 
@@ -195,15 +195,15 @@ class Situation:
 
     @property
     def _goes_on_without(self) -> bool:
-        """Whether only the additional pod of a rollout is missing, without which the rollout can continue."""
+        """Whether only the additional pod of a rollout is missing, and the rollout can continue without it."""
         return self.spec.rollout.is_open and self.deployment.replaces_pods and self._all_asked_are_there
 
     @property
     def _failures(self) -> list[PodFailure]:
         """The failures of pods that matter.
 
-        Pods that are being replaced do not count, nor pods that wait for a GPU that is about to be free, nor the
-        additional pod of a rollout that can continue without it.
+        Three kinds of pods do not count: Failed pods that have been replaced, pods that wait for a GPU that is about to
+        be free, and the additional pod of a rollout that can continue without it.
         """
         pods = self.pods
         living = [pod for pod in pods if pod.phase != "Failed"]
@@ -233,7 +233,7 @@ class Situation:
 
 
 def _sum_up(failures: list[PodFailure]) -> Blocker:
-    """Return one failure for all; a model's failure comes first. The result is the same however often each fails."""
+    """Return one blocker for all failures; a model's failure comes first. How often each pod fails does not matter."""
     first = min(failures, key=lambda f: (f.reason not in _MODEL_REASONS, f.reason, f.pod))
     others = Counter(failure.reason for failure in failures)[first.reason] - 1
     more = f" and {others} more" if others else ""

@@ -1,7 +1,7 @@
 """Measures how long a service's pods took to start and why, and derives the period of scale-up policies. Pure.
 
 The results are kept in `memory` and reported in `status.effective`, from which a restarted operator continues.
-`simulate` uses this too.
+`simulate` uses this module too.
 """
 
 import math
@@ -16,7 +16,7 @@ from conveyor_api.status import NUM_POD_STARTS, EffectiveStatus, InferenceServic
 from conveyor_operator.inferenceservice.pods import PodState
 
 UNKNOWN_START_SECONDS: Final = 300
-"""Assumed start time, that of a large model, until the first pod of the service has started."""
+"""Assumed duration of a start until the service's first pod has started. A large model takes this long."""
 _LONGEST_WAIT_SECONDS: Final = 60
 _STEP_SECONDS: Final = 20
 _MOST_TOO_LONG: Final = 1.5
@@ -29,10 +29,10 @@ class Start:
     pod: str
     uid: str
     seconds: Mapping[str, int]
-    """`total`, from creation to Ready, and its known parts, with the names of `status.lastStart`."""
+    """`total`, from creation to Ready, and its known parts, named as in `LastStart`."""
 
     def with_warm_up(self, told_seconds: float | None) -> "Start":
-        """Return the start with the engine's warm-up, at most as long as `load`, subtracted from `load`."""
+        """Return the start with the part `warm_up`, which is taken out of `load` and is at most as long as `load`."""
         load = self.seconds.get("load")
         if told_seconds is None or load is None:
             return self
@@ -44,7 +44,7 @@ class PodStarts:
     """The last starts, from a pod's creation to Ready. Each pod is measured once, even if it becomes Ready again."""
 
     def __init__(self, told: InferenceServiceStatus | None = None, pods: Iterable[PodState] = ()) -> None:
-        """told: the previous status. If it has starts, it already contains those of the `pods` that are Ready."""
+        """told: the previous status. If it has any starts, they include the starts of those `pods` that are Ready."""
         told = told or InferenceServiceStatus()
         effective, ready = told.effective or EffectiveStatus(), [pod for pod in pods if pod.ready]
         self.seconds = [round(parse_duration_seconds(start)) for start in effective.pod_starts or ()]
@@ -65,7 +65,7 @@ class PodStarts:
         return starts
 
     def tell_warm_up(self, start: Start, told_seconds: float | None) -> Start:
-        """Add the warm-up that the engine reports to a start, and return the result."""
+        """Add the warm-up time, which the engine has reported, to a start. Returns the result."""
         whole = start.with_warm_up(told_seconds)
         if self.last is start:
             self.last = whole

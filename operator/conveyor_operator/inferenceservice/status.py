@@ -44,7 +44,7 @@ class Written:
 def build_status(
     service: InferenceService, situation: Situation, written: Written, previous: Object, now: datetime
 ) -> dict[str, Any]:
-    """Return the whole status. `previous`: the current status, for times and for facts that stay known."""
+    """Return the whole status. `previous`: the current status, from which times and known facts are kept."""
     deployment, generation = situation.deployment, service.metadata.generation
     model = _build_model(service, situation, previous)
     derived = tell_derived(service.settled_spec, model.context_length) or None

@@ -1,7 +1,7 @@
 """Rewrites messages with the field names of the spec: an engine's `num_kv_blocks` becomes kvCache.blockBudget. Pure.
 
-Used by `failures` for engines' messages, and by `differences` for those of the API server. An engine knows only its own
-settings, and writes their names in backticks.
+Used by `failures` for engines' messages, and by `differences` for the API server's messages. An engine knows only its
+own settings, and writes their names in backticks.
 """
 
 import re
@@ -17,7 +17,7 @@ from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS
 _SETTING = re.compile(r"`([a-z_]{1,40})(?:: ([a-z0-9]{1,40}))?`")
 _VALUES: Final = {
     value.lower(): value for choice in (Device, Dtype, KVCacheDtype, BatchingMode, Task) for value in get_args(choice)
-}  # by the lower-case words in the configuration file (`manifests.config`)
+}  # the spec's words, by the lower-case words in the configuration file (`manifests.config`)
 _VARIABLES: Final = {name.lower(): f"{names.ENGINE_ENV_PREFIX}{name} in pod.env" for name in FREE_ENGINE_SETTINGS}
 
 

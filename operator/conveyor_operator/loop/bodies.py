@@ -40,7 +40,7 @@ class Bodies:
     def put(self, key: Key, body: Mapping[str, Any], *, listed: bool = False) -> None:
         """Store the resource. Ignores a version older than the stored one, because a watch lags behind our writes.
 
-        A `listed` resource replaces any version, because versions start again after etcd was restored.
+        A `listed` resource replaces any version, because versions may be lower after etcd was restored.
         """
         metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
         uid, version = str(metadata["uid"]), _read_version(metadata.get("resourceVersion"))
@@ -77,5 +77,5 @@ class Bodies:
 
 
 def _read_version(told: Any) -> int:
-    """Return the resourceVersion, a number that grows (KEP-5504). In another form, the last one received is newest."""
+    """Return the resourceVersion, a number that grows (KEP-5504); 0 in another form, so that the last one counts."""
     return int(told) if isinstance(told, str) and told.isdigit() else 0

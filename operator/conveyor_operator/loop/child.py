@@ -24,7 +24,7 @@ class Child:
     name: str
     uid: str
     fingerprint: str
-    """See the function `fingerprint`. Every edit that Conveyor has to revert changes it, except one of `replicas`."""
+    """See the function `fingerprint`. Every edit that Conveyor must revert changes it, except an edit of `replicas`."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """The child's labels, limited to the keys that Conveyor sets on every child. Other labels are left out."""
     controller: str = ""

@@ -54,7 +54,7 @@ def find_obstacles(owner: Owner, desired: Iterable[Object], children: Children) 
 
 
 def find_obstacle(owner: Owner, child: Child) -> Obstacle | None:
-    """Return why a child's name is taken; None if the object is the owner's, or was and lost its owner reference."""
+    """Return why a child's name is taken; None if the object is the owner's, or has only lost its owner reference."""
     if child.controller_uid == owner.uid:
         return None
     kind = owner.kind.kind

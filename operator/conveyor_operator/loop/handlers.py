@@ -61,7 +61,7 @@ def build_resource_handler(kind: Kind, store: Store, workers: Workers) -> _Handl
         if event["type"] == "DELETED" and store.uid(key) is None:
             workers.cancel(key)
             return
-        # A deletion gets here if a new object already has the name, because Kopf orders only the events of one uid.
+        # If a new object already has the name, a deletion has come late: Kopf orders only the events of one uid.
         urgent = event["type"] is not None  # None: the object existed when the watch began
         workers.mark(key, generation=int(event["meta"].get("generation", 0)), urgent=urgent)
 
@@ -79,7 +79,7 @@ def _build_owner_handler(owners: Sequence[Resource], workers: Workers) -> _Handl
 
 
 def _find_owners(resources: Sequence[Resource]) -> dict[Kind, list[Resource]]:
-    """Return the owning resources of every kind of child and grandchild."""
+    """Return, for every kind of child and grandchild, the resources that own objects of this kind."""
     owned = [kind for kind in watched_kinds(resources) if kind not in {resource.kind for resource in resources}]
     return {kind: [r for r in resources if kind in (*r.children, *r.grandchildren)] for kind in owned}
 

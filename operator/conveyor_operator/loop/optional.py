@@ -2,7 +2,7 @@
 
 Run by `process`. Kopf would have to scan for these kinds, or know them before it starts. So they have a separate watch,
 which passes its objects to `watches` as Kopf's watches do. An idle operator sends no requests: it looks for a missing
-kind only after a resource needs the kind, and checks whether a kind was removed only when its watch fails.
+kind again only after a resource needs the kind, and checks whether a kind was removed only when its watch fails.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class OptionalKinds:
     def serves(self, kind: Kind) -> bool | None:
         """Return whether the cluster serves the kind; None if that is not known yet.
 
-        Call it only for a resource that needs the kind: from the first call on, a kind that is missing is looked for.
+        Call it only for a resource that needs the kind: after the first call, the operator polls for a missing kind.
         """
         self._wanted[kind].set()
         return self._served.get(kind)
@@ -108,7 +108,7 @@ class _Failures:
 
 
 class _Sink:
-    """Objects of one kind, for `watches`."""
+    """A watch's sink that passes the objects of one kind to `watches`."""
 
     def __init__(self, watches: Watches, kind: Kind) -> None:
         self._watches = watches

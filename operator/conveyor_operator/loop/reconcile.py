@@ -1,9 +1,9 @@
 """Reconciles one resource: makes the cluster match the resource's spec.
 
 The steps are: get -> begin (parse, observe, build) -> plan, execute and observe, until nothing is left -> status and
-Events. `workers` calls it with a key, not with an event. It compares the observed with the desired state and makes the
-changes that are missing, so it may be called at any time and stopped at any point. What differs between kinds of
-resources is behind the protocol in `resource`.
+Events. `workers` passes a key, not an event. Each reconcile compares the observed with the desired state and makes the
+changes that are missing, so it may start at any time and stop at any point. What differs between kinds of resources is
+behind the protocol in `resource`.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Reconciles resources of all registered kinds, one call of `reconcile` for each."""
+    """Reconciles resources of all registered kinds, one resource in each call of `reconcile`."""
 
     def __init__(self, resources: Sequence[Resource], cluster: Cluster, store: Store) -> None:
         self._resources = {resource.kind: resource for resource in resources}
@@ -57,8 +57,8 @@ class Reconciler:
         try:
             requeue = await self._bring_about(key, case, memory)
         except ApiError as error:
-            # The first failure is only retried. From the second on, the status reports it, unless the API server is
-            # unreachable or overloaded, so that writing the status would fail too.
+            # The first failure is only retried. From the second on, the status reports the failure, unless the API
+            # server is unreachable or overloaded. Then writing the status would fail too.
             if memory.failing and not error.wants_silence:
                 await self._report(key, resource, body, case, memory)
             memory.failing = True
@@ -70,7 +70,7 @@ class Reconciler:
     async def _bring_about(self, key: Key, case: Case, memory: Memory) -> datetime | None:
         """Look up, plan and execute until nothing is left to do.
 
-        Returns when to reconcile again, if the plan asks for it.
+        Returns when to reconcile again; None if the plan does not need it.
         """
         while True:
             for id in sorted(case.stale):

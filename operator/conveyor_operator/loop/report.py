@@ -1,6 +1,6 @@
-"""Writes the status and the Events of a resource after something happened.
+"""Writes a resource's status and Events at the end of a reconcile.
 
-Called by `reconcile`. Statuses are compared without their times, so that the passing of time alone causes no write.
+Called by `reconcile`. Statuses are compared without their times, so that a new time alone causes no write.
 """
 
 import logging
@@ -43,14 +43,14 @@ class Reporter:
             raise
 
     async def record_restored(self, body: Object, memory: Memory, child: ChildId, event: Event) -> None:
-        """Create an Event that an edit of a child was undone, at most once in ten minutes for each child."""
+        """Create the Event about an undone edit of a child, at most once in ten minutes for each child."""
         now = time.monotonic()
         if now - memory.told_restored.get(child, -_QUIET_SECONDS) >= _QUIET_SECONDS:
             memory.told_restored[child] = now
             await self.record_events(body, [event])
 
     async def record_events(self, body: Object, found: Iterable[Event]) -> None:
-        """Create an Event for each occurrence. An Event that the API server refuses is logged."""
+        """Create a Kubernetes Event for each item. An Event that the API server refuses is only logged."""
         for event in found:
             try:
                 await self._cluster.create(EVENT, build_event(body, event, datetime.now(UTC)))

@@ -21,14 +21,14 @@ class Case(Protocol):
 
     @property
     def stale(self) -> set[ChildId]:
-        """Children to read before the next plan: no watch has reported them, or the latest change of them, yet."""
+        """Children to read before the next plan, because no watch has reported them or their latest change yet."""
         ...
 
     @property
     def children(self) -> Mapping[ChildId, Child]: ...
 
     def plan(self, now: datetime) -> Sequence[Step]:
-        """Return the next steps, without I/O. Called again after they ran, until at most a `RequeueAt` is left."""
+        """Return the next steps, without I/O. Called again after they ran, until only `RequeueAt`s or none are left."""
         ...
 
     def see(self, child: Object) -> None:
@@ -47,7 +47,7 @@ class Resource(Protocol):
 
     kind: Kind
     label: str
-    """The label of everything that belongs to a resource of this kind. Its value is the resource's name."""
+    """The label of all objects of a resource. Its value is the resource's name, perhaps with a dot and a suffix."""
     children: Sequence[Kind]
     """Kinds that the operator applies for the resource. They are watched."""
     optional: Sequence[Kind]

@@ -1,7 +1,7 @@
-"""Kopf's session with the API server, with the credentials of `cluster`. Our `watches` read what Kopf watches.
+"""Kopf's session with the API server, with the credentials of `cluster`. `watches` reads what Kopf watches.
 
-Created by `process`; `handlers` registers `login`. It uses only documented features: a login may provide a session, a
-session may have a middleware, and a middleware may replace the content of a response. Why: docs/adr/0016.
+Created by `process`; `handlers` registers `login`. It uses only documented features: a login may provide a session,
+a session may have a middleware, and a middleware may replace the content of a response. Why: docs/adr/0016.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class KopfSession:
             self._open.add(response)
             response.content = cast(aiohttp.StreamReader, _Lines(response.content, lines))
         else:
-            # Otherwise Kopf would fail when it stops, because it closes responses that its tasks still read.
+            # When Kopf stops, it closes the responses. A task that still reads one would fail, so read it all here.
             await response.read()
         return response
 

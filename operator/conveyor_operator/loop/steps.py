@@ -85,11 +85,11 @@ class Memory:
     told_restored: dict[ChildId, float] = field(default_factory=dict)
     """When an Event last reported that a child was restored, in monotonic seconds."""
     former_hash: str = ""
-    """`hash_applied` of a previous operator's applies, until the first plan."""
+    """The result of `hash_applied` for what the previous operator process applied. Cleared at the first plan."""
     failing: bool = False
     """Whether the previous reconcile ended with an ApiError."""
     waiting_since: datetime | None = None
-    """Since when all plans have returned a `RequeueAt`; None if the last one did not."""
+    """Since when every reconcile has ended with a `RequeueAt`; None if the last one ended without."""
 
     # Only for the current reconcile
     done: list[Step] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Reads Kopf's watches line by line: an object's projection goes into the `store`, and Kopf gets its identity.
+"""Reads Kopf's watches line by line: an object's projection goes into the `store`, and Kopf gets only metadata.
 
 `session` puts this between the API server and Kopf. Tenants write objects, so each object is parsed separately: an
 invalid one is counted, logged and skipped. Only an object's projection is kept. The initial list of a watch also shows
@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 _SILENT_SECONDS = 65.0
-"""The API server sends a bookmark every minute. After 70 seconds without a line, Kopf cancels a watch."""
+"""If a watch is cancelled after this long without a line, the silence is logged.
+
+The API server sends a bookmark every minute. Kopf cancels a watch after 70 seconds without a line.
+"""
 _START_ANEW = {"type": "ERROR", "object": {"code": 410}}
 _TOLD_TO_KOPF = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
 _NAME = re.compile(rb'"name":"([a-z0-9.-]{1,253})","namespace":"([a-z0-9-]{1,63})"')
@@ -43,8 +46,8 @@ class Mark(Protocol):
 class Watches:
     """Calls `mark` with the key of a resource when one of its objects moves to another resource, or to none.
 
-    It also calls `mark` for each child in the first list of a watch. Kopf does not get these children, because Kopf
-    creates a task and a record for each object. With thousands of objects, the operator would take minutes to start.
+    It also calls `mark` for each child and grandchild in the initial list of a watch. Kopf does not get them, because
+    it creates a task and a record for each object. With thousands of objects, a start would take minutes.
     """
 
     def __init__(self, resources: Sequence[Resource], store: Store, metrics: Metrics, mark: Mark) -> None:
@@ -53,7 +56,7 @@ class Watches:
         self._metrics = metrics
         self._mark = mark
         self._unfinished: set[tuple[Kind, str | None]] = set()
-        """Watches whose initial list has not ended. If it breaks off, a watch must begin again. Kopf would resume."""
+        """Watches whose initial list has not ended. If a list breaks off, Kopf would resume it, but must list again."""
         self._listed: defaultdict[tuple[Kind, str | None], asyncio.Event] = defaultdict(asyncio.Event)
 
     async def wait_listed(self, kind: Kind, namespaces: Sequence[str]) -> None:
@@ -66,8 +69,8 @@ class Watches:
     ) -> AsyncIterator[bytes]:
         """Yield lines for Kopf. `from_the_start`: the stream begins with all objects, followed by a bookmark.
 
-        Kopf gets an error that makes it list again if that initial list breaks off, if the API server sends an error,
-        or if a line is too long. Otherwise Kopf would resume after the last object that it received, or end the watch.
+        If this initial list breaks off, if the API server sends an error, or if a line is too long, Kopf gets an error
+        that makes it list again. Otherwise Kopf would resume after the last object it received, or end the watch.
         """
         seen: set[str] | None = set() if from_the_start else None
         loop = asyncio.get_running_loop()
@@ -170,14 +173,14 @@ class Watches:
         return key
 
     def _find_key(self, kind: Kind, body: Object) -> Key | None:
-        """Return the key of the resource that the object is, or that its label names."""
+        """Return a resource's own key, or the key of the resource that an object's label names; None without label."""
         metadata = body["metadata"]
         if kind in self._resources:
             return Key(kind, str(metadata["namespace"]), str(metadata["name"]))
         labels = metadata.get("labels") or {}
         for resource in self._resources.values():
             if kind in (*resource.children, *resource.grandchildren) and resource.label in labels:
-                name = str(labels[resource.label]).partition(".")[0]  # after the dot: a part of the resource
+                name = str(labels[resource.label]).partition(".")[0]  # without a suffix such as `.prewarm`
                 return Key(resource.kind, str(metadata["namespace"]), name)
         return None
 

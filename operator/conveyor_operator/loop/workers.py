@@ -1,7 +1,8 @@
-"""Runs one worker for each dirty key, up to a limit. Repeats failed work with backoff, other work when requested.
+"""Runs a worker for each dirty key, with a limit on concurrent reconciles. Repeats failed reconciles with backoff.
 
-`handlers` marks keys, and `reconcile` does the work. One task at a time works on a key. If the key is marked meanwhile,
-one more reconcile follows. A key that is clean and has no scheduled time costs nothing. Does not depend on Kubernetes.
+`handlers` marks keys. `reconcile` does the work, and may return a time for the next reconcile. One task at a time works
+on a key. If the key is marked meanwhile, one more reconcile follows. A key that is clean and has no scheduled time
+costs nothing. This module does not depend on Kubernetes.
 """
 
 import asyncio
@@ -31,11 +32,11 @@ class Outcome:
     refused: bool = False
     """A call was refused: the reconcile is repeated with the backoff of an error."""
     requeue_at: datetime | None = None
-    """The reconcile is repeated at this time at the latest, or at once if anything happens before."""
+    """The reconcile is repeated at this time, or earlier if the key is marked."""
 
 
 class _Worker:
-    """The work on one key. `dirty`: it was marked since its last reconcile began. `urgent`: a mark was urgent."""
+    """The work on one key. `dirty`: marked since its last reconcile began. `urgent`: one of these marks was urgent."""
 
     def __init__(self, generation: int | None, urgent: bool) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -103,7 +104,7 @@ class Workers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def longest_run_seconds(self) -> float:
-        """How long the slowest reconcile of this moment has been running; 0 if none runs."""
+        """Return how long the longest of the current reconciles has been running; 0 if none runs."""
         now = time.monotonic()
         return max((now - w.started for w in self._workers.values() if w.started is not None), default=0.0)
 
@@ -133,7 +134,7 @@ class Workers:
                 del self._workers[key]
 
     async def _run(self, key: Key, worker: _Worker) -> float | datetime | None:
-        """Run one reconcile. Return the delay or the time after which it must be repeated; None if it need not be."""
+        """Run one reconcile. Return the delay before the next one, or its time; None if no other has to follow."""
         worker.started = time.monotonic()
         asked_delay: float | None = None
         try:

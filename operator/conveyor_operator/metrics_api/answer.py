@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class MetricsApi:
     """The state of custom.metrics.k8s.io.
 
-    owner: the `namespace/service` of another adapter, or "". missing: why no server provides the API; "" if Conveyor
-    does, or if the state is not known yet.
+    owner: the `namespace/service` of another adapter, or "". api_service: that adapter's APIService, or "". missing:
+    why no server provides the API; "" if Conveyor or another adapter does, or if the state is not known yet.
     """
 
     owner: str = ""
@@ -19,5 +19,5 @@ class MetricsApi:
     left_out: bool = False
     """Whether the installation has no metrics server.
 
-    Then it is not checked whether another adapter serves the group.
+    Then the operator does not check whether another adapter serves the group.
     """

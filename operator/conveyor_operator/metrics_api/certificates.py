@@ -1,10 +1,10 @@
 """Issues and checks the metrics server's serving certificate, and plans its rotation. Pure.
 
-Every certificate has its own authority, whose key is discarded immediately, so both are always renewed together. A
-rotation, because of age or a fault, has three steps (tested on a real API server): add the new authority to the
+Every certificate has its own authority, whose key is discarded immediately, so both are always renewed together. Age or
+a fault causes a rotation, which has three steps (tested on a real API server): add the new authority to the
 APIServices' caBundle beside the old one, write the new leaf, and remove the old authority an hour later.
 
-`ca.crt` in the Secret is that bundle, newest first, so the Secret alone shows the progress of a rotation.
+`ca.crt` in the Secret is the same bundle, newest authority first. So the Secret alone shows the progress of a rotation.
 
 Used by `keeper` and `server`. The caller passes the time.
 """
@@ -27,7 +27,7 @@ _CLOCK_SKEW = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A leaf with its key and the bundle of authorities that clients should trust, all PEM."""
+    """A leaf certificate, its key, and the bundle of authorities that clients should trust, all in PEM."""
 
     certificate: bytes
     key: bytes
@@ -64,7 +64,7 @@ class Keep:
 
 
 def plan_certificate(serving: Serving | None, hosts: tuple[str, ...], now: datetime) -> Issue | DropOld | Keep:
-    """Return what to do next. `serving`: None if the Secret has no complete pair."""
+    """Return what to do next. `serving`: None if the Secret is incomplete."""
     if serving is None:
         return Issue("no certificate exists")
     fault = find_fault(serving, hosts, now)

@@ -1,7 +1,7 @@
 """Maintains the metrics API: the certificate in the chart's Secret, and the registration as two APIServices.
 
 Runs next to Kopf as one task, started by `process`. It watches objects by name, so a role with `resourceNames` is
-enough. While nothing has to change, it makes no calls. Services report `metrics_api` in a condition.
+enough. While nothing has to change, it makes no calls. InferenceServices report `metrics_api` in a condition.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
-"""Writes the two APIServices as `registration` has decided: both or none, and never one of another owner.
+"""Writes the two APIServices as `registration` has decided: both or none.
 
-Used by `keeper`. It reads the keeper's view of both, and updates this view after its own writes.
+Used by `keeper`. It reads the keeper's view of both, and updates this view after its own writes. From an APIService of
+another owner it only removes Conveyor's owner reference and labels.
 """
 
 import logging
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The objects that the APIServices refer to: the metrics server's Service, and the ClusterRole that owns them."""
+    """The objects that the APIServices refer to: the metrics server's Service, and the ClusterRole as owner."""
 
     service: Object
     role: Object
@@ -43,7 +44,7 @@ class Registrar:
         self._withdrawn: dict[str, str] = {}  # uid of the last APIService that was deleted here, by name
 
     def has_withdrawn(self, name: str, api_service: Object) -> bool:
-        """Return whether `withdraw` deleted this APIService, not somebody else."""
+        """Return whether `withdraw` deleted this APIService, and nobody else did."""
         return self._withdrawn.get(name) == str(api_service["metadata"]["uid"])
 
     async def register(self, bundle: bytes) -> str:
@@ -66,7 +67,7 @@ class Registrar:
         return ""
 
     async def announce(self, bundle: bytes) -> None:
-        """Apply both APIServices with this bundle. A concurrent change by somebody else raises a Conflict."""
+        """Apply both APIServices with this bundle. Raises Conflict if somebody else changes one meanwhile."""
         if self._named is None:
             await self._read_named()
         if self._named is None:
@@ -86,7 +87,7 @@ class Registrar:
     async def withdraw(self, why: str) -> None:
         """Delete Conveyor's APIServices.
 
-        One that somebody takes over at the same time raises a Conflict and is kept.
+        If somebody else takes over one meanwhile, raise Conflict and keep it.
         """
         for name, found in self._api_services.items():
             if found is not None and is_ours(found, self._namespace):

@@ -110,7 +110,7 @@ class Registration:
 
     def _plan_unregistered(self, seen: Seen, now: datetime) -> Register | Wait:
         if not _available_replicas(seen.deployment):
-            self._retry_at = None  # the missing pod is the cause, so no pause is needed once there is one
+            self._retry_at = None  # the missing pod is the cause, so no pause is needed once a pod is available
             return Wait(f"Deployment {names.METRICS_SERVICE} has no available pod")
         if self._free_since is not None and now < self._free_since + SETTLE:
             return Wait(
@@ -197,7 +197,7 @@ def differs(found: Object, wanted: Object) -> bool:
 def build_release(found: Object) -> Object | None:
     """Return a patch that removes Conveyor's owner reference and labels from another owner's APIService, or None.
 
-    None means that it has no such reference. With one, uninstalling Conveyor would delete the APIService.
+    None means that the APIService has no such reference. With the reference, uninstalling Conveyor would delete it.
     """
     owners = found["metadata"].get("ownerReferences") or []
     left = [owner for owner in owners if (owner["kind"], owner["name"]) != (CLUSTER_ROLE.kind, names.METRICS_API_ROLE)]

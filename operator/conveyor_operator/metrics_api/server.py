@@ -1,4 +1,4 @@
-"""Reads the metrics server's certificate from its Secret, and checks whether its Service uses it.
+"""Reads the metrics server's certificate from the Secret, and checks whether the server presents a trusted one.
 
 Used by `keeper` and `registrar`. This module does not know APIServices.
 """
@@ -19,7 +19,7 @@ _HANDSHAKE_SECONDS = 5.0
 
 
 def read_serving(secret: Object) -> Serving | None:
-    """Return the pair in a Secret; None if a part is missing or not base64."""
+    """Return the certificate, key and bundle in a Secret; None if a part is missing or not base64."""
     parts = [decode(secret, key) for key in (CERTIFICATE_KEY, PRIVATE_KEY, BUNDLE_KEY)]
     return Serving(*parts) if all(parts) else None
 
@@ -41,7 +41,7 @@ def find_port(service: Object) -> int:
 
 
 async def probe(service: Object, host: str, bundle: bytes) -> str:
-    """Connect like the API server: to the Service's address, as `host`, with the APIServices' bundle.
+    """Connect as the API server does: to the Service's address, with the server name `host`, trusting only `bundle`.
 
     Returns why the API server would not trust the server; "" if it would.
     """

@@ -2,8 +2,8 @@
 
 Runs next to Kopf as one task, started by `process`. A claim is a ServedName in the namespace that holds the name. It
 outlives the service, and is deleted with the namespace or by a user. A free name goes to the first service that wants
-it. If several want it, the oldest service gets it. Only one claim is created at a time, so that no namespace exceeds
-its limit.
+it. If several already want it, the oldest service gets it. Only one claim is created at a time, so that no namespace
+exceeds its limit.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from conveyor_operator.served_names.answer import NameAnswer, NameState, Wish
 
 logger = logging.getLogger(__name__)
 
-_MAX_TRIES: Final = 5  # attempts of a call that may succeed later; then names of other namespaces are claimed
+_MAX_TRIES: Final = 5  # while the API server is unavailable; after the last one, the claim counts as refused
 _REFUSED_SECONDS: Final = 30.0  # pause before a retry in a namespace in which a claim was refused
 
 
 class ServedNames:
-    """mark: called with `namespace/name` of each service whose name's state has changed."""
+    """mark: called with the `namespace/name` of a service when the state of its name has changed."""
 
     def __init__(
         self, cluster: Cluster, namespaces: Sequence[str], system_namespace: str, mark: Callable[[str], None]
@@ -48,7 +48,7 @@ class ServedNames:
         """Set once all claims are known."""
         self._told: dict[str, NameAnswer] = {}
         self._open: dict[str, Claim | None] = {}
-        """Names to decide on, each with its former claim or None."""
+        """Names on which `run` has to decide, each with the claim that was deleted, or None."""
         self._opened = asyncio.Event()
         self._held_back: dict[str, dict[str, None]] = {}
         """By namespace: names without a claim, because of the limit or because the API server refused the claim."""
@@ -74,9 +74,9 @@ class ServedNames:
                 self._tell(name)
 
     def tell(self, service: str, name: str) -> NameAnswer:
-        """Return the state of the service's name.
+        """Return the state of the name for the service `namespace/name`.
 
-        `service`: `namespace/name`, which is marked when the state changes.
+        From then on, `mark` is called with the service when this state changes.
         """
         answer = self._told[service] = self._find(service, name)
         return answer
@@ -159,7 +159,7 @@ class ServedNames:
             self._held_back.pop(namespace, None)
 
     async def _decide(self, name: str, former: Claim | None) -> None:
-        """Claim an unclaimed name for the namespace that had it, or for that of the oldest service that wants it."""
+        """Claim an unclaimed name. Tries its former namespace, then the others by the age of their oldest services."""
         last = former.namespace if former is not None else None
         for namespace in sorted(self._index.list_applicants(name), key=lambda each: each != last):
             if self._index.find_holder(name) is not None:
@@ -178,7 +178,7 @@ class ServedNames:
         try:
             made = await self._create(namespace, name)
         except ApiError as error:
-            # A conflict: the claim was just created, as the watch will report, or another name has the same hash.
+            # A Conflict means that this claim exists and the watch will report it, or that two names have one hash.
             logger.warning("event=claim_refused namespace=%s name=%s error=%s", namespace, name, error.message)
             self._refusals[namespace] = error.message
             self._hold_back(namespace, name)

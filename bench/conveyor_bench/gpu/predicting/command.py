@@ -1,7 +1,7 @@
-"""`python -m conveyor_bench gpu --predict`: what nano-vllm's bench should reach, before a GPU has run it.
+"""`python -m conveyor_bench gpu --predict`: the rate that nano-vllm's bench should reach, before a GPU has run it.
 
 The registers and the shared memory of decode attention come from the compiler. `tails` simulates its plan, to find how
-much bandwidth it loses until its last block ends. Everything else is in `constants`. The last line is JSON.
+much bandwidth attention loses until its last block ends. All other inputs are in `constants`. The last line is JSON.
 """
 
 import json
@@ -104,7 +104,7 @@ def _print_parts(predictions: dict[tuple[str, str, float], Prediction]) -> None:
 
 
 def _compare(predictions: dict[tuple[str, str, float], Prediction], measured: dict[str, int]) -> dict[str, float]:
-    """Print tokens a second. Returns the least ratio of today's kernels to those before, by type of the cache."""
+    """Print tokens a second. Returns the least ratio of today's rate to the rate before, by type of cache."""
     print("\noutput tokens a second")
     ratios: dict[str, float] = {}
     for (age, name, fraction), found in predictions.items():

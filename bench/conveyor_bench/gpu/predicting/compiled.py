@@ -1,4 +1,4 @@
-"""Compiles decode attention for a GPU that is absent, and prints what the compiler made of it as a line of JSON.
+"""Compiles decode attention for a GPU that is absent, and prints the resources that it needs as a line of JSON.
 
 `python -m conveyor_bench.gpu.predicting.compiled CAPABILITY`. It is a process of its own, because a process with
 Triton's interpreter cannot compile. Triton's cache keeps the kernels.
@@ -72,7 +72,7 @@ def _count_registers(cubin: bytes) -> int:
 
 
 def main() -> None:
-    """Print the kernels."""
+    """Print the resources of the kernels, and how they divide the keys."""
     absent_gpu.use(int(sys.argv[1]))
     told = {}
     for name, kv_dtype in _TYPES.items():

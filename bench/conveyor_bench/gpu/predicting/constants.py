@@ -1,7 +1,7 @@
 """The constants of the time model: what was assumed before a GPU had run anything. Plain data.
 
-They are those of the review of commit 5e6c629 (2026-11-24). They are not adjusted to measurements, because a model that
-follows its measurements predicts nothing. What a GPU has measured is in docs/benchmarks.md.
+The values are from the review of commit 5e6c629 (2026-11-24). They are not adjusted to measurements, because a model
+that follows its measurements predicts nothing. Measurements on GPUs are in docs/benchmarks.md.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ PARTS: Final = {
     "h100": Part(90, 132, 3.0e12, 650e12),
 }
 
-FRACTIONS: Final = (0.75, 0.85)  # of a copy's bandwidth, that decode attention reaches while all processors are busy
-BLOCK_BYTES_PER_US: Final = 29e3  # that one block reads at most: its bytes in flight divided by the memory's latency
+FRACTIONS: Final = (0.75, 0.85)  # shares of a copy's bandwidth that decode attention reaches while all processors work
+BLOCK_BYTES_PER_US: Final = 29e3  # the most that a block reads: its bytes in flight divided by the memory's latency
 BLOCK_START_US: Final = 2.5
 EMPTY_BLOCK_US: Final = 0.7
 
@@ -49,7 +49,7 @@ class DecodeKernel:
 class Kernels:
     """All kernels of a step."""
 
-    small_kernel_us: float  # norms, heads with KV write, activation: at least this long each
+    small_kernel_us: float  # least time of each small kernel: norms, heads with KV write, activation
     gap_us: float  # between two kernels of a graph
     attention_us: float  # of a layer's decode attention, beside its reads
     prompt_flops: float  # share of the FLOP/s that attention over prompts reaches
@@ -86,4 +86,4 @@ QWEN3_06B: Final = Shape(28, 1024, 3072, 16, 8, 128, 151_936)
 BATCHED_TOKENS: Final = 8192
 GRAPH_ROWS: Final = (1, 2, 4, 8, *range(16, 257, 16))
 
-BARS: Final = {"bfloat16": 1.14, "fp8": 1.40, "int8": 1.40}  # tokens a second, divided by those of BEFORE, at least
+BARS: Final = {"bfloat16": 1.14, "fp8": 1.40, "int8": 1.40}  # least ratio of tokens a second to those of BEFORE

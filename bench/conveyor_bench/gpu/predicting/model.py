@@ -1,4 +1,4 @@
-"""The time model of nano-vllm's bench: what each step takes on the device and on the host, by part. Pure."""
+"""The time model of nano-vllm's bench: how long each part of a step takes on the device and on the host. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +36,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A GPU with its kernels. efficiency: the share of a copy's bandwidth for decode attention over these contexts."""
+    """A GPU with its kernels, and a model's shape.
+
+    efficiency: returns the share of a copy's bandwidth that decode attention reaches over these contexts.
+    """
 
     part: Part
     shape: Shape
@@ -47,7 +50,7 @@ class System:
 
 @dataclass(slots=True)
 class Prediction:
-    """What the bench takes. parts: seconds on the device, and those in which it waits for the host."""
+    """The predicted time of the bench. parts: the seconds of each part, and of the device's waits for the host."""
 
     output_tokens: int
     seconds: float = 0.0
@@ -67,8 +70,8 @@ def draw_lengths() -> list[tuple[int, int]]:
 
 
 def predict(system: System, lengths: Sequence[tuple[int, int]]) -> Prediction:
-    """Run all requests at once in virtual time, as the scheduler does. While a step runs, the host plans the next."""
-    waiting = [(prompt, prompt, answer) for prompt, answer in reversed(lengths)]  # tokens, those to compute, answer
+    """Run all requests at once in virtual time, as the scheduler does. During a step, the host plans the next one."""
+    waiting = [(prompt, prompt, answer) for prompt, answer in reversed(lengths)]  # tokens: prompt, not computed, answer
     rows: list[Row] = []
     found = Prediction(sum(answer for _, answer in lengths))
     efficiency = 1.0
@@ -108,7 +111,7 @@ def _admit(waiting: list[tuple[int, int, int]], room: int) -> tuple[list[Chunk],
 
 
 def time_step(system: System, contexts: Sequence[int], chunks: Sequence[Chunk], efficiency: float) -> Parts:
-    """Return the milliseconds of each part on the device. contexts: of the decodes."""
+    """Return the milliseconds of each part on the device. contexts: one for each decode."""
     shape, part, kernels = system.shape, system.part, system.kernels
     tokens = len(contexts) + sum(chunk.tokens for chunk in chunks)
     padded = tokens if chunks else next(size for size in GRAPH_ROWS if size >= tokens)

@@ -1,6 +1,6 @@
 """Simulates how the blocks of decode attention share the memory's bandwidth until the last one ends. Pure.
 
-The plan is that of `execution/kernels/decode_plan.py`, which divides the keys on the device.
+The plan divides the keys as `execution/kernels/decode_plan.py` does on the device.
 """
 
 import heapq
@@ -44,10 +44,9 @@ def _align(keys: int) -> int:
 
 
 def find_efficiency(contexts: Sequence[int], kv_heads: int, key_bytes: int, part: Part, kernel: DecodeKernel) -> float:
-    """Return the share of a copy's bandwidth that one layer's decode attention reaches, from its first to its last
-    block.
+    """Return the share of a copy's bandwidth that one layer's decode attention reaches from first to last block.
 
-    contexts: of the rows, in keys. key_bytes: of a key and a value of one head.
+    contexts: the number of keys of each row. key_bytes: the bytes of a key and a value of one head.
     """
     shares = plan_shares(contexts, kv_heads, part, kernel)
     blocks = deque(keys * key_bytes for keys in shares for _ in range(kv_heads))
@@ -57,10 +56,10 @@ def find_efficiency(contexts: Sequence[int], kv_heads: int, key_bytes: int, part
 
 
 def _run(blocks: "deque[int]", places: int, bandwidth: float) -> float:
-    """Return the microseconds until all blocks have read their bytes. bandwidth: bytes a microsecond, for all."""
-    now, done = 0.0, 0.0  # done: bytes that a block would have read since time 0
-    starting: list[tuple[float, int]] = []  # when the start of a block ends, its bytes
-    reading: list[float] = []  # `done` when a block ends
+    """Return the microseconds until all blocks have read their bytes. bandwidth: bytes per microsecond."""
+    now, done = 0.0, 0.0  # done: bytes that a block would have read if it had read since time 0
+    starting: list[tuple[float, int]] = []  # when a block begins to read, and its bytes
+    reading: list[float] = []  # for each block, the value of `done` at which it ends
     while blocks or starting or reading:
         while blocks and len(starting) + len(reading) < places:
             size = blocks.popleft()

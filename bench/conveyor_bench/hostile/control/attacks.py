@@ -1,7 +1,7 @@
 """The attacks of the command `hostile-control`: clients on ports, and a tenant with all rights in its namespace.
 
-Each attack runs in threads until its stage ends. If `stage.aimed` is false, it attacks something that is not measured:
-another metrics server, or objects that neither the operator nor the metrics server looks at.
+Each attack runs in threads until its stage ends. If `stage.aimed` is false, the target is not measured: another metrics
+server, or objects that neither the operator nor the metrics server watches.
 """
 
 import contextlib
@@ -24,13 +24,17 @@ from e2e.cluster.api import Api, ApiError
 
 TENANT = "tenant"
 MIB = 1 << 20
-PAUSE_SECONDS = 0.01  # between repeated actions, because the cost of an action is measured, not how many are possible
+PAUSE_SECONDS = 0.01  # between repeated actions: their cost is measured, not how many are possible
 _ids = itertools.count()
 
 
 @dataclass(slots=True)
 class Stage:
-    """`ports` are all listening ports, `https` is the metrics API's, and `value` is the path of the tenant's metric."""
+    """The targets of an attack, and its progress.
+
+    `ports` are all listening ports, `https` is the port of the metrics API, `pages` is the URL of a program's own
+    metrics, and `value` is the path of the tenant's metric.
+    """
 
     kubeconfig: Path  # the tenant's
     aimed: bool
@@ -213,7 +217,7 @@ def events(stage: Stage) -> None:
 
 
 def pods(stage: Stage) -> None:
-    """Create and delete pods with Conveyor's labels, of services that exist or not."""
+    """Create pods with Conveyor's labels, for services that exist or not, and delete two thirds of them."""
 
     def act(space: Space) -> None:
         number = next(_ids)

@@ -1,9 +1,9 @@
 """Measures how hostile clients and a hostile tenant affect another namespace's use of operator and metrics server.
 
-It runs real processes on a real API server (the control plane of the tests). Each attack is measured twice: while it is
-aimed at something else (another metrics server, ConfigMaps, unlabelled pods), and at the programs. The bars for
-reconciles and for the HPA's values limit the difference, so that the shared processors and the API server's own work do
-not count.
+It runs real processes on a real API server (the control plane of the tests). Each attack is measured twice: first while
+it is aimed at something else (another metrics server, ConfigMaps, unlabelled pods), and then while it is aimed at the
+programs. The bars for reconciles and for the HPA's values limit the difference, so that the shared processors and the
+API server's own work do not count.
 
 Prints each bar, met or missed, and exits with 1 if one is missed. The last line is one JSON object. `make soak` runs
 all attacks.
@@ -33,7 +33,7 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
 
 OTHERS = "others"
-BACK_SECONDS = 5  # after an attack, whose measurements are dropped
+BACK_SECONDS = 5  # after an attack; measurements in this time are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def running_control() -> Iterator[Control]:
             Space(api, namespace).create("InferenceService", make_service("good", autoscaling={"maxReplicas": 4}))
         tenant = admit_tenant(plane, api)
         operator, operator_port = stack.enter_context(running_operator(plane))
-        gateway = stack.enter_context(GatewayProcess(plane.kubeconfig, "--host="))  # a slice cannot name a loopback
+        gateway = stack.enter_context(GatewayProcess(plane.kubeconfig, "--host="))  # EndpointSlices reject a loopback
         metrics, elsewhere = (stack.enter_context(running_metrics(plane)) for _ in range(2))
         serve_metrics(api, metrics, (address, gateway.admin_port), OTHERS)
         yield Control(
@@ -100,7 +100,10 @@ def admit_tenant(plane: ControlPlane, api: Api) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """An attack with one aim: what others measured during and after it, and each program's MiB before and at most."""
+    """The results of an attack with one aim.
+
+    They are what others measured during and after the attack, and each program's memory before the attack and its peak.
+    """
 
     meanwhile: Taken
     afterwards: Taken

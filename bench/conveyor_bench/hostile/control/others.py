@@ -1,7 +1,8 @@
 """Measures operator and metrics server as another namespace's user, in a separate process, beside a hostile tenant.
 
-`hostile.others` starts it for the command. It creates one InferenceService after the other and waits for each
-Deployment, reads an autoscaler's metric through the API server, and calls the probes. It knows no attack and no bar.
+`hostile.others` starts this process for the command. The process creates one InferenceService after the other and waits
+for each Deployment, reads an autoscaler's metric through the API server, and calls the probes. It has no attack and no
+bar.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ LONGEST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`probes` are URLs; `value` is the API server's path of the autoscaler's metric."""
+    """What to measure. `probes` are URLs; `value` is the API server's path of the autoscaler's metric."""
 
     kubeconfig: str
     namespace: str

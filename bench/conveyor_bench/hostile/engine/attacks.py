@@ -1,11 +1,11 @@
-"""The attacks of the command `hostile-engine`: bodies, and what connections send before they fall silent. Pure."""
+"""The attacks of the command `hostile-engine`: bodies, and what connections send before they stall. Pure."""
 
 import json
 from collections.abc import Callable
 
 BODY_BYTES = 4 * 2**20 - 64
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-Attack = tuple[str, bytes, bytes | None]  # path, body, and what it is compared with (None: nothing)
+Attack = tuple[str, bytes, bytes | None]  # path, body, and the body that it is compared with (or None)
 
 
 def fill(begin: str, item: str, end: str) -> bytes:
@@ -41,7 +41,7 @@ def build_head(path: str, length: int) -> bytes:
 
 
 def connections() -> dict[str, tuple[int, Callable[[int], bytes]]]:
-    """Return the number of connections, and the bytes that each sends before it falls silent."""
+    """Return the number of connections, and the bytes that each sends before it stalls."""
     stream = {"prompt": "hello", "max_tokens": 3000, "stream": True, "ignore_eos": True, "logprobs": 20}
     much = json.dumps(stream).encode()
     large = bytes(BODY_BYTES - 1)

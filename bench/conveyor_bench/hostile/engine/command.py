@@ -1,10 +1,10 @@
 """Measures how a hostile client that reaches an engine directly affects the engine's other clients.
 
 It runs a real engine server with a tiny random model whose context is 131,072 tokens. Another process reads a stream,
-alone and beside each attack. Some bodies are compared with a plain body of the same work instead, which is sent while
-the stream is read. Probes come on new connections. Memory is the growth of all processes together: the proportional set
-sizes of the API process, its fork server and its workers, and the resident set of the engine process. Exits with 1 if a
-bar is missed. The last line is a JSON array with an object for each attack.
+alone and beside each attack. For some bodies, "alone" is beside a plain body that causes the same work. Probes use new
+connections. The figure for memory is the growth of all processes together: the proportional set sizes of the API
+process, its fork server and its workers, and the resident set of the engine process. Exits with 1 if a bar is missed.
+The last line is a JSON array with an object for each attack.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Row:
     alone: float
     beside: float
     memory_mib: float
-    engine_mib: float  # of that, the engine process
+    engine_mib: float  # the engine process's part of `memory_mib`
     probe_seconds: float
     status: str
     passed: bool

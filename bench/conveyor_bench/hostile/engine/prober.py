@@ -13,7 +13,7 @@ from conveyor_bench.processes import resident_mib
 
 
 class Prober:
-    """Sends a probe every 50 ms on a new connection and reads the memory's size, in threads."""
+    """Sends a probe every 50 ms on a new connection and reads the size of the memory, in two threads."""
 
     def __init__(self, server: EngineServer) -> None:
         self._url = server.url
@@ -21,7 +21,7 @@ class Prober:
         self._stop = threading.Event()
         self.slowest_seconds = 0.0
         self._before = self._memory()
-        self.grown, self.engine_grown = 0.0, 0.0  # MiB at most, of all processes and of the engine process
+        self.grown, self.engine_grown = 0.0, 0.0  # largest growth, MiB: all processes, engine process
 
     def __enter__(self) -> "Prober":
         self._threads = [threading.Thread(target=work) for work in (self._probe, self._watch)]

@@ -14,14 +14,14 @@ from conveyor_bench.hostile.gateway.engines import MIB
 
 HOSTILE = "default/hostile"
 REFUSING, EMPTY, REAL = "default/refusing", "default/empty", "default/real"  # services of attacks in `COMPARED`
-NUM_REFUSING = 8  # engines
-ATTACKER = "127.0.0.2"  # the clients' address, which nobody else has
+NUM_REFUSING = 8  # engines of the service REFUSING
+ATTACKER = "127.0.0.2"  # the address of attacking clients only
 BATCH_SECONDS = 0.02
 
 
 @dataclass(slots=True)
 class Stage:
-    """`ports` are all ports that the programs listen on, HTTP and HTTPS. `rate`: requests a second of `post_many`."""
+    """The target. `ports`: all HTTP and HTTPS ports that the programs listen on. `rate`: requests/s of `post_many`."""
 
     gateway: GatewayProcess
     ports: list[int]
@@ -154,7 +154,7 @@ async def descriptors(stage: Stage) -> None:
         await asyncio.gather(*(stage.connect(stage.gateway.port) for _ in range(100)))
 
 
-# Measured against the same attack on another gateway of the same machine.
+# Attacks that are compared with the same attack on another gateway of the same machine.
 COMPARED: dict[str, Attack] = {
     each.__name__: each for each in (refusals, queued, bodies, choices, abandoned, descriptors)
 }

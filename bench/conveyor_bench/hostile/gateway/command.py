@@ -184,7 +184,7 @@ def run(names: list[str], seconds: float, rate: int, open_files: int | None) -> 
         gateway, elsewhere = (
             stack.enter_context(GatewayProcess(plane.kubeconfig, "--host=", max_open_files=open_files))
             for _ in range(2)
-        )  # on every address: no slice may name a loopback
+        )  # on every address, because an EndpointSlice cannot contain a loopback address
         metrics = stack.enter_context(running_metrics(plane))
         for name in ports.keys() - {"empty"}:
             for each in (gateway, elsewhere):

@@ -1,7 +1,7 @@
 """Measures the gateway as another client, in a separate process, beside a hostile client or engine.
 
-`hostile.others` starts it for the command. It calls one service all the time, reads streams of this service, calls the
-probes, and reads the HPA's metric, on new connections. It knows no attack and no bar.
+`hostile.others` starts this process for the command. The process calls one service all the time, reads streams of this
+service, calls the probes, and reads the HPA's metric, on new connections. It has no attack and no bar.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from e2e.cluster.api import Api
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`service` and `probes` are URLs, `/demand` among these; `value` is the API server's path of the HPA's metric."""
+    """What to measure. `service` and `probes` (with `/demand`) are URLs; `value` is the path of the HPA's metric."""
 
     service: str
     probes: list[str]
@@ -51,7 +51,7 @@ class Measurement:
     async def run(self, ended: asyncio.Event) -> Taken:
         self.taken = Taken()
         await asyncio.gather(self._ask_service(ended), self._ask_probes(ended), self._ask_value(ended))
-        self.taken.gaps.append(time.perf_counter() - self._event_at)  # a stream that has stopped has no next event
+        self.taken.gaps.append(time.perf_counter() - self._event_at)  # counts a stream that has stopped, too
         return self.taken
 
     async def _ask_service(self, ended: asyncio.Event) -> None:

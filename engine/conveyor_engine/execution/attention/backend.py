@@ -44,12 +44,12 @@ class AttentionMetadata:
     are padding: their slot is -1, nothing is written for them, and their output is never read.
 
     Query token j of row i has the position p = seq_lens[i] - query_len[i] + j. It sees the keys at positions <= p. If
-    the layer has a window, it sees only those of them at positions > p - sliding_window.
+    the layer has a window, these positions must also be > p - sliding_window.
 
     A CUDA graph (`graphs.mixed`) has a fixed number of rows: `num_decodes` rows for decodes, and the others for
     prompts. Rows that a step does not use have length 0 and no tokens, and are the last ones of each group. The host
-    does not know a step's numbers when the graph is captured. So `num_tokens` is 0 and `seq_lens_host` is empty. The
-    last entry of `query_start_loc_host` minus entry num_decodes is only an upper bound on the tokens of prompts.
+    does not know a step's numbers when the graph is captured. So `num_tokens` is 0 and `seq_lens_host` is empty. In
+    `query_start_loc_host`, the last entry minus the entry at num_decodes is only an upper bound on the prompts' tokens.
     Padding tokens of a graph write to a spare block.
 
     Two rows may share blocks, even blocks that one of them writes in this step (prefix cache). So a backend must write

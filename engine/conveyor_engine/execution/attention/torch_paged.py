@@ -1,8 +1,8 @@
 """Computes paged attention in plain torch, on any device. It is the reference and the fallback.
 
 Devices without a backend of their own use it, and the tests compare the other backends with it. It attends sequence by
-sequence, over gathered keys and values. In a decode the query heads of a group become rows of one product, so K and V
-are read once.
+sequence, over gathered keys and values. The query heads of a group become rows of one product, so a decode reads K
+and V once.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Graphs for steps in which every row computes one token and samples one. Used by `step_graphs`.
 
 The host sends only the row, the position and the next position for each token. All other inputs are gathered from
-`rows` on the device. Up to 256, the sizes are those of vLLM and nano-vllm.
+`rows` on the device. Up to 256 rows, the sizes are those of nano-vllm. vLLM captures multiples of 8 instead.
 """
 
 import numpy as np

@@ -28,8 +28,8 @@ _NO_LENGTHS = np.zeros(0, dtype=np.int32)
 def token_sizes(max_num_batched_tokens: int) -> list[int]:
     """Return the sizes, ascending.
 
-    Up to 128 they are multiples of 16. Above, there are eight from one power of two to the next, so that padding adds
-    at most an eighth.
+    Up to 128 they are multiples of 16. Above 128, there are eight sizes from one power of two to the next, so that
+    padding adds at most an eighth.
     """
     largest = min(max_num_batched_tokens, _MOST_TOKENS)
     powers = (128, 256, 512, 1024)

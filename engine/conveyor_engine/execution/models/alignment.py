@@ -21,7 +21,7 @@ class Listened:
     """A window whose tokens get times."""
 
     window: int  # index among the windows that are encoded in this step
-    first_token: int  # index of the transcript's first token among the packed tokens of the step
+    first_token: int  # index of the first token that gets a time, among the packed tokens of the step
     num_tokens: int
     num_positions: int  # number of encoder positions that contain sound; the rest is silence
 

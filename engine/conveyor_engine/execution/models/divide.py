@@ -19,8 +19,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from conveyor_engine.errors import ConfigError, ModelError
 
 _COLUMNS, _ROWS = "colwise", "rowwise"
-# Words in the names or styles of parts of mixtures of experts. A share of such a part is not a slice of a plain
-# product.
+# A module with one of these words in its name or style is part of a mixture of experts. A rank's share of such a part
+# is not a slice of a plain product.
 _EXPERTS: Final = ("expert", "moe", "grouped", "packed")
 
 

@@ -33,7 +33,7 @@ class TorchElementwise:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
         if not offset:
             return functional.rms_norm(x, weight.shape, weight, eps)
-        # in float32: offset + weight would lose the weight's last bits in x's type
+        # In x's type, offset + weight would lose the weight's last bits. So this computes in float32.
         return functional.rms_norm(x.float(), weight.shape, offset + weight.float(), eps).to(x.dtype)
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

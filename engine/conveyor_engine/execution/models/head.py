@@ -1,8 +1,9 @@
 """Splits a classifier into its encoder, which runs packed, and its head, which then runs on few tokens.
 
 `runners.classify` calls it once after loading. The head is transformers' own code: the model's forward, with the
-encoder replaced by a module that returns given hidden states. This works for heads of all model families that read the
-first token of a sequence, the last token, or each token by itself. A trial run finds out which, and rejects others.
+encoder replaced by a module that returns given hidden states. This works in all model families, if the head reads only
+the first token of a sequence, only the last token, or each token by itself. A trial run finds out which of these the
+head reads, and rejects other heads.
 """
 
 from collections.abc import Iterator

@@ -39,7 +39,7 @@ def find_last_layer(model: PreTrainedModel, layers: list[LayerShape]) -> int | N
 
 
 def _logits(model: PreTrainedModel, paged: Paged) -> torch.Tensor:
-    """Run the tiny step: (tokens that the last layer computes, vocabulary)."""
+    """Run the tiny step. Returns logits (n, vocabulary) for the n tokens that the last layer computes."""
     positions = torch.arange(_NUM_TOKENS, device=model.device)[None]
     tokens = positions % model.get_input_embeddings().num_embeddings
     logits: torch.Tensor = model(input_ids=tokens, position_ids=positions, use_cache=False, paged=paged).logits

@@ -29,7 +29,7 @@ class LinearSpec:
 
 
 def linear_kind(spec: LinearSpec) -> Kind:
-    """Return the kernel for such weights on this machine."""
+    """Return the kernel for weights with these properties on this machine."""
     if spec.device != "cpu" or spec.dtype not in (torch.float32, torch.bfloat16):
         return "torch"
     if native.why_missing() is None and native.isa() != "generic":
@@ -58,7 +58,7 @@ def build_linear(linears: Sequence[nn.Linear]) -> Linear:
 
 
 def stackable(linears: Sequence[nn.Linear]) -> bool:
-    """Return whether these are plain layers for the same input, of one type, and all or none with a bias."""
+    """Return whether these are plain layers of one input size and one type, and all or none of them have a bias."""
     kinds = {(linear.in_features, linear.weight.dtype, linear.bias is None) for linear in linears}
     return len(kinds) == 1 and all(type(linear) is nn.Linear for linear in linears)
 

@@ -42,7 +42,7 @@ def load_model(
     attention = {"attn_implementation": interface.IMPLEMENTATION} if kind.own_attention else {}
     if kind.own_attention:
         interface.register()
-    transformers_logging.set_verbosity_error()  # its warnings are errors here, which the checks below raise
+    transformers_logging.set_verbosity_error()  # where it would warn, the checks below raise errors
     transformers_logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:

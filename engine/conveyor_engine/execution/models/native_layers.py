@@ -3,9 +3,9 @@
 The single call needs the KV cache of the compiled kernels (`CpuNative`). With another cache, each layer is two calls,
 with attention between them. The last layer is two calls as well in a step that does not sample from every token.
 
-`recognise` makes a NativeDecoderLayer instead of a DecoderLayer, which it extends, if `find_parts` finds all parts.
-Both compute the same. The linear kernels also add the residuals. `join_layers` then turns a model's list of these
-layers into one module.
+If `find_parts` finds all parts, `recognise` makes a NativeDecoderLayer, a subclass of DecoderLayer that computes the
+same. Its linear kernels also add the residuals. `join_layers` then turns a model's list of these layers into one
+module.
 """
 
 from collections.abc import Sequence

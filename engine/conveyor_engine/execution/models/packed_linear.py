@@ -2,9 +2,9 @@
 
 There are two kernels:
 - Our own kernel reads the weights once, in order, also for a single row, and uses AMX tiles if the CPU has them. If all
-  linear layers of a decoder layer use it, one call can compute many such layers (`native.layer`). It supports bfloat16
-  on CPUs without bfloat16 instructions, where oneDNN's emulation is several times slower.
-- oneDNN's kernel computes bfloat16 layers if our own kernels are missing or were compiled without vector instructions.
+  linear layers of a decoder layer use it, one call can compute many such layers (`native.layer`). Our kernel also
+  computes bfloat16 on CPUs without bfloat16 instructions, where oneDNN's emulation is several times slower.
+- oneDNN's kernel computes bfloat16 layers if our own kernels are missing or have no vector instructions for this CPU.
 """
 
 from abc import ABC, abstractmethod

@@ -81,7 +81,7 @@ class TranscriptRules:
         has_last, has_two = to_device(np.stack((number > 0, number > 1)), self._device)
         was_time = (self._token_ids[rows, positions - 1] >= first) & has_last
         had_time = (self._token_ids[rows, (positions - 2).clamp_min(0)] >= first) | ~has_two
-        opens = was_time & ~had_time  # the newest token is the first timestamp of a pair; its second or the end follows
+        opens = was_time & ~had_time  # the newest token is a pair's first timestamp; the second one or the end follows
         times.masked_fill_((was_time & had_time)[:, None], _NEVER)
         words[:, : self._facts.end].masked_fill_(opens[:, None], _NEVER)
         lowest = self._last_time[rows] + torch.where(opens, 0, 1)

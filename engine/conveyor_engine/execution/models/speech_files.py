@@ -19,7 +19,7 @@ _HEADS_MAX: Final = 32  # limit on the heads for alignment; OpenAI's models name
 
 
 def describe_speech(directory: Path, model: Any, block_size: int) -> tuple[AudioFacts, Tokens]:
-    """Return the facts of the model, and the tokens that its transcripts may have.
+    """Return the facts of the model, and the token ids that limit its transcripts.
 
     block_size: tokens in a block of the KV cache. Raises ModelError if the files do not fit each other, or if
     generation_config.json lacks a value that transcripts with timestamps need.
@@ -95,9 +95,9 @@ def _check_tokens(facts: AudioFacts, suppressed: Tokens, vocab_size: int) -> Non
 def read_alignment_heads(model: Any) -> Mapping[int, list[int]]:
     """Return, for each layer, the heads whose attention shows when a token is spoken. Raises ModelError.
 
-    If the model names no heads, these are all heads in the last half of the layers, as in OpenAI's library. If these
-    are more than `_HEADS_MAX`, only as many of the last layers are used as have `_HEADS_MAX` heads together. The limit
-    is there because each head needs up to 2.7 MB for a window.
+    If the model names no heads, all heads in the last half of the layers are returned, as in OpenAI's library. If these
+    are more than `_HEADS_MAX`, fewer of the last layers are used, with at most `_HEADS_MAX` heads together. The reason
+    for the limit is that each head needs up to 2.7 MB for a window.
     """
     num_layers, num_heads = int(model.config.decoder_layers), int(model.config.decoder_attention_heads)
     named = getattr(model.generation_config, "alignment_heads", None)

@@ -1,4 +1,4 @@
-"""Checks whether two modules compute the same, by calling both on random input as the model calls the first one.
+"""Checks whether two modules compute the same: calls both on random input, in the way the model calls the first one.
 
 Used by `recognise`, `fuse`, `native_layers` and `last_layer`. A `Recorder` replaces attention, so that the inputs of
 attention are compared as well. Attention could otherwise hide a difference before it.

@@ -2,8 +2,8 @@
 
 Both use transformers' weights, which are stacked and packed for the device's matrix products. In each layer's cache, a
 row begins with the sound of its window: the keys and values of cross-attention, for each position of the encoder. The
-keys and values of self-attention for the row's own tokens begin at the next whole block. So a layer needs one cache,
-and the scheduler counts blocks as for a text with a long prompt.
+keys and values of self-attention for the row's own tokens begin at the next whole block. So a layer needs only one
+cache, and the scheduler counts blocks as for a text with a long prompt.
 """
 
 from collections.abc import Callable

@@ -116,7 +116,7 @@ class Layer:
     def before_attention(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Compute queries, keys and values (T, H + 2 Hkv, D). Queries and keys are rotated by cos, sin (1, T, R).
 
-        Before that, they are normed if the layer has norms for heads.
+        If the layer has norms for heads, queries and keys are normed before the rotation.
         """
         tokens, call = x.shape[1], self._before
         assert x.is_contiguous()

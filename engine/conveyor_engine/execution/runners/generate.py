@@ -1,8 +1,8 @@
-"""Runs plans: packed batch -> forward -> sampled tokens. The first file on a request's way that uses torch.
+"""Runs plans: packed batch -> forward -> sampled tokens. No code that a request passes before this file uses torch.
 
-Built once by `build`, then called for each step: it is the `loop.executor` of one device. It owns the model, the KV
-caches and the rows, and knows nothing about requests, queues or policies. If there are CUDA graphs, `graphs` replays
-most steps. The other steps run eagerly.
+`build` creates the runner once, then `loop` calls it for each step. It implements the protocol `loop.executor` for one
+device. It owns the model, the KV caches and the rows, and knows nothing about requests, queues or policies. If there
+are CUDA graphs, `graphs` replays most steps. The other steps run eagerly.
 """
 
 from collections.abc import Callable, Sequence

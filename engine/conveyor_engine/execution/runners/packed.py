@@ -1,7 +1,7 @@
 """Base class of the runners of encoders. A step computes whole prompts, packed, in one forward and returns payloads.
 
-A runner is the `loop.executor` of one device, as `generate` is for models that generate. It keeps nothing between
-steps: no KV cache, no rows. Each subclass turns the hidden states into a payload for each prompt.
+Like `generate`, a runner implements the protocol `loop.executor` for one device. It keeps nothing between steps: no KV
+cache, no rows. Each subclass turns the hidden states into a payload for each prompt.
 """
 
 from abc import ABC, abstractmethod
@@ -67,7 +67,7 @@ class PackedRunner(ABC):
     def find_step_bytes(self, start: Start) -> int:
         """Return the memory of the largest step. Raises ModelError if it does not fit."""
         facts, settings = self.facts, "`max_num_batched_tokens` or `max_model_len`"
-        longest = facts.max_model_len  # it may be a step of its own
+        longest = facts.max_model_len  # a prompt of this length may be a step of its own
         num_tokens = max(longest, min(facts.max_num_batched_tokens, facts.max_num_seqs * longest))
         lengths = [min(longest, num_tokens - first) for first in range(0, num_tokens, longest)]
         prompts = [AdmittedRow.of(row, [0] * length, [], None) for row, length in enumerate(lengths)]
@@ -95,7 +95,7 @@ class PackedRunner(ABC):
     def _encode(
         self, prompts: Sequence[Sequence[int]], token_types: npt.NDArray[np.int64] | None = None
     ) -> tuple[torch.Tensor, list[int]]:
-        """Return the hidden states (T, H) of all prompts, and the index at which each prompt begins, and the end.
+        """Return the hidden states (T, H) of all prompts, and the indices at which the prompts begin, followed by T.
 
         token_types: the type of each token, if the model reads types.
         """

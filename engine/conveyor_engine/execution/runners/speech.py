@@ -1,8 +1,8 @@
 """Runs the scheduler's plans on a model that transcribes speech: encodes windows, and generates their transcripts.
 
-Built once by `build`. Like `generate`, it is the `loop.executor` of one device. The sound of a window is the first part
-of its row in the KV cache (`models.whisper`), so plans count it as tokens. The first step of a row computes its sound
-and its prompt. The features come from the worker processes.
+Built once by `build`. Like `generate`, it implements the protocol `loop.executor` for one device. The sound of a window
+is the first part of its row in the KV cache (`models.whisper`), so plans count it as tokens. The first step of a row
+computes its sound and its prompt. The features come from the worker processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -232,7 +232,7 @@ class SpeechRunner:
     ) -> torch.Tensor:
         """Return the probability that each window has no speech, float32 (beginning,).
 
-        The first token of a transcript is the same for all. The result is the probability that "no speech" follows it.
+        All transcripts begin with the same token. The result is the probability that "no speech" follows this token.
         """
         starts = dict(zip(text.rows, batch.metadata.query_start_loc_host.tolist(), strict=False))
         tokens = [starts[each.row] + each.prompt.index(self._of_task.start) for each in beginning if each.row in starts]

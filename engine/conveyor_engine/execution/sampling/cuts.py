@@ -17,7 +17,7 @@ from conveyor_engine.wire.request import SamplingParams
 FEW = 32  # rows with top_k up to this number use only this many best tokens
 CANDIDATES = 256  # best tokens that are searched first; the vocabulary is sorted only for rows that need more tokens
 SORTED_AT_ONCE = 32  # rows; sorting needs several times the memory of its input
-_ONLY_THE_BEST = 1e-6  # a top_p up to this keeps one token: each of a million equal tokens has this probability
+_ONLY_THE_BEST = 1e-6  # a top_p up to this keeps one token: the best of a million tokens is at least as likely
 
 
 class Cuts:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-BLOCK = 128  # tokens; large vocabularies are searched block by block, which is vectorised and torch's search is not
+BLOCK = 128  # tokens; large vocabularies are searched block by block, which is vectorised, unlike torch's search
 BELOW_ONE = 1 - 1e-6  # keeps rounding from choosing beyond the last token of the distribution
 
 

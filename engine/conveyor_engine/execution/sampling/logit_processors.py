@@ -107,7 +107,7 @@ class BadWords:
 
 
 class MinTokens:
-    """Keeps a row from choosing a token that ends it before it has `min_tokens` tokens."""
+    """Keeps a row from choosing a token that ends the output, until the output has `min_tokens` tokens."""
 
     changes_best = True
 
@@ -167,7 +167,10 @@ class Temperature:
 
 
 class MinP:
-    """Excludes tokens less likely than `min_p` times the likeliest. `sampler` also passes `min_p` to the kernels."""
+    """Excludes tokens whose probability is below `min_p` times the highest one.
+
+    `sampler` also passes `min_p` to the kernels.
+    """
 
     changes_best = False
 

@@ -72,7 +72,7 @@ def compute_logprobs(
 def _join_named(
     values: torch.Tensor, top_values: torch.Tensor, top: torch.Tensor, asked: Sequence[Asked]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and values: those of the best tokens, followed by those that rows named."""
+    """Return tokens and values: first the best tokens, then the tokens that rows named."""
     most = max(len(one.token_ids) for one in asked)
     if not most:
         return top, top_values

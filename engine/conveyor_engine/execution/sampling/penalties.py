@@ -84,9 +84,10 @@ def _repeat(logits: torch.Tensor, where: tuple[torch.Tensor, torch.Tensor], pena
 
 
 def _count(user: torch.Tensor, token_ids: torch.Tensor, counts: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Return how often each token occurs among those of its user's tokens for which `counts` is true, float32.
+    """For each token, return how often it occurs among its user's tokens, float32.
 
-    The numbers are exact, because the order of addition does not matter for integers.
+    Only tokens for which `counts` is true are counted. The numbers are exact, because the order of addition does not
+    matter for integers.
     """
     totals = torch.zeros(shape, device=user.device)
     totals.view(-1).scatter_add_(0, user * shape[1] + token_ids, counts.float())

@@ -26,7 +26,7 @@ class Samples:
 
     rows: Int64
     positions: Int64  # of the tokens to be sampled
-    device_rows: torch.Tensor  # the same on the device, int64
+    device_rows: torch.Tensor  # `rows` on the device, int64
     device_positions: torch.Tensor
 
     @classmethod
@@ -47,7 +47,7 @@ class Samples:
 
 
 class LogitProcessor(Protocol):
-    """A change of the logits that a request can ask for."""
+    """A change of the logits that a request's parameters can enable."""
 
     changes_best: bool  # whether it can change which token is best; if not, greedy rows skip it
 
@@ -61,9 +61,9 @@ class LogitProcessor(Protocol):
     def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
         """Change logits, float32 (entries, vocabulary), in place, but only for `users`, which are indices of entries.
 
-        If `changes_best` is false, the row's largest logit has been subtracted from each, and there may be columns for
-        only the few best tokens. Such a processor must keep the order of the logits. A row's result depends only on its
-        own state and logits, not on the rest of the batch.
+        If `changes_best` is false, the row's largest logit has been subtracted from each logit, and there may be
+        columns for only the few best tokens. Such a processor must keep the order of the logits. A row's result depends
+        only on its own state and logits, not on the rest of the batch.
         """
         ...
 
@@ -73,7 +73,7 @@ class Pipeline:
 
     def __init__(self, processors: Sequence[LogitProcessor], max_num_seqs: int) -> None:
         self._processors = processors
-        self._needed_before = np.zeros((len(processors), max_num_seqs), dtype=np.int64)  # position
+        self._needed_before = np.zeros((len(processors), max_num_seqs), dtype=np.int64)  # results of `set_row`
 
     def set_row(self, row: int, sampling: RowSampling) -> None:
         for index, processor in enumerate(self._processors):

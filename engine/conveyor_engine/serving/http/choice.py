@@ -20,7 +20,7 @@ from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogpr
 
 
 class Delta(NamedTuple):
-    """The new part of one choice. Only the last delta has `finish_reason`, which is OpenAI's word."""
+    """The new part of one choice. Only the last delta has a `finish_reason`, with OpenAI's value."""
 
     choice: int
     parts: Sequence[Part]

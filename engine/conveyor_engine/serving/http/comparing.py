@@ -105,7 +105,7 @@ class ComparisonResponse(OneStepResponse):
 
 
 def build_comparison_paths(answer: Callable[[Opened], ComparisonResponse]) -> tuple[TaskPath, ...]:
-    """Return the paths for a task, which `answer` serves. Each text or pair is a separate engine request."""
+    """Return the paths for a task. `answer` builds each response. Each text or pair is a separate engine request."""
 
     def build(kind: str) -> Handler:
         async def handle(request: Request) -> ComparisonResponse:

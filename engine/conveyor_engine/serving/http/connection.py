@@ -22,16 +22,16 @@ _OTHER_FILES = 128  # file descriptors that are not connections
 
 
 class Connection(HttpToolsProtocol):
-    """Responds to requests that are too long or not HTTP with an error in OpenAI's format.
+    """Rejects what is not HTTP, has too long a head, or exceeds a limit on connections or pipelined requests.
 
-    Then it closes the connection.
+    The response is an error in OpenAI's format. Then the connection is closed.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._num_bytes = 0  # received since the last piece of a body, or since the end of a request
         self._refusal: tuple[ErrorCode, str] | None = None  # the code and message of the error to send
-        self._waits_since = self.loop.time()  # when it began to wait for a request
+        self._waits_since = self.loop.time()  # when the connection began to wait for a request
         self._unread_timer, self._head_timer, self._probe_timer = (_Timer(self.loop) for _ in range(3))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -55,7 +55,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def waits_for_client(self) -> int:
-        """What the connection waits for: 0 nothing, 1 a request, 2 the rest of a body, 3 that the client reads."""
+        """What the client must do next. 0: nothing, 1: send a request, 2: send the rest of a body, 3: read."""
         if self.cycle is None or (self.cycle.response_complete and not self.pipeline):
             return 3 if self.transport.get_write_buffer_size() else 1
         return 2 if self.cycle.more_body else 0
@@ -124,8 +124,8 @@ class Connection(HttpToolsProtocol):
     def _probe(self) -> None:
         """Send an interim response regularly until the answer begins.
 
-        A client that has left resets the connection, so the next write fails. Later the answer's own pieces have that
-        effect.
+        A client that has left resets the connection, so the next write fails. Once the answer has
+        begun, its own pieces have this effect.
         """
         if not (self.transport.is_closing() or self.cycle.response_started):
             self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
@@ -146,7 +146,10 @@ class Connection(HttpToolsProtocol):
             timer.stop()
 
     def _expect_head(self) -> None:
-        """Close a connection whose request head is not complete in time. uvicorn only closes one that sends nothing."""
+        """Close a connection whose request head is not complete in time.
+
+        uvicorn itself closes a connection only if the client sends nothing.
+        """
         if self.cycle is not None and not self.cycle.response_complete:
             self._head_timer.stop()
         elif not self._head_timer.runs:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from conveyor_engine.text.parsing.interface import Part
 from conveyor_engine.wire.request import TokenLogprobs
 
-_HELD_CHARACTERS_MAX: Final = 1024  # a parser holds back fewer: a mark and the name in it
+_HELD_CHARACTERS_MAX: Final = 1024  # a parser holds back less text: a mark and the name in it
 
 
 class Token(NamedTuple):
@@ -23,21 +23,23 @@ class Token(NamedTuple):
 
 
 class ContentTokens:
-    """The tokens of one choice that have not been part of its content so far, with their text."""
+    """The newest tokens of one choice, with their text, as long as they may still turn out to be content."""
 
     def __init__(self) -> None:
         self._tokens: list[Token] = []
         self._text, self._begin = "", 0  # `_begin`: the start of `_text` in the choice's text, in characters
 
     def take(self, parts: Sequence[Part], tokens: Sequence[Token], text: str) -> list[Token]:
-        """Return the tokens of the content in `parts`. `tokens` and `text` are new; `text` includes the marks.
+        """Return the tokens of the content in `parts`.
+
+        tokens, text: all that the model has generated since the last call; `text` includes the marks.
 
         The content of a part may be older than `text`, because a parser holds text back until it is certain.
         """
         self._tokens += tokens
         self._text += text
         found = [token for name, part in parts if name == "content" for token in self._take_content(part)]
-        if parts and len(self._text) > _HELD_CHARACTERS_MAX:  # text that is no content, such as a tool call
+        if parts and len(self._text) > _HELD_CHARACTERS_MAX:  # text that is not content, such as a tool call
             self._drop(len(self._text) - _HELD_CHARACTERS_MAX)
         return found
 

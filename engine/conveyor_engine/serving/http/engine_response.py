@@ -37,7 +37,7 @@ from conveyor_protocol.request_headers import PLACE_HEADER
 _log = logging.getLogger(__name__)
 _READING_SECONDS = 5.0  # how long a client may read the answer after the request's timeout
 _PIECE_BYTES = 32 * 2**10
-_CONTENT_TYPE_CHARACTERS = 256  # long enough for a multipart boundary of at most 70
+_CONTENT_TYPE_CHARACTERS = 256  # long enough for a multipart boundary, which has at most 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Arriving:
 
 @asynccontextmanager
 async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving]:
-    """Read and validate the request. It holds a place from when its body has arrived until the `async with` ends.
+    """Read and validate the request. The request holds a place from the arrival of its body to the end of `async with`.
 
     The request's timeout starts when its head has arrived. Raises InvalidRequest, Unavailable, Overloaded or
     DeadlineExceeded.

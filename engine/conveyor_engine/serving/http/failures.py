@@ -29,7 +29,7 @@ RETRY_AFTER_SECONDS = 1
 MESSAGE_CHARACTERS_MAX = 1000  # messages may quote text of any length from a client or a template
 PARAM_CHARACTERS_MAX = 100
 
-# The code for an error that has no code itself. The first class that matches counts.
+# The code for errors of each class that have no code of their own. The first matching class counts.
 _CODES: tuple[tuple[type[ConveyorEngineError], ErrorCode], ...] = (
     (UnknownModel, ErrorCode.MODEL_NOT_FOUND),
     (BodyTooSlow, ErrorCode.BODY_TOO_SLOW),
@@ -61,7 +61,7 @@ class ErrorAnswer(msgspec.Struct):
 
 
 def error_body(message: str, code: ErrorCode, param: str | None = None, path: str = "") -> bytes:
-    """Return the JSON of an error in the format of the path's clients. By default that is {"error": {...}}."""
+    """Return the JSON of an error in the format of the path's clients. The default format is {"error": {...}}."""
     param = None if param is None else _shorten(param, PARAM_CHARACTERS_MAX)
     message = _shorten(message, MESSAGE_CHARACTERS_MAX)
     if (form := find_error_form(path)) is not None:

@@ -29,7 +29,7 @@ from conveyor_engine.text.parsing.interface import OutputParser
 from conveyor_engine.wire.request import TokenLogprobs
 
 encode = msgspec.json.Encoder().encode
-_BLOCK_BYTES = 500  # of memory, roughly
+_BLOCK_BYTES = 500  # roughly the memory that a block takes besides its text
 
 
 class Usage(msgspec.Struct):
@@ -185,7 +185,7 @@ class ChoicesFormat(Format):
         return counts + b"data: [DONE]\n\n"
 
     def write_failure(self, error: ConveyorEngineError) -> bytes:
-        """Return the error as an event in OpenAI's form. OpenAI's clients check each event for it."""
+        """Return the error as an event in OpenAI's form. OpenAI's clients check each event for errors."""
         return event(failure_body(error))
 
     def _prompt_of(self, choice: int) -> list[int] | UnsetType:

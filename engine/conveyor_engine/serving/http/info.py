@@ -17,8 +17,8 @@ from conveyor_engine.wire.worker import INPUTS_MAX
 class Info(msgspec.Struct):
     """The model and its limits, in the format of text-embeddings-inference 1.9.
 
-    `max_input_length` counts the tokens of a text, `max_batch_tokens` those of a step, `max_client_batch_size` the
-    inputs of a request. `model_type` has one key: `embedding`, `reranker` or `classifier`.
+    A text may have `max_input_length` tokens, a step `max_batch_tokens` tokens, and a request `max_client_batch_size`
+    inputs. `model_type` has one key: `embedding`, `reranker` or `classifier`.
     """
 
     model_id: str

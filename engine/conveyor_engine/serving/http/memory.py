@@ -1,6 +1,6 @@
 """Limits the memory that this process uses for clients' bodies and answers. Used by `reading` and `engine_response`.
 
-Above the limit, the request with the largest product of bytes and seconds is evicted. So a client that sends or reads
+Above the limit, the request with the largest product of held bytes and age is evicted. So a client that sends or reads
 slowly on purpose cannot displace others.
 """
 

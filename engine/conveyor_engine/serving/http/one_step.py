@@ -1,4 +1,4 @@
-"""Responses to requests with one or more inputs that take one engine step each: all results, or one error."""
+"""Responses to requests with inputs for each of which the engine returns one payload: all results, or one error."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from conveyor_engine.serving.http.usage import UsedTokens
 from conveyor_engine.serving.preparing.jobs import name_input
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 
-_INPUT_BYTES = 1024  # that this process keeps for an input besides its prompt and payload, roughly
+_INPUT_BYTES = 1024  # roughly what this process keeps for an input besides its prompt and payload
 
 
 class PreparedInputs(Protocol):

@@ -134,8 +134,10 @@ async def get_model_ready(request: Request) -> Response:
 
 
 async def get_model(request: Request) -> Response:
-    """Respond to GET /v2/models/{model}. Raises UnknownModel, InvalidRequest, Unavailable, or HTTPException for
-    GET .../infer."""
+    """Respond to GET /v2/models/{model}. Raises UnknownModel, InvalidRequest or Unavailable.
+
+    Raises HTTPException (405) for GET .../infer.
+    """
     state = app_state(request)
     asked = request.path_params["model"]
     if asked.endswith("/infer") and asked != state.model.name:  # GET .../infer arrives here: ids may have slashes

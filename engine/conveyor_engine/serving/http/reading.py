@@ -19,16 +19,17 @@ from conveyor_protocol.request_headers import (
     parse_timeout_seconds,
 )
 
-BODY_BYTES_PER_TOKEN = 32  # of the context; ids, or text in any script, need fewer even if escaped
+BODY_BYTES_PER_TOKEN = 32  # for each token of the context; ids, or text in any script, need fewer even if escaped
 BODY_BYTES_FLOOR = 2**20  # so that a model with a short context can get many messages or prompts
 BODY_SECONDS_MAX = 60.0
 
 
 def body_bytes_max(facts: ModelFacts) -> int:
-    """Return the limit on a body's bytes, because reading and validating a body takes memory and time in proportion.
+    """Return the limit on a body's bytes. A larger body takes more memory and time to read and validate.
 
-    The limit follows from the model's context. If the task's bodies may have many inputs, it is the context of all of
-    them, up to the task's `inputs_bytes_max`. A model without tokens has no context, so only `inputs_bytes_max` counts.
+    The limit follows from the model's context. If the task's bodies may have many inputs, the limit allows a context
+    for each input, up to the task's `inputs_bytes_max`. A model without tokens has no context, so only
+    `inputs_bytes_max` counts.
     """
     of_task: TaskPaths = registry.load(facts.task, "serving")
     if not facts.vocab_size:

@@ -137,7 +137,7 @@ class ResponsesFormat(BlocksFormat):
         return Answered(id=self._id, created_at=self._created, status=status, model=self._model, output=items)
 
     def _respond(self, answered: Answered) -> Response:
-        """Return the response with the fields that it repeats from its request. The JSON of both is joined."""
+        """Return the response: the JSON of `answered`, joined with the JSON of the fields that repeat the request's."""
         return cast(Response, msgspec.Raw(encode(answered)[:-1] + b"," + self._repeated[1:]))
 
     def _write_part(self, item: Item, make: type[events.PartAdded] | type[events.PartDone]) -> bytes:

@@ -95,7 +95,7 @@ class Failure(msgspec.Struct):
 
 
 class Answered(msgspec.Struct, kw_only=True):
-    """The fields of a response that are not repeated from the request (`Repeated` has those that are)."""
+    """The fields of a response that do not repeat the request's. `Repeated` has those that do."""
 
     id: str
     created_at: int

@@ -42,7 +42,7 @@ class TaskPath:
 class Inference:
     """How a task serves the Open Inference Protocol: see `open_inference`."""
 
-    kind: str  # of its bodies, which the task's `preparing` module turns into `PreparedInference`
+    kind: str  # the kind of its bodies, which the task's `preparing` module turns into `PreparedInference`
     read_signature: Callable[[ModelFacts], Signature]
     read_outputs: Callable[[ModelFacts, bytes], Tensors]  # the outputs of one item, from its payload
 

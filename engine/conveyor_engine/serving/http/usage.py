@@ -1,8 +1,8 @@
 """Reports the tokens that requests have used to the gateway that sent them. Clients do not see the reports.
 
-A gateway sets a unique key for each request (`X-Engine-Usage`). A whole answer or an error then has the report as a
-header. A stream has it after its last event, and the gateway removes it. If the client leaves earlier, the gateway
-sends `GET /usage`. Called by `app`, `engine_response` and `generated`.
+A gateway sets a unique key for each request (`X-Engine-Usage`). The response then has the report in a header. A
+stream also has the final report after its last event, where the gateway removes it. If the client leaves earlier, the
+gateway sends `GET /usage`. Called by `app`, `engine_response` and `generated`.
 """
 
 import asyncio

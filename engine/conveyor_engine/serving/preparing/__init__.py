@@ -1,1 +1,1 @@
-"""From a body to engine requests, in worker processes with limits of their own."""
+"""Turns bodies into engine requests, in worker processes with limits on time and memory."""

@@ -101,8 +101,8 @@ Messages = Annotated[
 def check_call_and_form(use: ToolUse, forms: Mapping[str, Form]) -> None:
     """Raise PydanticCustomError if a request requires both a tool call and a form for the answer.
 
-    A text format of OpenAI's or Anthropic's API (`response_format`, `output_config.format`) may be combined with a
-    required call: it applies to text, and a call contains none.
+    A text format of OpenAI's or Anthropic's API (`response_format`, `text.format`, `output_config.format`) may be
+    combined with a required call: the format applies to text, and a call contains none.
     """
     if use.choice == "required" and (field := next(filter(FORMS.__contains__, forms), None)):
         raise PydanticCustomError("tool_choice", f"tool_choice requires a call and {field} a format; send only one")

@@ -22,7 +22,7 @@ class Comparison(NamedTuple):
     """The pairs that a body asks to compare."""
 
     fields: RerankRequest | ScoreRequest | TeiRerankRequest
-    shape: Shape  # of the response: vLLM's for documents or for pairs, or text-embeddings-inference's
+    shape: Shape  # the response's format: vLLM's for documents or pairs, or text-embeddings-inference's
     first: Sequence[str]  # as many texts as `second`, or one text that is compared with each text of `second`
     second: Sequence[str]
     params: tuple[str, str]  # the fields of `first` and `second`; `{}` is replaced by the index of the text

@@ -1,7 +1,7 @@
-"""One table of the fields of OpenAI, vLLM, SGLang, Cohere and Jina that this engine accepts but does not act on.
+"""One table of the fields of OpenAI, Anthropic, vLLM, SGLang, Cohere and Jina that are accepted but have no effect.
 
 A field that cannot change the answer is ignored. A field that could change the answer is accepted only with a value
-that changes nothing. `schemas` has the fields that act, and validates all others against this table.
+that changes nothing. `schemas` has the fields with an effect, and validates all others against this table.
 docs/openai-fields.md and the tests are generated from it. Pure.
 """
 
@@ -133,7 +133,7 @@ TABLE: tuple[Row, ...] = (
     *_ignored(_SPACES, [VLLM], "spaces_between_special_tokens"),
     *_ignored(_WITHOUT, [VLLM], "return_token_offsets", "return_mm_kwargs"),
     *_ignored(_WITHOUT, [OPENAI], "annotations", on=(Place.MESSAGE,)),
-    # when the request is computed: to accept other values would promise what this engine does not do
+    # when the request is computed: accepting other values would promise what this engine does not do
     *_only(("auto", "default"), [OPENAI], "service_tier", on=(*BOTH, *_RESPONSES)),
     *_only(("auto", "standard_only"), [ANTHROPIC], "service_tier", on=_MESSAGES),
     *_only(("standard",), [ANTHROPIC], "speed", on=_MESSAGES),
@@ -190,7 +190,7 @@ TABLE: tuple[Row, ...] = (
     *_only(("disabled",), [OPENAI], "truncation", on=_RESPONSES, instead="send `truncate_prompt_tokens`"),
     *_only((), [OPENAI], "context_management", "moderation", "access_programs", "image", on=_RESPONSES),
     *_only((False,), [OPENAI], "include_obfuscation", on=(Place.STREAM_OPTIONS,)),
-    # which requests share prefixes: to accept these would promise what this engine does not do
+    # which requests share prefixes: accepting these would promise what this engine does not do
     *_only((), [SGLANG], "extra_key"),
     *_only(({},), [VLLM], "kv_transfer_params", "ec_transfer_params"),
     *_only(({},), [VLLM], "kv_transfer_params", on=_MESSAGES),

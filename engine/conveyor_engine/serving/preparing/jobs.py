@@ -98,7 +98,7 @@ def too_many(what: str, num_requests: int, job: Job, param: str) -> InvalidReque
 
 
 def check_num_inputs(number: int, param: str) -> None:
-    """Raise InvalidRequest if a body has more inputs than one request may have. Each input takes an engine step."""
+    """Raise InvalidRequest if a body has more inputs than one request may have. Each input takes at least one step."""
     if number > INPUTS_MAX:
         message = f"the number of {param} is {number}, more than the {INPUTS_MAX} that one request may have"
         raise InvalidRequest(f"{message}; send them in several requests", param=param)

@@ -115,7 +115,7 @@ class UserMessage(Object):
 
 
 class AssistantMessage(Object):
-    """An earlier answer. If it is the last message, the answer continues its text."""
+    """An earlier answer. If this is the last message, the new answer continues its text."""
 
     role: Literal["assistant"]
     content: Annotated[list[_AssistantBlock], Field(fail_fast=True), _or_text(_AssistantBlock)]

@@ -282,7 +282,7 @@ def _read_json(datatype: Datatype, shape: Sequence[int], data: list[Any], param:
 
 
 def _flatten(data: list[Any], shape: Sequence[int], param: str) -> list[Any]:
-    """Return the elements of a flat list, or of lists nested as the shape is.
+    """Return the elements of a flat list, or of lists that are nested like the shape.
 
     Raises InvalidRequest if the data does not fit the shape.
     """

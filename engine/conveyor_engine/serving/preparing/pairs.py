@@ -23,7 +23,7 @@ def encode_pairs(
     """Return a prompt for each pair. Raises InvalidRequest.
 
     params: the fields of the first and the second text; `{}` in the latter is replaced by the index of the pair.
-    If consecutive pairs have the same object as first text, that text is tokenized once for all of them.
+    If consecutive pairs have the same object as their first text, it is tokenized once for all of them.
     """
     num_types = ClassifierFacts.read(facts).num_token_types
     prompts, encoder, shared = [], None, None

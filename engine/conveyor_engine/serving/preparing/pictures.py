@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the API process imports this module but not numpy
 IMAGES_MAX: Final = 64  # in one body
 # Limit per job. An image of PIXELS_MAX takes 270 MiB. 64 processed images take 3 x 37 MiB, because a job copies them.
 _MEMORY_BYTES: Final = 512 * 2**20
-_CPU_SECONDS: Final = 2.0  # per job, in addition to those for its bytes: an image of PIXELS_MAX takes 0.5 s
+_CPU_SECONDS: Final = 2.0  # per job, in addition to the limit for its bytes; an image of PIXELS_MAX takes 0.5 s
 
 
 def build_kind(prepare: Callable[[ServedModel, Job], Prepared], prepared: Any) -> Kind:

@@ -8,8 +8,8 @@ If a worker dies, the pool replaces it and rejects its job as too costly. If a w
 cannot be killed is not replaced, so the number of processes is bounded. `is_alive` is false once all workers are past
 their deadlines and have not ended.
 
-A worker gets its next job in the same iteration of the event loop in which its reply arrives, because requests arrive
-in bursts, and an iteration takes milliseconds while many answers stream.
+A worker gets its next job in the same iteration of the event loop in which its reply arrives. Requests arrive in
+bursts, and while many answers stream, each iteration takes milliseconds.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ NUM_WORKERS = 3
 _NUM_TEMPLATE_WORKERS = 2
 _LONG_BYTES = 256 * 2**10
 _LONG = "long"
-START_SECONDS = 30.0  # the most until a new worker has sent its first message
+START_SECONDS = 30.0  # the most that a new worker may take to send its first message
 _AFTER_DEATH_SECONDS = 0.1  # wait before a dead worker is replaced, so that a loop of deaths does not use up a core
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,10 @@ class _Worker(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._on_overdue, self)
 
     def kill(self) -> None:
-        """Kill the process. Its socket closes once it has ended. A worker without a pid has not started yet."""
+        """Kill the process. Its socket closes when the process has ended.
+
+        A worker without a pid has not started yet and is not killed.
+        """
         if self.pid is not None:
             self._was_killed = True
             with contextlib.suppress(ProcessLookupError):
@@ -169,7 +172,7 @@ class WorkerPool:
         raise AssertionError(reply)
 
     def _run_next(self) -> None:
-        """Send jobs to idle workers: of the queues' first jobs that may run, the one that arrived first."""
+        """Send jobs to idle workers. Of the jobs at the heads of queues that may run, the earliest one is next."""
         while self._idle and (lines := [line for line in self._lines.values() if line and self._may_run(line[0])]):
             order = min(lines, key=lambda line: line[0].number).popleft()
             worker = self._idle.pop()

@@ -332,7 +332,7 @@ def _check_prompt(fields: SamplingFields, prompt: list[int], params: SamplingPar
 
 
 def _read_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of each bad word, as at the beginning of a text, and as after a space if they differ (vLLM).
+    """Return each bad word's token ids at the beginning of a text and, if they differ, after a space, as vLLM does.
 
     Raises InvalidRequest for a word with too many tokens or none.
     """

@@ -1,9 +1,9 @@
 """The worker processes that turn bodies into engine requests, with limits on CPU time and memory.
 
 A client can choose a body that needs much time or memory: to parse it, to render it with the model's chat template (a
-program by the model's author), or to tokenize it. Therefore workers do this, driven by `pool`, and a job beyond its
-limits is rejected. A fork server forks the workers, so they share the tokenizer's memory. The fork server itself is
-forked before the API process has threads, an event loop or clients.
+program by the model's author), or to tokenize it. Therefore workers do this, and `pool` sends them jobs. A job
+that exceeds a limit is rejected. A fork server forks the workers, so they share the tokenizer's memory. The fork server
+itself is forked before the API process has threads, an event loop or clients.
 """
 
 import gc
@@ -27,12 +27,12 @@ from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
 from conveyor_engine.wire.frames import encode_frame, read_payloads
 from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, job_decoder
 
-CPU_SECONDS = 1.0  # CPU limit for a job; its kind may add to it, and CPU_SECONDS_PER_MIB does
+CPU_SECONDS = 1.0  # the CPU limit for a job; the job's kind and CPU_SECONDS_PER_MIB add to it
 CPU_SECONDS_PER_MIB = 1.0  # added for each MiB of the body; several times what bodies need
-SECONDS_PER_CPU_SECOND = 10.0  # wall-clock limit over CPU limit: a job may wait for a CPU, or for memory to be paged in
-MEMORY_BYTES = 96 * 2**20  # limit of the memory that a job may add; its kind may add to it, and the next two do
+SECONDS_PER_CPU_SECOND = 10.0  # elapsed-time limit / CPU limit: a job may wait for a CPU, or for memory to be paged in
+MEMORY_BYTES = 96 * 2**20  # memory that a job may allocate; the job's kind and the next two constants add to it
 MEMORY_BYTES_PER_TOKEN = 512  # added for each token of the context length; tokenizing takes 110 bytes per character
-# Added for each byte of the body. A body of empty lists needs 25; for up to 10 MiB, MEMORY_BYTES covers the other 9.
+# Added for each byte of the body. A body of empty lists needs 25, and MEMORY_BYTES covers the other 9 up to 10 MiB.
 MEMORY_BYTES_PER_BODY_BYTE = 16
 _RETIRE_BYTES = 32 * 2**20  # a worker that grew by more than this is replaced
 _NICENESS = 5  # tokens of running streams take precedence over prompts of new ones
@@ -71,7 +71,7 @@ class ForkServer:
         """
         self.model = model
         for task in registry.find_packages():
-            registry.load(task, "preparing")  # so that workers share its memory
+            registry.load(task, "preparing")  # imported before the forks, so that workers share its memory
         self._control, theirs = socket.socketpair()
         if os.fork() == 0:
             self._control.close()
@@ -127,7 +127,7 @@ def _load(load_reader: LoadReader) -> Any:
     arrives then.
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # transformers then runs without torch
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would advise to install torch
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # transformers would advise installing torch
     try:
         return load_reader()
     except ModelError as error:

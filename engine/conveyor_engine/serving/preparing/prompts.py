@@ -1,4 +1,4 @@
-"""What is common to bodies with one or more prompts that take one engine step each. Used by tasks."""
+"""What is common to bodies with one or more prompts that get one result each, not generated text. Used by tasks."""
 
 import uuid
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     arrival_time: float
     ignored_fields: int
     param: str  # the field that has the inputs
-    parts: list[Part]  # each of one batch, so that a long list of prompts does not fill the engine's queue
+    parts: list[Part]  # each of at most a batch, so that a long list of prompts does not fill the engine's queue
 
     @classmethod
     def of(cls, prefix: str, prompts: Sequence[Prompt], job: Job, fields: ModelFields, param: str, **own: Any) -> Self:

@@ -29,7 +29,7 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
 
 
 def _field_path(location: Sequence[int | str]) -> str:
-    """('messages', 0, 'content') -> messages[0].content; the names of union members are left out."""
+    """Return the field's path, such as messages[0].content, without the names of union members."""
     path = ""
     for part in location:
         if isinstance(part, int):
@@ -40,7 +40,7 @@ def _field_path(location: Sequence[int | str]) -> str:
 
 
 def _as_predicate(message: str) -> str:
-    """Pydantic's "Input should be ..." as the end of a sentence."""
+    """Turn pydantic's "Input should be ..." into a sentence without its subject: "must be ..."."""
     if message == "Field required":
         return "is missing"
     return message.replace("Input should", "must", 1)

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """The defaults of sampling parameters: OpenAI's, or the model's for those that vLLM and SGLang read."""
+    """The defaults of the sampling parameters that vLLM and SGLang read from a model: the model's, or else OpenAI's."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -76,7 +76,7 @@ class StreamOptions(Object):
     def usage_wanted(self) -> tuple[bool, bool]:
         """Return whether usage is sent at the end, and whether in each chunk.
 
-        As in vLLM, usage is not sent in each chunk unless it is sent at the end.
+        As in vLLM, usage is sent in each chunk only if it is also sent at the end.
         """
         each = bool(self.continuous_usage_stats)
         at_end = each if self.include_usage is None else self.include_usage

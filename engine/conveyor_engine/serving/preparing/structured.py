@@ -37,7 +37,7 @@ def _refuse(problem: str) -> PydanticCustomError:
 
 
 def _read_json(value: object, problem: str) -> object:
-    """Return the value of a JSON text; any other value as it is. Raises PydanticCustomError with the problem."""
+    """Return the value of a JSON text, and any other value unchanged. Raises PydanticCustomError with the problem."""
     if not isinstance(value, str):
         return value
     try:

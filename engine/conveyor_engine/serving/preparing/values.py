@@ -1,7 +1,7 @@
 """Types of fields that pydantic's own types do not describe, each with its parser and its JSON Schema.
 
 Used by `schemas` and the other schema modules, which have the fields. Because a body may have millions of values, the
-parsers copy no list without need and stop at the first error. Pure.
+parsers avoid copying lists and stop at the first error. Pure.
 """
 
 from typing import Annotated, Any

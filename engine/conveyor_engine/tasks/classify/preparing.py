@@ -25,10 +25,10 @@ NOWHERE: Final = (2**32 - 1, 2**32 - 1)
 
 
 class PreparedTexts(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
-    """A valid request, in the order of its inputs."""
+    """A valid request, with a prompt for each input, in order."""
 
     activation: Activation  # the function that turns logits into scores
-    is_batch: bool = True  # False: there is one input, whose scores are not in a list of lists
+    is_batch: bool = True  # False: there is one input, and the response is a flat list of its scores
 
 
 def prepare_classification(model: ServedModel, job: Job) -> PreparedTexts:

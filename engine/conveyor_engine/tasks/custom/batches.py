@@ -19,7 +19,7 @@ class Batches:
     def __init__(
         self, signature: Signature, batching: Batching, made_types: Mapping[str, torch.dtype], device: torch.device
     ) -> None:
-        """made_types: the types of the inputs that clients do not send and this class makes."""
+        """made_types: the types of the inputs that this class creates, because clients do not send them."""
         self._signature, self._batching = signature, batching
         self._made_types, self._device = made_types, device
         self._types = {spec.name: spec.datatype for spec in signature.inputs}
@@ -34,7 +34,7 @@ class Batches:
         return groups.values()
 
     def join(self, items: Sequence[Item]) -> Batch:
-        """Return the batch of these items, which are one group of `group`."""
+        """Return the batch of these items, which are one of the groups that `group` returns."""
         match self._batching.ragged:
             case "pack":
                 batch = self._map(items, torch.cat)

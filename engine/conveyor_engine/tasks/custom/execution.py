@@ -34,8 +34,8 @@ class Program(Protocol):
 
     signature: Signature
     batching: Batching
-    made_types: dict[str, torch.dtype]  # of the inputs that the engine makes
-    max_batch: int  # items, or in a packed batch the sum of their lengths
+    made_types: dict[str, torch.dtype]  # types of the inputs that the engine creates
+    max_batch: int  # most items of a batch; in a packed batch the largest sum of their lengths
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -49,7 +49,7 @@ class CustomRunner:
     """One model on one device, ready to run after construction."""
 
     graph_sizes: Sequence[int] = ()
-    extra_warmup_tokens = 0  # its warm-up is the largest batch
+    extra_warmup_tokens = 0  # the constructor already runs the largest batch
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
         """Load the model and run its largest batch. Raises ConfigError or ModelError."""
@@ -133,7 +133,7 @@ def _check_settings(config: EngineConfig) -> None:
 
 
 def describe(error: Exception) -> str:
-    """Return the error on one line, cut to a length that clients read."""
+    """Return the error on one line, with at most `_SENTENCE_CHARACTERS` characters."""
     return one_line(f"{type(error).__name__}: {error}")[:_SENTENCE_CHARACTERS]
 
 

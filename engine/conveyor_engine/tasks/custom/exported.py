@@ -23,7 +23,7 @@ from conveyor_engine.wire.tensors import Signature, TensorSpec
 
 _SYMBOL: Final = re.compile(r"(?:Symbol\('(\w+)'[^()]*\)|(\w+))", re.ASCII)
 _LENGTH_MAX: Final = 2**31 - 1
-_LEAST_OF_ONE: Final = 2  # torch.export's smallest minimum of a dimension; programs with it also run with 1
+_LEAST_OF_ONE: Final = 2  # torch.export's smallest minimum of a dimension; a program with this minimum runs with 1 too
 Dim = int | str
 """A number, the name of a length, or "" for an expression."""
 
@@ -32,7 +32,7 @@ class ExportedProgram:
     """An exported program on a device."""
 
     def __init__(self, directory: Path, device: torch.device, max_length: int | None) -> None:
-        """max_length: a limit for each length that varies, in addition to the program's own. Raises ModelError."""
+        """max_length: a limit for each length that varies, in addition to the program's limits. Raises ModelError."""
         path = directory / EXPORTED_PROGRAM
         self.batching = _read_settings(directory / PROGRAM_SETTINGS)
         archive = read_archive(path)

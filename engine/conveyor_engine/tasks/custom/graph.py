@@ -1,8 +1,8 @@
 """Runs the graph of an exported program, operator by operator. Used by `exported`.
 
-The graph is data: each node names an operator and its arguments. Only ATen's operators are looked up, and only those
-that take and return tensors, numbers, and strings for known arguments. So a file can choose what is computed, but it
-cannot read or write files or call Python.
+The graph is data: each node names an operator and its arguments. Operators that compute sizes come from a fixed table.
+All other operators are ATen's. They take and return tensors and numbers, and take strings only for known arguments. So
+a file can choose what is computed, but it cannot read or write files or call other Python code.
 """
 
 import math
@@ -45,7 +45,7 @@ _GIVEN: Final = frozenset(["Tensor", "List[Tensor]", "int", "float", "bool", "nu
 _MEMORY_FORMATS: Final = {
     1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format,
 }  # fmt: skip
-# Checks of shapes and devices that hold at export. The engine checks sizes before the program runs.
+# Operators that are skipped. Their checks of shapes and devices hold at export. The engine checks sizes before a run.
 _SKIPPED: Final = frozenset(
     [
         "_assert_tensor_metadata",
@@ -70,9 +70,9 @@ class _Step:
     call: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    names: tuple[str | None, ...]  # of its results
+    names: tuple[str | None, ...]  # names of its results; None: a result without a name
     gives_list: bool
-    last: tuple[str, ...]  # values that no later step needs
+    last: tuple[str, ...]  # names of the values that no later step needs
 
 
 class Graph:
@@ -162,7 +162,7 @@ class Graph:
 
 
 def _find_operator(target: str) -> Callable[..., Any] | None:
-    """Return the operator; None for a check that is skipped. Raises ModelError unless it is known to be harmless."""
+    """Return the operator; None for a skipped check. Raises ModelError unless the operator is known to be harmless."""
     if (number := _NUMBERS.get(target)) is not None:
         return number
     refusal = ModelError(

@@ -1,4 +1,4 @@
-"""Serves the paths of custom models, which are those of the Open Inference Protocol only."""
+"""Serves custom models, on the paths of the Open Inference Protocol only."""
 
 from typing import Final
 

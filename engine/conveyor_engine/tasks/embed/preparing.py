@@ -22,7 +22,7 @@ METADATA_INPUTS_MAX: Final = 48  # each needs 110 to 140 bytes of the header, an
 
 
 class PreparedEmbeddings(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
-    """A valid request, in the order of its inputs."""
+    """A valid request, with a prompt for each input, in order."""
 
     encoding: Literal["float", "base64", "bytes", "bytes_only"] = "float"
     dtype: EmbedDtype = "float32"
@@ -34,7 +34,7 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
     fields = parse_body(model, EmbeddingRequest, job.body)
     encoding, endianness = fields.encoding_format or "float", fields.endianness or "native"
     dtype = "float32" if encoding == "float" else fields.embed_dtype or "float32"
-    dimensions = fields.dimensions or None  # infinity's client sends 0 for all of them
+    dimensions = fields.dimensions or None  # the client of infinity sends 0 to request all dimensions
     asked = PoolingParams(
         dimensions=dimensions,
         normalizes=fields.use_activation,
@@ -72,7 +72,7 @@ def prepare_embed(model: ServedModel, job: Job) -> PreparedEmbeddings:
 
 
 class PreparedCosines(PreparedComparison, frozen=True, kw_only=True, array_like=True):
-    """A valid request with the first texts and then the second texts."""
+    """A valid request, with a prompt for each text: the first texts, then the second texts."""
 
     num_first: int
 

@@ -1,4 +1,4 @@
-"""Loads the image processor of a model that embeds images too, which workers share."""
+"""Loads the image processor, which the workers share, of a model that also embeds images."""
 
 from pathlib import Path
 from typing import Any

@@ -19,7 +19,7 @@ from conveyor_engine.wire.worker import Job
 
 
 class PreparedImages(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
-    """A valid request, in the order of its images."""
+    """A valid request, with a prompt for each image, in order."""
 
     activation: Activation  # the function that turns logits into scores
     top_k: int

@@ -1,4 +1,4 @@
-"""Loads the image processor of the model, which workers share."""
+"""Loads the model's image processor, which the workers share."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The body of a request for pictures: OpenAI's fields, and those of diffusers' pipeline. Pure."""
+"""The body of a request for pictures, with the fields of OpenAI and of diffusers' pipeline. Pure."""
 
 from typing import Annotated, ClassVar, Literal, Self
 

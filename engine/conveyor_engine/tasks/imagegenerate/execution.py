@@ -1,7 +1,7 @@
 """Runs the engine's plans on a model that generates pictures. A step computes one denoising step for each row.
 
 A row is one picture: its latents, the hidden states of its prompt, and its own diffusers scheduler with its timesteps.
-Rows of one size share a forward pass of the UNet, also at different timesteps. A row with guidance counts twice in that
+Rows of one size share a forward pass of the UNet, even at different timesteps. A row with guidance counts twice in that
 pass. After a row's last step, and for a preview, the VAE decodes the latents. If a failed step is run again, it skips
 the rows that are already done, so each row runs each of its timesteps once.
 """
@@ -48,7 +48,7 @@ class Row:
 
     payload: bytes
     request: PaintRequest
-    hidden: torch.Tensor  # (1, tokens, width); with guidance (2, tokens, width), of which the negative prompt is first
+    hidden: torch.Tensor  # (1, tokens, width); with guidance (2, tokens, width): negative prompt, then prompt
     scheduler: Any
     latents: torch.Tensor  # (1, channels, height, width)
     num_done: int = 0  # number of timesteps that are done

@@ -17,7 +17,7 @@ GOES_ON: Final = b"\0"
 STEPS_MAX: Final = 500  # limit on a request's inference steps
 SIDE_MULTIPLE: Final = 8  # diffusers' pipeline requires sides that are multiples of 8 pixels
 _PIXELS_TIMES: Final = 4  # limit on a picture's pixels, as a multiple of the pixels of the model's own size
-_SIDE_TIMES: Final = 4  # limit on a picture's longer side, as a multiple of that of the model's own size
+_SIDE_TIMES: Final = 4  # limit on a picture's longer side, as a multiple of the longer side of the model's own size
 
 
 class Size(NamedTuple):
@@ -45,7 +45,7 @@ class PaintFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     nums_forwards: list[int]  # element i is the number of engine steps that i + 1 inference steps take
 
     def encode(self) -> bytes:
-        """Return the `of_task` of the model's facts."""
+        """Encode the facts for `ModelFacts.of_task`."""
         return msgspec.msgpack.encode(self)
 
     @property
@@ -53,7 +53,7 @@ class PaintFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return _SIDE_TIMES * max(self.size)
 
     def find_size(self, cost: int) -> Size:
-        """Return the largest size with guidance that costs at most `cost` pixels, with the model's own proportions.
+        """Return the largest size, in the model's proportions, whose picture with guidance costs at most `cost` pixels.
 
         If no such size exists, return the smallest one.
         """
@@ -97,7 +97,7 @@ class PaintRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def cost(self) -> int:
-        """The number of pixels that each step computes. With guidance it is twice the picture's number."""
+        """The number of pixels that each step computes: the picture's number of pixels, or with guidance twice that."""
         return self.size.num_pixels * (2 if self.has_guidance else 1)
 
     @property

@@ -71,7 +71,7 @@ class Parts:
 
     @property
     def size(self) -> Size:
-        """The model's own size: that of the pictures for which it was trained."""
+        """The model's own size, which is the size of the pictures on which it was trained."""
         sample = self.unet.config.sample_size
         height, width = (sample, sample) if isinstance(sample, int) else sample
         return Size(width * self.factor, height * self.factor)

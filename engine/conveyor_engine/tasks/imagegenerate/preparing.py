@@ -72,7 +72,7 @@ def prepare_pictures(model: ServedModel, job: Job) -> PreparedPictures:
 def find_size(facts: PaintFacts, wanted: str | None, max_cost: int) -> Size:
     """Return the size of the pictures. Raises InvalidRequest.
 
-    wanted: the field `size`. max_cost: the limit on the pixels of an engine step, in which guidance counts twice.
+    wanted: the field `size`. max_cost: the limit on the pixels of a step. A picture with guidance counts twice.
     """
     if wanted in (None, "auto"):
         return facts.size

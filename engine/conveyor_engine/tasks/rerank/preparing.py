@@ -13,7 +13,7 @@ from conveyor_engine.wire.worker import Job
 
 
 class PreparedPairs(PreparedComparison, frozen=True, kw_only=True, array_like=True):
-    """A valid request, in the order of its pairs."""
+    """A valid request, with a prompt for each pair, in order."""
 
     activation: Activation  # the function that turns logits into scores
 
@@ -36,7 +36,7 @@ def prepare_pairs(model: ServedModel, job: Job, comparison: Comparison) -> Prepa
 def _choose_activation(job: Job, comparison: Comparison) -> Activation:
     """Return the model's activation; none if the client wants logits.
 
-    For bodies of text-embeddings-inference the activation is always the sigmoid, as there.
+    For a body in text-embeddings-inference's format, the sigmoid replaces the model's activation, as in that server.
     """
     fields = comparison.fields
     if isinstance(fields, TeiRerankRequest):

@@ -55,7 +55,7 @@ class VerboseTranscription(msgspec.Struct, omit_defaults=True):
     text: str
     segments: list[TranscriptionSegment]
     usage: DurationUsage
-    words: list[TranscriptionWord] | None = None  # if timestamp_granularities has `word`
+    words: list[TranscriptionWord] | None = None  # set if timestamp_granularities has `word`
 
 
 class TranscriptTextDelta(msgspec.Struct, tag_field="type", tag="transcript.text.delta"):

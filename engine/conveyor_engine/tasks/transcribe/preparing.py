@@ -21,7 +21,7 @@ from conveyor_engine.wire.worker import Job, Part
 
 # Limit per job. The features of SECONDS_MAX with 128 bands take 77 MB, and a job has a few copies of them.
 _MEMORY_BYTES: Final = 640 * 2**20
-_CPU_SECONDS: Final = 10.0  # limit per job, in addition to that for its bytes; SECONDS_MAX of sound take 2 s
+_CPU_SECONDS: Final = 10.0  # limit per job, in addition to the time for its bytes; SECONDS_MAX of sound take 2 s
 
 
 class PreparedSpeech(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

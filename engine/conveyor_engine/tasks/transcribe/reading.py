@@ -1,4 +1,4 @@
-"""Loads the feature extractor of the model, which workers share."""
+"""Loads the model's feature extractor, which the workers share."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -32,7 +32,7 @@ def list_closed(tokens: Sequence[int], first_timestamp: int) -> list[list[int]]:
 
 
 def _find_ends(is_time: Sequence[bool]) -> list[int]:
-    """Return the index after each segment's last token. Segments end between two timestamps."""
+    """Return the index after each segment's last token. Segments end between two consecutive timestamps."""
     return [index + 1 for index in range(len(is_time) - 1) if is_time[index] and is_time[index + 1]]
 
 

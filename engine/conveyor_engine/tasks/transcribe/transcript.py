@@ -72,7 +72,7 @@ class Transcript:
         self._tokens, self._language_at = list(prepared.tokens), prepared.language_at
         self._seek = 0
         self._heard = Heard()
-        self._aligns = False  # whether the request at the engine is one that finds the times of words
+        self._aligns = False  # whether the current request at the engine finds the times of words
         self._closed_text = ""  # text of the closed segments of the running window
         self.language = prepared.language  # the code; None until the model has detected it in the first window
         self.segments: list[Told] = []

@@ -33,7 +33,7 @@ def group_words(tokens: Sequence[int], decode: Callable[[list[int]], str], langu
 
 
 def _split_characters(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[Group]:
-    """Split after each token that completes a character, because a token may end within one."""
+    """Split after each token that completes a character. A token may end within a character."""
     groups: list[Group] = []
     whole, first, num_read = decode(list(tokens)), 0, 0
     for end in range(1, len(tokens) + 1):

@@ -22,7 +22,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def has_special_tokens(self) -> bool:
-        """Return whether marks that are parsed are special tokens, which would otherwise be hidden."""
+        """Return whether marks that are parsed are special tokens, which the detokenizer would otherwise hide."""
         in_calls = bool(self.tool_format) and FORMATS[self.tool_format].has_special_tokens
         return in_calls or (bool(self.thinking) and MARKS[self.thinking].are_special_tokens)
 

@@ -17,10 +17,10 @@ class Marked:
 
     begin: str
     ends: Collection[str] = ()  # marks after a call
-    around: str = ""  # a mark before the first call, which is never text
+    around: str = ""  # a mark before the first call; always dropped
     is_list: bool = False  # whether the objects may be in a list
     name_ends: Collection[str] = ()  # marks after a name, if the name may precede the object
-    id_mark: str = ""  # a mark between such a name and the model's own call id, which is dropped
+    id_mark: str = ""  # a mark between such a name and the model's own call id; mark and id are dropped
 
     def build(self) -> Program:
         """Return the program that parses an answer."""

@@ -107,7 +107,7 @@ _OTHERS: Final = {"<|channel|>": "harmony, whose channels this engine does not r
 
 
 def find_format(template: str) -> str | None:
-    """Return the format in which a chat template tells its model to call tools; None if it is not one of these."""
+    """Return the format in which a chat template tells its model to call tools; None if it has no supported format."""
     if any(mark in template for mark in _OTHERS):
         return None
     for name, row in FORMATS.items():

@@ -137,7 +137,7 @@ class _Call:
         return (yield from _read_other(first, self.hold))
 
     def end(self, character: str) -> tuple[bool, str | None]:
-        """End the object at this character, which is its closing bracket or comes too early."""
+        """End the object at this character: its closing bracket, or a character at which it is broken."""
         if not self._begun:
             self.hold(character if character == "}" else "")
             self.refuse()

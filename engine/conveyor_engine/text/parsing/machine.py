@@ -26,8 +26,8 @@ class Machine:
     """An `OutputParser` that runs a program."""
 
     def __init__(self, program: Program) -> None:
-        self._fields: list[Field] = []  # of parts that `_take` has not returned yet ...
-        self._texts: list[list[str]] = []  # ... and their texts in pieces
+        self._fields: list[Field] = []  # the fields of parts that `_take` has not returned yet
+        self._texts: list[list[str]] = []  # the texts of the same parts, in pieces
         self._reading = program(self._write, None)
         next(self._reading)
 
@@ -60,7 +60,7 @@ def read_until(
 ) -> Reading[tuple[str, str]]:
     """Write text up to a mark. Returns the white space before the mark, which is not written, and the mark or END."""
     begins = {mark[0] for mark in marks}
-    space = held = ""  # white space, then what may become a mark
+    space = held = ""  # white space, and after it text that may become a mark
     while True:
         character = (yield) if first is None else first
         first = None

@@ -94,7 +94,7 @@ def _read_call(write: Write, held: list[str], first: str | None) -> Reading[tupl
 
 
 def _read_word(first: str, held: list[str]) -> Reading[tuple[str, str]]:
-    """Read a word. Returns it and the character after it."""
+    """Read a word. Returns the word and the character after it."""
     word: list[str] = []
     character = first
     while character in _WORD_CHARACTERS:

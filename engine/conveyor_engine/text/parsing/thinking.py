@@ -16,7 +16,7 @@ class Marks(NamedTuple):
 
     begin: str
     end: str
-    are_special_tokens: bool = False  # special tokens would otherwise be hidden
+    are_special_tokens: bool = False  # whether the marks are special tokens, which would otherwise be hidden
 
 
 MARKS: Final[Mapping[str, Marks]] = {

@@ -13,8 +13,8 @@ _READABLE: Final = {"matchLabels": names.READABLE_GATEWAYS}
 def build_autoscaler(owner: Owner, spec: InferenceServiceSpec, scale_up_period_seconds: int) -> Object | None:
     """Return the HPA with two Object metrics on the InferenceService; None without autoscaling or with an external one.
 
-    The HPA uses the metric that needs more replicas. With KEDA, `keda` builds a ScaledObject from this HPA, which is
-    not applied itself. With `AverageValue` the HPA computes ceil(total / target), regardless of the number of ready
+    The HPA uses the metric that needs more replicas. With KEDA, this HPA is not applied: `keda` builds a ScaledObject
+    from it. With `AverageValue` the HPA computes ceil(total / target), regardless of the number of ready
     pods. It never scales to zero and ignores a Deployment at zero: `replicas.plan_zero` handles that. The queue depth
     is the sum over the gateways that respond. If one gateway does not respond, the metric for requests in flight is
     unknown. With one unknown metric, an HPA scales only up (docs/adr/0035-a-part-of-the-sum-scales-up.md).

@@ -11,7 +11,7 @@ _EMPTY_DIR_SIZE = "200Gi"  # above any model for one device; without a limit, a 
 
 
 def build_model_mount(spec: InferenceServiceSpec) -> Object:
-    """Return the mount of the model's volume. A user's own claim or image is mounted read-only."""
+    """Return the mount of the model's volume. A claim or image that already contains the model is mounted read-only."""
     source = spec.model.source
     if not isinstance(source, Mounted):
         return {"name": names.MODEL_VOLUME, "mountPath": names.MODELS_PATH}
@@ -55,7 +55,7 @@ def build_claim(owner: Owner, spec: InferenceServiceSpec, access_mode: str) -> O
 
 
 def build_credentials(spec: InferenceServiceSpec) -> list[Object]:
-    """Return the fetch's variables from the Secret in the spec. For optional keys, variables in `pod.env` win."""
+    """Return the fetch's variables from the Secret in the spec. Variables in `pod.env` replace optional keys."""
     reference = spec.model.secret_ref
     if reference is None:
         return []

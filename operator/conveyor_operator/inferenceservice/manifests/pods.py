@@ -117,7 +117,7 @@ def _engine_container(spec: InferenceServiceSpec) -> Object:
 
 
 def _container_rules() -> Object:
-    # NVIDIA's container hooks write to the root file system as well, but before the runtime makes it read-only.
+    # NVIDIA's container hooks can still write to the root file system: they run before the runtime makes it read-only.
     return {
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -136,7 +136,7 @@ def _pod_security(spec: InferenceServiceSpec, user_id: int) -> Object:
     if user_id:
         rules |= {"runAsUser": user_id, "runAsGroup": user_id}
     if not isinstance(spec.model.source, Mounted):
-        # The group makes the cache writable. A user's own claim is never changed, not even its group.
+        # The group makes the cache writable. A volume that already contains the model keeps its group.
         rules |= {"fsGroupChangePolicy": "OnRootMismatch"} | ({"fsGroup": user_id} if user_id else {})
     given: Object = spec.pod.to_manifest().get("securityContext", {})
     return rules | given
@@ -191,7 +191,7 @@ def _claims(spec: InferenceServiceSpec) -> dict[str, list[Object]]:
 
 
 def _as_given(spec: InferenceServiceSpec) -> Object:
-    """Return the fields of the pods that come from the spec unchanged."""
+    """Return the fields of the pods that come from the spec. Pods with GPUs also get a toleration."""
     given = spec.pod.to_manifest()
     asked: Object = {key: given[key] for key in _AS_GIVEN if given.get(key)}
     if any(name.startswith(names.GPU_VENDOR) for name in spec.resources.limits):

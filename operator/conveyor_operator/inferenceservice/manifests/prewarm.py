@@ -25,7 +25,7 @@ _HASH_DIGITS = 8
 
 
 def build_prewarm(owner: Owner, template: Object, image: str, one_node: bool) -> Object:
-    """Return the Job. `template`: of the engine's pods. `one_node`: only one node at a time may mount the claim."""
+    """Return the Job. `template`: for engine pods. `one_node`: only one node at a time may mount the claim."""
     content = {"backoffLimit": _MOST_TRIES, "template": _build_template(owner, template, image, one_node)}
     return {
         "apiVersion": "batch/v1",

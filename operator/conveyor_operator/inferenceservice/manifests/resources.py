@@ -7,16 +7,16 @@ from conveyor_api.status import ResourcesStatus
 from conveyor_operator.loop.owner import Object
 
 # Without a request, a pod with a GPU would be BestEffort, and evicted first when its node runs out of memory. These
-# defaults are enough to start and fit on any node. Only the model's team knows what it really needs.
+# defaults are enough to start and fit on any node. Only the model's team knows what the model really needs.
 _DEFAULT_REQUESTS: Final = {"cpu": "500m", "memory": "1Gi"}
 _COMPUTE: Final = ("cpu", "memory", "ephemeral-storage")
-# A fetch streams to the volume. It has used at most 178 MiB, from a bucket with eight connections.
+# A fetch streams to the volume. In measurements it used at most 178 MiB of memory (eight connections to a bucket).
 _FETCH_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi", "ephemeral-storage": "64Mi"}
 _FETCH_LIMITS: Final = {"cpu": "4", "memory": "2Gi", "ephemeral-storage": "2Gi"}
 
 
 def complete_resources(resources: Resources) -> Object:
-    """Add requests for cpu and memory if neither request nor limit is set. Kubernetes uses a limit as the request."""
+    """Add a request for cpu or memory that has neither request nor limit. Kubernetes uses a limit as the request."""
     given = {kind: dict(amounts) for kind, amounts in resources.to_manifest().items() if amounts}
     named = resources.requests.keys() | resources.limits.keys()
     missing = {name: amount for name, amount in _DEFAULT_REQUESTS.items() if name not in named}

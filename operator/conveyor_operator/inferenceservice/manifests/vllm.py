@@ -1,4 +1,4 @@
-"""The differences of pods that run vLLM: configuration file, command, variables, probes and shutdown. Pure.
+"""How pods that run vLLM differ from others: configuration file, command, variables, probes and shutdown. Pure.
 
 vLLM reads each line of the file as a flag, and `model` as the positional argument.
 """
