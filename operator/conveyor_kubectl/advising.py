@@ -88,9 +88,12 @@ def _is_url(source: str) -> bool:
 def _read_file(source: str) -> str:
     try:
         with Path(source).open(encoding="utf-8", errors="replace") as file:
-            return file.read(_MAX_PAGE_BYTES)
+            page = file.read(_MAX_PAGE_BYTES + 1)
     except OSError as error:
         raise Unanswered(f"no metrics: {error}") from error
+    if len(page) > _MAX_PAGE_BYTES:
+        raise Unanswered(f"no metrics: {source} is longer than {_MAX_PAGE_BYTES >> 20} MiB")
+    return page
 
 
 async def _fetch(session: aiohttp.ClientSession, url: str) -> str:

@@ -40,17 +40,21 @@ def _migrate_kind(cluster: Cluster, crd_name: str, say: Callable[[str], None]) -
         say(f"{kind}: all are stored in {version}, nothing to do")
         return 0
     say(f"{kind}: some may still be stored in {', '.join(former)}; writing each in {version}")
-    number = num_failed = 0
-    for number, body in enumerate(_list_all(cluster, f"/apis/{names.GROUP}/{version}", kind), start=1):
-        if (failure := _write(cluster, f"/apis/{names.GROUP}/{version}", kind, body)) is not None:
+    written, rejected, root = set[str](), set[str](), f"/apis/{names.GROUP}/{version}"
+    for body in _list_all(cluster, root, kind):
+        key = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
+        if key in written or key in rejected:  # the list has started again
+            continue
+        failure = _write(cluster, root, kind, body)
+        (written if failure is None else rejected).add(key)
+        if failure is not None:
             say(failure)
-            num_failed += 1
-        if number % _PAGE_OBJECTS == 0:
-            say(f"{kind}: {number - num_failed} written")
-    if not num_failed:
+        elif len(written) % _PAGE_OBJECTS == 0:
+            say(f"{kind}: {len(written)} written")
+    if not rejected:
         _finish(cluster, crd_name, version, former)
-        say(f"{kind}: {number} are stored in {version}; {', '.join(former)} can be removed from the CRD")
-    return num_failed
+        say(f"{kind}: {len(written)} are stored in {version}; {', '.join(former)} can be removed from the CRD")
+    return len(rejected)
 
 
 def _list_all(cluster: Cluster, root: str, kind: str) -> Iterator[Object]:

@@ -179,12 +179,17 @@ def simulate(flags: argparse.Namespace) -> int:
         print(f"kubectl conveyor simulate: {error}", file=sys.stderr)
         return 2
     runs = [(case, [Run(case, seed).go() for seed in range(flags.seeds)]) for case in cases]
-    if flags.plot is not None:
-        case, outcomes = runs[-1]
-        flags.plot.write_text(build_svg(case.name, outcomes[0].samples), encoding="utf-8")
     rows = [summarise(case, outcomes) for case, outcomes in runs]
     if flags.json:
         print(json.dumps([build_json(row, outcomes) for row, (_, outcomes) in zip(rows, runs, strict=True)], indent=1))
     else:
         print(build_table(rows))
+    if flags.plot is None:
+        return 0
+    case, outcomes = runs[-1]
+    try:
+        flags.plot.write_text(build_svg(case.name, outcomes[0].samples), encoding="utf-8")
+    except OSError as error:
+        print(f"kubectl conveyor simulate: {error}", file=sys.stderr)
+        return 2
     return 0

@@ -10,6 +10,7 @@ from tests.operator.stage import Space, make_service, wait_until
 
 from conveyor_api import names
 from conveyor_kubectl import migrating
+from conveyor_kubectl.cluster import Cluster, Refused
 from conveyor_kubectl.command import main
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane
@@ -55,7 +56,21 @@ def read(api: Api, version: str) -> dict[str, Any]:
     return {item["metadata"]["name"]: item for item in items}
 
 
-def test_a_version_can_be_removed_after_a_migration(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
+def expire_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the API server's list expire once, as it does after minutes: the second page then cannot be read."""
+    get, expirations = Cluster.get, [Refused(410, "The provided continue parameter is too old")]
+
+    def get_or_expire(cluster: Cluster, path: str, *query: dict[str, str]) -> Any:
+        if expirations and any("continue" in each for each in query):
+            raise expirations.pop()
+        return get(cluster, path, *query)
+
+    monkeypatch.setattr(Cluster, "get", get_or_expire)
+
+
+def test_a_version_can_be_removed_after_a_migration(
+    plane: ControlPlane, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     api, command = Api(plane.kubeconfig), ["migrate", f"--kubeconfig={plane.kubeconfig}"]
     space = Space(api, "default")
     for number in range(migrating._PAGE_OBJECTS + 5):
@@ -69,6 +84,7 @@ def test_a_version_can_be_removed_after_a_migration(plane: ControlPlane, capsys:
     with pytest.raises(ApiError, match="storedVersions"):
         install(api, NEXT)
     before = read(api, NEXT)
+    expire_once(monkeypatch)
     assert main(command) == 0
     told = capsys.readouterr().out
     assert "inferenceservices: 100 written" in told

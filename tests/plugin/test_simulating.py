@@ -50,6 +50,10 @@ def test_arrivals_of_a_file_are_simulated_and_drawn(tmp_path: Path, capsys: pyte
     assert str(arrivals) in capsys.readouterr().out
     drawing = ElementTree.parse(picture).getroot()
     assert [child.tag.rpartition("}")[2] for child in drawing].count("polyline") == 4
+    assert main(["simulate", f"--csv={arrivals}", "--seeds=1", f"--plot={tmp_path / 'nowhere' / 'picture.svg'}"]) == 2
+    told = capsys.readouterr()
+    assert str(arrivals) in told.out, "a picture that cannot be written loses nothing else"
+    assert "No such file or directory" in told.err
 
 
 def test_what_cannot_be_simulated_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

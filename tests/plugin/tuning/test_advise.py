@@ -56,10 +56,13 @@ def test_what_cannot_be_read_is_one_sentence(
     flags = ["advise", "qwen", "-n", space.namespace, f"--kubeconfig={control_plane.kubeconfig}"]
     page = tmp_path / "page"
     page.write_text("<html>{")
+    long = tmp_path / "long"
+    long.write_bytes(b"#" * ((8 << 20) + 1))
     for metrics, words in (
         ("http://127.0.0.1:9/metrics", "http://127.0.0.1:9/metrics: Cannot connect"),
         (tmp_path / "nowhere", "no metrics: "),
         (page, "an engine's metrics cannot be read: "),
+        (long, f"no metrics: {long} is longer than 8 MiB"),
     ):
         assert main([*flags, f"--metrics={metrics}"]) == 1
         (line,) = capsys.readouterr().err.splitlines()
