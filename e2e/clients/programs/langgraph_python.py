@@ -54,7 +54,7 @@ def graph() -> None:
 
     def ask(state: State) -> State:
         done = isinstance(state["messages"][-1], ToolMessage)
-        model = chat_model if done else chat_model.bind_tools([count], tool_choice="any")
+        model = chat_model if done else chat_model.bind_tools([count], tool_choice="any", parallel_tool_calls=False)
         return {"messages": [model.invoke(state["messages"])]}
 
     steps = StateGraph(State)

@@ -54,7 +54,7 @@ def translations() -> None:
 def errors() -> None:
     for wrong, kind in (
         ({"model": "no-such"}, NotFoundError),
-        ({"temperature": 1}, BadRequestError),
+        ({"temperature": 2}, BadRequestError),
         ({"file": ("x.mp3", b"no audio")}, BadRequestError),
     ):
         try:
