@@ -1,4 +1,6 @@
-"""The stage `tests` runs pytest with the tests marked `gpu`. Each failure is reported immediately.
+"""The stages `tests` and `tasks` run pytest: with the tests marked `gpu`, and with those of other tasks on the GPU.
+
+Each failure is reported immediately.
 
 The repository's configuration names plugins of pytest that may be missing, so pytest gets a configuration that names
 none.
@@ -28,6 +30,16 @@ _FILES = (
     "execution/models/test_triton_layers.py",
     "test_on_gpu.py",
 )
+_FILES_OF_TASKS = (
+    "tasks/custom/test_custom.py",
+    "tasks/custom/test_exported.py",
+    "test_classifiers.py",
+    "test_embeddings.py",
+    "test_image_classifiers.py",
+    "test_image_embeddings.py",
+    "test_pictures.py",
+    "test_transcripts.py",
+)
 _MESSAGE_LENGTH = 600
 _WORKERS_MAX = 8
 
@@ -56,24 +68,34 @@ class _Collector:
 
 
 def run(results: Results, sizes: Sizes) -> None:
-    """Run the stage. Raises RuntimeError if a test fails or none runs."""
+    """Run the stage `tests`. Raises RuntimeError if a test fails or none runs."""
     if sizes.device == "cpu":
         os.environ[REHEARSES] = "1"
+    chosen = ["-k", sizes.chosen_tests] if sizes.chosen_tests else []
+    _run(results, ["-m", "gpu", *chosen, *_paths(_FILES)])
+
+
+def run_tasks(results: Results, sizes: Sizes) -> None:
+    """Run the stage `tasks`. Raises RuntimeError if a test fails or none runs."""
+    forced = ["-p", "conveyor_bench.gpu.forced_cuda"] if sizes.device == "cuda" else []
+    chosen = ["-k", sizes.chosen_tests_of_tasks] if sizes.chosen_tests_of_tasks else []
+    _run(results, ["-m", "not nightly", *forced, *chosen, *_paths(_FILES_OF_TASKS)])
+
+
+def _run(results: Results, arguments: Sequence[str]) -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.chdir(REPOSITORY)
     collector = _Collector(results)
     pytest = importlib.import_module("pytest")  # pytest is not installed with the engine
-    pytest.main(_arguments(sizes.chosen_tests), plugins=[collector])
+    plain = ["-c", f"{_FOLDER}/gpu.ini", "--rootdir", ".", "--confcutdir", _FOLDER, "-p", "no:cacheprovider"]
+    pytest.main(["-q", *plain, *_workers(), *arguments], plugins=[collector])
     results.row("tests", **{how: collector.counts[how] for how in ("passed", "failed", "skipped")})
     if collector.counts["failed"] or not collector.counts["passed"]:
         raise RuntimeError(f"{collector.counts['failed']} failed, {collector.counts['passed']} passed")
 
 
-def _arguments(names: str | None) -> Sequence[str]:
-    files = [str(Path(_FOLDER) / file) for file in _FILES]
-    chosen = ["-k", names] if names else []
-    plain = ["-c", f"{_FOLDER}/gpu.ini", "--rootdir", ".", "--confcutdir", _FOLDER, "-p", "no:cacheprovider"]
-    return ["-q", "-m", "gpu", *plain, *_workers(), *chosen, *files]
+def _paths(files: Sequence[str]) -> Sequence[str]:
+    return [str(Path(_FOLDER) / file) for file in files]
 
 
 def _workers() -> Sequence[str]:

@@ -21,6 +21,7 @@ class Sizes:
     device: Device
     dtype: Dtype
     chosen_tests: str | None  # which `gpu` tests to run, for pytest's -k; None: all
+    chosen_tests_of_tasks: str | None  # the same for the stage `tasks`
     copied_bytes: int  # copied to measure the bandwidth
     product_width: int  # of the matrices whose product measures the FLOP/s
     seconds_each: float  # least time of the measurement for one figure of a kernel
@@ -55,6 +56,7 @@ ON_A_GPU = Sizes(
     device="cuda",
     dtype="bfloat16",
     chosen_tests=None,
+    chosen_tests_of_tasks=None,
     copied_bytes=4 * 2**30,
     product_width=8192,
     seconds_each=0.2,
@@ -88,6 +90,7 @@ REHEARSED = Sizes(
     device="cpu",
     dtype="float32",
     chosen_tests="llama and (every_kind or halves or two_engines or continuous-ahead) or bert",
+    chosen_tests_of_tasks="every_scheduler and DDIM or every_mode and dynamic",
     copied_bytes=2**20,
     product_width=64,
     seconds_each=0.0,

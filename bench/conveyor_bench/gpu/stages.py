@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+_TASKS = ("pytest", "PIL", "diffusers", "soundfile", "soxr")
 _SERVER = ("fastapi", "httptools", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop")
 
 
@@ -29,5 +30,6 @@ STAGES = {
         Stage("burst8b", "many requests at once, at the large shape", "throughput:run_burst"),
         Stage("generate-batch", "transformers' generate_batch on the requests of nano", "peer:run"),
         Stage("http", "a burst of streams through HTTP", "streams:run", needs=_SERVER),
+        Stage("tasks", "the tests of other tasks, on the GPU", "gpu_tests:run_tasks", needs=_TASKS),
     )
 }

@@ -3,8 +3,8 @@
 Each stage is a separate process with a time limit, and writes FOLDER/STAGE.jsonl as it goes. A stage that has ended as
 done runs again only with --again. FOLDER/gpu.md has the tables of all stages that ran. The suite does not use the
 network. It needs torch, triton, transformers and msgspec. A stage that needs more packages is skipped where they are
-missing: `tests` needs pytest and PIL, and `http` the server's packages. --rehearse runs the same on a CPU, with
-everything tiny.
+missing: `tests` needs pytest and PIL, `http` the server's packages, and `tasks` pytest, PIL, diffusers, soundfile and
+soxr. --rehearse runs the same on a CPU, with everything tiny.
 """
 
 import argparse

@@ -35,14 +35,13 @@ def rehearse(out: Path, *options: str, **environment: str) -> str:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_few_packages_are_enough_for_all_stages_but_http(tmp_path: Path) -> None:
+def test_few_packages_are_enough_for_all_stages_but_two(tmp_path: Path) -> None:
     hidden = hide_all_but(tmp_path, {"torch", "triton", "transformers", "msgspec", "pytest", "pillow"})
     assert {"greenlet", "fastapi", "hypothesis"} <= hidden
     rehearse(tmp_path, PYTHONPATH=str(tmp_path))
     results = {name: Results(tmp_path, name) for name in STAGES}
-    assert {name: result.how() for name, result in results.items()} == dict.fromkeys(STAGES, "done") | {
-        "http": "skipped"
-    }
+    skipped = dict.fromkeys(("http", "tasks"), "skipped")
+    assert {name: result.how() for name, result in results.items()} == dict.fromkeys(STAGES, "done") | skipped
     assert results["http"].read()[-1]["reason"].startswith("not installed: fastapi, httptools, prometheus_client")
     lines = [line for result in results.values() for line in result.read()]
     assert not [line for line in lines if "error" in line]
@@ -57,6 +56,15 @@ def test_streams_are_rehearsed_where_the_server_is_installed(tmp_path: Path) -> 
     rehearse(tmp_path, "--stage", "http")
     rows = [(line["table"], line["requests"]) for line in Results(tmp_path, "http").read() if "table" in line]
     assert rows == [("engine alone", 4)] * 2 + [("streams", 4)] * 2
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_the_tests_of_other_tasks_are_rehearsed_where_their_packages_are_installed(tmp_path: Path) -> None:
+    rehearse(tmp_path, "--stage", "tasks")
+    (counts,) = [line for line in Results(tmp_path, "tasks").read() if line.get("table") == "tests"]
+    assert counts["passed"] >= 2
+    assert counts["failed"] == 0
 
 
 def test_a_stage_ends_at_its_limit_and_the_others_go_on(
