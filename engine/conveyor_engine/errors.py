@@ -19,8 +19,8 @@
 
 An error that a client receives has an `ErrorCode`. An error that ends the engine has a `FailureReason`.
 
-A StartError's message has the names of settings in backticks, as `device` or `device: auto`, and uses backticks for
-nothing else. So a program that shows the message, such as Conveyor's operator, can replace these names with its own.
+A StartError's message has the names of settings in backticks, such as `device` or `device: auto`, and uses backticks
+for nothing else. So a program that shows the message, such as the operator, can replace these names with its own.
 
 Raised in all parts of the engine. `__main__` turns StartErrors into exit messages, and `serving.http` turns
 RequestErrors into responses. Imports no other module of the engine.
@@ -33,8 +33,8 @@ from conveyor_protocol.failure_reasons import FailureReason
 MESSAGE_BYTES_MAX = 2000
 
 _NO_MEMORY_ERRORS = frozenset({"MemoryError", "OutOfMemoryError"})  # the second is torch's, on a device
-# Texts that mark such an error if its class is a general one. They come from torch's allocators, its CUDA libraries,
-# oneDNN, C++ and the C library.
+# Texts in the messages of out-of-memory errors that have a general class, such as RuntimeError. The texts come from
+# torch's allocators, its CUDA libraries, oneDNN, C++ and the C library.
 _NO_MEMORY = (
     "out of memory", "out_of_memory", "not enough memory", "cannot allocate memory", "can't allocate memory",
     "alloc_failed", "bad_alloc", "could not create a memory object",

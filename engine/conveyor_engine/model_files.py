@@ -15,10 +15,10 @@ from conveyor_engine.limited import run_limited
 from conveyor_protocol.failure_reasons import FailureReason
 
 WEIGHTS_INDEX = "model.safetensors.index.json"
-FILES_CPU_SECONDS: Final = 60.0  # the headers of all weight files together have a few MiB
+FILES_CPU_SECONDS: Final = 60.0  # limit for a check, which reads only the headers of weight files: a few MiB together
 EXPORTED_PROGRAM: Final = "model.pt2"  # written by torch.export.save
 PROGRAM_SETTINGS: Final = "model.json"  # settings of a model of the task `custom`
-PIPELINE_INDEX: Final = "model_index.json"  # of a diffusers pipeline; each of its parts has a folder
+PIPELINE_INDEX: Final = "model_index.json"  # index of a diffusers pipeline; each part of the pipeline has a folder
 PIPELINE_FOLDERS: Final = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")  # the folders that the engine reads
 # A model has at least one of these files.
 MODEL_FILES: Final = ("config.json", EXPORTED_PROGRAM, PROGRAM_SETTINGS, PIPELINE_INDEX)

@@ -1,8 +1,8 @@
 """Makes OpenMP's threads spin only briefly when they wait for each other, and then sleep. Does not import torch.
 
 OpenMP's library (libgomp, which is part of torch) lets a waiting thread spin for milliseconds. If other programs
-share the CPUs, spinning takes CPU time from them and from the thread that the others wait for. ADR 91 has the
-measurements.
+share the CPUs, spinning takes CPU time from these programs and from the thread for which the others wait. The
+measurements are in ADR 91.
 """
 
 from collections.abc import Mapping

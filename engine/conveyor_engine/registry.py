@@ -52,15 +52,15 @@ class About:
     modes: tuple[str, ...] = ("none", "static", "dynamic", "continuous")  # the batching modes that it supports
     cost_unit: str = "tokens"  # unit of a request's cost, for `max_num_batched_tokens` and for metrics
     reads_text: bool = True  # whether it needs the model's tokenizer
-    reads: bool = False  # whether its workers need more than the tokenizer; the module `reading` loads it
+    reads: bool = False  # whether its workers need an object that the module `reading` loads
     divides: bool = False  # whether several devices can compute one model (`tensor_parallel_size`)
-    runs_also: tuple[str, ...] | None = None  # other tasks whose models it can run if configured; None: any
+    runs_also: tuple[str, ...] | None = None  # other tasks whose models it runs if `task` names it; None: all
     has_objectives: bool = True  # whether its engines may adapt their limits to objectives
 
 
 @cache
 def find_packages() -> dict[str, str]:
-    """Return the package of each task by the task's name: first the tasks of installed packages, then the built-in."""
+    """Return the package of each task by the task's name: first installed packages' tasks, then the built-in ones."""
     brought = {point.name: point.value for point in entry_points(group=GROUP) if point.name not in _OURS}
     return brought | _OURS
 

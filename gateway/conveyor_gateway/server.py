@@ -52,7 +52,7 @@ _STALE_LOG_SECONDS = 30.0
 _LAST_ANSWERS_SECONDS = 2.0
 _NEXT_REQUEST_SECONDS = 1.0  # how long a client may take to send its next request on a connection
 _MAX_ADMIN_CONNECTIONS = 128  # from the kubelet, Prometheus, the operator and the metrics servers
-# Admin connections, as many that wait to be accepted, queries to engines (`MAX_ASKING` and pages), and watches.
+# Admin connections, the same number that wait to be accepted, queries to engines (`MAX_ASKING` and pages), watches.
 _OTHER_OPEN_FILES = 2 * _MAX_ADMIN_CONNECTIONS + 256 + 100 + 50
 
 

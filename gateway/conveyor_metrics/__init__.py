@@ -4,5 +4,5 @@ A query passes `listener` (HTTPS) -> `app` -> `auth` (authenticates the caller) 
 `documents` (builds the response). A change in the cluster passes `conveyor_kube.watch` -> `watched_list` -> `source`,
 or `auth` -> `certificates`. All use `settings` and `errors`; `server` builds and runs them.
 
-The server does not cache or guess values. If a value is unknown it returns an error, not 0.
+The server does not cache or guess values. If a value is unknown, the server returns an error, not 0.
 """

@@ -66,7 +66,7 @@ def build_api_app(source: GatewaySource, trust: Trust) -> web.Application:
 
 
 def build_admin_app(source: GatewaySource, missing: Callable[[], list[str]]) -> web.Application:
-    """Build the admin application. `missing` returns what the server still waits for; if nothing, it is ready.
+    """Build the admin application. `missing` returns what the server still waits for. An empty list means ready.
 
     Readiness does not depend on the gateways. Even without values, the API must respond to discovery. Otherwise no
     namespace of the cluster could be deleted.
@@ -139,7 +139,7 @@ def _metric_value(source: GatewaySource, version: str) -> Handler:
 
 
 def _demand(source: GatewaySource) -> Handler:
-    """Build the handler for `?service=<namespace>/<name>`: both metrics on one page, or the API's error."""
+    """Build the handler for `?service=<namespace>/<name>`: both values of `METRICS` on one page, or an error."""
 
     async def read(request: web.Request) -> web.Response:
         service = request.query.get("service", "")

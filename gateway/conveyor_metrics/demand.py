@@ -99,8 +99,8 @@ def _find_limit_reason(reports: list[EngineDemand]) -> str | None:
 def _count_waiting_at(reports: list[EngineDemand], batch_size: int) -> int:
     """Return how many requests wait inside an engine.
 
-    This is at most the number that gateways have sent there, because an engine may run any image, which may report any
-    number. An engine that does not report in time is assumed to run a full batch.
+    The result is at most the number of requests that gateways have sent to the engine. An engine may run any image, so
+    a higher number is not trusted. An engine that does not report in time is assumed to run a full batch.
     """
     dispatched = sum(report.dispatched for report in reports)
     said = [report.waiting for report in reports if report.waiting is not None]

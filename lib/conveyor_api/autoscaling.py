@@ -124,7 +124,7 @@ class Autoscaling(ApiModel):
 
     @property
     def is_external(self) -> bool:
-        """Return whether an autoscaler that Conveyor did not create sets the number of replicas."""
+        """Return whether the user's own autoscaler sets the number of replicas."""
         return self.provider == "External"
 
     @property

@@ -165,7 +165,7 @@ class Batching(ApiModel):
 
     @property
     def engine_place_limit(self) -> int:
-        """Return how many requests a gateway may have at an engine: a batch and an eighth of it, at least one more."""
+        """Return how many requests a gateway may have at an engine: a batch, plus an eighth of it (at least one)."""
         return self.effective_batch_size + max(1, self.effective_batch_size // 8)
 
 

@@ -1,7 +1,7 @@
 """`spec.model`: the model to serve, its source, and its cache.
 
-`parse_model_uri` parses `model.uri`. From its result the operator builds the pods, which mount or download the model,
-and writes the model's folder into the engine's configuration. No I/O.
+`parse_model_uri` parses `model.uri`. From its result the operator builds the pods, which mount or download the model.
+The operator also writes the model's folder into the engine's configuration. No I/O.
 """
 
 import re
@@ -280,7 +280,7 @@ class Model(ApiModel):
 
     uri: ModelUri
     """Source: `hf://organisation/name[@revision]`, `s3://bucket/prefix`, `pvc://claim/path` or
-`oci://registry/repository[:tag][@digest][//path]`. Without a revision the hub's `main`."""
+`oci://registry/repository[:tag][@digest][//path]`. Default revision for `hf://`: `main`."""
     name: ModelName | None = None
     """Name that clients put in `model`; default: `metadata.name`."""
     secret_ref: SecretRef | None = None

@@ -46,7 +46,7 @@ METRICS_SERVICE_PORT: Final = 443
 METRICS_ADMIN_PORT: Final = 8081
 OPERATOR_ADMIN_PORT: Final = 8081
 
-# HTTP paths. The gateway also answers clients and load balancers, and uses /healthz in place of /livez.
+# HTTP paths. The gateway has /healthz in place of /livez, and serves its two probes on the port for clients too.
 LIVENESS_PATH: Final = "/livez"
 READINESS_PATH: Final = "/readyz"
 GATEWAY_HEALTH_PATH: Final = "/healthz"

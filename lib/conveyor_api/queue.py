@@ -48,7 +48,7 @@ class RequestClass(ApiModel):
     """Action after `timeout`. Reject: 504. Delay: the request keeps waiting, at the level of the least urgent class,
     until `queue.timeout`."""
     max_share: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Limit of the requests at engines that belong to this class or a less urgent one, in percent of all requests that
+    """Limit of the requests of this class and of all less urgent ones at engines, in percent of all requests that
     engines accept. Each gateway may always send one such request. Each engine also applies the limit to the rows and
     KV blocks of its batch."""
 

@@ -39,8 +39,8 @@ _CREDENTIALS = (names.HUB_TOKEN_ENV, *names.BUCKET_KEYS, "AWS_SESSION_TOKEN")
 
 class Rollout(ApiModel):
     """How pods are replaced when the spec changes. By default one more pod starts, and an old pod stops once the new
-    one is ready. If the additional pod finds no node for 30 seconds, has no quota, or might not be able to mount a
-    volume beside the others, an old pod stops first."""
+    one is ready. An old pod stops first if the additional pod finds no node for 30 seconds or has no quota, or if a
+    volume might be mountable on only one node at a time."""
 
     rules: ClassVar = (
         Rule(
@@ -369,8 +369,8 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def queue_depth_target(self) -> int | None:
-        """Return the autoscaler's target for requests per replica that wait beyond the window; None if replicas are
-        fixed."""
+        """Return the autoscaler's target, per replica, for requests that have waited longer than the window; None if
+        replicas are fixed."""
         if self.autoscaling is None:
             return None
         return self.autoscaling.queue_depth_per_replica or max(1, self.batching.effective_batch_size // 8)

@@ -52,8 +52,8 @@ class ModelStatus(_StatusModel):
     uri: Annotated[str, Field(max_length=512)] | None = None
     """Source of the model that `contextLength` and `task` describe."""
     context_length: Annotated[int, Field(ge=2, le=MAX_CONTEXT_LENGTH)] | None = None
-    """Longest context of the model in tokens, from its files. The API server rejects an edit that sets more, and the
-    pods keep running."""
+    """Longest context of the model in tokens, from its files. The API server rejects an edit that sets a longer one,
+    so the pods keep running."""
     task: Annotated[str, Field(max_length=63)] | None = None
     """Task of the model: `spec.task`, or the one detected from its files."""
 
@@ -137,8 +137,8 @@ class EffectiveStatus(_StatusModel):
     pod_starts: Annotated[list[Duration], Field(max_length=NUM_POD_STARTS)] | None = None
     """How long the latest pods took from their creation until they were ready, the newest last."""
     scale_up_period: Duration | None = None
-    """Period of the default policies for scaling up: the slowest of `podStarts` plus two queue time-outs, each counted
-    as a minute at most. Before the first pod of the service has started, 5 minutes count as its start."""
+    """Period of the default policies for scaling up: the slowest of `podStarts` plus two queue time-outs. A time-out
+    counts as at most a minute. Before the first pod of the service has started, 5 minutes count as its start."""
     resources: ResourcesStatus | None = None
     """Resources of the engine's container, with the requests that Conveyor adds."""
     queue_classes: Annotated[list[QueueClassStatus], Field(max_length=MAX_CLASSES), KeyedBy("name")] | None = None

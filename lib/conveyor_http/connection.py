@@ -25,7 +25,7 @@ MAX_HEADERS: Final = 128
 MAX_HEAD_BYTES: Final = 32 << 10  # of the request line and all headers
 HEAD_SECONDS: Final = 10.0  # how long a head may take to arrive
 MAX_UNREAD_BYTES: Final = 32 << 10  # of an answer, buffered in this process; beyond it, the writer waits
-UNREAD_SECONDS: Final = 30.0  # in this time the client must read half of MAX_UNREAD_BYTES, while a writer waits
+UNREAD_SECONDS: Final = 30.0  # while a writer waits, the client must read half of MAX_UNREAD_BYTES in this time
 PROBE_SECONDS: Final = 0.5  # between probes of a client that has half-closed its connection
 MAX_AHEAD_BYTES: Final = 8 << 20  # of pipelined requests, on all connections of a port
 _PIECE_BYTES: Final = 16 << 10  # parsed at a time
@@ -44,7 +44,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 
 class Port(web.Server, ABC):
-    """The interface of a port for its connections."""
+    """The part of a port that its connections use."""
 
     ahead_bytes: int  # unparsed bytes of pipelined requests, on all its connections
 

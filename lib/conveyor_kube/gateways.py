@@ -23,8 +23,8 @@ from conveyor_kube.watch import Collection
 ADMIN_PORT_NAME = "admin"
 MAX_BYTES: Final = 1 << 20  # of a page; another pod may have got the address, and could send anything
 
-# Errors that mean that no process listens, or that its node is gone. Local errors, such as too many open files, are not
-# among them.
+# Errors that mean that no process listens at the address, or that the node is gone. Local errors, such as too many
+# open files, are not among them.
 _NOBODY_THERE: Final = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 
 

@@ -40,8 +40,9 @@ class _Server:
 class NameIndex:
     """The index of claims and services by served name.
 
-    The oldest claim of a name holds it. The oldest of the holder's services with that name gets the requests. Keys of
-    claims and services are `namespace/name`. The cost of a change grows with the number of objects of the same name.
+    The namespace with the oldest claim of a name holds the name. Of its services with this name, the oldest gets the
+    requests. Keys of claims and services are `namespace/name`. The cost of a change grows with the number of objects
+    of the same name.
     """
 
     def __init__(self) -> None:

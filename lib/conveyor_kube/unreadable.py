@@ -23,7 +23,7 @@ _UNREADABLE: Final = (
     RecursionError,
 )
 _REASON_CHARACTERS: Final = 300
-_MAX_COUNTED: Final = 10_000  # beyond this number, no object is logged or counted
+_MAX_COUNTED: Final = 10_000  # beyond this number, no further object is logged or counted
 
 _Parsed = TypeVar("_Parsed")
 

@@ -1,9 +1,9 @@
 """Lists a collection, watches it, and lists it again when the watch fails. Reads only.
 
 The gateway and the metrics server call Kubernetes only here: their `server` runs one `watch_collection` for each
-resource and namespace, and each passes the objects to a sink. The operator uses it for the objects of the metrics API,
-ServedNames, the gateways' EndpointSlices and optional kinds. Kopf watches InferenceServices and their children
-(docs/adr/0016), and `read_lines` reads these watches.
+resource and namespace, and each passes the objects to a sink. The operator uses this module for the objects of the
+metrics API, ServedNames, the gateways' EndpointSlices and optional kinds. Kopf watches InferenceServices and their
+children (docs/adr/0016), and `read_lines` reads these watches.
 
 A watch that ends after its requested time is resumed. Any other end, including 410, leads to a new list that replaces
 all objects. Memory is limited for objects of any content: pages are small, only an object's wanted fields are kept

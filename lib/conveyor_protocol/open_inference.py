@@ -2,7 +2,7 @@
 
 from typing import Final
 
-# If a body has binary tensors, the length of its JSON part in bytes. The tensors' data follows the JSON.
+# For a body with binary tensors: the length of the JSON part, in bytes. The tensors' data follows the JSON.
 JSON_LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 MODEL_VERSION: Final = "1"  # the only version of each model
 SERVER_PATH: Final = "/v2"

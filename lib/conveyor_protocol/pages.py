@@ -18,7 +18,7 @@ class EngineDemand(Struct, frozen=True):
     """What one gateway knows about an engine."""
 
     dispatched: Count
-    """Requests at the engine that this gateway accepted longer ago than the batching window."""
+    """Number of this gateway's requests at the engine that are older than the batching window."""
     waiting: Count | None
     """Requests of all gateways that wait inside the engine for a place in its batch; None if not reported."""
     carried: AtLeastOne | None = None
@@ -28,7 +28,7 @@ class EngineDemand(Struct, frozen=True):
 
 
 class ClassDemand(Struct, frozen=True):
-    """The requests that one gateway holds of one class of `queue.classes`."""
+    """The waiting requests of one class of `queue.classes` at one gateway."""
 
     queued: Count
     wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
@@ -66,11 +66,11 @@ class Activity(Struct, frozen=True):
     waiting: frozenset[ServiceKey]
     """Services at zero that have requests at this gateway."""
     idle: frozenset[ServiceKey]
-    """Services with engines that have had no request at this gateway for their idle timeout."""
+    """Services that have engines and had no request at this gateway during their idle timeout."""
 
 
 class Start(Struct, frozen=True):
     """`GET /start?service=<namespace>/<name>&pod=<uid>`: how the engine in that pod started."""
 
     warm_up_seconds: Annotated[float, Meta(ge=0)] | None
-    """None if the engine does not report it."""
+    """How long the warm-up took; None if the engine does not report it."""

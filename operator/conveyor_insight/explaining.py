@@ -1,4 +1,4 @@
-"""Explains why a service has its replicas, and what its HorizontalPodAutoscaler does next. Pure.
+"""Explains a service's number of replicas, and what its HorizontalPodAutoscaler does next. Pure.
 
 `conveyor_insight.hpa` has the arithmetic. The controller's history of earlier evaluations cannot be read, so two
 assumptions replace it. Each stabilization window of `behavior` is assumed to start now. If the HPA reports that its

@@ -12,7 +12,7 @@ from conveyor_api.autoscaling import ScalingPolicy, ScalingRules
 
 
 class Change(NamedTuple):
-    """The number of replicas that were wished for, added or removed at a time."""
+    """A number of replicas, and the time at which they were desired, added or removed."""
 
     at: float
     number: int

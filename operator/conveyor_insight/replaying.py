@@ -84,8 +84,8 @@ def replay(moments: Iterable[Moment], other: Rules | None = None) -> Iterator[Lo
     """Evaluate the recorded HPA, or the HPA of `other`, once for each moment, starting with the recorded replicas.
 
     With the recorded rules, the service is at zero at each moment that was recorded at zero. With other rules that have
-    an idle timeout, the service scales to zero after that time without requests, and back at the first moment with
-    requests.
+    an idle timeout, the service scales to zero after that time without requests. It scales up again at the first moment
+    with requests.
     """
     hpa, replicas, idle_since = None, 0, None
     for moment in moments:

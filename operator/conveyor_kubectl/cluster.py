@@ -35,7 +35,10 @@ class Refused(Unanswered):
 
 
 class Cluster:
-    """A cluster. `namespace` is the context's. The constructor raises Unanswered if the file is not a kubeconfig."""
+    """A cluster. `namespace`: the namespace in the context.
+
+    The constructor raises Unanswered if the file is not a kubeconfig.
+    """
 
     def __init__(self, kubeconfig: str | None, context: str | None) -> None:
         try:
@@ -82,7 +85,7 @@ class Cluster:
             self._ask("DELETE", path)
 
     def find_service_url(self, namespace: str, service: str, port: int) -> str:
-        """Return the URL of the API server's proxy to a Service, for clients with `build_tls` and `build_headers`.
+        """Return the URL of the API server's proxy to a Service, for clients that use `build_tls` and `build_headers`.
 
         The proxy forwards server-sent events as they arrive. The caller needs no route to the pods.
         """

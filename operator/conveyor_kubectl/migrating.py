@@ -18,7 +18,7 @@ object unchanged, so nothing is reconfigured or restarted. It can be repeated, a
 CRD_NAMES: Final = (names.CRD_NAME, names.SERVED_NAME_CRD_NAME)
 _CRDS: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _PAGE_OBJECTS: Final = 100
-_WRITTEN_MEANWHILE: Final = (404, 409)  # deleted meanwhile; written meanwhile by others, in the current version
+_WRITTEN_MEANWHILE: Final = (404, 409)  # 404: deleted meanwhile. 409: others wrote it, in the current version
 _EXPIRED: Final = 410
 
 

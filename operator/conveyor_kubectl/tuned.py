@@ -33,7 +33,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The address of the gateway. `build_headers` returns the headers of a request, such as one with a fresh token."""
+    """The address of the gateway. `build_headers` returns the headers of a request, such as `Authorization`."""
 
     url: str
     build_headers: Callable[[], dict[str, str]] = dict
@@ -71,7 +71,7 @@ def _edit(cluster: Cluster, path: str, change: Callable[[Body], bool]) -> Body |
 
 
 class TunedService:
-    """A service whose `spec.batching` follows the candidates. Use it in `async with`, which restores the service."""
+    """A service whose `spec.batching` is set to each candidate. Use it in `async with`, which restores the service."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ def _is_ready(service: InferenceService) -> bool:
 
 
 class TunedCopy(TunedService):
-    """A copy of the service with one engine. The end of `async with`, or of the original service, deletes the copy."""
+    """A copy of the service with one engine. It is deleted at the end of `async with`, or with the original service."""
 
     @property
     def name(self) -> str:

@@ -36,7 +36,7 @@ _NO_VERSION = "1"  # etcd's revision before its first write, so no object has it
 class Cluster:
     """An open connection; use as `async with`.
 
-    It makes at most `calls_per_second` on average. Watches and calls for the Lease are not counted.
+    It makes at most `calls_per_second` calls a second on average. Watches and calls for the Lease are not counted.
     """
 
     def __init__(self, configuration: Any, metrics: Metrics, calls_per_second: float = math.inf) -> None:

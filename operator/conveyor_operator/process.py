@@ -158,14 +158,14 @@ class Operator:
                 namespaces=settings.watch_namespaces,
                 ready_flag=ready,
                 stop_flag=stop,
-                # Without it, Kopf asks the system for the user's name, but a container's uid has no name. Kopf does not
-                # export the type of this argument.
+                # Without `identity`, Kopf asks the system for the user's name, but a container's uid has no name. Kopf
+                # does not export the type of this argument.
                 identity=cast(Any, "conveyor-operator"),
             )
             await end()  # again, because Kopf does not call `end` if it is stopped before it has started
 
     async def _act(self, stop: asyncio.Event) -> None:
-        """Once this operator leads, run the workers and the parts that poll gateways or write, until `stop` is set."""
+        """As the leader, run the workers and the parts that poll gateways or write objects, until `stop` is set."""
         async with self._elected(stop) as leads:
             if not leads:
                 return

@@ -1,8 +1,8 @@
 """Checks that systems generate the right tokens, before anything is measured. Called by `engine.command`.
 
 With a small float32 model, all systems must generate the same greedy tokens. The measured model is checked in its own
-dtype, where rounding may decide between two tokens that are almost equally likely. So transformers computes in float32
-the logits for the tokens that a system has generated. Each of these tokens must be almost the likeliest at its
+dtype, where rounding may decide between two tokens that are almost equally likely. So transformers computes, in
+float32, the logits for the tokens that a system has generated. Each of these tokens must be almost the likeliest at its
 position.
 """
 

@@ -1,4 +1,4 @@
-"""Runs work in steps of one forward of its model each, for systems that have no step function. Used by `systems`."""
+"""Runs work step by step, with one forward a step, for systems that have no step function. Used by `systems`."""
 
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Measures the machine's limit for the steps of the engine, right after them. Called by `turns` and `rounds`.
+"""Measures the machine's limit for the engine's steps, right after they have run. Called by `turns` and `rounds`.
 
 The limit is the time for two things: each matrix product with its fastest kernel (torch's, oneDNN's with packed
 weights, or ours), and one read of the rows' KV cache in its state before the step. Both run again after every slice of

@@ -25,7 +25,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "tie_word_embeddings": False,
     },
-    "modes": {  # a step takes ten times what its scheduling takes, and 3,000 requests end within a quarter of an hour
+    "modes": {  # a step takes ten times as long as its scheduling, and 3,000 requests end within a quarter of an hour
         "num_hidden_layers": 2,
         "hidden_size": 512,
         "intermediate_size": 1536,

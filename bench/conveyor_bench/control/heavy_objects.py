@@ -3,8 +3,8 @@
 Runs a real etcd, API server, controller manager, operator and gateway. It writes `--deep` InferenceServices and
 ConfigMaps with managed fields of 3,000 levels, and `--wide` ones with 20,000 labels (0.35 MB, and as much again in
 managed fields). Then the operator and the gateway restart. The good services are in another namespace. Prints a table.
-Exits with 1 if a process died, a good service waited for ten seconds or more, the operator used 256 MiB or the gateway
-300 MiB. The first good service after the restart has no bar.
+Exits with 1 if a process died, or if a good service waited for ten seconds or more. Also exits with 1 if the operator
+used 256 MiB or more, or the gateway 300 MiB or more. The first good service after the restart has no bar.
 
 etcd has its default quota of 2 GiB. Before the restart, `--fill` fills etcd up to a share of the quota. The API
 server needs 0.5 s and more for a wide object, so the command copies the last two objects directly in etcd.

@@ -1,6 +1,6 @@
 """`python -m conveyor_bench constrained`: tokens per second of rows that follow a JSON schema, and of free rows.
 
-In each round, both kinds of rows decode in turns, on a model of random weights with its shape's vocabulary size.
+In each round, both kinds of rows decode in turns, on a model with random weights and the vocabulary size of its shape.
 The median of the rounds' ratios shows the cost of masks. The last line printed is one JSON object.
 """
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from conveyor_bench.engine.served import MODEL, stream_all
 
-# Which event of the log ends each part.
+# The event in the log that ends each part.
 _PARTS = {
     "api_process": "engine_process_started",
     "imports": "model_loading",

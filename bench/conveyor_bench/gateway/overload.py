@@ -1,4 +1,4 @@
-"""Measures ten times too much load: answers per second, rejected requests, and the latency of the most urgent class.
+"""Measures ten times the possible load: answers per second, rejections, and the latency of the most urgent class.
 
 Runs one real gateway, one real engine whose model computes nothing, and a real API server. First, closed-loop clients
 keep the engine full, once with the low class and once with the most urgent one. Then requests arrive at a fixed rate:

@@ -22,8 +22,8 @@ class Attention:
 
     Each row computes its last `num_queries` tokens: one for a decode, all for a prompt.
 
-    There are several copies of the caches, as layers, so that no row finds its keys in the GPU's cache. Our kernel
-    reads the blocks of a row in random order. Torch reads the same memory from beginning to end.
+    There are several copies of the caches, like those of several layers, so that no row finds its keys in the GPU's
+    cache. Our kernel reads the blocks of a row in random order. Torch reads the same memory from beginning to end.
     """
 
     def __init__(

@@ -26,7 +26,10 @@ class Ceilings:
 
 
 def seconds_of(calls: Sequence[Work], device: torch.device, at_least: float, *, capture: bool = True) -> float:
-    """Return the mean seconds of one of `calls`: a median over blocks of passes that take `at_least` together.
+    """Return the mean seconds of one of `calls` in a pass.
+
+    The result is the median over blocks of passes, which take `at_least` seconds together. If one pass takes that long,
+    its time is the result.
 
     capture: False for work that waits for the device, or that a graph cannot hold. Launches are then part of the time.
     """

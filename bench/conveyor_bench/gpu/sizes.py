@@ -28,7 +28,7 @@ class Sizes:
     uncached_bytes: int  # least size of a kernel's data, so that caches hold none of it for the next call
     decode_rows: tuple[int, ...]
     decode_contexts: tuple[int, ...]
-    decodes_of_8_bits: tuple[tuple[int, int], ...]  # rows and context, also over a cache in fp8 and in int8
+    decodes_of_8_bits: tuple[tuple[int, int], ...]  # (rows, context) of decodes over caches in fp8 and int8
     prompts: tuple[int, ...]  # tokens
     groups: tuple[int, ...]  # query heads of each KV head
     kv_heads: int

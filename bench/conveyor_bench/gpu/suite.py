@@ -1,7 +1,7 @@
 """`python -m conveyor_bench gpu`: all that is to be measured on a GPU, stage by stage.
 
 Each stage is a separate process with a time limit, and writes FOLDER/STAGE.jsonl as it goes. A stage that has ended as
-done runs again only with --again. FOLDER/gpu.md has the tables of all stages that ran. The suite does not use the
+`done` runs again only with --again. FOLDER/gpu.md has the tables of all stages that ran. The suite does not use the
 network. It needs torch, triton, transformers and msgspec. A stage that needs more packages is skipped where they are
 missing: `tests` needs pytest and PIL, `http` the server's packages, and `tasks` pytest, PIL, diffusers, soundfile and
 soxr. --rehearse runs the same on a CPU, with everything tiny.

@@ -1,8 +1,9 @@
 """Measures the modes on this machine: the engine with a model of random weights, and transformers' static `generate`.
 
-Used by `command`. A cell is one cap on outputs, or one rate of arrivals. All systems of a cell run in alternating
-slices, on one thread. Each system's clock counts only its own processor seconds. So other load on the machine affects
-all systems alike and is not counted. Each cell has a process with its own models, and several cells run in parallel.
+Used by `command`. A cell has one limit on the length of outputs (a cap), or one rate of arrivals. All systems of a
+cell run in alternating slices, on one thread. Each system's clock counts only its own processor seconds. So other load
+on the machine affects all systems alike and is not counted. Each cell has a process with its own models, and several
+cells run in parallel.
 """
 
 import os
@@ -36,13 +37,16 @@ from conveyor_engine.wire.request import EngineRequest
 
 SHAPE = "modes"
 MEMORY = Memory(kv_tokens=8192, batch_limit=32)
-STEP_TOKENS = 2048  # with a CPU's default, prompts of 512 count as long, and hold blocks while their chunks wait
+# With a CPU's default of 1,024, prompts of 512 tokens would count as long, and hold blocks while their chunks wait.
+STEP_TOKENS = 2048
 LATENCY_REQUESTS = 60
-LOADS = (0.25, 1.0)  # shares of Continuous's requests/s with outputs up to 1,536; as far apart as `virtual.RATES`
+# Rates of arrivals, as shares of the rate that Continuous completes with outputs up to 1,536 tokens. They are as far
+# apart as `virtual.RATES`.
+LOADS = (0.25, 1.0)
 TRANSFORMERS = "transformers"
 _RESERVED = "continuous-reserved"
 _SYSTEMS = {**MODES, _RESERVED: CONTINUOUS_RESERVED}
-_FIT_CAP = 512  # the steps with this cap give the constants that predict all caps
+_FIT_CAP = 512  # the cost model is fitted to the steps with this cap, and predicts the ratios for all caps
 _LONGEST = PROMPT_TOKENS + CAPS[-1]
 _SLICE_SECONDS = 1.0
 Steps = list[tuple[StepCounts, float]]
@@ -228,7 +232,7 @@ def measure_latency(
     cells: Mapping[str, Mapping[str, Figures]],
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Figures]]:
-    """Measure every mode with Poisson arrivals, by requests per second."""
+    """Measure every mode with Poisson arrivals. Returns the figures by requests per second and by mode."""
     busy = cells["continuous"][str(CAPS[-1])]
     capacity = _speed(busy) / (busy["output_tokens"] / busy["requests"])
     rates = [round(load * capacity, 3) for load in LOADS]

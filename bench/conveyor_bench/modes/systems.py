@@ -15,7 +15,7 @@ class Mode:
 
     batching: BatchingMode
     padding: Padding | None = None
-    reserves: bool = False  # the batch limit is how many of the longest requests fit into the KV memory
+    reserves: bool = False  # whether the batch limit is the number of longest requests that fit into the KV memory
 
 
 MODES = {

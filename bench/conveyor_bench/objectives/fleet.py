@@ -49,7 +49,7 @@ class Look:
     replicas: int
     rows: list[int]
     in_flight: int
-    counted: int  # the value of the metric: `in_flight` in places of full batches
+    counted: int  # the value of the metric: `in_flight`, converted to places in full batches
 
 
 class _Node:

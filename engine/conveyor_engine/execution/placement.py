@@ -35,7 +35,7 @@ class Placement:
                 torch.cuda.synchronize(self.device)
 
     def agree_on_least(self, number: int) -> int:
-        """Return the smallest number that any rank has passed."""
+        """Return the smallest of the numbers with which the ranks call this method."""
         if self.world_size == 1:
             return number
         least = torch.tensor([number], dtype=torch.int64, device=self.device)

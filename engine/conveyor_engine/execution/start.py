@@ -1,8 +1,8 @@
 """Starts a runner: configuration, limits, weights, our own layers, memory and facts.
 
-A runner creates a `Start`, calls `load`, and runs the loaded model once as a check. It then calls those of `fuse`,
-`find_step_bytes`, `plan_num_blocks` and `facts` that it needs. So log lines and errors are the same for all runners.
-Knows no plans and no rows.
+A runner creates a `Start`, calls `load`, and runs the loaded model once as a check. It then calls the other methods
+that it needs: `fuse`, `find_step_bytes`, `plan_num_blocks`, `facts`. So log lines and errors are the same for all
+runners. Knows no plans and no rows.
 """
 
 import time

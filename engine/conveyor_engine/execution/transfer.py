@@ -1,4 +1,4 @@
-"""Copies between host and device. No copy waits for the work that the device still has to do."""
+"""Copies between host and device. Starting a copy does not make the host wait for the device's earlier work."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def copy_into(tensor: torch.Tensor, array: npt.NDArray[Any]) -> None:
-    """Copy the array into a contiguous tensor of its shape and type, after all work that the device has so far."""
+    """Copy the array into a contiguous tensor of its shape and type, after all work that is queued on the device."""
     source = torch.from_numpy(array)
     tensor.copy_(source.pin_memory() if tensor.is_cuda else source, non_blocking=True)
 
@@ -36,7 +36,7 @@ class HostCopy:
     """A copy of one device's tensors to the host. It runs after all work that the device has been given so far."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
-        """Start the copy. Later work may overwrite the tensors. Copies from a GPU are pinned."""
+        """Start the copy. Later work may overwrite the tensors. Copies from a GPU are in pinned memory."""
         self._copies = [t.to("cpu", non_blocking=True) if t.is_cuda else t.clone() for t in tensors]
         self._arrived: torch.cuda.Event | None = None
         if tensors[0].is_cuda:

@@ -27,7 +27,7 @@ class Executor(Protocol):
 
     @property
     def extra_warmup_tokens(self) -> int:
-        """Tokens of an extra warm-up request, whose kind of step the other warm-up steps lack; 0: none is needed."""
+        """Tokens of an extra warm-up request, for a kind of step that no other warm-up step has; 0: none is needed."""
         ...
 
     @property

@@ -1,6 +1,6 @@
 """The engine process: the loop around EngineCore. `serving.engine_process` starts it and has the socket's other end.
 
-The loop takes all new messages, runs a step, and sends the step's outputs. Because it is a separate process, the API
+The loop takes all new messages, runs a step, and sends the step's outputs. The loop has its own process, so the API
 process never waits for a forward pass. The loop ends when the socket is closed. One thread always reads the socket,
 also during a step. So an abort that arrives during a step takes effect before the next step. Another thread sends
 heartbeats with the current step's duration so far.

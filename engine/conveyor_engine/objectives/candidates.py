@@ -1,8 +1,8 @@
 """Chooses the largest limits that meet the objectives, from the cost of steps and the traffic.
 
 The time between two tokens is one step. The time to a first token is the step that runs when the request arrives, plus
-one step for each piece of the prompt. If requests take only one step, their latency is the running step, the window and
-their own step. Used by `steering` and `loop.core`. Pure.
+one step for each piece of the prompt. If requests take only one step, their latency is the sum of the running step, the
+window and their own step. Used by `steering` and `loop.core`. Pure.
 """
 
 import math

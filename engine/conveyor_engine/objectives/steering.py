@@ -30,7 +30,7 @@ _MISSED, _CLOSE, _SLACK = 1.0, 0.9, 0.8  # ratios of the P95 to its objective
 _NEAR: Final = 2.0  # up to this ratio the lowest limits stay, because higher ones miss the objective by more
 _DECREASE_LEAST, _DECREASE_MOST, _INCREASE = 0.95, 0.7, 0.05
 _FACTOR_LEAST, _FACTOR_MOST = 0.1, 4.0
-# If the P95 falls below this part of the highest one since `_give_up`, steps have become cheaper.
+# If the P95 falls below this share of the highest P95 since `_give_up`, steps have become cheaper.
 _CHEAPER: Final = 0.8
 _PATIENCE_MAX: Final = 64
 _LOG_SECONDS: Final = 1.0  # minimum time between two log lines

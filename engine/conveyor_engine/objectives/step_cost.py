@@ -83,7 +83,10 @@ class StepCost:
 
 
 def _fit_best(points: Sequence[tuple[float, float, float]]) -> Coefficients:
-    """Return the fit with the least squared relative errors, over subsets of terms with no negative coefficient."""
+    """Return the fit with the smallest sum of squared relative errors, over all subsets of terms.
+
+    Fits with a negative coefficient are excluded.
+    """
     rows = [(1 / seconds, num_rows / seconds, tokens / seconds) for num_rows, tokens, seconds in points]
     sums = [sum(row[i] for row in rows) for i in range(3)]
     products = [[sum(row[i] * row[j] for row in rows) for j in range(3)] for i in range(3)]

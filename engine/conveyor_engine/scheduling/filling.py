@@ -1,7 +1,7 @@
 """Fills a batch until its rows or its cost reach the limit. Used by policies whose batches close, and by `scheduler`.
 Pure.
 
-A packed batch costs the sum of its requests. A padded one costs its number of requests times the largest of them.
+A packed batch costs the sum of its requests. A padded batch costs its number of requests times the largest cost.
 Costs are in the unit of the engine's task (`registry.About.cost_unit`).
 """
 

@@ -49,7 +49,7 @@ def _cache_root(salt: str | None) -> bytes:
 
 
 def _yields_seconds(request: EngineRequest) -> float:
-    """Return how much later than its arrival the request counts in the order of the queue, in seconds.
+    """Return the seconds that are added to the request's arrival time in the order of the queue.
 
     This is LEVEL_AGEING_SECONDS times its level, plus the seconds from its arrival to its deadline. These seconds
     count at most LEVEL_AGEING_SECONDS, so a short timeout never outweighs a lower level.

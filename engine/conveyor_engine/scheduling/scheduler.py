@@ -1,9 +1,9 @@
 """Decides, before each step, how many tokens of which request the model computes, and handles the result.
 
-A step is {request: n_tokens} under a token budget, as in vLLM V1's scheduler. There are no separate phases for prefill
-and decode, except in a batch that keeps together. `core` calls `schedule`, runs the plan, and calls `update` or `fail`.
-`policy` defines the batching modes. Pure Python, without torch, threads or a clock (`now` is an argument). The device
-gets only the numbers of a plan (`wire.step`), never a request.
+A step is {request: n_tokens} under a token budget, as in vLLM V1's scheduler. Prefill and decode are not separate
+phases, except in a batch that keeps together (`policy`, which defines the batching modes). `core` calls `schedule`,
+runs the plan, and calls `update` or `fail`. Pure Python, without torch, threads or a clock (`now` is an argument). The
+device gets only the numbers of a plan (`wire.step`), never a request.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ class Scheduler:
         self._limits = limits or Limits.declared(facts)
         self._policy = build_policy(config, self._limits, packs=self._task.packs, one_step_cost=one_step_cost)
         self._max_num_queued = config.max_num_queued_requests
-        # Prefixes are not shared by padded rows, without a KV cache, or if the task computes whole prompts.
+        # Prefixes are not shared if rows are padded, if there is no KV cache, or if the task computes whole prompts.
         has_prefixes = facts.num_kv_blocks > 0 and not self._task.whole_prompts and not self._policy.pads
         self._prefix_caching = config.prefix_caching and has_prefixes
         self._counters = Counters()
@@ -82,7 +82,7 @@ class Scheduler:
         self.waiting = WaitingQueue(self._policy.bucket, shares, self._batch.count_reserved_blocks)
         self._deadlines = Deadlines()
         self._draining = False
-        self._batch_time = 0.0  # start of the newest closed batch
+        self._batch_time = 0.0  # when the newest closed batch started
         # Called after a step, with the step and the numbers of running and waiting requests.
         self.on_step: Callable[[Step, int, int], None] | None = None
 
@@ -148,7 +148,10 @@ class Scheduler:
         return bool(self.requests or self._outputs.pending or self._batch.has_steps)
 
     def next_wakeup(self, now: float) -> float | None:
-        """Return when the caller must act next: `now`, the later time at which a batch or deadline is due, or None."""
+        """Return when the caller must act next; None if nothing waits or runs.
+
+        That is `now`, or a time in the future, when the first batch or deadline is due.
+        """
         if self._batch.requests or self._outputs.pending or self._batch.has_steps or self.waiting.preempted:
             return now
         if not self.waiting:
@@ -307,7 +310,7 @@ class Scheduler:
             self._outputs.release_batch()
 
     def withdraw(self, plan: StepPlan) -> None:
-        """Withdraw the newest step before it is computed. Requests that would read its keys are preempted."""
+        """Withdraw the newest step, which will not be computed. Preempt requests that would read keys from it."""
         _, unwritten = self._batch.undo_step(plan.number)
         self._batch.preempt_readers(unwritten)
 

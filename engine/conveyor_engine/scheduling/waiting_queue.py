@@ -1,7 +1,7 @@
 """The waiting requests, in the order of `sort_key`. `scheduler` changes them; `policy` and `running_batch` read them.
 
 Lower levels go first, but no request waits forever. A request of a lower level overtakes an earlier request only if it
-arrives at most `LEVEL_AGEING_SECONDS` times the difference in levels later. A near deadline adds up to one
+arrives at most `LEVEL_AGEING_SECONDS` times the difference in levels later. A near deadline adds at most
 `LEVEL_AGEING_SECONDS` to this time. Within a level, a request with a near deadline goes first.
 
 All engine requests of one HTTP request (many inputs, many choices) are one party. Parties take turns, and the requests

@@ -163,8 +163,8 @@ class EngineClient:
     ) -> Generation:
         """Send the parts of an HTTP request to the engine, as many as fit. Call this inside `hold_place`.
 
-        A part is one or more engine requests. Of one HTTP request, at most `PARTS_BATCHES` batches of engine requests
-        are at the engine at a time. The next part is sent when there is room again. So an HTTP request with many
+        A part is one or more engine requests. The engine has at most `PARTS_BATCHES` batches of engine requests from
+        one HTTP request at a time. The next part is sent when there is room again. So an HTTP request with many
         inputs takes turns with other requests, and never fills the engine's queue. After the timeout, all its engine
         requests end with DEADLINE. Raises Unavailable or Overloaded.
 

@@ -18,7 +18,7 @@ _BATCH_TOKENS = 64  # a reader gets about this many tokens in one turn, and need
 
 
 class ReadTurns:
-    """Lets one reader with a backlog continue in each iteration of the event loop, in order.
+    """Lets readers with a backlog continue in turn: one reader in each iteration of the event loop.
 
     If all readers continued at once, new connections and probes would wait too long for the event loop.
     """
@@ -69,7 +69,7 @@ class Generation:
         self.unsent: deque[Part] = deque()  # parts that wait until the engine has room for them
         self.num_at_engine = 0  # requests that were sent to the engine and have not ended
         self._outputs: deque[RequestOutput] = deque()
-        self.on_held: Callable[[int], None] = lambda _: None  # called with each change in the number of waiting bytes
+        self.on_held: Callable[[int], None] = lambda _: None  # called with each change in the bytes held here
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None  # the reader that waits for outputs
         self._timer = asyncio.get_running_loop().call_later(max(0.0, timeout_seconds), self._expire)

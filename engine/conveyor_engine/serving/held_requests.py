@@ -16,7 +16,7 @@ HELD_TOKENS_MAX: Final = MAX_TOKENS
 
 
 class HeldRequests:
-    """The number of prompt tokens of each request that counts, by request id."""
+    """The requests that count now: the number of prompt tokens of each, by request id."""
 
     def __init__(self) -> None:
         self._num_tokens_of: dict[str, int] = {}

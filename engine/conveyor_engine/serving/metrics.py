@@ -27,7 +27,7 @@ _BATCH_WAIT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1
 _COSTS = tuple(4**power for power in range(13))
 _SHARES = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 _PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
-_METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # others get one label, because clients can send any word
+_METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # others share one label, because clients can send any word
 # http_requests does not count probes and scrapes, as in vLLM. They nearly always succeed, and would hide failures.
 _NOT_REQUESTS = frozenset(
     [f"{base}/{page}" for base in ("", "/v1") for page in ("health", "ping", "version")]

@@ -4,8 +4,8 @@ A place is the right to send this engine one HTTP request. There are as many pla
 more beyond the batch, so that the next request is already here when a slot becomes free. Requests without a place wait
 in the gateway, from where they can still go to another engine. Owned by `engine_client`.
 
-If no place is free, the gateway's request for a place is queued. The queue is in the order of arrival, but for each
-level a request counts as if it had arrived `LEVEL_AGEING_SECONDS` later, as in the scheduler. A place that is granted
+If no place is free, the gateway's request for a place is queued. The queue is in the order of arrival, but a request
+of level n counts as if it had arrived n * `LEVEL_AGEING_SECONDS` later, as in the scheduler. A place that is granted
 but not used is granted again. Requests without the header X-Engine-Place do not come from gateways, and are not counted
 here.
 

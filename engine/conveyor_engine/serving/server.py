@@ -33,7 +33,7 @@ from conveyor_engine.serving.preparing.process import ForkServer
 from conveyor_process.listening import BACKLOG, Acceptor, allow_open_files, close_port
 
 _FLUSH_SECONDS = 5.0  # for the last bytes to reach their clients
-_STUCK_LOOK_SECONDS = 1.0  # while draining: between two checks whether the engine hangs
+_STUCK_LOOK_SECONDS = 1.0  # during a drain: the time between two checks whether the engine hangs
 _log = logging.getLogger(__name__)
 
 

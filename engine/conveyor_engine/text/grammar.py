@@ -147,8 +147,8 @@ def _mask_of(token_id: int, num_bytes: int) -> bytes:
 class ThinkingFirst:
     """An answer that follows its grammar after its thinking. A `Constraint`.
 
-    Within the thinking all tokens are allowed. With a grammar, tokens that end the answer are not. Once the thinking
-    has used up its budget, the next token must end the thinking.
+    Within the thinking all tokens are allowed. If there is a grammar, tokens that end the answer are excluded.
+    Once the thinking has used up its budget, the next token must end the thinking.
     """
 
     def __init__(self, answer: "Answer | Free", thinking: Thinking, free: bytes) -> None:

@@ -19,7 +19,7 @@ class _CombinedError(Exception):
 
 
 def close_objects(schema: Any) -> Any:
-    """Return the schema with `additionalProperties: false` in objects that name properties and do not mention others.
+    """Return the schema with `additionalProperties: false` in objects that name properties and do not describe others.
     A small model that may add properties writes them without end. vLLM's default backend, xgrammar, closes objects too.
     An answer that fits the result also fits `schema`. A schema that describes an object in several places is unchanged.
     """

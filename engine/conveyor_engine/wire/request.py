@@ -83,7 +83,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     # process: when the engine request arrived there.
     arrival_time: float = 0.0
     cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
-    prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # hashes of full blocks so far; choices share it
+    prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # hashes of full blocks so far; choices share this
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

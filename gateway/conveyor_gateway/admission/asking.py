@@ -23,7 +23,7 @@ class Asking:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, engines: Iterable[Engine], level: int) -> None:
-        """Query each engine for a place, unless a query to it is open. `level` of the request: lower is more urgent."""
+        """Query each engine for a place, unless a query to it is open. A lower `level` is more urgent."""
         for engine in engines:
             if engine not in self._asked:
                 self._asked.add(engine)

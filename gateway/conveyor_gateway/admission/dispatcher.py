@@ -138,7 +138,7 @@ class Dispatcher:
     def _find_full_level(self) -> int | None:
         """Return the lowest level whose class uses its whole share of the places.
 
-        Requests of this level and of all higher levels count for the share, and wait.
+        Requests of this level and of all higher levels count toward the share. They wait while the share is used up.
         """
         for each in self.classes.ordered:
             if each.max_share_percent is not None and self._is_full(each.level, each.max_share_percent):
@@ -188,7 +188,7 @@ class Dispatcher:
         return True
 
     def _set_timer(self, now: float) -> None:
-        """Set one timer for the next change without an event: a retry, or the end of an engine's or request's pause."""
+        """Set one timer for the next change that no event announces: a retry, or the end of a pause."""
         at = self._find_next_change(now) if self.waiting else None
         if at == self._timer_at:
             return

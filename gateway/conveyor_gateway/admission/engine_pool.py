@@ -1,9 +1,9 @@
-"""Chooses the engine for the next request: the one with the fewest requests of this gateway, below its place limit.
+"""Chooses the engine for the next request: of the engines below the place limit, the least loaded one.
 
-In the modes with a batching window, the pool instead chooses the engine with the most requests below the limit. So one
-engine's batch is full before another engine's batch begins. An engine rejects requests while it runs a batch. Used by
-`dispatcher` and `service_queue`, which change an `Engine` only through the pool. Pure bookkeeping: the caller passes
-the time, and nothing here does I/O or waits.
+The load of an engine is the number of this gateway's requests there. In the modes with a batching window, the pool
+instead chooses the most loaded engine below the limit. So one engine's batch is full before another engine's batch
+begins. An engine rejects requests while it runs a batch. Used by `dispatcher` and `service_queue`, which change an
+`Engine` only through the pool. Pure bookkeeping: the caller passes the time, and nothing here does I/O or waits.
 """
 
 import heapq

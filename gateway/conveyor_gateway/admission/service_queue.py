@@ -65,7 +65,7 @@ class ServiceQueue:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds since the last request ended or an engine became ready after there was none, whichever is later.
+        """Seconds since the latest of these events: a request ended, or an engine became ready while no other was.
 
         0 while the queue has requests.
         """
@@ -129,7 +129,7 @@ class ServiceQueue:
         """Queue a new request, or dispatch it at once if a place is free. The caller must finish the ticket.
 
         `deadline` is on the loop's clock. The request counts as if it had arrived `offset_seconds` later (earlier if
-        negative). In a full queue it replaces a request of a higher level.
+        negative). In a full queue, the new request replaces a less urgent one.
         Raises QueueFull, or the error that the queue was closed with.
         """
         self._check_open()
@@ -201,7 +201,7 @@ class ServiceQueue:
             ticket.waited_seconds += self.loop.time() - started
 
     def _find_timeout_seconds(self, ticket: Ticket) -> float:
-        """Return how long the request may wait: until its class rejects it, or else until the service's time-out."""
+        """Return how long the request may wait: the class's time-out if the class rejects, otherwise the service's."""
         of_class = ticket.request_class.timeout_seconds
         if of_class is None or ticket.request_class.is_delayed:
             return self.limits.queue_timeout_seconds
@@ -252,7 +252,7 @@ class ServiceQueue:
         self._dispatcher.match()
 
     def requeue(self, ticket: Ticket) -> None:
-        """Queue a request again that its engine rejected, before all later requests."""
+        """Put a request that its engine rejected back into the queue, at its old position."""
         self._dispatcher.release(ticket)
         self._dispatcher.enqueue(ticket)
 

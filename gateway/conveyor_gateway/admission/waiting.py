@@ -23,9 +23,9 @@ Key = tuple[float, int]
 def sort_key(ticket: Ticket) -> Key:
     """Return the key that orders the queue: the lowest key is first. Waiting tickets have different keys.
 
-    Each level counts as LEVEL_AGEING_SECONDS of waiting. So two tickets keep their order while they wait. A ticket of
-    level l is overtaken only by tickets that arrive within (l - the most urgent level) x LEVEL_AGEING_SECONDS after it,
-    plus the difference of their offsets.
+    Each level counts as LEVEL_AGEING_SECONDS of waiting. A key does not change with time, so two tickets keep their
+    order while they wait. A ticket of level l is overtaken only by tickets that arrive within (l - the most urgent
+    level) x LEVEL_AGEING_SECONDS after it, plus the difference of their offsets.
     """
     return ticket.admitted_at + ticket.offset_seconds + LEVEL_AGEING_SECONDS * ticket.level, ticket.number
 
@@ -146,7 +146,7 @@ class Waiting:
             del self._trees[ticket.level]
 
     def first(self, wanted: int, below_level: int | None = None) -> Ticket | None:
-        """Return the first ticket that does not exclude all bits of `wanted`, among levels below `below_level`."""
+        """Return the first ticket below `below_level` whose `excluded` lacks at least one bit of `wanted`."""
         first: Ticket | None = None
         for level, tree in self._trees.items():
             if below_level is not None and level >= below_level:

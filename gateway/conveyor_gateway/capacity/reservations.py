@@ -83,7 +83,7 @@ class Reservation:
             self._set_evict(None)
 
     def reserve(self, size_bytes: int) -> bool:
-        """Reserve `size_bytes` more. Return False, and change nothing, if there is no room."""
+        """Reserve `size_bytes` more. Return False, and reserve nothing, if there is no room."""
         if self.is_evicted or not self._make_room(self._capacity.bytes, size_bytes):
             return False
         self._change(size_bytes, 0)

@@ -10,12 +10,12 @@ from typing import Final, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-MAX_CHANGES: Final = 256  # limit of requests with collected changes, because an eviction first applies all of them
+MAX_CHANGES: Final = 256  # limit of requests with unapplied changes, because an eviction first applies all of them
 _NOTHING: Final = (0, 0)
 
 
 class Member(Hashable, Protocol):
-    """A request, by its service and its client."""
+    """A request, with its service, its client and the level of its class."""
 
     service: str
     client: str
@@ -79,7 +79,7 @@ class Shares(Generic[M]):
             self.add_evictable(member, amount)
 
     def add_evictable(self, member: M, amount: int) -> None:
-        """Add `amount`, which may be negative, to the part of what `member` holds that may be evicted."""
+        """Add `amount`, which may be negative, to the evictable part of what `member` holds."""
         self._evictable.add(member, amount)
 
     def has_room(self, member: M, amount: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-# Buffered for a client that reads slower than its engine sends; also the size of the socket's receive buffer.
+# Limit of the bytes that wait for a client slower than its engine; also the size of the socket's receive buffer.
 BUFFER_BYTES: Final = 16 << 10
 # aiohttp stops reading when it has parsed 2 x PARSED_BYTES bytes, or PARSED_BYTES / 16 chunks.
 PARSED_BYTES: Final = 4 << 10
@@ -21,7 +21,7 @@ _IDLE_SECONDS: Final = 60.0  # below the engine's 75 s, so that the gateway clos
 
 
 class _Connection(ResponseHandler):
-    """aiohttp's handler with a limit on interim answers. Without it, aiohttp would read any number of them."""
+    """aiohttp's handler with a limit on interim answers. aiohttp itself would read any number of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -63,8 +63,8 @@ class Connector(aiohttp.TCPConnector):
 def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """Open a socket that detects within half a minute that the engine's node is gone.
 
-    Keep-alive probes detect it while nothing is sent. TCP_USER_TIMEOUT detects it while data is unacknowledged, because
-    Linux then sends no probes.
+    While nothing is sent, keep-alive probes detect the loss. While sent data is unacknowledged, Linux sends no probes,
+    and TCP_USER_TIMEOUT detects the loss.
     """
     opened = socket.socket(*address[:3])
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)

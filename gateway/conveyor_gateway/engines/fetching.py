@@ -40,7 +40,7 @@ class Load(msgspec.Struct, frozen=True):
     waiting: Annotated[int, msgspec.Meta(ge=0)] | None = None  # requests without a place in its batch
     carried: Annotated[int, msgspec.Meta(ge=1)] | None = None  # requests that it can run at once, if limited
     limit_reason: Annotated[str, msgspec.Meta(pattern="^[a-z_]{1,32}$")] | None = None  # only with objectives
-    warm_up_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None  # during its start
+    warm_up_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None  # how long its warm-up took
 
 
 async def fetch_loads(addresses: Collection[str], timeout_seconds: float) -> dict[str, Load]:

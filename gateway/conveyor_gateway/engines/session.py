@@ -43,7 +43,7 @@ _FULL, _LOST, _REFUSED = 429, 502, 503
 KEPT_BACK: Final = frozenset((_FULL, _LOST, _REFUSED))  # statuses of engines that are not forwarded to clients
 _CONNECT_SECONDS: Final = 3.0  # to connect; `_post` lowers it to half of the request's remaining time
 _MIN_CONNECT_SECONDS: Final = 0.25
-_USAGE_SECONDS: Final = 5.0  # the engine responds once the request has ended
+_USAGE_SECONDS: Final = 5.0  # limit for a query for used tokens, which the engine answers once the request has ended
 _PIECE_BYTES: Final = 256 << 10  # of a request's body
 
 

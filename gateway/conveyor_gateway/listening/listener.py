@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-# Answers are data, some of it from tenants. With these headers a browser does not show or execute it.
+# Some answers contain data from tenants. With these headers, a browser does not show or execute an answer.
 SAFE_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "X-Content-Type-Options": "nosniff",
@@ -36,7 +36,7 @@ SAFE_HEADERS: Final = {
 
 
 def _build_full() -> bytes:
-    """Return the whole response to a connection above the limit, whose request is not read."""
+    """Return the bytes that are sent to a connection above the limit. Its request is not read."""
     error = Unavailable("the gateway is at its limit of connections; retry later", Code.TOO_MANY_CONNECTIONS)
     body = json.dumps(error.to_json()).encode()
     lines = ["HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}"]

@@ -18,7 +18,7 @@ _REQUEST: Final = f"GET {GATEWAY_HEALTH_PATH} HTTP/1.1\r\nHost: localhost\r\nCon
 
 
 async def check_for_ever(port: int, host: str, set_answers: Callable[[bool], None]) -> None:
-    """Check forever, and call `set_answers` after each check: False after some failures in a row, otherwise True."""
+    """Check forever. After each check, call `set_answers`: with False after MAX_FAILURES in a row, else with True."""
     num_failures = 0
     while True:
         num_failures = 0 if await _answers(host or "localhost", port) else num_failures + 1

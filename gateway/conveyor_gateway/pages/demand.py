@@ -1,11 +1,11 @@
-"""Serves `GET /demand`: how many requests this gateway holds for each service, queued and at which engine.
+"""Serves `GET /demand`: how many requests this gateway holds for each service, in the queue and at each engine.
 
 The metrics server requests it when the HorizontalPodAutoscaler reads a metric, and sums the answers of all gateways.
 Services without requests are listed with zeros, so that "no demand" and "unknown service" differ.
 
-The metrics server uses `?service=<namespace>/<name>` for a single service. Only then this gateway also asks the engines
-for their backlog and for how many requests they run at once. These numbers include the requests of all gateways, so
-they are listed for each engine.
+The metrics server uses `?service=<namespace>/<name>` for a single service. Only then does this gateway also query the
+engines for their backlog and for how many requests they run at once. These numbers include the requests of all
+gateways, so they are listed for each engine.
 """
 
 from typing import Final

@@ -99,7 +99,7 @@ def build_document(of_engine: bytes, service: str, base: str) -> bytes:
 
     Raises DecodeError, RecursionError or UnicodeDecodeError if `of_engine` is not a document.
     """
-    engine = msgspec.json.decode(of_engine.decode(), type=_EngineDocument)  # Raw does not check that it is UTF-8
+    engine = msgspec.json.decode(of_engine.decode(), type=_EngineDocument)  # `decode` checks for UTF-8; Raw does not
     if not bytes(engine.paths).startswith(b"{"):
         raise msgspec.ValidationError("`paths` is not an object")
     known, paths = _PATHS.read(engine.paths), dict[str, Json]()

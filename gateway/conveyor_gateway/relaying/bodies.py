@@ -16,7 +16,8 @@ from aiohttp.web import BaseRequest, RequestPayloadError
 from conveyor_gateway.capacity.reservations import Reservation, build_memory_full
 from conveyor_gateway.errors import Code, InvalidRequest
 
-# At the root, the model in the body names the service. Finding it in 1 MiB takes at most 3 ms, replacing it 15 ms.
+# At the root, the model in the body names the service. In a body of 1 MiB, finding the model takes at most 3 ms, and
+# replacing it 15 ms.
 MAX_ROUTED_BYTES: Final = 1 << 20
 # A body below this rate is rejected after a grace period. A body that is complete by then is fast enough.
 MIN_BYTES_PER_SECOND: Final = 16 << 10

@@ -24,7 +24,7 @@ _LOG2_MOST_TOKENS: Final = 24.0  # above any model's context
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """The class of a request. Within it, the request counts as if it had arrived `offset_seconds` later."""
+    """The class of a request. In the class, the request counts as if it had arrived `offset_seconds` later."""
 
     request_class: QueueClass
     offset_seconds: float

@@ -1,4 +1,4 @@
-"""Forwards an engine's answer to the client as it arrives. If it breaks, the client can see that it is not complete.
+"""Forwards an engine's answer to the client as it arrives. The client can see whether an answer breaks off.
 
 Called by `request_life` after the answer's first byte. From then on no other engine can be tried.
 """
@@ -16,7 +16,8 @@ from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.cancellation import Cancellation
 from conveyor_gateway.responses import build_error_event
 
-# The engine ends an overdue answer with an error. If it has not, the gateway does so this long after the deadline.
+# The engine ends an overdue answer with an error. If the engine does not, the gateway does, this long after the
+# deadline.
 GRACE_SECONDS: Final = 3.0
 _LAST_WORDS_SECONDS: Final = 1.0
 # A write costs the same for one byte as for thousands. If small pieces arrive more often than every `_SMALL_SECONDS`,

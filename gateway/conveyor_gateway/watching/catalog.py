@@ -37,7 +37,7 @@ class Service:
     created_unix: int  # seconds
     batch_size: int  # requests that one engine runs at once
     place_limit: int  # requests that this gateway may have on one engine
-    window_seconds: float  # how long a batch may take to fill; the queue depth counts requests that are older
+    window_seconds: float  # how long a batch may take to fill; the queue depth counts only longer waits
     max_queued_requests: int  # at all gateways
     queue_timeout_seconds: float
     request_timeout_seconds: float
@@ -55,7 +55,7 @@ class Service:
 
     @property
     def answers_from_zero(self) -> bool:
-        """Whether a request is answered although no engine runs, because the request starts one."""
+        """Whether a request is answered although no engine runs: one is starting, or the request starts one."""
         return self.is_asleep or self.is_starting
 
 

@@ -48,7 +48,7 @@ class QueueClasses:
         return next((each for each in self.ordered if each.level >= priority), self.ordered[-1])
 
     def lower(self, chosen: QueueClass) -> QueueClass:
-        """Return the less urgent of `chosen` and the most urgent class that a client may have."""
+        """Return `chosen`, or `best` if `chosen` is more urgent than a client may have."""
         return max(chosen, self.best, key=lambda each: each.level)
 
 

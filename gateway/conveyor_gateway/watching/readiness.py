@@ -20,7 +20,8 @@ class Readiness:
     """The inputs of the decision. `now_seconds` is the clock of the watches.
 
     A new gateway is not ready until the operator has claimed the served names. Until then, it could not route requests
-    at the root by the names of models. Meanwhile, gateways of releases without claims still route such requests.
+    at the root by the names of models. Meanwhile, gateways of earlier releases, which need no claims, route these
+    requests.
     """
 
     watches: Sequence[WatchState]

@@ -81,7 +81,7 @@ class Table(ABC, Generic[_Item]):
             self._drop(key)
 
     def _change_weight(self, key: str, weight: int) -> None:
-        """Set the object's weight. Raises ValueError, and changes nothing, if it would exceed the limit."""
+        """Set the object's weight. Raises ValueError, and changes nothing, if the namespace would exceed its limit."""
         known, namespace = self._items.get(key), key.partition("/")[0]
         before = 0 if known is None else self._weigh(known)
         total = self._weights[namespace] + weight - before

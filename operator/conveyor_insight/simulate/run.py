@@ -3,8 +3,8 @@
 Used by `conveyor_kubectl.simulating`.
 
 Four kinds of events happen in order of time: a request arrives, a request ends, a pod becomes ready, and the
-HorizontalPodAutoscaler evaluates. Every pod starts, and after the same time. The durations of requests are recorded, or
-drawn from an exponential distribution. They do not depend on how full the batch is.
+HorizontalPodAutoscaler evaluates. All pods take the same time to become ready, and none fails. The durations of
+requests are recorded, or drawn from an exponential distribution. They do not depend on how full the batch is.
 """
 
 import heapq
@@ -183,7 +183,7 @@ class Run:
             self._start(engine)
 
     def _start(self, engine: Engine) -> None:
-        """Start an engine. As the operator does, record its start time and update the HPA's scale-up period."""
+        """Start an engine. As the operator does, record how long this took, and update the HPA's scale-up period."""
         self._serving.add_engine(self._now, engine)
         self._pod_starts.add(round(self._case.start_seconds))
         self._hpa.apply(self._build_hpa())

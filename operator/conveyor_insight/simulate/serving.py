@@ -2,10 +2,10 @@
 
 The queues work as in gateway/conveyor_gateway/admission, and tests/contract compares the two. Each gateway has a
 bounded queue. The first request in a queue goes to the engine that has the fewest requests from this gateway, if the
-gateway has a place on that engine. An engine accepts requests for free places in its batch, and grants places beyond
-these to gateways that ask (the engine's `serving.places`). An engine runs its requests in order, as many at once as its
-KV cache holds. If the KV cache holds fewer requests than the batch, the engine reports how many it holds. Metrics are
-counted as in gateway/conveyor_metrics.
+gateway has a place on that engine. While its batch is not full, an engine accepts every request. Beyond the batch, it
+grants places to gateways that ask (the engine's `serving.places`). An engine runs its requests in order, as many at
+once as its KV cache holds. If the KV cache holds fewer requests than the batch, the engine reports how many it holds.
+Metrics are counted as in gateway/conveyor_metrics.
 """
 
 from collections import deque
@@ -169,9 +169,9 @@ class Serving:
         return self._count_places(sum(now - request.arrived_at >= beyond_seconds for request in self._waiting()))
 
     def _count_places(self, requests: int) -> int:
-        """Return requests x batch size / the mean `carries` of the engines that their KV caches limit, rounded up.
+        """Return requests x batch size / the mean `carries` of engines whose KV cache is the limit, rounded up.
 
-        If KV caches limit no engine, return `requests`.
+        If there are no such engines, return `requests`.
         """
         engines = (*self.engines, *self._draining)
         carried = [engine.carries for engine in engines if engine.was_short and engine.running]

@@ -84,11 +84,12 @@ class Plan:
 def make_plan(
     given: Batching, task: str | None, sizes: Sequence[int], windows: Sequence[str], step_tokens: Sequence[int]
 ) -> Plan:
-    """Plan to try batch limits, then windows, then step budgets (`maxBatchTokens`). `given` is `spec.batching`.
+    """Return a plan that tries batch limits, then windows, then step budgets (`maxBatchTokens`).
 
-    An empty argument means: try values around the current one. If neither the spec nor the caller sets a step budget,
-    the engine still chooses it. Raises ValueError for a setting that the mode does not have, and for too many
-    candidates.
+    given: `spec.batching`. For an empty argument, the plan tries values around the current one. If neither the spec nor
+    the caller sets a step budget, the plan tries none, and the engine chooses its own.
+
+    Raises ValueError for mode None, for a setting that the mode does not have, and for too many candidates.
     """
     batching = given.settle(task)
     if batching.mode == "None":

@@ -21,7 +21,7 @@ _TOLERANCE: Final = 0.05
 
 
 class CannotRun(Exception):
-    """A candidate's engines do not become ready. The message has the reason."""
+    """The service does not run with a candidate. The message has the reason."""
 
 
 class Subject(Protocol):

@@ -1,4 +1,4 @@
-"""Reports from the gateways: which services must start from zero or may scale to zero, and how long warm-ups took.
+"""Reads from the gateways which services must start from zero or may scale to zero, and how long warm-ups took.
 
-`inferenceservice` uses them for its decisions (docs/adr/0031, docs/adr/0045).
+`inferenceservice` uses the results for its decisions (docs/adr/0031, docs/adr/0045).
 """

@@ -27,7 +27,7 @@ from conveyor_protocol.pages import Activity as Page
 logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 0.5
-_SELDOM_SECONDS: Final = 5.0  # the period if no service may scale to zero: the shortest idle timeout
+_SELDOM_SECONDS: Final = 5.0  # the period if no service may scale to zero; equal to the shortest idle timeout
 _TIMEOUT_SECONDS: Final = 1.0
 _MAX_BYTES: Final = 8 << 20
 

@@ -15,7 +15,7 @@ from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.scaling import judge_scaling
 from conveyor_operator.inferenceservice.situation import POD_KINDS, Blocker, Situation
 
-# Reasons of a condition that is not True and needs no action.
+# Reasons that need no action, even if their condition is not True.
 IN_PROGRESS = frozenset(
     {Reason.ROLLING_OUT, Reason.MODEL_DOWNLOADING, Reason.MODEL_LOADING, Reason.PODS_STARTING,
      Reason.NO_READY_ENDPOINTS, Reason.WAITING_FOR_AUTOSCALER, Reason.SCALED_TO_ZERO, Reason.STARTING_FROM_ZERO,

@@ -39,7 +39,7 @@ from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS, MAX_OFFSET_S
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The desired children. The Deployment has no replicas: `plan` sets them. `effective` is for the status."""
+    """The desired children. The Deployment lacks `replicas`, which `plan` sets. `effective` is for the status."""
 
     owner: Owner
     spec: InferenceServiceSpec

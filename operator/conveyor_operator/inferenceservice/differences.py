@@ -35,7 +35,7 @@ class Differences:
     prewarming: bool
     """Whether a Job must download the model before pods of this spec are created. Existing pods are not changed."""
     podless_job: Child | None
-    """This Job, if it has not had a pod yet; None if `prewarming` is False."""
+    """The Job that must download the model, if it has not had a pod yet; None if `prewarming` is False."""
 
     @property
     def end_of_patience(self) -> datetime | None:
@@ -66,7 +66,7 @@ def find_differences(desired: Desired, observed: Observed, memory: ServiceMemory
 
 
 def find_kedas_autoscaler(desired: Desired, observed: Observed) -> Child | None:
-    """Return the HPA with the engine's name if KEDA created it, also from another owner's ScaledObject; or None."""
+    """Return the HPA with the engine's name if KEDA created it, even for another owner's ScaledObject; or None."""
     name = names.engine_name(desired.owner.name)
     child = observed.children.get((AUTOSCALER.kind, name))
     return child if child is not None and child.controller == f"{SCALED_OBJECT.kind}/{name}" else None

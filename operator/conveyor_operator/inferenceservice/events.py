@@ -63,7 +63,7 @@ def _find_turned(before: Object, after: Object) -> Iterator[Event]:
 def _is_warning(type: str, status: str, reason: str) -> bool:
     """Return whether the event is a warning.
 
-    It also is if `Ready` is True with a reason that reports failing engines or badly used resources.
+    With status True, `Ready` causes a warning if its reason reports failing engines or badly used resources.
     """
     partly = type == ConditionType.READY and reason != Reason.READY
     return (status == "False" or partly) and reason not in IN_PROGRESS

@@ -71,10 +71,10 @@ class DeploymentState:
 
     @property
     def rolled_out(self) -> bool:
-        """Whether all pods of the template that its controller saw last have been available, and no other pods exist.
+        """Whether all pods of the latest template have been available, and no other pods exist.
 
-        The controller reports this at the end of a rollout. It stays True while the Deployment scales and if a pod
-        fails.
+        The latest template is the one that the Deployment's controller saw last. The controller reports the end of a
+        rollout. The value stays True while the Deployment scales and if a pod fails.
         """
         progress = self.conditions.get("Progressing", ("", "", ""))[1]
         return progress == "NewReplicaSetAvailable" and self.updated_replicas == self.replicas

@@ -67,7 +67,7 @@ class PodState:
     ready_at: str = ""
     """When it became Ready; "" if it is not Ready."""
     unschedulable: str = ""
-    """The message of the scheduler, or of scheduling gates; "" if it is not unschedulable."""
+    """Why the pod cannot be scheduled: the message of the scheduler or of scheduling gates; "" otherwise."""
     unschedulable_at: str = ""
     containers: tuple[ContainerState, ...] = ()
 

@@ -65,7 +65,7 @@ def with_replicas(deployment: Object, replicas: Replicas) -> Object:
 
 
 def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: int = 0) -> Handover | None:
-    """Return the number that `conveyor-replicas` must apply now; None if there is nothing to apply, or not yet.
+    """Return the number that `conveyor-replicas` must apply now; None if it must apply nothing now.
 
     Called before the Deployment is applied: if the operator owns the number, the live number is kept. Also called after
     the apply: nobody owns the default of a new Deployment, so the first number is set. If somebody had deleted the

@@ -1,4 +1,4 @@
-"""Explains how the service scales, as a condition and in words. It repeats the HPA's arithmetic to explain it. Pure.
+"""Explains how the service scales, as a condition and in words, by repeating the HPA's arithmetic. Pure.
 
 Used by `conditions` and `status`. The HPA computes ceil(total / target) for each metric and uses the largest result,
 limited by minReplicas and maxReplicas. Its tolerance or stabilization may keep the current number (kubernetes:
@@ -201,7 +201,7 @@ def find_wishes(autoscaler: AutoscalerState) -> list[Wish]:
 
 
 def find_wish(autoscaler: AutoscalerState, metric: str, total: int, now: int) -> Wish:
-    """Return the result of one metric with `now` current replicas, which is at least 1."""
+    """Return the result of one metric. `now`: the current number of replicas, at least 1."""
     target = parse_quantity(autoscaler.targets[metric])
     replicas, ratio = int((total / target).to_integral_value(rounding=ROUND_CEILING)), total / (target * now)
     tolerance = parse_quantity(autoscaler.tolerance_up if ratio > 1 else autoscaler.tolerance_down)

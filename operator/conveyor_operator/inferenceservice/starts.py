@@ -90,7 +90,7 @@ class PodStarts:
 
 
 def _find_untold(told: LastStart | None, ready: Iterable[PodState]) -> Start | None:
-    """Return the status's start if it has no warm-up yet and its pod is ready, so that its engine can be asked."""
+    """Return the start in the status if its warm-up is missing and the pod is Ready, so the engine can be asked."""
     pod = next((pod for pod in ready if told is not None and pod.name == told.pod_name), None)
     if told is None or pod is None or told.warm_up is not None:
         return None

@@ -123,7 +123,10 @@ def _build_last_start(found: Start | None, previous: Object) -> dict[str, Any]:
 
 
 def _build_last_failure(found: PodFailure | None, previous: Object, now: datetime) -> dict[str, Any]:
-    """Return the failure that was found, or the previous one. A failure without a time keeps its first time."""
+    """Return the failure that was found, or the previous one.
+
+    A failure without a time gets the time when it was first found.
+    """
     old = dict(previous.get("lastFailure") or {})
     if found is None:
         return old

@@ -77,5 +77,5 @@ class Bodies:
 
 
 def _read_version(told: Any) -> int:
-    """Return the resourceVersion, a number that grows (KEP-5504); 0 in another form, so that the last one counts."""
+    """Return the resourceVersion, a number that grows (KEP-5504). If it is no number, return 0: the last put wins."""
     return int(told) if isinstance(told, str) and told.isdigit() else 0

@@ -98,7 +98,7 @@ class Reconciler:
         return found is not None
 
     async def _execute(self, key: Key, case: Case, memory: Memory, step: Step) -> None:
-        """Execute a step. A failed call is recorded as an obstacle, and raised unless it is a refused apply or hold."""
+        """Execute a step. If its call fails, record an obstacle. Raise the error unless it refuses an apply or hold."""
         memory.done.append(step)
         match step:
             case Apply():

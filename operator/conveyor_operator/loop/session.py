@@ -25,7 +25,7 @@ _REFUSED_PAUSE_SECONDS = 2.0
 
 
 class KopfSession:
-    """Reads credentials again after the API server rejects them, and passes what Kopf watches through `watches`."""
+    """Reads credentials again after the API server rejects them, and lets `watches` read all that Kopf watches."""
 
     def __init__(
         self, kubeconfig: str, resources: Sequence[Resource], namespaces: Sequence[str], watches: Watches
@@ -68,7 +68,7 @@ class KopfSession:
     async def _read_watches(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """The middleware of Kopf's session: pass the lines of watches through `watches`."""
+        """The middleware of Kopf's session: let `watches` read the lines of each watch first."""
         response = await handler(request)
         query = request.url.query
         assert self._credentials is not None, "there was a login"

@@ -1,8 +1,8 @@
-"""The known state of the cluster, read by key. Followers of a kind are called after each change.
+"""Stores the newest known state of the cluster's objects, by key. Calls the follower of a kind after each change.
 
-`watches` stores the projection of each object that the API server sends. Each reconcile of a resource reads the
-projections of its objects. Objects are stored by uid, because for a moment there may be two objects with the same name.
-Then the later one counts.
+`watches` puts in the projection of each object that the API server sends. The reconcile of a resource reads the
+projections of this resource's objects. Objects are stored by uid, because for a moment there may be two objects with
+the same name. Then the one that arrived later counts.
 """
 
 from collections import defaultdict

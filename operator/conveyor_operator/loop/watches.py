@@ -1,4 +1,4 @@
-"""Reads Kopf's watches line by line: an object's projection goes into the `store`, and Kopf gets only metadata.
+"""Reads the watches that Kopf opens, line by line. Stores each object's projection, and passes only metadata to Kopf.
 
 `session` puts this between the API server and Kopf. Tenants write objects, so each object is parsed separately: an
 invalid one is counted, logged and skipped. Only an object's projection is kept. The initial list of a watch also shows
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 _SILENT_SECONDS = 65.0
-"""If a watch is cancelled after this long without a line, the silence is logged.
+"""If Kopf cancels a watch that sent no line for at least this long, the silence is logged.
 
 The API server sends a bookmark every minute. Kopf cancels a watch after 70 seconds without a line.
 """
@@ -44,7 +44,7 @@ class Mark(Protocol):
 
 
 class Watches:
-    """Calls `mark` with the key of a resource when one of its objects moves to another resource, or to none.
+    """Calls `mark` with a resource's key when an object's label no longer names that resource.
 
     It also calls `mark` for each child and grandchild in the initial list of a watch. Kopf does not get them, because
     it creates a task and a record for each object. With thousands of objects, a start would take minutes.
@@ -56,7 +56,10 @@ class Watches:
         self._metrics = metrics
         self._mark = mark
         self._unfinished: set[tuple[Kind, str | None]] = set()
-        """Watches whose initial list has not ended. If a list breaks off, Kopf would resume it, but must list again."""
+        """Watches whose initial list has not ended.
+
+        If a list breaks off, Kopf would resume the watch in the middle of the list. `read` makes it list again instead.
+        """
         self._listed: defaultdict[tuple[Kind, str | None], asyncio.Event] = defaultdict(asyncio.Event)
 
     async def wait_listed(self, kind: Kind, namespaces: Sequence[str]) -> None:

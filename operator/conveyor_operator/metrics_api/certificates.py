@@ -103,7 +103,7 @@ def find_fault(serving: Serving, hosts: tuple[str, ...], now: datetime) -> str:
 
 
 def issue(hosts: tuple[str, ...], now: datetime) -> Serving:
-    """Return a new authority, and a leaf for `hosts` that it has signed. The authority's key is discarded here."""
+    """Return a new authority, and a leaf for `hosts`, signed by this authority. The authority's key is discarded."""
     authority_key, leaf_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"conveyor-metrics {now:%Y-%m-%d}")])
     authority = (

@@ -27,8 +27,8 @@ async def follow(cluster: Cluster, key: Key, tell: Callable[[Object | None], Non
 async def remember(known: MutableMapping[K, Object | None], key: K, write: Awaitable[Object | None]) -> None:
     """Store the result of a write in `known`, unless a watch has reported the object meanwhile.
 
-    The watch's report is at least as new, or a newer one follows. The result of the write may be older, and no report
-    would correct it.
+    The watch's report is at least as new as the write, or a newer report follows. But the result of the write may be
+    older than the report, and then no further report would correct it.
     """
     before = known.get(key)
     after = await write

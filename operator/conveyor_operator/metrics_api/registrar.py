@@ -34,7 +34,7 @@ class _Named:
 
 
 class Registrar:
-    """api_services: the known state of both, by name. namespace: the metrics server's."""
+    """api_services: the known state of both APIServices, by name. namespace: the metrics server's."""
 
     def __init__(self, cluster: Cluster, namespace: str, api_services: MutableMapping[str, Object | None]) -> None:
         self._cluster = cluster
@@ -44,7 +44,7 @@ class Registrar:
         self._withdrawn: dict[str, str] = {}  # uid of the last APIService that was deleted here, by name
 
     def has_withdrawn(self, name: str, api_service: Object) -> bool:
-        """Return whether `withdraw` deleted this APIService, and nobody else did."""
+        """Return whether `withdraw`, and not somebody else, deleted this APIService."""
         return self._withdrawn.get(name) == str(api_service["metadata"]["uid"])
 
     async def register(self, bundle: bytes) -> str:

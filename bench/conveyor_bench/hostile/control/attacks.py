@@ -1,7 +1,7 @@
 """The attacks of the command `hostile-control`: clients on ports, and a tenant with all rights in its namespace.
 
-Each attack runs in threads until its stage ends. If `stage.aimed` is false, the target is not measured: another metrics
-server, or objects that neither the operator nor the metrics server watches.
+Each attack runs in threads until its stage ends. If `stage.aimed` is false, the attack has an unmeasured target:
+another metrics server, or objects that neither the operator nor the metrics server watches.
 """
 
 import contextlib

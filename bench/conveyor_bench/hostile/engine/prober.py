@@ -1,4 +1,4 @@
-"""Probes an engine and watches its memory, beside an attack. Used by `command`."""
+"""Probes an engine and measures its memory while an attack runs. Used by `command`."""
 
 import contextlib
 import threading
@@ -21,7 +21,7 @@ class Prober:
         self._stop = threading.Event()
         self.slowest_seconds = 0.0
         self._before = self._memory()
-        self.grown, self.engine_grown = 0.0, 0.0  # largest growth, MiB: all processes, engine process
+        self.grown, self.engine_grown = 0.0, 0.0  # largest growth in MiB: all processes together; the engine process
 
     def __enter__(self) -> "Prober":
         self._threads = [threading.Thread(target=work) for work in (self._probe, self._watch)]

@@ -81,7 +81,7 @@ class AttentionBackend(Protocol):
     """Holds the paged KV caches of all layers and computes attention over them."""
 
     name: str
-    is_capturable: bool  # whether a graph can contain this backend, which then reads only bounds from the host arrays
+    is_capturable: bool  # whether a graph can contain it; in a graph, it reads only bounds from the host arrays
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
         """Return the bytes of one block in all layers together, including the layout's padding."""

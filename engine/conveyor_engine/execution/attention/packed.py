@@ -1,4 +1,4 @@
-"""Computes attention over whole sequences, packed without padding. For encoders, which need no KV cache between steps.
+"""Computes attention for encoders: over whole sequences, packed without padding, with no KV cache between steps.
 
 Used by `runners.packed`, `runners.speech` and `models.packing`. Plain torch, on any device, computes each sequence by
 itself, so results do not depend on the rest of the batch. The compiled kernels write a layer's keys and values to

@@ -62,7 +62,7 @@ class CudaCapture:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Disable garbage collection: it could free another engine's graphs, which calls the driver during a capture."""
+    """Disable garbage collection. During a capture, freeing another engine's graphs would call the driver."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -21,7 +21,7 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.transfer import copy_into
 from conveyor_engine.wire.step import StepPlan
 
-_MOST_TOKENS = 2048  # larger steps gain nothing: the GPU computes them for longer than the host takes to launch them
+_MOST_TOKENS = 2048  # larger steps gain nothing: the host launches them faster than the GPU computes them
 _NO_LENGTHS = np.zeros(0, dtype=np.int32)
 
 
@@ -40,7 +40,7 @@ def token_sizes(max_num_batched_tokens: int) -> list[int]:
 class _Numbers(NamedTuple):
     """The host's inputs for a step of T tokens, as views of one int64 array, of numpy or of torch.
 
-    S: number of places for decodes. As many places for prompts follow. A step has at most S logits.
+    S: number of places for decodes. The same number of places for prompts follows. A step has at most S logits.
     """
 
     token_rows: Any  # (T,)

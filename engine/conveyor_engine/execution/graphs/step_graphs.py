@@ -40,7 +40,9 @@ class StepKind(Protocol):
         ...
 
     def fill(self, plan: StepPlan | None, size: int) -> Samples:
-        """Write the inputs of the plan's step, padded to `size`, to where `compute` reads them. None: padding alone.
+        """Write the inputs of the plan's step, padded to `size`, to where `compute` reads them.
+
+        Without a plan, writes only padding.
 
         Returns the rows and positions to which the first logits of `compute` belong. The padding's logits follow.
         """

@@ -1,7 +1,8 @@
 """Reads the meaning of a classifier's logits from its directory. Called by the runner at start. No torch.
 
-Transformers has the labels and the type of problem in config.json. sentence-transformers adds how a cross-encoder's
-logits become scores. Settings that this engine does not support are rejected, because the scores would differ.
+Transformers has the labels and the type of problem in config.json. The files of sentence-transformers say how a
+cross-encoder's logits become scores. Settings that this engine does not support are rejected, because the scores would
+differ.
 """
 
 from pathlib import Path

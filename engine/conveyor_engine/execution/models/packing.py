@@ -1,4 +1,4 @@
-"""Checks that a model gives the same results for packed sequences as for each alone, and finds their first position.
+"""Checks that packing sequences does not change a model's results, and finds the position of a sequence's first token.
 
 `runners.packed` calls it once, after loading and before `fuse`. Model families derive different things from a batch:
 masks, relative positions, and the first position (RoBERTa's is the id of the padding token plus one).

@@ -92,7 +92,7 @@ def norm_of(norm: nn.Module) -> RmsNorm | None:
         return None
     if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or len(list(norm.parameters())) > 1:
         return None
-    # With inputs of about sqrt(eps), eps is half of the sum, so a wrong eps shows.
+    # With inputs of about sqrt(eps), eps is half of `mean(x * x) + eps`, so a wrong eps changes the result.
     inputs = [random(3, weight.shape[0], like=weight) * scale for scale in (1.0, eps**0.5)]
     for offset in (0.0, 1.0):
         ours = RmsNorm(weight.data.contiguous(), eps, offset)
@@ -165,9 +165,9 @@ def _qkv_features(shape: LayerShape) -> int:
 
 
 def _linears(parts: dict[str, nn.Module], *choices: tuple[str, ...]) -> list[nn.Linear] | None:
-    """Return the parts with the first choice of names that the module has.
+    """Return the linear layers that the first matching choice names. A choice matches if the module has all of them.
 
-    Returns None if they are not linear layers that one product can compute, or if the module has none of the choices.
+    Returns None if one product cannot compute these layers, or if no choice matches.
     """
     for names in choices:
         found = [part for name in names if isinstance(part := parts.get(name), nn.Linear)]

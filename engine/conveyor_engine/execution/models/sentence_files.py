@@ -22,7 +22,7 @@ LIMITS_FILE = "sentence_bert_config.json"
 _CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
 _INSTRUCTIONS_MAX, _INSTRUCTION_CHARACTERS_MAX = 256, 4096  # current models have at most 60, each far shorter
 _FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
-# By the values of `pooling_mode` in newer files of sentence-transformers, and by the flags in older files.
+# The keys are the values of `pooling_mode` in newer files of sentence-transformers, and the flags in older files.
 _MODES: dict[str, PoolingMode] = {
     "cls": "cls", "mean": "mean", "lasttoken": "last",
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last",

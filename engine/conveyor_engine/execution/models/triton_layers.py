@@ -99,7 +99,7 @@ def _norm(norm: nn.Module) -> Norm:
 
 
 def _multiply(linear: nn.Module, x: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Return `multiply_row` with the layer's weight and bias."""
+    """Return the result of `multiply_row` for the layer's weight and bias."""
     assert isinstance(linear, nn.Linear)
     return multiply_row(x, linear.weight, linear.bias, **options)
 

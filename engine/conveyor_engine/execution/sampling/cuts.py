@@ -17,7 +17,7 @@ from conveyor_engine.wire.request import SamplingParams
 FEW = 32  # rows with top_k up to this number use only this many best tokens
 CANDIDATES = 256  # best tokens that are searched first; the vocabulary is sorted only for rows that need more tokens
 SORTED_AT_ONCE = 32  # rows; sorting needs several times the memory of its input
-_ONLY_THE_BEST = 1e-6  # a top_p up to this keeps one token: the best of a million tokens is at least as likely
+_ONLY_THE_BEST = 1e-6  # a top_p up to this keeps one token: among a million, the best token is at least as likely
 
 
 class Cuts:
@@ -49,7 +49,7 @@ class Cuts:
     def narrow(self, weights: torch.Tensor, samples: Samples) -> Iterator[Choices]:
         """Yield groups of entries with the tokens from which they draw. weights: (entries, vocabulary), float32.
 
-        If an entry is in two groups, the later one counts. A row's tokens depend only on its own parameters and
+        If an entry is in two groups, the later group counts. A row's tokens depend only on its own parameters and
         weights, not on the rest of the batch. Waits for the device if a row's top_k is off or above CANDIDATES.
         """
         top_k, top_p = self._top_k[samples.device_rows], self._top_p[samples.device_rows]

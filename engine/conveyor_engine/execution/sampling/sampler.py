@@ -36,7 +36,7 @@ Cut = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Te
 
 def peak_bytes(max_num_seqs: int, vocab_size: int, device: torch.device) -> int:
     """Return the maximum bytes that `Sampler.sample` needs for any parameters, in addition to its logits."""
-    changed = max_num_seqs * 3 * 4 * vocab_size  # float32: the processors copy once, then they or the cuts twice
+    changed = max_num_seqs * 3 * 4 * vocab_size  # float32: one copy by the processors, then two by processors or cuts
     if kernels.why_missing(device) is None:
         from conveyor_engine.execution.kernels.cut import scratch_bytes  # needs triton
 
@@ -86,7 +86,7 @@ class Sampler:
         self._at_once = _find_kernel(device) if _kernels_do(of_drawing) else None
         self._drawn_at_once = RowValues.full(max_num_seqs, 0, np.float32, device, width=2)  # temperature or 0, floor
         self._cut = _find_cut(device) if self._at_once is not None else None
-        self._cut_by_kernel = RowValues.full(max_num_seqs, 0, np.float32, device, width=4)  # the same, top_k, top_p
+        self._cut_by_kernel = RowValues.full(max_num_seqs, 0, np.float32, device, width=4)  # the same two, top_k, top_p
         self._cuts = Cuts(max_num_seqs, vocab_size, device)
         self._vocab_size = vocab_size
         self._way = np.full(max_num_seqs, Way.GREEDY, dtype=np.int8)

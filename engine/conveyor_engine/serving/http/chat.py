@@ -127,7 +127,7 @@ class ChatFormat(ChoicesFormat):
         self._hides_reasoning = prepared.hides_reasoning
         self._continued = prepared.continued_text
         self._begun: set[int] = set()
-        self._nums_calls: dict[int, int] = {}  # index of the latest tool call by choice, in a stream
+        self._nums_calls: dict[int, int] = {}  # in a stream, by choice: the index of its latest tool call
 
     def chunk(self, delta: Delta, usage: Usage | None) -> ChatChunk:
         """Return one event. The first event of each choice has the role."""

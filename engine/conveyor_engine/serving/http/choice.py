@@ -183,7 +183,7 @@ class _Clock:
 
     metrics: EngineMetrics
     arrival: float
-    sent: float  # to the engine
+    sent: float  # when the request was sent to the engine
     first: float = field(default=0.0)
     last: float = field(default=0.0)
     scheduled: float = field(default=0.0)

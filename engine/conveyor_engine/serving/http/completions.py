@@ -54,7 +54,7 @@ class CompletionFormat(ChoicesFormat):
         super().__init__(state, prepared)
         self._shows_prompt = bool(prepared.echoes)
         self._echoes = prepared.echoes
-        self._num_echoed: dict[int, int] = {}  # in a stream: number of prompt tokens sent, by choice that has begun
+        self._num_echoed: dict[int, int] = {}  # in a stream, by choice that has begun: prompt tokens sent so far
 
     def _echoed_text(self, choice: int) -> str:
         return self._echoes[choice // self._choices_per_prompt].text if self._shows_prompt else ""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from conveyor_engine.text.parsing.interface import Part
 from conveyor_engine.wire.request import TokenLogprobs
 
-_HELD_CHARACTERS_MAX: Final = 1024  # a parser holds back less text: a mark and the name in it
+_HELD_CHARACTERS_MAX: Final = 1024  # more than a parser ever holds back, which is a mark and the name in it
 
 
 class Token(NamedTuple):

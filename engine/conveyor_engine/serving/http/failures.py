@@ -29,7 +29,7 @@ RETRY_AFTER_SECONDS = 1
 MESSAGE_CHARACTERS_MAX = 1000  # messages may quote text of any length from a client or a template
 PARAM_CHARACTERS_MAX = 100
 
-# The code for errors of each class that have no code of their own. The first matching class counts.
+# By class: the code for its errors that have no code of their own. The first matching class counts.
 _CODES: tuple[tuple[type[ConveyorEngineError], ErrorCode], ...] = (
     (UnknownModel, ErrorCode.MODEL_NOT_FOUND),
     (BodyTooSlow, ErrorCode.BODY_TOO_SLOW),

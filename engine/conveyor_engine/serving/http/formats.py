@@ -131,7 +131,7 @@ class Format(ABC):
 
     @abstractmethod
     def write_events(self, delta: Delta, usage: Usage | None) -> bytes:
-        """Return the events for a delta. With `usage` they contain its choice's token counts so far."""
+        """Return the events for a delta. `usage`: its choice's token counts so far, if the events have them."""
 
     @abstractmethod
     def write_end(self, usage: Usage) -> bytes:
@@ -158,7 +158,7 @@ class ChoicesFormat(Format):
         self._prompts = prepared.prompt_token_ids
         self._choices_per_prompt = prepared.choices_per_prompt
         self._tells_prompt_logprobs = prepared.tells_prompt_logprobs
-        self._prompts_told: set[int] = set()  # the choices of a stream whose prompt is already sent
+        self._prompts_told: set[int] = set()  # in a stream: the choices whose prompts are already sent
         self._head = prepared.id, int(time.time()), state.model.name  # the first fields of every object
         self._includes_usage = prepared.include_usage
         self._no_usage = None if prepared.include_usage else UNSET
@@ -204,7 +204,7 @@ class ChoicesFormat(Format):
 
     @abstractmethod
     def chunk(self, delta: Delta, usage: Usage | None) -> msgspec.Struct:
-        """Return the event for a delta. With `usage` it contains the choice's token counts so far."""
+        """Return the event for a delta. `usage`: its choice's token counts so far, if the event has them."""
 
     @abstractmethod
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:

@@ -12,7 +12,7 @@ from typing import Self
 from conveyor_engine.errors import DeadlineExceeded, Overloaded
 
 HELD_BYTES_MAX = 128 * 2**20
-_FREE_BYTES = 64 * 2**10  # not counted, for each request; the limit on connections limits their sum
+_FREE_BYTES = 64 * 2**10  # of each request that are not counted; the limit on connections limits their sum
 
 
 class Memory:

@@ -1,4 +1,7 @@
-"""Responses to requests with inputs for each of which the engine returns one payload: all results, or one error."""
+"""Responses to requests with a list of inputs. They contain the results of all inputs, or one error.
+
+The engine returns one payload for each input.
+"""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,8 @@
 """Builds the document at /openapi.json from the schemas with which this server validates requests and encodes answers.
 
-`app` builds it once. Workers validate the bodies (ADR 6) and answers are encoded from structs, so FastAPI cannot derive
-the document from signatures. This module builds it from the same pydantic models, table of fields, structs and error
-codes that the server uses, and FastAPI serves it. Pure.
+`app` builds it once. Workers validate the bodies (ADR 6), and answers are encoded from structs. So FastAPI cannot
+derive the document from signatures. This module builds it from the same pydantic models, table of fields, structs and
+error codes that the server uses, and FastAPI serves it. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -33,7 +33,7 @@ class TaskPath:
     whole: Any  # its answer: a struct, a list of structs, or a tuple of alternatives
     chunk: type[msgspec.Struct] | None = None  # each event of a stream, if it can stream
     form: type[Object] | None = None  # the fields and files of its body, if that may be a form
-    events: tuple[type[msgspec.Struct], ...] = ()  # the events of a stream, if they have names: each struct's `type`
+    events: tuple[type[msgspec.Struct], ...] = ()  # the events of a stream, if they have names (`type`)
     is_bytes_too: bool = False  # whether a client may request bytes instead of JSON
     is_text_too: bool = False  # the same for plain text
 

@@ -1,4 +1,4 @@
-"""Reports the tokens that requests have used to the gateway that sent them. Clients do not see the reports.
+"""Reports to a gateway how many tokens each of its requests has used. Clients do not see the reports.
 
 A gateway sets a unique key for each request (`X-Engine-Usage`). The response then has the report in a header. A
 stream also has the final report after its last event, where the gateway removes it. If the client leaves earlier, the

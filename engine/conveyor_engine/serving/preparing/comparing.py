@@ -1,6 +1,6 @@
-"""Reads bodies that request scores for pairs of texts into one form for all APIs. Used by the tasks rerank and embed.
+"""Reads bodies that request scores for pairs of texts, in the formats of several APIs. Used by tasks rerank and embed.
 
-The form has the pairs to compare and what the response needs.
+Each body becomes a `Comparison`, which has the pairs to compare and what the response needs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ class Comparison(NamedTuple):
 
 
 class PreparedComparison(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
-    """A valid request, in the order of its texts. Each task's subclass adds what turns its results into scores."""
+    """A valid request, in the order of its texts. Each subclass adds the fields that turn results into scores."""
 
     shape: Shape
     top_n: int | None = None  # return only this many results; None: all
@@ -65,7 +65,7 @@ class _Documents(msgspec.Struct):
 
 
 def _read_rerank(model: ServedModel, job: Job, *, shows_texts: bool = False) -> Comparison:
-    """Read a rerank body of vLLM. `shows_texts`: whether results have their texts if the body does not say."""
+    """Read a rerank body of vLLM. `shows_texts`: the default of the body's field `return_documents`."""
     fields = parse_body(model, RerankRequest, job.body)
     check_num_inputs(len(fields.documents), "documents")
     return Comparison(

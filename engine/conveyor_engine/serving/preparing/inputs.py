@@ -1,6 +1,6 @@
 """Reads the inputs of bodies that request a vector or a label for each input, or for one conversation. Used by tasks.
 
-Names and meanings are vLLM's. The chat template turns a conversation into one text.
+The fields have vLLM's names and meanings. The chat template turns a conversation into one text.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, Self

@@ -105,7 +105,7 @@ def check_num_inputs(number: int, param: str) -> None:
 
 
 def name_input(param: str, index: int, number: int) -> str:
-    """Return the name for errors of input `index` of the `number` inputs in field `param`."""
+    """Return the name that errors use for input `index`, if the field `param` has `number` inputs."""
     return param if number == 1 else f"{param}[{index}]"
 
 

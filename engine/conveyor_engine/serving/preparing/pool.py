@@ -172,7 +172,7 @@ class WorkerPool:
         raise AssertionError(reply)
 
     def _run_next(self) -> None:
-        """Send jobs to idle workers. Of the jobs at the heads of queues that may run, the earliest one is next."""
+        """Send jobs to idle workers. The next job is the earliest that is first in its queue and may run now."""
         while self._idle and (lines := [line for line in self._lines.values() if line and self._may_run(line[0])]):
             order = min(lines, key=lambda line: line[0].number).popleft()
             worker = self._idle.pop()

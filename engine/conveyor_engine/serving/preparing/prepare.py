@@ -1,4 +1,4 @@
-"""Turns bodies that request text into engine requests: validates, tokenizes and checks them against the model.
+"""Prepares text generation: validates and tokenizes bodies, checks them against the model, makes engine requests.
 
 Used by `tasks.generate` and by the other APIs' modules here. Runs in the workers of `process`. No I/O, no asyncio.
 """
@@ -70,8 +70,8 @@ class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     ignored_fields: int
     parts: list[Part]  # one part, because all choices begin together
     tokens_as_ids: bool = False  # whether log probabilities name tokens by their ids
-    names_alternatives: bool = False  # whether the request says which tokens have log probabilities
-    prompt_token_ids: list[bytes] = []  # for each prompt, uint32 each; empty if the response does not have them
+    names_alternatives: bool = False  # whether the request lists the tokens whose log probabilities are returned
+    prompt_token_ids: list[bytes] = []  # each prompt's ids, as uint32; empty if the response has no prompt ids
     echoes: list[Echo] = []  # for each prompt; empty if the response does not repeat prompts
     tells_prompt_logprobs: bool = False
     parsing: Parsing = NO_PARSING

@@ -1,4 +1,4 @@
-"""What is common to bodies with one or more prompts that get one result each, not generated text. Used by tasks."""
+"""Prepares bodies whose prompts each get one result, such as a vector, instead of generated text. Used by tasks."""
 
 import uuid
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Prompt(NamedTuple):
     token_ids: list[int]
     payload: bytes = b""
     payload_cost: int = 0
-    payload_tokens: int = 0  # tokens of the payload, which `usage` adds to the prompt's
+    payload_tokens: int = 0  # tokens of the payload; `usage` counts them as prompt tokens
     num_steps: int = 1  # number of engine steps in which the payload is computed
     group: int = 0  # see `EngineRequest`
 
@@ -37,7 +37,7 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     arrival_time: float
     ignored_fields: int
     param: str  # the field that has the inputs
-    parts: list[Part]  # each of at most a batch, so that a long list of prompts does not fill the engine's queue
+    parts: list[Part]  # each has at most a batch of requests, so that a long list does not fill the engine's queue
 
     @classmethod
     def of(cls, prefix: str, prompts: Sequence[Prompt], job: Job, fields: ModelFields, param: str, **own: Any) -> Self:

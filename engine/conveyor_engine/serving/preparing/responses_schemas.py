@@ -171,7 +171,7 @@ class ReasoningConfig(Object):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-# Only the first has an effect. Thinking is always returned unencrypted, and no response has what the others select.
+# Only the first has an effect. Thinking is always unencrypted. The other values select data that no response has.
 _Includable = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",

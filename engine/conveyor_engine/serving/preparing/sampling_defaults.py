@@ -21,7 +21,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """The defaults of the sampling parameters that vLLM and SGLang read from a model: the model's, or else OpenAI's."""
+    """Defaults of the sampling parameters for which vLLM and SGLang read a model's file.
+
+    If the model's file has no value, the default is OpenAI's, or turns the parameter off.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -1,4 +1,4 @@
-"""Reads the fields that restrict an answer to a form: OpenAI's, vLLM's and SGLang's names for the same kinds.
+"""Reads the fields that restrict an answer to a form. OpenAI, vLLM and SGLang name the same kinds of forms differently.
 
 Used by `schemas`, which has the fields. `text.grammar` turns the forms into grammars.
 """

@@ -171,7 +171,7 @@ class ToolUse(NamedTuple):
             raise InvalidRequest(f"{message}; send fewer tools, or shorten their schemas", param="tools")
 
     def find_parsing(self, dialect: Dialect) -> Parsing:
-        """Return how to parse the answer's tool calls. Raises InvalidRequest if this model's cannot be parsed."""
+        """Return how to parse the answer's tool calls. Raises InvalidRequest if this model's calls cannot be parsed."""
         if self.choice == "none":
             return NO_PARSING
         if self.choice == "auto" and dialect.tool_format is None:

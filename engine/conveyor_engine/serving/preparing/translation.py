@@ -10,7 +10,7 @@ from conveyor_engine.errors import InvalidRequest
 def in_words_of(words: Mapping[str, str]) -> Iterator[None]:
     """Make InvalidRequest errors in the block name the client's fields instead of the chat API's.
 
-    words: the client's name for each field name of the chat API, or for a part of one. A name of letters only is
+    words: maps a field name of the chat API, or a part of such a name, to the client's name. A key of letters only is
     replaced in the error's `param` but not in its message, where it may be an ordinary word.
     """
     try:

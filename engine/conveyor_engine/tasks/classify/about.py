@@ -12,7 +12,7 @@ _CLASSIFIES = ("ForSequenceClassification", "ForTokenClassification")
 def _recognises(directory: Path) -> bool:
     """Return whether config.json names a classifier. Raises ModelError.
 
-    The task rerank, which `registry` tries first, takes the classifiers of sequences with a single label.
+    The task rerank, which `registry` tries first, recognises sequence classifiers with a single label.
     """
     return any(name.endswith(_CLASSIFIES) for name in read_architectures(directory))
 

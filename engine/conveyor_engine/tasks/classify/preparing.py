@@ -1,4 +1,4 @@
-"""Turns bodies that request labels into engine requests, one for each input. Runs in worker processes."""
+"""Makes an engine request for each input of a body that requests labels. Runs in worker processes."""
 
 from array import array
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ def prepare_words(model: ServedModel, job: Job) -> PreparedWords:
 
 
 def _check_words(fields: ClassificationRequest) -> None:
-    """Raise InvalidRequest for fields that a model that classifies tokens cannot use."""
+    """Raise InvalidRequest if the body has a field that is not for models that classify tokens."""
     others = {"messages": fields.messages, "add_special_tokens": fields.add_special_tokens is False or None}
     for name, value in {**others, "padding": fields.padding == "max_length" or None}.items():
         if value is not None:

@@ -108,7 +108,7 @@ def _view(storage: torch.Tensor, meta: dict[str, Any]) -> torch.Tensor:
 
 
 def read_int(size: dict[str, Any]) -> int:
-    """Return a size that does not vary. Raises ValueError if it does."""
+    """Return a fixed size. Raises ValueError if the size varies."""
     value = size.get("as_int")
     if type(value) is not int:
         raise ValueError(f"a size of a weight varies: {str(size)[:100]}")

@@ -1,4 +1,4 @@
-"""Joins items to batches, and splits the outputs of a batch into those of its items. Used by `execution`."""
+"""Joins items to batches, and splits the outputs of a batch by item. Used by `execution`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate

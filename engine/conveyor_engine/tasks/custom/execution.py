@@ -35,7 +35,7 @@ class Program(Protocol):
     signature: Signature
     batching: Batching
     made_types: dict[str, torch.dtype]  # types of the inputs that the engine creates
-    max_batch: int  # most items of a batch; in a packed batch the largest sum of their lengths
+    max_batch: int  # the most items that a batch may have; if packed, the largest sum of their lengths
 
     @property
     def dtype(self) -> torch.dtype: ...

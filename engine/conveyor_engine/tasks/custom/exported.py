@@ -167,9 +167,9 @@ def _read_ranges(ranges: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def _find_batch(dims: Mapping[str, list[Dim]], sent: list[str]) -> str:
-    """Return the symbol of the first dimension of all inputs.
+    """Return the symbol that is the first dimension of all inputs. Raises ModelError if they share no such symbol.
 
-    It is the number of items, or, in a packed batch, the sum of their lengths. Raises ModelError if there is none.
+    The symbol stands for the number of items or, in a packed batch, for the sum of their lengths.
     """
     first = {name: dims[name][0] if dims[name] else 0 for name in sent}
     (batch, *others) = set(first.values())

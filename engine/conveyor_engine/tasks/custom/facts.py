@@ -19,7 +19,7 @@ class CustomFacts(msgspec.Struct, frozen=True, array_like=True):
     """The facts that only custom models have."""
 
     signature: Signature
-    packs: bool  # whether a batch costs the sum of its items
+    packs: bool  # whether a batch costs the sum of its items' costs
 
     def encode(self) -> bytes:
         """Encode the facts for `ModelFacts.of_task`."""

@@ -45,7 +45,7 @@ _GIVEN: Final = frozenset(["Tensor", "List[Tensor]", "int", "float", "bool", "nu
 _MEMORY_FORMATS: Final = {
     1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format,
 }  # fmt: skip
-# Operators that are skipped. Their checks of shapes and devices hold at export. The engine checks sizes before a run.
+# Operators that are skipped: checks of shapes and devices, which held at export. The engine itself checks sizes.
 _SKIPPED: Final = frozenset(
     [
         "_assert_tensor_metadata",

@@ -39,8 +39,8 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """For pack: name of an input that the engine creates, (batch + 1,): the start of each item, then the end of the
     last."""
     outputs: tuple[str, ...] = ()
-    """Names of a program's outputs, in order; default: the keys of its dictionary, else output, or output_0 and so on.
-    Classes name their outputs already."""
+    """Names of a program's outputs, in order; default: the keys of its dictionary; without one, output or
+    output_0 and so on. Classes name their outputs already."""
 
     @property
     def made(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def _find_class(name: str) -> type[Model]:
 
 
 def find_problem(signature: Signature, batching: Batching) -> str | None:
-    """Return a sentence about what is wrong with the tensors that a class declares; None if nothing is."""
+    """Return a sentence about a problem with the tensors that a class declares; None if there is no problem."""
     specs: Sequence[TensorSpec] = (*signature.inputs, *signature.outputs)
     names = [spec.name for spec in signature.inputs]
     if not signature.inputs or not signature.outputs:

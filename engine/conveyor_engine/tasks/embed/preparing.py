@@ -1,4 +1,4 @@
-"""Turns bodies that request vectors into engine requests, one for each input. Runs in worker processes."""
+"""Makes an engine request for each input of a body that requests vectors. Runs in worker processes."""
 
 import sys
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from conveyor_engine.text.tokenizer import Truncation
 from conveyor_engine.wire.embedding import EmbeddingFacts, EmbedDtype, PictureFacts, PoolingParams
 from conveyor_engine.wire.worker import Job
 
-METADATA_INPUTS_MAX: Final = 48  # each needs 110 to 140 bytes of the header, and many clients accept 8 KiB for a header
+METADATA_INPUTS_MAX: Final = 48  # each needs 110 to 140 bytes of the header; many clients accept headers up to 8 KiB
 
 
 class PreparedEmbeddings(PreparedPrompts, frozen=True, kw_only=True, array_like=True):

@@ -1,4 +1,4 @@
-"""Loads the image processor, which the workers share, of a model that also embeds images."""
+"""Loads the image processor of a model that also embeds images. The workers share the processor."""
 
 from pathlib import Path
 from typing import Any

@@ -9,7 +9,7 @@ from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 
 class Embed(OneStepPrompt):
-    """The task that embeds. A request's payload says how its vector is computed, and has an image's pixels, if any."""
+    """The task that embeds. A request's payload has its pooling parameters and, for an image, the pixels."""
 
     result_name = "vectors"
     not_finite = "the model's vector is not finite (NaN or infinity)"
@@ -20,7 +20,10 @@ class Embed(OneStepPrompt):
         self._pictures = EmbeddingFacts.read(facts).pictures
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
-        """Build a request with a prompt. If the model embeds images, an even `number` gets an image of fixed cost."""
+        """Build a request with a prompt.
+
+        If the model embeds images and `number` is even, build a request with an image instead. Its cost is fixed.
+        """
         if self._pictures is None or number % 2:
             return super().build_dummy(number, cost)
         pixels = array("f", [number % 16 / 16]) * (self._pictures.shape.num_bytes // 4)

@@ -1,4 +1,4 @@
-"""Turns bodies with images into engine requests, one for each image. Runs in worker processes."""
+"""Makes an engine request for each image in a body. Runs in worker processes."""
 
 from collections.abc import Mapping
 from typing import Final, cast

@@ -8,7 +8,7 @@ from conveyor_engine.registry import About
 
 
 def _recognises(directory: Path) -> bool:
-    """Return whether config.json names a classifier of sequences with one label. Raises ModelError."""
+    """Return whether config.json names a sequence classifier with one label. Raises ModelError."""
     is_classifier = any(name.endswith("ForSequenceClassification") for name in read_architectures(directory))
     return is_classifier and count_labels(directory) == 1
 

@@ -1,4 +1,4 @@
-"""Turns bodies that request scores into engine requests, one for each pair. Runs in worker processes."""
+"""Builds the engine requests for a body that requests scores, one for each pair of texts. Runs in worker processes."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Collects a file's transcript, and builds the engine request for its next window. Used by `serving`. Without HTTP.
+"""Collects a file's transcript, and builds the engine request for its next window. Used by `serving`.
 
 `EngineClient` calls `follow` with each output of a window. After the last one, `follow` returns the next request. So a
 file always has one window at the engine. Windows of several files share steps.
@@ -178,7 +178,7 @@ class Transcript:
             self.words += [word for each in segments for word in self._list_words(each, positions)]
         self._closed_text = ""
         self.num_tokens += len(tokens)
-        # If the model closes a segment where it began, `advance` is 0, and the window would be repeated without end.
+        # `advance` is 0 if the last closed segment ends where the window begins. The window would then repeat forever.
         self._seek += advance or self._num_frames_left
 
     def _list_words(self, segment: Segment, positions: list[int]) -> Iterator[Word]:

@@ -36,7 +36,8 @@ def read_string(write: Callable[[str], object]) -> Reading[str | None]:
 def read_nested(opening: str, write: Callable[[str], object]) -> Reading[str | None]:
     """Read an object or a list after its `opening` bracket. Returns None, or the character that ended it too early.
 
-    Only characters outside strings are checked, so that a mark of the model's format ends a broken value.
+    A character that JSON does not allow outside strings ends the value. So a broken value ends at the model's next
+    mark, for example `</tool_call>`. Characters inside strings are not checked.
     """
     write(opening)
     depth, in_string, escaped = 1, False, False
@@ -59,7 +60,7 @@ def read_nested(opening: str, write: Callable[[str], object]) -> Reading[str | N
 
 
 def _read_other(first: str, write: Callable[[str], object]) -> Reading[str | None]:
-    """Read a value that does not belong to a call. Returns the next character if it has been read."""
+    """Read a value that does not belong to a call. Returns the character after it if that was read, otherwise None."""
     if first in _PAIRS:
         return (yield from read_nested(first, write))
     write(first)

@@ -133,7 +133,7 @@ def _read_string(write: Callable[[str], None], quote: str) -> Reading[str | None
 def _read_escape(write: Callable[[str], None]) -> Reading[str]:
     """Read what follows a backslash, and write it as JSON. Returns the character after it.
 
-    What is no escape in Python stays as it is, with its backslash.
+    Characters that are not an escape in Python are kept, with the backslash.
     """
     escaped = yield
     if escaped == END:

@@ -55,7 +55,7 @@ RESOURCE_FIELDS: Final = {
     "reasoning_parser": "engine.reasoningParser",
 }
 
-# The engine's names for parsers. Tool parsers have the same names as in vLLM. For other values, the default applies.
+# The engine's names for parsers. Tool parsers have the same names as in vLLM. `Auto` is left out: the default applies.
 _TOOL_PARSERS: Final[dict[ToolParser, str]] = {
     "None": "none",
     "Hermes": "hermes",

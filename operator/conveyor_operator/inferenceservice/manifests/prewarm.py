@@ -1,4 +1,4 @@
-"""Builds the Job that downloads a model into its cache before engine pods need it. It uses no device. Pure.
+"""Builds the Job that downloads a model into its cache before engine pods need it. The Job uses no device. Pure.
 
 The Job's pod runs the same fetch container as the engine's pods. The Job's name contains a hash of its content, so a
 different fetch is a new Job. The selectors for engine pods do not match the Job's pod.

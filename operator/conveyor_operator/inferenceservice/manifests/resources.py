@@ -16,7 +16,7 @@ _FETCH_LIMITS: Final = {"cpu": "4", "memory": "2Gi", "ephemeral-storage": "2Gi"}
 
 
 def complete_resources(resources: Resources) -> Object:
-    """Add a request for cpu or memory that has neither request nor limit. Kubernetes uses a limit as the request."""
+    """Add requests for cpu and memory where neither request nor limit is given. Kubernetes uses a limit as request."""
     given = {kind: dict(amounts) for kind, amounts in resources.to_manifest().items() if amounts}
     named = resources.requests.keys() | resources.limits.keys()
     missing = {name: amount for name, amount in _DEFAULT_REQUESTS.items() if name not in named}
