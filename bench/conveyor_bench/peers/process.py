@@ -75,5 +75,5 @@ def find_uv() -> str:
     """Return the uv that runs this program, or else the uv on the path. Exits if there is none."""
     found = os.environ.get("UV") or shutil.which("uv")
     if found is None:
-        raise SystemExit("uv is missing, which installs this peer: uv run --no-sync python -m ...")
+        raise SystemExit("cannot find uv, which installs this peer; run the command as: uv run --no-sync python -m ...")
     return found

@@ -128,7 +128,7 @@ def _wants_nothing(marker: dict[str, Any] | None) -> bool:
 
 
 def _add_missing(source: Source, marker: dict[str, Any], directory: Path) -> None:
-    """Add files that this engine loads and the older engine, which fetched the directory, did not fetch.
+    """Add files that this engine needs, but that an older engine did not fetch when it filled the directory.
 
     Other pods may read the directory meanwhile. Errors are only logged: the older engine ran without the files.
     """

@@ -76,5 +76,5 @@ def test_a_process_that_ends_too_early_is_told(log: Path, capfd: pytest.CaptureF
 def test_without_uv_the_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UV", raising=False)
     monkeypatch.setattr(process.shutil, "which", lambda _: None)
-    with pytest.raises(SystemExit, match="uv is missing"):
+    with pytest.raises(SystemExit, match="cannot find uv"):
         process.find_uv()

@@ -35,7 +35,7 @@ def tell_resources(resources: Resources) -> ResourcesStatus:
 def of_fetch(resources: Object) -> Object:
     """Return the resources of the Job's fetch: small, so that it fits beside an engine.
 
-    Only resources that `resources` names are set, because a quota may require those.
+    Set only the resources that `resources` names: a quota may require them, and no others are needed.
     """
     limits = resources.get("limits", {})
     named = resources.get("requests", {}).keys() | limits.keys()
