@@ -52,8 +52,9 @@ class Settings:
     )
     public_hosts: tuple[str, ...] = setting(
         (),
-        "host names of the gateway, for example of an ingress; needed only for names with one or two parts. If such a "
-        "name is not listed, two parts mean NAME.NAMESPACE, and one part gets 421",
+        "host names of the gateway, for example of an ingress; needed only for names with one or two labels, such as "
+        "gateway or gateway.lan. If such a name is not listed, the gateway reads two labels as NAME.NAMESPACE of a "
+        "service, and rejects one label with 421",
         HOSTS,
     )
     trusted_proxies: tuple[Network, ...] = setting(
@@ -80,9 +81,9 @@ class Settings:
     max_connections: int = setting(
         2048,
         "limit on open client connections. At the limit, a new connection replaces the longest idle ones of the client "
-        "with most idle connections. Seven eighths can carry requests, and three quarters of these requests (1,344 by "
-        "default) can be for one service, even if its `queue.maxRequests` is higher. If the limit on open files is "
-        "low, fewer connections are allowed",
+        "with most idle connections. At most 7/8 of the connections carry requests at the same time (1,792 by "
+        "default). One service gets at most 3/4 of these requests (1,344), even if its `queue.maxRequests` is higher. "
+        "If the limit on open files is low, fewer connections are allowed",
         whole_number(1, 1_000_000),
     )
     max_request_bytes: int = setting(
@@ -93,8 +94,8 @@ class Settings:
     )
     max_held_bytes: int = setting(
         128 * _MIB,
-        "limit on the bytes of requests and buffered responses in memory. One service can use half of it, and one "
-        "client seven eighths. Requests that do not fit get 503",
+        "limit on the bytes of requests and buffered responses in memory. One service can use 1/2 of these bytes, and "
+        "one client 7/8. Requests that do not fit get 503",
         whole_number(1, 1 << 40),
     )
     body_timeout_seconds: float = setting(

@@ -94,7 +94,7 @@ def find_peer(host: str) -> Peer:
 def open_port(runner: web.BaseRunner, host: str, port: int, find_peer: Callable[[str], Peer] = find_peer) -> Acceptor:
     """Listen for a runner that is set up. An empty `host` means all addresses; port 0 means any free port.
 
-    The limit of new connections that wait for their turn is the port's limit of connections, at most MAX_WAITING.
+    As many new connections may wait for their turn as the port may have connections, but at most MAX_WAITING.
     """
     server = runner.server
     assert server is not None, "the runner is set up"

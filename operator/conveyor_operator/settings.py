@@ -55,7 +55,7 @@ class Settings:
     )
     api_calls_per_second: int = setting(
         500,
-        "limit on the calls to the API server per second, on average; a burst can have as many calls at once",
+        "average number of calls to the API server per second; after a pause, a burst may have this number of calls",
         whole_number(1),
     )
     log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)

@@ -155,16 +155,18 @@ class EngineConfig:
     )
     length_grouping: LengthGrouping = setting(
         "auto",
-        "static and dynamic only; auto = if different lengths in a batch have a cost, requests of similar length share "
-        "a batch, but no request waits longer than its window for this; off = requests join in the queue's order",
+        "static and dynamic only; auto = a batch prefers requests of similar length, if batches are padded or if "
+        "answers of different lengths wait for each other. A request whose window is over joins the next batch with "
+        "room, whatever its length; off = requests join in the queue's order",
         literal(LengthGrouping),
     )
     max_num_batched_tokens: int | None = setting(
         None,
-        "maximum number of tokens in one step; default: depends on the device. A longer prompt takes several steps, or "
-        "a separate step if the task takes one step. If set, a static or dynamic batch is also full when its cost "
-        "reaches this number. The cost of packed prompts is the sum of their tokens. The cost of padded prompts is "
-        "their number times the longest. For tasks that take one step, the default also limits the cost",
+        "maximum number of tokens in one step; default: depends on the device. A longer prompt is split over several "
+        "steps. In tasks that compute a request in one step, such as embed, a longer prompt runs alone in a step. If "
+        "set, a static or dynamic batch is also full when its cost reaches this number. The cost of packed prompts is "
+        "the sum of their tokens. The cost of padded prompts is their number times the longest. For tasks that take "
+        "one step, the default also limits the cost",
         optional(whole_number(1, MAX_TOKENS)),
     )
     max_num_queued_requests: int = setting(
@@ -176,7 +178,7 @@ class EngineConfig:
     objective_time_to_first_token_seconds: float | None = setting(
         None,
         "objective for the P95 of the time to the first token, for a model that generates text. The engine adapts the "
-        "prompt tokens of a step. The time that a request waits for a row does not count",
+        "number of prompt tokens in a step. The time during which a request waits for room in the batch does not count",
         optional(seconds(3600, least=0.001)),
     )
     objective_inter_token_latency_seconds: float | None = setting(
@@ -192,9 +194,8 @@ class EngineConfig:
     )
     class_shares: tuple[tuple[int, int], ...] = setting(
         (),
-        "LEVEL:PERCENT: the share of the batch's rows and of the KV blocks for requests of this level and of less "
-        "urgent (numerically higher) levels together. One such request may always run. In the file, this is a "
-        "mapping",
+        "LEVEL:PERCENT: requests whose level is LEVEL or a higher number together get at most PERCENT of the batch's "
+        "rows and of the KV blocks. One such request may always run. In the file, this is a mapping",
         Kind("levels from 0 to 1000 with whole percentages from 1 to 100, as 50:40,100:20", _parse_shares),
     )
     num_kv_blocks: int | None = setting(
@@ -205,8 +206,8 @@ class EngineConfig:
     kv_memory_fraction: float | None = setting(
         None,
         f"the KV cache's share of the memory that the weights and the largest step leave free; default: "
-        f"{DEFAULT_MEMORY_FRACTION}. On a CPU, the default is also at most 4 GiB (unless one request needs more), and "
-        "at most what max_num_seqs requests fill",
+        f"{DEFAULT_MEMORY_FRACTION}. On a CPU without this setting, the cache has at most 4 GiB (unless one request "
+        "needs more), and at most the memory that max_num_seqs requests fill",
         optional(number(0.01, 1)),
     )
     kv_cache_dtype: KVCacheDtype = setting(
