@@ -64,8 +64,8 @@ class Estimate:
 def pool(rounds: Sequence[Sequence[Turn]]) -> list[Turn]:
     """Return all turns. A round that is too short for a slice is merged, phase by phase, with the next rounds.
 
-    A last round that is too short is merged with the round before. So each system takes at least SLICE_SECONDS in
-    merged rounds, if it takes that long in all rounds together.
+    A last round that is too short is merged with the round before. So each system runs for at least SLICE_SECONDS in
+    each merged round, unless all rounds together are shorter.
     """
     groups: list[list[Turn]] = []
     for turns in rounds:

@@ -146,7 +146,7 @@ class RunningBatch:
         self._budget.start_step(self.requests, islice(waiting, self.num_free_rows))
         self.schedule_all(step)
         preempted = len(self._requests) < num_requests
-        if preempted and not step.num_tokens:  # all prompts that go before decodes have been preempted
+        if preempted and not step.num_tokens:  # only prompts were tried, which go first
             self.schedule_all(step)
         return preempted
 
@@ -173,8 +173,8 @@ class RunningBatch:
 
         A step has logits for `max_num_seqs` tokens, one for each row.
 
-        A prompt whose log probabilities are requested needs logits for each token. It gets the logits that other rows
-        do not need.
+        A prompt whose log probabilities are requested needs logits for each token, until it is scored. It gets the
+        logits that other rows do not need.
         """
         free = self._max_num_seqs - step.num_logits
         if request.is_scored:
@@ -295,8 +295,8 @@ class RunningBatch:
     def preempt_readers(self, unwritten: set[int]) -> None:
         """Preempt the first request that uses one of these unwritten blocks, and all requests admitted after it.
 
-        All other users of the blocks are among them, because a request that shares a block of a step was admitted in
-        that step or later. Finished requests keep their answers.
+        So no user of the blocks is left: a request can share a block that a step writes only if it was admitted in that
+        step or later. Finished requests keep their answers.
         """
         requests = list(self.requests)
         for index, request in enumerate(requests):

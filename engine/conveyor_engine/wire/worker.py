@@ -96,7 +96,7 @@ class Started(msgspec.Struct, tag=True, array_like=True):
 
 
 class Reply(msgspec.Struct, tag=True, array_like=True):
-    """The result of a job: what its kind prepares, encoded, or an error. `retires`: the worker exits after it."""
+    """The result of a job: an error, or what the job prepares, encoded. `retires`: the worker exits after it."""
 
     result: bytes | Failure | Bug
     retires: bool = False

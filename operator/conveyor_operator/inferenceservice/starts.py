@@ -44,7 +44,7 @@ class PodStarts:
     """The last starts, from a pod's creation to Ready. Each pod is measured once, even if it becomes Ready again."""
 
     def __init__(self, told: InferenceServiceStatus | None = None, pods: Iterable[PodState] = ()) -> None:
-        """told: the previous status. If it has any starts, they include the starts of those `pods` that are Ready."""
+        """told: the previous status. If it has any starts, the Ready ones of `pods` count as measured."""
         told = told or InferenceServiceStatus()
         effective, ready = told.effective or EffectiveStatus(), [pod for pod in pods if pod.ready]
         self.seconds = [round(parse_duration_seconds(start)) for start in effective.pod_starts or ()]
