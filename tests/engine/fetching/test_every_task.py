@@ -30,6 +30,7 @@ SAVED: dict[str, tuple[Callable[[Path], object], ...]] = {
     "imagegenerate": (save_paint_model,),
     "transcribe": (save_speech_model,),
 }
+OF_TEXT = ("generate", "rerank", "classify")  # test_fetch.py has their files; here they are for the night
 BY_ITS_OWN_TEST = {"custom"}  # test_bucket.py has its files
 
 
@@ -37,7 +38,14 @@ def test_every_task_is_here() -> None:
     assert SAVED.keys() | BY_ITS_OWN_TEST == set(find_packages())
 
 
-@pytest.mark.parametrize(("task", "save"), [(task, save) for task, all_of in SAVED.items() for save in all_of])
+@pytest.mark.parametrize(
+    ("task", "save"),
+    [
+        pytest.param(task, save, marks=[pytest.mark.nightly] * (task in OF_TEXT))
+        for task, all_of in SAVED.items()
+        for save in all_of
+    ],
+)
 def test_an_engine_starts_with_what_was_fetched(
     task: str, save: Callable[[Path], object], fetch_from: Fetch, tmp_path: Path, target: Path
 ) -> None:
