@@ -116,29 +116,26 @@ class _Evictable(Generic[M]):
     """
 
     def __init__(self) -> None:
-        self._changes = dict[M, int]()  # not applied yet; the member that changed last is the last one
+        # Not applied yet, by member and by what it was at the time, because its service and level may change. In order.
+        self._changes = dict[tuple[M, str, str, int], int]()
         self._services, self._clients = Amounts[str](), Amounts[str]()
         self._clients_of = defaultdict[str, Amounts[str]](Amounts)
         self._services_of = defaultdict[str, Amounts[str]](Amounts)
         self._members: defaultdict[tuple[str, str], Amounts[M]] = defaultdict(Amounts)
 
     def add(self, member: M, amount: int) -> None:
-        _add(self._changes, member, amount)
+        _add(self._changes, (member, member.service, member.client, member.level), amount)
         if len(self._changes) > MAX_CHANGES:
             self._apply()
 
     def _apply(self) -> None:
-        for member, amount in self._changes.items():
-            self._apply_one(member, amount)
+        for (member, service, client, level), amount in self._changes.items():
+            self._services.add(service, amount)
+            self._clients.add(client, amount)
+            _add_to_group(self._clients_of, service, client, amount)
+            _add_to_group(self._services_of, client, service, amount)
+            _add_to_group(self._members, (service, client), member, amount, level)
         self._changes.clear()
-
-    def _apply_one(self, member: M, amount: int) -> None:
-        service, client = member.service, member.client
-        self._services.add(service, amount)
-        self._clients.add(client, amount)
-        _add_to_group(self._clients_of, service, client, amount)
-        _add_to_group(self._services_of, client, service, amount)
-        _add_to_group(self._members, (service, client), member, amount, member.level)
 
     def find_largest(self, service: str | None, client: str | None) -> M | None:
         """Return the largest member in the highest level of the holder from `_find_holder`; None without one."""

@@ -74,3 +74,20 @@ def test_the_victim_is_of_the_largest_holder(
     of_holder = [each for each in held if (each.service, each.client) == (victim.service, victim.client)]
     assert victim.level == max(each.level for each in of_holder)
     assert held[victim] == max(held[each] for each in of_holder if each.level == victim.level)
+
+
+def test_a_request_whose_service_and_level_become_known_is_found_there_and_nowhere_else() -> None:
+    """A search in between has already applied what the request held for the unknown service."""
+    shares, newcomer = Shares[Request](1 << 40, 1 << 40, 1 << 40), Request("new", "new")
+    request, other = Request("", "client"), Request("", "client", level=1)
+    shares.add(request, 5, is_evictable=True)
+    assert shares.find_victim(newcomer, 1) is request
+    shares.add(request, -5, is_evictable=True)
+    request.service, request.level = "service", 2
+    shares.add(request, 5, is_evictable=True)
+    shares.add(other, 4, is_evictable=True)
+    assert shares._evictable.find_largest("", None) is other
+    assert shares._evictable.find_largest("service", None) is request
+    shares.add(other, -4, is_evictable=True)
+    shares.add(request, -5, is_evictable=True)
+    assert shares.find_victim(newcomer, 1) is None
