@@ -335,7 +335,7 @@ CLIENTS = (
     ),
     Client(
         "openai (Python), images",
-        ("openai==3.54.0",),
+        ("openai==3.54.0", "pillow==13.0.0"),
         _python("openai_images.py"),
         "one picture, several, previews in a stream, errors",
         task="paint",
