@@ -25,10 +25,13 @@ _PAIR: Final = re.compile(r'([a-z][a-z0-9_]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?: |$)
 _ARGUMENT: Final = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?([a-zA-Z])")
 _NUMBERS: Final = "dfg"
 _OWN_LOGGERS: Final = (
-    "conveyor_engine", "conveyor_gateway", "conveyor_kube", "conveyor_metrics", "conveyor_operator", "conveyor_process"
+    "conveyor_engine", "conveyor_gateway", "conveyor_jobs", "conveyor_kube", "conveyor_metrics", "conveyor_operator",
+    "conveyor_process",
 )  # fmt: skip
 _LIBRARY_WARNINGS_MAX: Final = 20  # warnings of one logger in a minute
 _BARE: Final = re.compile('[^ "=]+')
+_PLAIN_VALUE: Final = re.compile(r"%(?:\.\d+)?[dfgs]|[\w.:/-]+", re.ASCII)
+_PLAIN_TYPES: Final = frozenset((str, int, float))
 
 Value = tuple[str, str, bool]
 """A key, its value as text, and whether the value is a number."""
@@ -123,6 +126,8 @@ class _Formatter(logging.Formatter):
 
 class _LogfmtFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        if (line := _fill_plain(record)) is not None:
+            return f"time={self.formatTime(record)} level={record.levelname} {line}"
         values = self.read_values(record)
         return " ".join([f"{key}={text if is_number else quote(text)}" for key, text, is_number in values])
 
@@ -139,6 +144,36 @@ def _number(text: str) -> float | str:
     except ValueError:
         return text  # nan or inf
     return value
+
+
+def _fill_plain(record: logging.LogRecord) -> str | None:
+    """Return one of our own messages whose values all need no quotes; otherwise None.
+
+    Most lines are such. Checking all values together takes a third of the time of `_Formatter.read_values`.
+    """
+    template, arguments = record.msg, record.args
+    if (
+        record.exc_info
+        or not arguments
+        or not isinstance(arguments, tuple)
+        or not _PLAIN_TYPES.issuperset(map(type, arguments))
+    ):
+        return None
+    texts = [argument for argument in arguments if type(argument) is str]
+    joined = "".join(texts)
+    if "" in texts or not joined.isprintable() or (joined and not _BARE.fullmatch(joined)) or not _is_plain(template):
+        return None
+    try:
+        return template % arguments
+    except (TypeError, ValueError):  # the arguments do not fit the template
+        return None
+
+
+@lru_cache(1024)
+def _is_plain(template: str) -> bool:
+    """Return whether each value of the template is one word or one argument."""
+    places = _find_places(template)
+    return places is not None and all(_PLAIN_VALUE.fullmatch(place.text) for place in places)
 
 
 def _read_template(record: logging.LogRecord) -> list[Value] | None:

@@ -50,7 +50,10 @@ def test_numbers_are_numbers_in_json() -> None:
     assert line == {"event": "x", "a": 1, "b": 0.5, "c": 3, "d": "4", "e": "nan", "f": "True"}
 
 
-@given(st.text(), st.text())
+TEXTS = st.text() | st.text('ab-/.:"= \\%{\n')  # most of the second kind need no quotes, or almost none
+
+
+@given(TEXTS, TEXTS)
 def test_whatever_a_client_sends_stays_one_value_of_one_printable_line(first: str, second: str) -> None:
     for log_format in FORMATTERS:
         text = write(log_format, "event=request id=%s path=%s/%s status=%d", first, first, second, 200)
@@ -58,6 +61,28 @@ def test_whatever_a_client_sends_stays_one_value_of_one_printable_line(first: st
         line = read(log_format, "event=request id=%s path=%s/%s status=%d", first, first, second, 200)
         assert list(line) == ["event", "id", "path", "status"]
         assert (line["id"], line["path"]) == (first, f"{first}/{second}")
+
+
+@pytest.mark.parametrize("error", [None, (ValueError, ValueError("x"), None)])
+@pytest.mark.parametrize(
+    ("message", "arguments", "line"),
+    [
+        ("event=x a=%s b=%d c=%.2f d=%s", ("é:1", 2, 0.5, 3), "event=x a=é:1 b=2 c=0.50 d=3"),
+        ("event=x a=%s b=%s", ("", "b"), 'event=x a="" b=b'),
+        ("event=x a=%s b=%s", ("a b", "c=d"), 'event=x a="a b" b="c=d"'),
+        ("event=x a=%s", ("\x1b[31m\n",), 'event=x a="\\u001b[31m\\n"'),
+        ("event=x a=%s b=%s", (None, True), "event=x a=None b=True"),
+        ("event=x a=%5s b=%s/%s", ("a", "b", "c"), 'event=x a="    a" b=b/c'),
+        ('event=x a="b c" d=%s', ("e",), 'event=x a="b c" d=e'),
+        ("event=x a=%d%% b=%s", (5, "c"), "event=x a=5% b=c"),
+    ],
+)
+def test_a_value_is_quoted_only_if_it_must_be(
+    message: str, arguments: tuple[object, ...], line: str, error: Any
+) -> None:
+    """With an error, each value is quoted alone. Without one, all values are checked together."""
+    written = write("logfmt", message, *arguments, error=error)
+    assert written.split(" ", 2)[2].partition(" traceback=")[0] == line
 
 
 @pytest.mark.parametrize("message", ["Application %s: 50%% done", "event=of a sentence %s", "\x1b[31m%s"])
