@@ -1,4 +1,4 @@
-"""Prints configuration.md, from the settings of the four programs themselves: `python docs/configuration.py`.
+"""Prints configuration.md, from the settings of the five programs themselves: `python docs/configuration.py`.
 
 Called by `make generate`, and by `make check-generated`, which compares. The one place that imports all parts.
 """
@@ -7,6 +7,7 @@ from typing import Any
 
 from conveyor_engine.config.sources import PROGRAM as ENGINE
 from conveyor_gateway.settings import PROGRAM as GATEWAY
+from conveyor_jobs.settings import PROGRAM as JOBS
 from conveyor_metrics.settings import PROGRAM as METRICS
 from conveyor_operator.settings import PROGRAM as OPERATOR
 from conveyor_process.settings import Program, Row
@@ -43,5 +44,6 @@ def line(row: Row) -> str:
 
 if __name__ == "__main__":
     parts = [section("Operator", OPERATOR), section("Gateway", GATEWAY), section("Metrics server", METRICS)]
+    parts.append(section("Offline job", JOBS))
     parts.append(section("Engine", ENGINE, " serve"))
     print("\n".join((_HEAD, *parts)), end="")

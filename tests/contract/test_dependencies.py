@@ -22,7 +22,7 @@ PARTS = {
         "operator/conveyor_insight",
         "operator/conveyor_kubectl",
     ),
-    "gateway": (*SHARED, "gateway/conveyor_gateway", "gateway/conveyor_metrics"),
+    "gateway": (*SHARED, "gateway/conveyor_gateway", "gateway/conveyor_metrics", "jobs/conveyor_jobs"),
     "engine": (*BELOW_ALL, "engine/conveyor_engine"),
 }
 # Imported by a library that is told to, not by us.

@@ -1,0 +1,215 @@
+"""The files with a job's results, which are also its memory. Called by `job`.
+
+    output.jsonl   the good responses, one per line, in the order in which they arrived
+    errors.jsonl   the other requests, each with its error response or with the reason why it has none
+    batch.json     the job's state, in the form of OpenAI's Batch object
+    lock           held by the process that writes here
+
+Lines have OpenAI's format. The number in a result's `id` is the number of its request in the input, so a job that is
+started again finds out what is left. A result counts once its line is on the disk: `sync` before a job ends. If a
+process is killed before that, the request is sent again, so each request has one result, whatever happens.
+"""
+
+import contextlib
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Self
+
+import msgspec
+
+from conveyor_jobs.request import BatchRequest
+from conveyor_jobs.sending import MAX_ANSWER_BYTES, Response
+
+OUTPUT: Final = "output.jsonl"
+ERRORS: Final = "errors.jsonl"
+STATE: Final = "batch.json"
+_LOCK: Final = "lock"
+_ID: Final = "batch_req_"
+_MAX_LINE_BYTES: Final = 8 * MAX_ANSWER_BYTES  # a body that is no JSON may become six times as long
+
+
+class ResultsError(Exception):
+    """The folder cannot be used for the results of this job. The message says why and what to do."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many requests have a result, and the tokens that the good responses report."""
+
+    completed: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    @property
+    def done(self) -> int:
+        return self.completed + self.failed
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0  # in /v1/responses and /v1/messages
+    output_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+
+
+class _Body(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Answer(msgspec.Struct):
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Result(msgspec.Struct):
+    id: str
+    response: _Answer | None = None
+
+
+class Results:
+    """The results of one job with `num_requests` requests. Closes its files at the end of the `with` block."""
+
+    def __init__(self, folder: Path, num_requests: int) -> None:
+        self._folder = folder
+        self._done = bytearray(num_requests)
+        self._files: dict[str, BinaryIO] = {}
+        self._closing = contextlib.ExitStack()
+        self.counts = Counts()
+
+    def __enter__(self) -> Self:
+        """Open the files, and find what is done. Raises ResultsError."""
+        with contextlib.ExitStack() as stack:
+            for name in (OUTPUT, ERRORS):
+                self._files[name] = stack.enter_context((self._folder / name).open("a+b"))
+                self._recover(name)
+            self._closing = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def _recover(self, name: str) -> None:
+        """Read the results that are there. A line that a killed process did not finish is removed."""
+        file = self._files[name]
+        file.seek(0)
+        end = 0
+        while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+            try:
+                result = msgspec.json.decode(line, type=_Result)
+                number = int(result.id.removeprefix(_ID))
+                if not 0 <= number < len(self._done):
+                    raise ValueError
+            except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+                path = self._folder / name
+                raise ResultsError(f"{path} has a line at byte {end} that is no result of this job") from None
+            self._done[number] = 1
+            self._count(name, b"" if result.response is None else bytes(result.response.body))
+            end += len(line)
+        file.truncate(end)
+
+    def is_done(self, number: int) -> bool:
+        return bool(self._done[number])
+
+    def add(self, number: int, request: BatchRequest, response: Response) -> None:
+        """Add the result of a request that got a response, or that no attempt got one for."""
+        name = OUTPUT if response.is_good else ERRORS
+        answer = error = None
+        if response.status:
+            body = _write_in_one_line(response.body)
+            answer = {"status_code": response.status, "request_id": response.request_id, "body": body}
+        else:
+            error = {"code": "no_response", "message": response.error}
+        self._write(name, number, request, answer, error)
+        self._count(name, response.body)
+
+    def add_expired(self, number: int, request: BatchRequest) -> None:
+        """Add the result of a request that had no response when the job's window ended."""
+        error = {"code": "batch_expired", "message": "the job's completion window ended before its response"}
+        self._write(ERRORS, number, request, None, error)
+        self._count(ERRORS, b"")
+
+    def _write(self, name: str, number: int, request: BatchRequest, response: object, error: object) -> None:
+        result = {"id": f"{_ID}{number}", "custom_id": request.custom_id, "response": response, "error": error}
+        self._files[name].write(msgspec.json.encode(result) + b"\n")
+        self._done[number] = 1
+
+    def _count(self, name: str, body: bytes) -> None:
+        if name == ERRORS:
+            self.counts.failed += 1
+            return
+        self.counts.completed += 1
+        try:
+            usage = msgspec.json.decode(body, type=_Body).usage or _Usage()
+        except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+            return
+        details_of_input = usage.prompt_tokens_details or usage.input_tokens_details or _Details()
+        details_of_output = usage.completion_tokens_details or usage.output_tokens_details or _Details()
+        self.counts.input_tokens += usage.prompt_tokens + usage.input_tokens
+        self.counts.cached_tokens += details_of_input.cached_tokens or 0
+        self.counts.output_tokens += usage.completion_tokens + usage.output_tokens
+        self.counts.reasoning_tokens += details_of_output.reasoning_tokens or 0
+
+    def flush(self) -> None:
+        """Give what was added to the operating system."""
+        for file in self._files.values():
+            file.flush()
+
+    def sync(self) -> None:
+        """Wait until what was flushed is on the disk. Takes long, so it may run in another thread."""
+        for file in self._files.values():
+            os.fsync(file.fileno())
+
+
+def _write_in_one_line(body: bytes) -> msgspec.Raw | str:
+    """Return a response's JSON without line breaks; text as a string if it is not JSON."""
+    try:
+        body.decode()
+        return msgspec.Raw(msgspec.json.format(body, indent=-1))
+    except (ValueError, RecursionError):
+        return body.decode(errors="replace")
+
+
+def hold_lock(folder: Path) -> BinaryIO:
+    """Return the locked file. While it is open, no other process can lock it. Raises ResultsError."""
+    file = (folder / _LOCK).open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ResultsError(f"another process writes to {folder}, or its disk has no locks ({error})") from None
+    return file
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """Replace the job's state, at once and on the disk."""
+    part = folder / f"{STATE}.part"
+    with part.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(folder / STATE)
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """Return the state that an earlier start of the job wrote; None without one. Raises ResultsError."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except ValueError as error:
+        raise ResultsError(f"{path} is not the state of a job: {error}") from None
+    return state

@@ -1,0 +1,67 @@
+"""The settings of a job, as `conveyor_process.settings` reads them. Read once, by `__main__`."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, PATH, TEXT, WORDS, seconds, whole_number
+from conveyor_process.log import LogFormat
+from conveyor_process.settings import Kind, Program, optional, required, setting
+
+_MONTH_SECONDS: Final = 30 * 86_400.0
+
+
+def _parse_base(text: str) -> str:
+    base = text.rstrip("/").removesuffix("/v1").rstrip("/")
+    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", base):
+        raise ValueError(text)
+    return base
+
+
+_BASE: Final = Kind("an address http[s]://HOST[/PATH] without user, password and query", _parse_base)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting has the flag `--field-name` and the variable CONVEYOR_JOBS_FIELD_NAME."""
+
+    input: str = required(
+        "file with one request per line, in the format of OpenAI's Batch API: a path, or an http(s) address", WORDS
+    )
+    output: Path = required(
+        "folder for the results; a job that is started again continues with the results in this folder", PATH
+    )
+    url: str = required(
+        "address of the service, such as `http://conveyor-gateway.conveyor-system/team-a/qwen`, or of the gateway's "
+        "root, where the `model` of each request selects the service",
+        _BASE,
+    )
+    request_class: str = setting("", "class of the requests (`queue.classes`); empty: the service's default", TEXT)
+    max_concurrency: int = setting(
+        64, "most requests in flight; the job sends fewer while the queue is full", whole_number(1, 4096)
+    )
+    max_attempts: int = setting(
+        3, "most attempts of a request whose engine fails; a full queue does not count", whole_number(1, 100)
+    )
+    answer_timeout_seconds: float = setting(
+        3600.0, "longest wait for one response; the service's `requestTimeout` is usually shorter", seconds(least=1)
+    )
+    completion_window_seconds: float = setting(
+        86_400.0,
+        "time since the job's first start after which requests without a response expire",
+        seconds(_MONTH_SECONDS, least=1),
+    )
+    grace_seconds: float = setting(20.0, "after SIGTERM: time for the requests in flight to end", seconds(3600))
+    api_key_file: Path | None = setting(
+        None, "file with a key to send as `Authorization: Bearer`, for a proxy that checks keys", optional(PATH)
+    )
+    log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)
+    log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)
+
+
+PROGRAM = Program(
+    "conveyor_jobs",
+    "Sends the requests of a file to a service, and writes the responses to files.",
+    Settings,
+)

@@ -1,0 +1,271 @@
+"""Tests whole jobs: each request has one result, whatever happens to the job or to the service."""
+
+import asyncio
+import itertools
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from openai.types import Batch
+from tests.jobs.running import Service, answer_prompt, read_lines, refuse, run_job, start_job, wait_job, write_input
+
+Json = dict[str, Any]
+
+
+def read_ids(folder: Path, name: str) -> list[str]:
+    return sorted(line["custom_id"] for line in read_lines(folder / "out" / f"{name}.jsonl"))
+
+
+def read_state(folder: Path) -> Json:
+    state: Json = json.loads((folder / "out" / "batch.json").read_text())
+    return state
+
+
+async def test_every_request_has_one_result(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 300)
+
+    async def handle(body: Json) -> web.Response:
+        await asyncio.sleep(0.01)
+        return refuse(400, "bad") if body["prompt"].endswith("7") else answer_prompt(body)
+
+    async with Service(handle).serving() as service:
+        code, log = await run_job(tmp_path, f"{service.url}/v1/", "--max-concurrency", "20")
+    assert code == 0, log
+    assert service.most == 20
+    failed = [each for each in ids if each.endswith("7")]
+    assert read_ids(tmp_path, "errors") == sorted(failed)
+    assert read_ids(tmp_path, "output") == sorted(set(ids) - set(failed))
+    for line in read_lines(tmp_path / "out" / "output.jsonl"):
+        assert line["response"]["body"]["choices"][0]["text"] == line["custom_id"]
+    batch = Batch.model_validate(read_state(tmp_path), strict=True)
+    assert batch.status == "completed"
+    assert batch.request_counts is not None
+    assert batch.request_counts.model_dump() == {"total": 300, "completed": 270, "failed": 30}
+    assert "status=completed requests=300 completed=270 failed=30 input_tokens=540 output_tokens=810" in log
+
+
+async def test_a_killed_job_continues_where_it_was(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 400)
+
+    async def handle(body: Json) -> web.Response:
+        await asyncio.sleep(0.02)
+        return answer_prompt(body)
+
+    async with Service(handle).serving() as service:
+        for threshold in (80, 200):
+            job = await start_job(tmp_path, service.url, "--max-concurrency", "8")
+            while sum(service.asked.values()) < threshold:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            job.kill()
+            await wait_job(job)
+        code, log = await run_job(tmp_path, service.url, "--max-concurrency", "8")
+    assert code == 0, log
+    assert read_ids(tmp_path, "output") == sorted(ids)
+    num_kept = int(log.split("event=started requests=400 done=")[1].split()[0])
+    assert num_kept > 0
+
+
+async def test_sigterm_lets_requests_end_and_another_start_continues(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 100)
+
+    async def handle(body: Json) -> web.Response:
+        await asyncio.sleep(0.2)
+        return answer_prompt(body)
+
+    async with Service(handle).serving() as service:
+        job = await start_job(tmp_path, service.url, "--max-concurrency", "4")
+        while sum(service.asked.values()) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        job.send_signal(signal.SIGTERM)
+        code, log = await wait_job(job)
+        assert code == 143, log
+        done = read_ids(tmp_path, "output")
+        assert len(done) == sum(service.asked.values()) >= 4
+        assert read_state(tmp_path)["status"] == "in_progress"
+        code, log = await run_job(tmp_path, service.url)
+    assert code == 0, log
+    assert read_ids(tmp_path, "output") == sorted(ids)
+    assert set(service.asked.values()) == {1}, "a request was sent twice"
+
+
+async def test_a_full_queue_halves_what_is_sent_and_fails_nothing(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 120)
+    refused = 0
+
+    async def handle(body: Json) -> web.Response:
+        nonlocal refused
+        if service.running > 8:
+            refused += 1
+            return refuse(429, "queue_full", Retry_After="1")
+        await asyncio.sleep(0.05)
+        return answer_prompt(body)
+
+    service = Service(handle)
+    async with service.serving():
+        code, log = await run_job(tmp_path, service.url)
+    assert code == 0, log
+    assert read_ids(tmp_path, "output") == sorted(ids)
+    assert 0 < refused < 60
+    assert service.most < 40
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "times"),
+    [(503, "start_failed", 8), (404, "service_not_found", 8), (504, "queue_timeout", 8), (500, "internal_error", 2)],
+)
+async def test_what_will_pass_is_waited_for(tmp_path: Path, status: int, code: str, times: int) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 4)
+    counter = itertools.count()
+
+    async def handle(body: Json) -> web.Response:
+        return refuse(status, code, Retry_After="1") if next(counter) < times else answer_prompt(body)
+
+    async with Service(handle).serving() as service:
+        ended, log = await run_job(tmp_path, service.url)
+    assert ended == 0, log
+    assert read_ids(tmp_path, "output") == sorted(ids)
+
+
+async def test_a_request_that_breaks_its_engine_is_tried_three_times(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 6)
+
+    async def handle(body: Json) -> web.Response:
+        return refuse(502, "engine_lost", Retry_After="1") if body["prompt"] == ids[2] else answer_prompt(body)
+
+    async with Service(handle).serving() as service:
+        code, log = await run_job(tmp_path, service.url)
+    assert code == 0, log
+    assert service.asked[ids[2]] == 3
+    assert read_ids(tmp_path, "errors") == [ids[2]]
+    assert read_lines(tmp_path / "out" / "errors.jsonl")[0]["response"]["status_code"] == 502
+
+
+async def test_an_errors_file_that_is_removed_is_tried_again(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 6)
+    is_mended = False
+
+    async def handle(body: Json) -> web.Response:
+        return answer_prompt(body) if is_mended or body["prompt"] != ids[2] else refuse(400, "bad")
+
+    async with Service(handle).serving() as service:
+        await run_job(tmp_path, service.url)
+        is_mended = True
+        (tmp_path / "out" / "errors.jsonl").unlink()
+        code, log = await run_job(tmp_path, service.url)
+        assert code == 0, log
+        assert read_ids(tmp_path, "output") == sorted(ids)
+        assert sum(service.asked.values()) == 7
+        code, log = await run_job(tmp_path, service.url)
+    assert (code, sum(service.asked.values())) == (0, 7)
+    assert "event=ended_before status=completed" in log
+
+
+async def test_what_has_no_response_when_the_window_ends_expires(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 30)
+
+    async def handle(body: Json) -> web.Response:
+        if int(body["prompt"].removeprefix("request-")) < 10:
+            return answer_prompt(body)
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async with Service(handle).serving() as service:
+        code, log = await run_job(tmp_path, service.url, "--completion-window-seconds", "2")
+    assert code == 3, log
+    assert read_ids(tmp_path, "output") == sorted(ids[:10])
+    expired = read_lines(tmp_path / "out" / "errors.jsonl")
+    assert sorted(line["custom_id"] for line in expired) == sorted(ids[10:])
+    assert {line["error"]["code"] for line in expired} == {"batch_expired"}
+    batch = Batch.model_validate(read_state(tmp_path), strict=True)
+    assert (batch.status, batch.request_counts and batch.request_counts.failed) == ("expired", 20)
+
+
+@pytest.mark.parametrize(("status", "code"), [(401, "no_key"), (403, "forbidden"), (400, "unknown_class")])
+async def test_what_every_request_would_get_ends_the_job_and_is_no_result(
+    tmp_path: Path, status: int, code: str
+) -> None:
+    write_input(tmp_path / "in.jsonl", 1000)
+
+    async def handle(body: Json) -> web.Response:
+        return refuse(status, code)
+
+    async with Service(handle).serving() as service:
+        ended, log = await run_job(tmp_path, service.url)
+    assert ended == 1, log
+    assert f"/v1/completions got {status}" in log
+    assert sum(service.asked.values()) < 20
+    assert read_lines(tmp_path / "out" / "errors.jsonl") == []
+
+
+async def test_class_and_key_are_sent(tmp_path: Path) -> None:
+    write_input(tmp_path / "in.jsonl", 1)
+    (tmp_path / "key").write_text("very-secret\n")
+
+    async def handle(body: Json) -> web.Response:
+        return answer_prompt(body)
+
+    flags = ("--request-class", "batch", "--api-key-file", str(tmp_path / "key"), "--log-level", "DEBUG")
+    async with Service(handle).serving() as service:
+        code, log = await run_job(tmp_path, service.url, *flags)
+    assert code == 0, log
+    assert service.headers[0]["X-Request-Class"] == "batch"
+    assert service.headers[0]["Authorization"] == "Bearer very-secret"
+    assert "very-secret" not in log
+
+
+async def test_another_input_does_not_mix_with_the_results(tmp_path: Path) -> None:
+    write_input(tmp_path / "in.jsonl", 3)
+
+    async def handle(body: Json) -> web.Response:
+        return answer_prompt(body)
+
+    async with Service(handle).serving() as service:
+        await run_job(tmp_path, service.url)
+        write_input(tmp_path / "in.jsonl", 4)
+        code, log = await run_job(tmp_path, service.url)
+    assert code == 2
+    assert "has the results of another input, or the input has changed: use another folder" in log
+    assert sum(service.asked.values()) == 3
+
+
+async def test_a_second_job_in_the_folder_is_refused(tmp_path: Path) -> None:
+    write_input(tmp_path / "in.jsonl", 3)
+    gate = asyncio.Event()
+
+    async def handle(body: Json) -> web.Response:
+        await gate.wait()
+        return answer_prompt(body)
+
+    async with Service(handle).serving() as service:
+        first = await start_job(tmp_path, service.url)
+        while not service.asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        code, log = await run_job(tmp_path, service.url)
+        assert (code, "another process writes to" in log) == (2, True)
+        gate.set()
+        assert (await wait_job(first))[0] == 0
+
+
+async def test_a_full_disk_ends_the_job_and_loses_no_request(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 200)
+
+    async def handle(body: Json) -> web.Response:
+        return answer_prompt(body)
+
+    async with Service(handle).serving() as service:
+        code, log = await run_job(tmp_path, service.url, max_file_bytes=10_000)
+        assert (code, "File too large" in log) == (1, True), log
+        assert 0 < sum(service.asked.values()) < 200
+        code, log = await run_job(tmp_path, service.url)
+    assert code == 0, log
+    assert read_ids(tmp_path, "output") == sorted(ids)
+
+
+@pytest.mark.parametrize("url", ["qwen", "ftp://x", "http://me:secret@host/", "http://host/?a=b"])
+async def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
+    code, log = await run_job(tmp_path, url)
+    assert code == 2
+    assert "flag --url: `url` must be an address http[s]://HOST[/PATH] without user, password and query" in log

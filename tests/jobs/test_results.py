@@ -1,0 +1,69 @@
+"""Tests the files with the results: their format, and what a job that is started again finds in them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.jobs.running import read_lines
+
+from conveyor_jobs.request import BatchRequest
+from conveyor_jobs.results import Results, ResultsError, hold_lock
+from conveyor_jobs.sending import Response
+
+REQUEST = BatchRequest("mine", "/v1/completions", b"{}")
+GOOD = Response(200, "id-1", b'{\n "usage": {"prompt_tokens": 2, "completion_tokens": 3},\n "x": 5.0, "y": 1e400}')
+
+
+def test_a_line_has_the_format_of_the_batch_api(tmp_path: Path) -> None:
+    with Results(tmp_path, 3) as results:
+        results.add(0, REQUEST, GOOD)
+        results.add(1, REQUEST, Response(400, "id-2", b'{"error": {"code": "bad"}}'))
+        results.add(2, REQUEST, Response(0, error="ServerDisconnectedError: gone"))
+    raw = (tmp_path / "output.jsonl").read_text()
+    assert raw.count("\n") == 1
+    assert '"body":{"usage":{"prompt_tokens":2,"completion_tokens":3},"x":5.0,"y":1e400}' in raw
+    good = json.loads(raw)
+    assert good.keys() == {"id", "custom_id", "response", "error"}
+    assert (good["id"], good["custom_id"], good["error"]) == ("batch_req_0", "mine", None)
+    assert (good["response"]["status_code"], good["response"]["request_id"]) == (200, "id-1")
+    bad, none = read_lines(tmp_path / "errors.jsonl")
+    assert bad["response"] == {"status_code": 400, "request_id": "id-2", "body": {"error": {"code": "bad"}}}
+    error = {"code": "no_response", "message": "ServerDisconnectedError: gone"}
+    assert (none["response"], none["error"]) == (None, error)
+
+
+@pytest.mark.parametrize(("body", "kept"), [(b"a\nb", "a\nb"), (b"\xff{}", "\ufffd{}"), (b"", ""), (b'{"a"', '{"a"')])
+def test_a_body_that_is_no_json_is_kept_as_text(tmp_path: Path, body: bytes, kept: str) -> None:
+    with Results(tmp_path, 1) as results:
+        results.add(0, REQUEST, Response(200, "", body))
+    assert read_lines(tmp_path / "output.jsonl")[0]["response"]["body"] == kept
+
+
+def test_what_is_done_is_found_again_and_a_torn_line_is_not(tmp_path: Path) -> None:
+    with Results(tmp_path, 4) as results:
+        results.add(2, REQUEST, GOOD)
+        results.add(0, REQUEST, Response(500))
+        results.add_expired(3, REQUEST)
+    output = tmp_path / "output.jsonl"
+    whole = output.read_bytes()
+    output.write_bytes(whole + whole[:-1])
+    with Results(tmp_path, 4) as results:
+        assert [results.is_done(number) for number in range(4)] == [True, False, True, True]
+        counts = results.counts
+        assert (counts.completed, counts.failed, counts.input_tokens, counts.output_tokens) == (1, 2, 2, 3)
+        results.add(1, REQUEST, GOOD)
+    assert [line["id"] for line in read_lines(output)] == ["batch_req_2", "batch_req_1"]
+
+
+@pytest.mark.parametrize("line", ["{}", '{"id": "batch_req_9"}', '{"id": "batch_req_-1"}', "no", '{"id": "x"}'])
+def test_a_folder_with_other_lines_is_refused_and_stays_as_it_is(tmp_path: Path, line: str) -> None:
+    (tmp_path / "output.jsonl").write_text(f"{line}\n")
+    with pytest.raises(ResultsError, match=r"output.jsonl has a line at byte 0 that is no result of this job"):
+        Results(tmp_path, 1).__enter__()
+    assert (tmp_path / "output.jsonl").read_text() == f"{line}\n"
+
+
+def test_one_process_writes_to_a_folder(tmp_path: Path) -> None:
+    with hold_lock(tmp_path), pytest.raises(ResultsError, match="another process writes to"):
+        hold_lock(tmp_path)
+    hold_lock(tmp_path).close()
