@@ -88,14 +88,15 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
         raise NotFound(f"no such path: {path}; the paths are {known}", Code.PATH_NOT_FOUND)
     if method != endpoint.method:
         raise MethodNotAllowed(f"{path} supports {endpoint.method}, not {method}", endpoint.method)
-    named = (endpoint.match(path) if endpoint.has_model else None) or {}
-    model, version = (unquote(named.get(name, "")) for name in ("model", "version"))
+    model = version = ""
+    if endpoint.has_model and (named := endpoint.match(path)) is not None:
+        model, version = (unquote(named.get(name, "")) for name in ("model", "version"))
     match endpoint.kind:
+        case Kind.ENGINE:
+            return Route(endpoint.kind, service, endpoint.path, model, version, endpoint.may_stream, endpoint.max_bytes)
         case Kind.DESCRIBE | Kind.ENGINE_PAGE if service is None and not endpoint.has_model:
             where = f"at /<namespace>/<name>{path}, and not at the root"
             raise NotFound(f"{path} exists for each service, {where}", Code.PATH_NOT_FOUND)
-        case Kind.ENGINE:
-            return Route(endpoint.kind, service, endpoint.path, model, version, endpoint.may_stream, endpoint.max_bytes)
         case Kind.ENGINE_PAGE:
             return Route(endpoint.kind, service, endpoint.path, model, version)
         case Kind.STATUS:

@@ -49,6 +49,7 @@ def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -
     logging.captureWarnings(True)
     # Log lines omit these facts, which take time to collect (docs.python.org/3/howto/logging.html#optimization).
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # the place of a call in the source
     own_level = logging.getLogger().level
     logging.getLogger().setLevel(max(own_level, logging.INFO))
     for name in _OWN_LOGGERS:

@@ -70,8 +70,11 @@ class _Tree:
 
     def add(self, ticket: Ticket) -> None:
         node = _Node(ticket)
-        below, above = _split(self.root, node.key)
-        self.root = _join(_join(below, node), above)
+        if self.root is None:
+            self.root = node
+        else:
+            below, above = _split(self.root, node.key)
+            self.root = _join(_join(below, node), above)
         self.size += 1
 
     def remove(self, ticket: Ticket) -> None:

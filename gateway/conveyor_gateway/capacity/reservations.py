@@ -153,9 +153,9 @@ class Reservation:
             self.num_requests += num_requests
 
     def _set_evict(self, evict: Callable[[], None] | None) -> None:
-        more = (evict is not None) - (self._evict is not None)
-        self._capacity.bytes.add_evictable(self, more * self.size_bytes)
-        self._capacity.requests.add_evictable(self, more * self.num_requests)
+        if more := (evict is not None) - (self._evict is not None):
+            self._capacity.bytes.add_evictable(self, more * self.size_bytes)
+            self._capacity.requests.add_evictable(self, more * self.num_requests)
         self._evict = evict
 
     def _build_requests_full(self) -> GatewayError:

@@ -7,6 +7,7 @@ the client gets a 502 instead of half a document.
 """
 
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from typing import Final
 
 import aiohttp
@@ -74,11 +75,9 @@ class EngineSession:
         await self._request_place("DELETE", address, {})
 
     async def _request_place(self, method: str, address: str, headers: dict[str, str]) -> bool:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
+        url, timeout = f"http://{address}/place", _limit_connecting(_CONNECT_SECONDS)
         try:
-            response = await self._session.request(
-                method, f"http://{address}/place", headers=headers, allow_redirects=False, timeout=timeout
-            )
+            response = await self._session.request(method, url, headers=headers, allow_redirects=False, timeout=timeout)
         except (aiohttp.ClientError, OSError):
             return False
         response.release()
@@ -127,7 +126,7 @@ class EngineSession:
                 headers=request.headers,
                 data=_payload(request),
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds),
+                timeout=_limit_connecting(connect_seconds),
             )
         except aiohttp.ConnectionTimeoutError as error:
             had_its_time = connect_seconds >= _CONNECT_SECONDS
@@ -136,6 +135,11 @@ class EngineSession:
             raise EngineRefused(describe(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineLost(describe(error)) from error
+
+
+@lru_cache(1)  # almost all requests have the same limit
+def _limit_connecting(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=None, sock_connect=seconds)
 
 
 async def _receive(response: aiohttp.ClientResponse, reservation: Reservation) -> EngineAnswer:

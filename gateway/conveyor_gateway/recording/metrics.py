@@ -47,6 +47,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._series: dict[str, _ServiceSeries] = {}
+        self._requests_by_code: dict[str, dict[int, Counter]] = {}
         self._of_services: list[Counter | Histogram] = []
         self._requests = self._counter(
             "requests", "Finished requests, by HTTP status (499: the client disconnected).", "code"
@@ -95,7 +96,10 @@ class Metrics:
         return histogram
 
     def count_request(self, service: str, code: int) -> None:
-        self._requests.labels(*_split(service), str(code)).inc()
+        by_code = self._requests_by_code.setdefault(service, {})
+        if code not in by_code:
+            by_code[code] = self._requests.labels(*_split(service), str(code))
+        by_code[code].inc()
 
     def count_dropped(self, service: str, reason: str) -> None:
         self._dropped.labels(*_split(service), reason).inc()
@@ -142,6 +146,7 @@ class Metrics:
     def drop_service(self, service: str) -> None:
         """Drop all series of a deleted service."""
         self._series.pop(service, None)
+        self._requests_by_code.pop(service, None)
         labels = dict(zip(_SERVICE, _split(service), strict=True))
         for metric in self._of_services:
             metric.remove_by_labels(labels)
