@@ -49,7 +49,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Succeed even if the marks of this run deselect all collected stories."""
-    if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.testscollected:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and reporter and reporter.stats.get("deselected"):
         session.exitstatus = pytest.ExitCode.OK
 
 

@@ -20,7 +20,7 @@ def test_the_page_s_job_is_suspended_and_continues(namespace: str) -> None:
     folder.mkdir()
     os.chmod(folder, 0o777)
     volume = host_path_claim(namespace, "results", str(folder))[0]
-    volume["spec"]["storageClassName"] = default_storage_class()
+    volume["spec"] |= {"accessModes": ["ReadWriteOnce"], "storageClassName": default_storage_class()}
     kube.apply(volume)
     try:
         kube.apply(service("chat"), namespace)
