@@ -42,6 +42,7 @@ COMMANDS = {
     "tune": Command("tune.command", "which batch limit, window and step budget serve most within an objective"),
     "gateway": Command("gateway.command", "latency that the gateway adds, streams and requests per second"),
     "overload": Command("gateway.overload", "answers and waits at ten times the load that an engine can do"),
+    "offline": Command("gateway.offline", "live requests beside an offline job, and what the job gets done"),
     "reconcile": Command("control.reconcile", "the operator's time, memory and calls with 200 services"),
     "wake": Command("control.wake", "how soon a service at zero gets a replica after a request"),
     "heavy-objects": Command(

@@ -1,5 +1,6 @@
 """`python -m conveyor_jobs`: the process of one offline job."""
 
+import signal
 import sys
 
 from conveyor_process.running import end_on_sigterm, run_program
@@ -19,4 +20,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     end_on_sigterm()
+    signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

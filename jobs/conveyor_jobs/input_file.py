@@ -5,120 +5,165 @@ cost a night.
 """
 
 import hashlib
+import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
+from urllib.parse import urlsplit
 
 from conveyor_jobs.request import BatchRequest, InvalidLine, parse_line
 from conveyor_process.log import without_secrets
 
 MAX_LINE_BYTES: Final = 32 << 20  # above the longest body that a gateway accepts by default
 MAX_TOLD: Final = 20  # mistakes that are reported
+_FETCHED: Final = "input.jsonl"
+_ADDRESS: Final = "input.address"  # of the fetched file, without its query
 _FETCH_TIMEOUT_SECONDS: Final = 60.0
 _PIECE_BYTES: Final = 1 << 20
 
 
 class InputError(Exception):
-    """The input cannot be read."""
+    """The input cannot be read now. Another start may help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A line that is no request. `line` counts from 1."""
+    """A line that is no request. `line` counts from 1; 0 is the file itself."""
 
     line: int
     message: str
 
 
-class InvalidInput(InputError):
+class InvalidInput(Exception):
     """The input has mistakes, of which the first MAX_TOLD are told."""
 
-    def __init__(self, mistakes: list[Mistake]) -> None:
+    def __init__(self, *mistakes: Mistake) -> None:
         super().__init__("; ".join(f"line {each.line}: {each.message}" for each in mistakes))
         self.mistakes = mistakes
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A checked file. `paths`: the different paths of its requests."""
+    """A checked file. `paths`: the different paths of its requests. `stamp`: its size and the time of its change."""
 
     path: Path
     sha256: str
     num_requests: int
     paths: frozenset[str]
+    stamp: tuple[int, int]
 
-    def read(self) -> Iterator[tuple[int, BatchRequest]]:
-        """Yield each request with its number, from 0. Raises InvalidLine if the file has changed since its check."""
-        for number, (_, line) in enumerate(_read_lines(self.path)):
-            yield number, parse_line(line)
+    def read(self) -> Generator[tuple[int, BatchRequest], None, None]:
+        """Yield each request with its number, from 0. Raises InvalidInput if the file has changed since its check."""
+        with self.path.open("rb") as file:
+            for number, (_, line) in enumerate(_read_lines(file)):
+                if _stamp(file) != self.stamp or number >= self.num_requests:
+                    raise InvalidInput(Mistake(0, "the input has changed while the job ran: use another folder"))
+                yield number, parse_line(line)
 
 
 def open_input(given: str, folder: Path) -> InputFile:
-    """Fetch the input into `folder` if it has an address, and check it. Raises InputError."""
+    """Fetch the input into `folder` if it has an address, and check it. Raises InputError and InvalidInput."""
     try:
-        return _check(_fetch(given, folder) if given.startswith(("http://", "https://")) else Path(given))
+        if given.startswith(("http://", "https://")):
+            return _open_fetched(given, folder)
+        if "://" in given:
+            raise InvalidInput(Mistake(0, "the input must be a path or an http(s) address"))
+        if not Path(given).is_file():
+            raise InvalidInput(Mistake(0, f"there is no file {given}"))
+        return _check(Path(given))
     except OSError as error:
-        raise InputError(f"the input cannot be read: {without_secrets(str(error))}") from error
+        raise InputError(f"the input cannot be read: {error}") from error
 
 
-def _fetch(address: str, folder: Path) -> Path:
+def _open_fetched(address: str, folder: Path) -> InputFile:
     """Fetch the file once. A job that is started again uses the fetched file, as its address may have expired."""
-    fetched = folder / "input.jsonl"
+    told, fetched, address_file = without_secrets(address), folder / _FETCHED, folder / _ADDRESS
+    if not _is_address(address):
+        raise InvalidInput(
+            Mistake(0, "the input's address must be http[s]://HOST[:PORT]/PATH without user and password")
+        )
     if fetched.exists():
-        return fetched
-    part = folder / "input.jsonl.part"
+        if address_file.read_text() != told:
+            raise InvalidInput(Mistake(0, f"{folder} has the results of another input: use another folder"))
+        return _check(fetched)
+    part = folder / f"{_FETCHED}.part"
+    _fetch(address, part)
+    _check(part)
+    address_file.write_text(told)
+    part.rename(fetched)
+    return _check(fetched)
+
+
+def _is_address(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return bool(parts.hostname) and parts.username is None and parts.port != 0  # `port` may raise ValueError
+    except ValueError:
+        return False
+
+
+def _fetch(address: str, part: Path) -> None:
+    """Fetch the file. Errors leave out the address's query, and texts of libraries that may repeat it."""
+    told = without_secrets(address)
     try:
         with urllib.request.urlopen(address, timeout=_FETCH_TIMEOUT_SECONDS) as response, part.open("wb") as file:
-            wanted, received = response.headers.get("Content-Length"), 0
             while piece := response.read(_PIECE_BYTES):
-                received += len(piece)
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-    except (urllib.error.URLError, ValueError, OSError) as error:
-        raise InputError(f"{without_secrets(address)} cannot be fetched: {without_secrets(str(error))}") from error
-    if wanted is not None and received != int(wanted):
-        raise InputError(f"{without_secrets(address)} ended after {received} of {wanted} bytes")
-    part.rename(fetched)
-    return fetched
+            missing = response.length  # http.client counts down what Content-Length announced
+    except urllib.error.HTTPError as error:
+        raise InputError(f"{told} cannot be fetched: HTTP {error.code}") from error
+    except urllib.error.URLError as error:
+        raise InputError(f"{told} cannot be fetched: {error.reason}") from error
+    except (http.client.HTTPException, ValueError) as error:
+        raise InputError(f"{told} cannot be fetched: {type(error).__name__}") from None
+    if missing:
+        raise InputError(f"{told} ended {missing} bytes too early")
 
 
 def _check(path: Path) -> InputFile:
     seen: set[int] = set()  # hashes, because a job may have millions of requests
     digest, paths, mistakes = hashlib.sha256(), set[str](), list[Mistake]()
     num_requests = 0
-    for number, line in _read_lines(path):
-        digest.update(line)
-        try:
-            request = parse_line(line)
-            if hash(request.custom_id) in seen:
-                raise InvalidLine(f"custom_id {request.custom_id[:100]!r} occurs twice")
-        except InvalidLine as error:
-            mistakes.append(Mistake(number, str(error)))
-            if len(mistakes) == MAX_TOLD:
-                break
-            continue
-        seen.add(hash(request.custom_id))
-        paths.add(request.path)
-        num_requests += 1
-    if not num_requests and not mistakes:
-        mistakes.append(Mistake(1, "the file has no requests"))
-    if mistakes:
-        raise InvalidInput(mistakes)
-    return InputFile(path, digest.hexdigest(), num_requests, frozenset(paths))
-
-
-def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, each with its number from 1. Raises InvalidInput for a line without end."""
     with path.open("rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise InvalidInput([Mistake(number, f"it is longer than {MAX_LINE_BYTES >> 20} MiB")])
-            if not line.isspace():
-                yield number, line
+        stamp = _stamp(file)
+        for number, line in _read_lines(file):
+            digest.update(line)
+            try:
+                request = parse_line(line)
+                if hash(request.custom_id) in seen:
+                    raise InvalidLine(f"custom_id {request.custom_id[:100]!r} occurs twice")
+            except InvalidLine as error:
+                mistakes.append(Mistake(number, str(error)))
+                if len(mistakes) == MAX_TOLD:
+                    break
+                continue
+            seen.add(hash(request.custom_id))
+            paths.add(request.path)
+            num_requests += 1
+    if not num_requests and not mistakes:
+        mistakes.append(Mistake(0, "the file has no requests"))
+    if mistakes:
+        raise InvalidInput(*mistakes)
+    return InputFile(path, digest.hexdigest(), num_requests, frozenset(paths), stamp)
+
+
+def _stamp(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def _read_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, each with its number from 1. Raises InvalidInput for a line without end."""
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise InvalidInput(Mistake(number, f"it is longer than {MAX_LINE_BYTES >> 20} MiB"))
+        if not line.isspace():
+            yield number, line

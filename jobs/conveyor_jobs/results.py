@@ -2,7 +2,7 @@
 
     output.jsonl   the good responses, one per line, in the order in which they arrived
     errors.jsonl   the other requests, each with its error response or with the reason why it has none
-    batch.json     the job's state, in the form of OpenAI's Batch object
+    batch.json     the job's state, in the form of OpenAI's Batch object; `input_sha256` tells which input it belongs to
     lock           held by the process that writes here
 
 Lines have OpenAI's format. The number in a result's `id` is the number of its request in the input, so a job that is
@@ -27,11 +27,16 @@ ERRORS: Final = "errors.jsonl"
 STATE: Final = "batch.json"
 _LOCK: Final = "lock"
 _ID: Final = "batch_req_"
+_EXPIRED: Final = "batch_expired"
 _MAX_LINE_BYTES: Final = 8 * MAX_ANSWER_BYTES  # a body that is no JSON may become six times as long
 
 
 class ResultsError(Exception):
     """The folder cannot be used for the results of this job. The message says why and what to do."""
+
+
+class FolderHeld(Exception):
+    """Another process writes to the folder."""
 
 
 @dataclass(slots=True)
@@ -40,6 +45,7 @@ class Counts:
 
     completed: int = 0
     failed: int = 0
+    expired: int = 0  # those of the failed ones that had no response when the window ended
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -56,10 +62,10 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    input_tokens: int = 0  # in /v1/responses and /v1/messages
-    output_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None  # in /v1/responses and /v1/messages
+    output_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
@@ -74,9 +80,14 @@ class _Answer(msgspec.Struct):
     body: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _Error(msgspec.Struct):
+    code: str = ""
+
+
 class _Result(msgspec.Struct):
     id: str
     response: _Answer | None = None
+    error: _Error | None = None
 
 
 class Results:
@@ -110,13 +121,16 @@ class Results:
             try:
                 result = msgspec.json.decode(line, type=_Result)
                 number = int(result.id.removeprefix(_ID))
-                if not 0 <= number < len(self._done):
+                if not 0 <= number < len(self._done) or self._done[number]:
                     raise ValueError
             except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
                 path = self._folder / name
-                raise ResultsError(f"{path} has a line at byte {end} that is no result of this job") from None
+                raise ResultsError(
+                    f"{path} has a line at byte {end} that is no result of this job, or occurs twice"
+                ) from None
             self._done[number] = 1
             self._count(name, b"" if result.response is None else bytes(result.response.body))
+            self.counts.expired += result.error is not None and result.error.code == _EXPIRED
             end += len(line)
         file.truncate(end)
 
@@ -125,21 +139,23 @@ class Results:
 
     def add(self, number: int, request: BatchRequest, response: Response) -> None:
         """Add the result of a request that got a response, or that no attempt got one for."""
-        name = OUTPUT if response.is_good else ERRORS
         answer = error = None
+        body = _write_in_one_line(response.body)
         if response.status:
-            body = _write_in_one_line(response.body)
-            answer = {"status_code": response.status, "request_id": response.request_id, "body": body}
+            request_id = _make_writable(response.request_id)
+            answer = {"status_code": response.status, "request_id": request_id, "body": body}
         else:
-            error = {"code": "no_response", "message": response.error}
+            error = {"code": "no_response", "message": _make_writable(response.error)}
+        name = OUTPUT if response.is_good and isinstance(body, msgspec.Raw) else ERRORS
         self._write(name, number, request, answer, error)
         self._count(name, response.body)
 
     def add_expired(self, number: int, request: BatchRequest) -> None:
         """Add the result of a request that had no response when the job's window ended."""
-        error = {"code": "batch_expired", "message": "the job's completion window ended before its response"}
+        error = {"code": _EXPIRED, "message": "the job's completion window ended before its response"}
         self._write(ERRORS, number, request, None, error)
         self._count(ERRORS, b"")
+        self.counts.expired += 1
 
     def _write(self, name: str, number: int, request: BatchRequest, response: object, error: object) -> None:
         result = {"id": f"{_ID}{number}", "custom_id": request.custom_id, "response": response, "error": error}
@@ -157,9 +173,9 @@ class Results:
             return
         details_of_input = usage.prompt_tokens_details or usage.input_tokens_details or _Details()
         details_of_output = usage.completion_tokens_details or usage.output_tokens_details or _Details()
-        self.counts.input_tokens += usage.prompt_tokens + usage.input_tokens
+        self.counts.input_tokens += (usage.prompt_tokens or 0) + (usage.input_tokens or 0)
         self.counts.cached_tokens += details_of_input.cached_tokens or 0
-        self.counts.output_tokens += usage.completion_tokens + usage.output_tokens
+        self.counts.output_tokens += (usage.completion_tokens or 0) + (usage.output_tokens or 0)
         self.counts.reasoning_tokens += details_of_output.reasoning_tokens or 0
 
     def flush(self) -> None:
@@ -182,14 +198,19 @@ def _write_in_one_line(body: bytes) -> msgspec.Raw | str:
         return body.decode(errors="replace")
 
 
+def _make_writable(text: str) -> str:
+    """Return the text without what UTF-8 cannot encode. aiohttp decodes other bytes of headers so."""
+    return text.encode(errors="replace").decode()
+
+
 def hold_lock(folder: Path) -> BinaryIO:
-    """Return the locked file. While it is open, no other process can lock it. Raises ResultsError."""
+    """Return the locked file. While it is open, no other process can lock it. Raises FolderHeld."""
     file = (folder / _LOCK).open("wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise ResultsError(f"another process writes to {folder}, or its disk has no locks ({error})") from None
+        raise FolderHeld(f"another process writes to {folder}, or its disk has no locks ({error})") from None
     return file
 
 

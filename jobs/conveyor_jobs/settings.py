@@ -4,8 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
-from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, PATH, TEXT, WORDS, seconds, whole_number
+from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, PATH, WORDS, seconds, whole_number
 from conveyor_process.log import LogFormat
 from conveyor_process.settings import Kind, Program, optional, required, setting
 
@@ -14,12 +15,20 @@ _MONTH_SECONDS: Final = 30 * 86_400.0
 
 def _parse_base(text: str) -> str:
     base = text.rstrip("/").removesuffix("/v1").rstrip("/")
-    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", base):
+    parts = urlsplit(base)
+    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", base) or not parts.hostname or parts.port == 0:
         raise ValueError(text)
     return base
 
 
-_BASE: Final = Kind("an address http[s]://HOST[/PATH] without user, password and query", _parse_base)
+def _parse_class(text: str) -> str:
+    if not re.fullmatch("[a-z0-9-]{0,63}", text):
+        raise ValueError(text)
+    return text
+
+
+_BASE: Final = Kind("an address http[s]://HOST[:PORT][/PATH] without user, password and query", _parse_base)
+_CLASS: Final = Kind("the name of a class", _parse_class)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +46,22 @@ class Settings:
         "root, where the `model` of each request selects the service",
         _BASE,
     )
-    request_class: str = setting("", "class of the requests (`queue.classes`); empty: the service's default", TEXT)
+    request_class: str = setting("", "class of the requests (`queue.classes`); empty: the service's default", _CLASS)
     max_concurrency: int = setting(
         64, "most requests in flight; the job sends fewer while the queue is full", whole_number(1, 4096)
     )
     max_attempts: int = setting(
-        3, "most attempts of a request whose engine fails; a full queue does not count", whole_number(1, 100)
+        3,
+        "most attempts of a request that ends in an error of the service or in a broken connection",
+        whole_number(1, 100),
     )
     answer_timeout_seconds: float = setting(
         3600.0, "longest wait for one response; the service's `requestTimeout` is usually shorter", seconds(least=1)
     )
     completion_window_seconds: float = setting(
         86_400.0,
-        "time since the job's first start after which requests without a response expire",
+        "time since the job's first start, in which it may also be suspended, after which requests without a response "
+        "expire",
         seconds(_MONTH_SECONDS, least=1),
     )
     grace_seconds: float = setting(20.0, "after SIGTERM: time for the requests in flight to end", seconds(3600))

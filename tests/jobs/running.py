@@ -53,7 +53,7 @@ class Service:
         if request.method == "GET":
             self.asked[request.path] += 1
             return web.Response(body=self.files[request.path])
-        body = json.loads(await request.read())
+        body = json.loads(await request.content.read())
         self.asked[body["prompt"]] += 1
         self.headers.append(dict(request.headers))
         self.running += 1

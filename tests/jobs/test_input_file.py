@@ -39,7 +39,7 @@ def test_every_mistake_is_told_with_its_line_up_to_twenty(tmp_path: Path) -> Non
 def test_an_input_without_requests_is_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text("\n")
-    assert told(path) == {1: "the file has no requests"}
+    assert told(path) == {0: "the file has no requests"}
 
 
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ async def test_a_job_with_a_mistake_sends_nothing_and_ends_with_code_2(tmp_path:
     async with Service(handle).serving() as service:
         code, log = await run_job(tmp_path, service.url)
     assert (code, service.asked) == (2, {})
-    assert 'event=invalid_line line=4 message="url must be one of /v1/completions, ' in log
+    assert 'event=invalid_input line=4 message="url must be one of /v1/completions, ' in log
 
 
 async def test_an_input_with_an_address_is_fetched_once_and_its_query_is_not_logged(tmp_path: Path) -> None:
@@ -79,8 +79,53 @@ async def test_an_input_with_an_address_is_fetched_once_and_its_query_is_not_log
     assert sorted(line["custom_id"] for line in read_lines(tmp_path / "out" / "output.jsonl")) == ids
 
 
-async def test_an_input_that_is_not_there_ends_the_job_with_code_1(tmp_path: Path) -> None:
+async def test_an_input_that_is_not_there_ends_the_job(tmp_path: Path) -> None:
     code, log = await run_job(tmp_path, "http://127.0.0.1:9/a/b", given=str(tmp_path / "none.jsonl"))
-    assert (code, "No such file or directory" in log) == (1, True)
+    assert (code, f"there is no file {tmp_path / 'none.jsonl'}" in log) == (2, True)
     code, log = await run_job(tmp_path, "http://127.0.0.1:9/a/b", given="http://127.0.0.1:9/x?Signature=secret")
     assert (code, "http://127.0.0.1:9/x cannot be fetched: " in log, "secret" in log) == (1, True, False)
+
+
+@pytest.mark.parametrize("given", ["s3://bucket/in.jsonl", "/dev/stdin", "/", "http://me:hunter2@127.0.0.1:9/x"])
+async def test_an_input_of_another_kind_is_refused(tmp_path: Path, given: str) -> None:
+    code, log = await run_job(tmp_path, "http://127.0.0.1:9/a/b", given=given)
+    assert (code, log.count("\n"), "hunter2" in log) == (2, 1, False), log
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/x?sig=hunter2 y", "http://[::1/x?sig=hunter2", "http://a:b/x"])
+async def test_an_address_that_is_none_is_told_without_what_may_be_secret(tmp_path: Path, address: str) -> None:
+    code, log = await run_job(tmp_path, "http://127.0.0.1:9/a/b", given=address)
+    assert code in (1, 2)
+    assert (log.count("\n"), "sig" in log, "Traceback" in log) == (1, False, False), log
+
+
+async def test_another_address_needs_another_folder_and_a_wrong_file_is_fetched_again(tmp_path: Path) -> None:
+    write_input(tmp_path / "there.jsonl", 2)
+
+    async def handle(body: dict[str, object]) -> web.Response:
+        return answer_prompt(body)
+
+    async with Service(handle).serving() as service:
+        service.files |= {"/monday": b"<html>", "/tuesday": (tmp_path / "there.jsonl").read_bytes()}
+        code, log = await run_job(tmp_path, service.url, given=f"{service.url}/monday")
+        assert (code, "event=invalid_input line=1" in log) == (2, True), log
+        service.files["/monday"] = service.files["/tuesday"]
+        assert (await run_job(tmp_path, service.url, given=f"{service.url}/monday?sig=a"))[0] == 0
+        assert (await run_job(tmp_path, service.url, given=f"{service.url}/monday?sig=b"))[0] == 0
+        code, log = await run_job(tmp_path, service.url, given=f"{service.url}/tuesday")
+    assert (code, "has the results of another input" in log) == (2, True), log
+
+
+async def test_an_input_that_changes_while_the_job_runs_ends_it(tmp_path: Path) -> None:
+    write_input(tmp_path / "in.jsonl", 2000)
+
+    async def handle(body: dict[str, object]) -> web.Response:
+        if sum(service.asked.values()) == 5:
+            write_input(tmp_path / "in.jsonl", 2001)
+        return answer_prompt(body)
+
+    service = Service(handle)
+    async with service.serving():
+        code, log = await run_job(tmp_path, service.url)
+    assert (code, "the input has changed while the job ran" in log) == (2, True), log
+    assert sum(service.asked.values()) < 100

@@ -4,13 +4,26 @@ import asyncio
 import itertools
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from openai.types import Batch
-from tests.jobs.running import Service, answer_prompt, read_lines, refuse, run_job, start_job, wait_job, write_input
+from tests.jobs.running import (
+    Service,
+    answer_prompt,
+    make_line,
+    read_lines,
+    refuse,
+    run_job,
+    start_job,
+    wait_job,
+    write_input,
+)
+
+from conveyor_jobs.dispatcher import MAX_BODIES_BYTES
 
 Json = dict[str, Any]
 
@@ -160,7 +173,97 @@ async def test_an_errors_file_that_is_removed_is_tried_again(tmp_path: Path) -> 
         assert sum(service.asked.values()) == 7
         code, log = await run_job(tmp_path, service.url)
     assert (code, sum(service.asked.values())) == (0, 7)
-    assert "event=ended_before status=completed" in log
+    assert "event=ended status=completed requests=6 completed=6 failed=0" in log
+
+
+async def test_an_outage_before_the_service_costs_no_request(tmp_path: Path) -> None:
+    """A proxy answers 502 without a code, and breaks connections, for longer than the attempts of a request take."""
+    ids = write_input(tmp_path / "in.jsonl", 60)
+    began = 0.0
+
+    async def handle(body: Json) -> web.Response:
+        nonlocal began
+        if sum(service.asked.values()) > 20:
+            began = began or time.monotonic()
+            if time.monotonic() - began < 6:
+                if body["prompt"].endswith("1"):
+                    raise ConnectionResetError
+                return web.Response(status=502, text="<html>Bad Gateway")
+        return answer_prompt(body)
+
+    service = Service(handle)
+    async with service.serving():
+        code, log = await run_job(tmp_path, service.url, "--max-attempts", "2")
+    assert code == 0, log
+    assert read_ids(tmp_path, "output") == sorted(ids)
+
+
+async def test_one_request_that_is_forbidden_is_an_error_of_its_own(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 60)
+
+    async def handle(body: Json) -> web.Response:
+        return refuse(403, "blocked") if body["prompt"] == ids[40] else answer_prompt(body)
+
+    async with Service(handle).serving() as service:
+        code, log = await run_job(tmp_path, service.url)
+    assert code == 0, log
+    assert read_ids(tmp_path, "errors") == [ids[40]]
+
+
+async def test_a_job_that_waits_ends_at_once_on_sigterm(tmp_path: Path) -> None:
+    """Nothing listens. The grace is for requests in flight, and there are none."""
+    write_input(tmp_path / "in.jsonl", 6)
+    job = await start_job(tmp_path, "http://127.0.0.1:9/a/b", "--grace-seconds", "60")
+    while not (tmp_path / "out" / "batch.json").exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)
+    job.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(20):
+        code, _ = await wait_job(job)
+    assert code == 143
+
+
+async def test_large_requests_are_not_all_in_flight_at_a_time(tmp_path: Path) -> None:
+    lines = [json.dumps(make_line(str(number), prompt="x" * (9 << 20))) + "\n" for number in range(20)]
+    (tmp_path / "in.jsonl").write_text("".join(lines))
+
+    async def handle(body: Json) -> web.Response:
+        await asyncio.sleep(0.1)
+        return answer_prompt(body | {"prompt": ""})
+
+    async with Service(handle).serving() as service:
+        code, log = await run_job(tmp_path, service.url)
+    assert code == 0, log
+    assert 1 < service.most <= MAX_BODIES_BYTES // (9 << 20)
+
+
+async def test_a_longer_window_counts_when_the_job_is_started_again(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 20)
+
+    async def handle(body: Json) -> web.Response:
+        await asyncio.sleep(0.2)
+        return answer_prompt(body)
+
+    async with Service(handle).serving() as service:
+        job = await start_job(tmp_path, service.url, "--completion-window-seconds", "2", "--max-concurrency", "1")
+        while not service.asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        job.send_signal(signal.SIGTERM)
+        assert (await wait_job(job))[0] == 143
+        await asyncio.sleep(2)
+        code, log = await run_job(tmp_path, service.url, "--completion-window-seconds", "60")
+    assert code == 0, log
+    assert read_ids(tmp_path, "output") == sorted(ids)
+
+
+async def test_a_job_that_was_killed_while_requests_expired_has_expired(tmp_path: Path) -> None:
+    write_input(tmp_path / "in.jsonl", 10)
+    flags = ("--completion-window-seconds", "1")
+    assert (await run_job(tmp_path, "http://127.0.0.1:9/a/b", *flags))[0] == 3
+    state = read_state(tmp_path) | {"status": "in_progress"}
+    (tmp_path / "out" / "batch.json").write_text(json.dumps(state))
+    code, log = await run_job(tmp_path, "http://127.0.0.1:9/a/b", *flags)
+    assert (code, "status=expired requests=10 completed=0 failed=10" in log) == (3, True), log
 
 
 async def test_what_has_no_response_when_the_window_ends_expires(tmp_path: Path) -> None:
@@ -183,7 +286,9 @@ async def test_what_has_no_response_when_the_window_ends_expires(tmp_path: Path)
     assert (batch.status, batch.request_counts and batch.request_counts.failed) == ("expired", 20)
 
 
-@pytest.mark.parametrize(("status", "code"), [(401, "no_key"), (403, "forbidden"), (400, "unknown_class")])
+@pytest.mark.parametrize(
+    ("status", "code"), [(401, "no_key"), (403, "forbidden"), (400, "unknown_class"), (308, "moved")]
+)
 async def test_what_every_request_would_get_ends_the_job_and_is_no_result(
     tmp_path: Path, status: int, code: str
 ) -> None:
@@ -244,7 +349,7 @@ async def test_a_second_job_in_the_folder_is_refused(tmp_path: Path) -> None:
         while not service.asked:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         code, log = await run_job(tmp_path, service.url)
-        assert (code, "another process writes to" in log) == (2, True)
+        assert (code, "another process writes to" in log) == (1, True)
         gate.set()
         assert (await wait_job(first))[0] == 0
 
@@ -264,8 +369,10 @@ async def test_a_full_disk_ends_the_job_and_loses_no_request(tmp_path: Path) -> 
     assert read_ids(tmp_path, "output") == sorted(ids)
 
 
-@pytest.mark.parametrize("url", ["qwen", "ftp://x", "http://me:secret@host/", "http://host/?a=b"])
+@pytest.mark.parametrize(
+    "url", ["qwen", "ftp://x", "http://me:x@h/", "http://h/?a=b", "http://h:99999/x", "http://h:p", "http://[::1"]
+)
 async def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
     code, log = await run_job(tmp_path, url)
     assert code == 2
-    assert "flag --url: `url` must be an address http[s]://HOST[/PATH] without user, password and query" in log
+    assert "flag --url: `url` must be an address http[s]://HOST[:PORT][/PATH] without user, password and query" in log

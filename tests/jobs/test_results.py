@@ -7,7 +7,7 @@ import pytest
 from tests.jobs.running import read_lines
 
 from conveyor_jobs.request import BatchRequest
-from conveyor_jobs.results import Results, ResultsError, hold_lock
+from conveyor_jobs.results import FolderHeld, Results, ResultsError, hold_lock
 from conveyor_jobs.sending import Response
 
 REQUEST = BatchRequest("mine", "/v1/completions", b"{}")
@@ -33,10 +33,20 @@ def test_a_line_has_the_format_of_the_batch_api(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("body", "kept"), [(b"a\nb", "a\nb"), (b"\xff{}", "\ufffd{}"), (b"", ""), (b'{"a"', '{"a"')])
-def test_a_body_that_is_no_json_is_kept_as_text(tmp_path: Path, body: bytes, kept: str) -> None:
+def test_a_body_that_is_no_json_is_an_error_and_kept_as_text(tmp_path: Path, body: bytes, kept: str) -> None:
     with Results(tmp_path, 1) as results:
-        results.add(0, REQUEST, Response(200, "", body))
-    assert read_lines(tmp_path / "output.jsonl")[0]["response"]["body"] == kept
+        results.add(0, REQUEST, Response(200, "\udcff", body))
+    response = read_lines(tmp_path / "errors.jsonl")[0]["response"]
+    assert response == {"status_code": 200, "request_id": "?", "body": kept}
+
+
+def test_tokens_are_counted_as_far_as_they_are_told(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": None, "prompt_tokens_details": {"cached_tokens": 3}}
+    with Results(tmp_path, 2) as results:
+        results.add(0, REQUEST, Response(200, "", json.dumps({"usage": usage}).encode()))
+        results.add(1, REQUEST, Response(200, "", b'{"usage": {"input_tokens": 2, "output_tokens": 7}}'))
+    counts = results.counts
+    assert (counts.input_tokens, counts.cached_tokens, counts.output_tokens) == (7, 3, 7)
 
 
 def test_what_is_done_is_found_again_and_a_torn_line_is_not(tmp_path: Path) -> None:
@@ -51,6 +61,7 @@ def test_what_is_done_is_found_again_and_a_torn_line_is_not(tmp_path: Path) -> N
         assert [results.is_done(number) for number in range(4)] == [True, False, True, True]
         counts = results.counts
         assert (counts.completed, counts.failed, counts.input_tokens, counts.output_tokens) == (1, 2, 2, 3)
+        assert counts.expired == 1
         results.add(1, REQUEST, GOOD)
     assert [line["id"] for line in read_lines(output)] == ["batch_req_2", "batch_req_1"]
 
@@ -63,7 +74,16 @@ def test_a_folder_with_other_lines_is_refused_and_stays_as_it_is(tmp_path: Path,
     assert (tmp_path / "output.jsonl").read_text() == f"{line}\n"
 
 
+def test_a_line_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    with Results(tmp_path, 2) as results:
+        results.add(1, REQUEST, GOOD)
+    output = tmp_path / "output.jsonl"
+    output.write_bytes(2 * output.read_bytes())
+    with pytest.raises(ResultsError, match="that is no result of this job, or occurs twice"):
+        Results(tmp_path, 2).__enter__()
+
+
 def test_one_process_writes_to_a_folder(tmp_path: Path) -> None:
-    with hold_lock(tmp_path), pytest.raises(ResultsError, match="another process writes to"):
+    with hold_lock(tmp_path), pytest.raises(FolderHeld, match="another process writes to"):
         hold_lock(tmp_path)
     hold_lock(tmp_path).close()
