@@ -72,7 +72,7 @@ def run_job(settings: Settings) -> ExitCode:
 def _run(settings: Settings) -> ExitCode:
     earlier = read_state(settings.output)
     opened = open_input(settings.input, settings.output)
-    if earlier is not None and earlier.get("input_sha256") != opened.sha256:
+    if earlier is not None and earlier["input_sha256"] != opened.sha256:
         raise ResultsError(
             f"{settings.output} has the results of another input, or the input has changed: use another folder"
         )
@@ -217,7 +217,7 @@ def _log_end(status: str, results: Results, num_requests: int) -> None:
 
 
 def _build_headers(settings: Settings) -> dict[str, str]:
-    """Return the headers of each request. Raises ResultsError for a file that has no key."""
+    """Return the headers of each request. Raises InputError for a file that has no key."""
     headers = {"Content-Type": "application/json", "User-Agent": "conveyor-jobs"}
     if settings.request_class:
         headers[CLASS_HEADER] = settings.request_class

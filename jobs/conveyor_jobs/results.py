@@ -90,6 +90,14 @@ class _Result(msgspec.Struct):
     error: _Error | None = None
 
 
+class _State(msgspec.Struct):
+    """What a job that is started again reads of its state."""
+
+    status: str
+    created_at: int
+    input_sha256: str
+
+
 class Results:
     """The results of one job with `num_requests` requests. Closes its files at the end of the `with` block."""
 
@@ -230,7 +238,9 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        state: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except ValueError as error:
+        content = path.read_bytes()
+        msgspec.json.decode(content, type=_State)
+        state: dict[str, Any] = msgspec.json.decode(content)
+    except (ValueError, RecursionError) as error:
         raise ResultsError(f"{path} is not the state of a job: {error}") from None
     return state

@@ -7,7 +7,7 @@ import pytest
 from tests.jobs.running import read_lines
 
 from conveyor_jobs.request import BatchRequest
-from conveyor_jobs.results import FolderHeld, Results, ResultsError, hold_lock
+from conveyor_jobs.results import FolderHeld, Results, ResultsError, hold_lock, read_state
 from conveyor_jobs.sending import Response
 
 REQUEST = BatchRequest("mine", "/v1/completions", b"{}")
@@ -81,6 +81,13 @@ def test_a_line_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     output.write_bytes(2 * output.read_bytes())
     with pytest.raises(ResultsError, match="that is no result of this job, or occurs twice"):
         Results(tmp_path, 2).__enter__()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"status": "completed", "created_at": "x", "input_sha256": "y"}'])
+def test_a_state_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "batch.json").write_text(text)
+    with pytest.raises(ResultsError, match=r"batch.json is not the state of a job"):
+        read_state(tmp_path)
 
 
 def test_one_process_writes_to_a_folder(tmp_path: Path) -> None:
