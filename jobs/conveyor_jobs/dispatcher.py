@@ -25,7 +25,11 @@ _OUTAGE_SECONDS: Final = 300.0
 
 
 class JobRefused(Exception):
-    """The service, or a proxy before it, accepts no request of this job."""
+    """The service, or a proxy before it, accepts no request of this job. `lasts`: another start would get the same."""
+
+    def __init__(self, message: str, *, lasts: bool) -> None:
+        super().__init__(message)
+        self.lasts = lasts
 
 
 @dataclass(slots=True)
@@ -125,7 +129,8 @@ class Dispatcher:
                 if not others_work:
                     self.concurrency.note_absent(sent_at, now, response.retry_after)
             case Verdict.REFUSED if response.status != 403 or not self.results.counts.completed:
-                raise JobRefused(f"{pending.request.path} got {response.status}: {response.body[:300]!r}")
+                told = f"{pending.request.path} got {response.status}: {response.body[:300]!r}"
+                raise JobRefused(told, lasts=response.status not in (401, 403))
             case _:
                 if response.is_good:
                     self._num_answers += 1

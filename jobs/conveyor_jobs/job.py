@@ -42,7 +42,7 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FAILED = 1  # the disk, the network, the key, or another process in the folder; another start may help
-    INVALID = 2  # the settings, the input or the output folder; another start would end in the same way
+    INVALID = 2  # the settings, the class, the input or the output folder; another start would end in the same way
     EXPIRED = 3  # the completion window ended; requests without a response have expired
     STOPPED = 128 + signal.SIGTERM  # another start continues
 
@@ -64,7 +64,10 @@ def run_job(settings: Settings) -> ExitCode:
     except ResultsError as error:
         logger.error("event=failed message=%s", error)
         return ExitCode.INVALID
-    except (FolderHeld, InputError, JobRefused, OSError) as error:
+    except JobRefused as error:
+        logger.error("event=failed message=%s", error)
+        return ExitCode.INVALID if error.lasts else ExitCode.FAILED
+    except (FolderHeld, InputError, OSError) as error:
         logger.error("event=failed message=%s", error)
         return ExitCode.FAILED
 

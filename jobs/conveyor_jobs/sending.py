@@ -29,9 +29,10 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What one attempt got. `status`: 0 if there was no HTTP response; `error` then says why.
+    """What one attempt got. `status`: 0 if there was no whole HTTP response; `error` then says why.
 
     retry_after: after how many seconds the service wants the request again; 0 if it does not say.
+    without_status: the verdict if `status` is 0.
     """
 
     status: int
@@ -39,7 +40,7 @@ class Response:
     body: bytes = b""
     error: str = ""
     retry_after: float = 0.0
-    is_connected: bool = True  # whether there was a connection at all
+    without_status: Verdict = Verdict.BROKEN
 
     @property
     def is_good(self) -> bool:
@@ -57,16 +58,18 @@ class Response:
     @property
     def verdict(self) -> Verdict:
         status = self.status
-        if 200 <= status < 300:
+        if not status:
+            return self.without_status
+        if self.is_good:
             return Verdict.RESULT
         code = self.code
         if status == 429 or (status == 504 and code == "queue_timeout"):
             return Verdict.FULL
-        if status == 503 or not self.is_connected or (status == 404 and code in _ABSENT_CODES):
+        if status == 503 or (status == 404 and code in _ABSENT_CODES):
             return Verdict.ABSENT
         if status in (401, 403) or 300 <= status < 400 or code == "unknown_class":
             return Verdict.REFUSED
-        return Verdict.BROKEN if not status or status >= 500 else Verdict.RESULT
+        return Verdict.BROKEN if status >= 500 else Verdict.RESULT
 
     def describe(self) -> str:
         """Return a few words for the log."""
@@ -96,9 +99,9 @@ class Sender:
             async with self.session.post(url, data=request.body, headers=self.headers, allow_redirects=False) as answer:
                 body = bytes(await read_answer(answer.content, MAX_ANSWER_BYTES))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            return Response(0, error=f"no connection: {error}", is_connected=False)
+            return Response(0, error=f"no connection: {error}", without_status=Verdict.ABSENT)
         except AnswerTooLong as error:
-            return Response(0, error=str(error))
+            return Response(0, error=str(error), without_status=Verdict.RESULT)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             return Response(0, error=f"{type(error).__name__}: {error}")
         retry_after = answer.headers.get("Retry-After", "")

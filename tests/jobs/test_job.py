@@ -24,6 +24,7 @@ from tests.jobs.running import (
 )
 
 from conveyor_jobs.dispatcher import MAX_BODIES_BYTES
+from conveyor_jobs.sending import MAX_ANSWER_BYTES
 
 Json = dict[str, Any]
 
@@ -154,6 +155,19 @@ async def test_a_request_that_breaks_its_engine_is_tried_three_times(tmp_path: P
     assert service.asked[ids[2]] == 3
     assert read_ids(tmp_path, "errors") == [ids[2]]
     assert read_lines(tmp_path / "out" / "errors.jsonl")[0]["response"]["status_code"] == 502
+
+
+async def test_a_response_without_end_is_an_error_and_not_asked_for_again(tmp_path: Path) -> None:
+    ids = write_input(tmp_path / "in.jsonl", 3)
+
+    async def handle(body: Json) -> web.Response:
+        return answer_prompt(body) if body["prompt"] != ids[1] else web.Response(body=bytes(MAX_ANSWER_BYTES + 1))
+
+    async with Service(handle).serving() as service:
+        code, log = await run_job(tmp_path, service.url)
+    assert code == 0, log
+    (error,) = read_lines(tmp_path / "out" / "errors.jsonl")
+    assert (error["custom_id"], error["error"]["code"], service.asked[ids[1]]) == (ids[1], "no_response", 1)
 
 
 async def test_an_errors_file_that_is_removed_is_tried_again(tmp_path: Path) -> None:
@@ -287,10 +301,11 @@ async def test_what_has_no_response_when_the_window_ends_expires(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(401, "no_key"), (403, "forbidden"), (400, "unknown_class"), (308, "moved")]
+    ("status", "code", "exit_code"),
+    [(401, "no_key", 1), (403, "forbidden", 1), (400, "unknown_class", 2), (308, "moved", 2)],
 )
 async def test_what_every_request_would_get_ends_the_job_and_is_no_result(
-    tmp_path: Path, status: int, code: str
+    tmp_path: Path, status: int, code: str, exit_code: int
 ) -> None:
     write_input(tmp_path / "in.jsonl", 1000)
 
@@ -299,7 +314,7 @@ async def test_what_every_request_would_get_ends_the_job_and_is_no_result(
 
     async with Service(handle).serving() as service:
         ended, log = await run_job(tmp_path, service.url)
-    assert ended == 1, log
+    assert ended == exit_code, log
     assert f"/v1/completions got {status}" in log
     assert sum(service.asked.values()) < 20
     assert read_lines(tmp_path / "out" / "errors.jsonl") == []
