@@ -29,6 +29,7 @@ _BESIDE_V1: Final = [each.path for each in ENDPOINTS if not each.path.startswith
 _OWN_PATHS: Final = frozenset(endpoint.path for endpoint in ENDPOINTS)
 _SERVICE_PATH = re.compile(rf"/({_LABEL})/({_LABEL})(/v1/.*|/v2/models/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")
 _ROOT_PATHS: Final = ("/v1/models/", "/v2/models/", "/v2/health/")  # at the root, with any model name
+_BATCH_PATHS: Final = ("/v1/files", "/v1/batches")  # of OpenAI's Batch API: docs/jobs.md
 _SERVICE_HOST = re.compile(rf"({_LABEL})\.({_LABEL})(?:\.svc(?:\..+)?)?")
 
 
@@ -83,6 +84,8 @@ def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Dir
 
 def _parse_rest(method: str, path: str, service: str | None) -> Route:
     endpoint = find_endpoint(path)
+    if endpoint is None and path.startswith(_BATCH_PATHS):
+        raise NotFound(f"no such path: {path}; an offline job sends the requests of a file", Code.PATH_NOT_FOUND)
     if endpoint is None:
         known = ", ".join(each.path for each in ENDPOINTS)
         raise NotFound(f"no such path: {path}; the paths are {known}", Code.PATH_NOT_FOUND)

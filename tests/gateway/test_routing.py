@@ -106,6 +106,8 @@ def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> Non
         ("POST", "/a/b/c/v1/completions", "", NotFound, "no such path"),
         ("POST", "/default/qwen/v1/softmax", "", NotFound, "/v1/chat/completions"),
         ("POST", "/v1/completions/", "", NotFound, "no such path"),
+        ("POST", "/v1/files", "", NotFound, "an offline job sends the requests of a file"),
+        ("GET", "/default/qwen/v1/batches/batch_1", "", NotFound, "an offline job sends the requests of a file"),
         ("POST", "//v1/completions", "", NotFound, "no such path"),
         ("POST", "/default/llama/v1/completions", "", NotFound, "no service 'llama' in namespace 'default'"),
         ("POST", "/default/gone/v1/completions", "", NotFound, "no service 'gone' in namespace 'default'"),
