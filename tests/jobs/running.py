@@ -18,6 +18,7 @@ from conveyor_process.listening import close_port
 Json = dict[str, Any]
 Handle = Callable[[Json], Awaitable[web.Response]]
 PATH = "/v1/completions"
+STARTED: list[asyncio.subprocess.Process] = []  # by the running test
 
 
 def make_line(custom_id: str, url: str = PATH, **body: Any) -> Json:
@@ -97,12 +98,14 @@ async def start_job(
     max_file_bytes: the longest file that the job may write. A write beyond it fails, as on a full disk.
     """
     limit = () if max_file_bytes is None else ("prlimit", f"--fsize={max_file_bytes}")
-    return await asyncio.create_subprocess_exec(
+    job = await asyncio.create_subprocess_exec(
         *limit,
         *(sys.executable, "-m", "conveyor_jobs", "--input", given or str(folder / "in.jsonl")),
         *("--output", str(folder / "out"), "--url", url, *flags),
         stderr=subprocess.PIPE,
     )
+    STARTED.append(job)
+    return job
 
 
 async def wait_job(job: asyncio.subprocess.Process) -> tuple[int, str]:
