@@ -19,7 +19,7 @@ def encode(shape: str, draw: random.Random) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-@pytest.mark.slow  # trains for half a minute where the cache has no model
+@pytest.mark.nightly  # trains for half a minute where the cache has no model
 @pytest.mark.timeout(1800)
 def test_shapes_that_it_has_not_seen_are_named(tmp_path: Path) -> None:
     draw, asked = random.Random("unseen"), list(SHAPES) * 15
@@ -35,7 +35,7 @@ def test_shapes_that_it_has_not_seen_are_named(tmp_path: Path) -> None:
         assert engine.post(task.path, {"images": [star]}).json()["data"][0]["label"] == "star"
 
 
-@pytest.mark.slow  # trains for two minutes where the cache has no model
+@pytest.mark.nightly  # trains for two minutes where the cache has no model
 @pytest.mark.timeout(1800)
 def test_pictures_are_found_by_words(tmp_path: Path) -> None:
     with EngineServer(tmp_path, demo_model_directory(IMAGE_EMBEDDING)) as engine:

@@ -13,7 +13,7 @@ from e2e.demo_model.tones import BEAT_SECONDS, WORDS_IN_FILE, draw_phrases, enco
 PATH = "/v1/audio/transcriptions"
 
 
-@pytest.mark.slow  # trains for minutes where the cache has no model
+@pytest.mark.nightly  # trains for minutes where the cache has no model
 @pytest.mark.timeout(1800)
 def test_words_times_and_languages_that_it_has_not_heard_are_told(tmp_path: Path) -> None:
     draw, num_right = Random("unheard"), 0

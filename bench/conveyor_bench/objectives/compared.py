@@ -41,8 +41,9 @@ class Felt:
         return self.tokens / self.seconds
 
     def p95(self, name: str) -> float:
-        """Return the 95th percentile of `first` or `between`."""
-        return percentile(getattr(self, name), 95)
+        """Return the 95th percentile of `first` or `between`; 0 without values, which a very short run may have."""
+        values: list[float] = getattr(self, name)
+        return percentile(values, 95) if values else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import pytest
 from tests.bench.commands import run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_attack_is_measured() -> None:
     result = json.loads(run("hostile", "idle --seconds 1").splitlines()[-1])
     assert {bar["attack"] for bar in result["bars"]} == {"idle"}

@@ -17,7 +17,7 @@ def _a_tiny_model_and_short_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "PROMPT_TOKENS", 24)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_has_figures_of_every_mode_beside_transformers_and_what_the_cost_model_predicts() -> None:
     lines: list[str] = []
     with ThreadPoolExecutor(1) as pool:  # in this process, whose sizes are those of the test
