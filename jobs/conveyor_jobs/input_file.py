@@ -10,7 +10,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 from urllib.parse import urlsplit
@@ -58,11 +58,16 @@ class InputFile:
 
     def read(self) -> Generator[tuple[int, BatchRequest], None, None]:
         """Yield each request with its number, from 0. Raises InvalidInput if the file has changed since its check."""
+        changed = InvalidInput(Mistake(0, "the input has changed while the job ran: use another folder"))
+        num_read = 0
         with self.path.open("rb") as file:
-            for number, (_, line) in enumerate(_read_lines(file)):
-                if _stamp(file) != self.stamp or number >= self.num_requests:
-                    raise InvalidInput(Mistake(0, "the input has changed while the job ran: use another folder"))
-                yield number, parse_line(line)
+            for _, line in _read_lines(file):
+                if _stamp(file) != self.stamp or num_read == self.num_requests:
+                    raise changed
+                yield num_read, parse_line(line)
+                num_read += 1
+        if num_read < self.num_requests:
+            raise changed
 
 
 def open_input(given: str, folder: Path) -> InputFile:
@@ -92,10 +97,10 @@ def _open_fetched(address: str, folder: Path) -> InputFile:
         return _check(fetched)
     part = folder / f"{_FETCHED}.part"
     _fetch(address, part)
-    _check(part)
+    checked = _check(part)
     address_file.write_text(told)
     part.rename(fetched)
-    return _check(fetched)
+    return replace(checked, path=fetched)
 
 
 def _is_address(address: str) -> bool:

@@ -9,14 +9,11 @@ from typing import Final
 import msgspec
 
 from conveyor_api.endpoints import ENDPOINTS, Kind
-from conveyor_protocol.uploads import AUDIO_BYTES_MAX
 
 MAX_CUSTOM_ID: Final = 512  # characters
-# The paths that take JSON. Audio is sent as a form, and a path with a model belongs to another protocol.
+# The paths that take JSON. Paths with a limit of their own take forms with audio; those with a model take tensors.
 _PATHS: Final = tuple(
-    each.path
-    for each in ENDPOINTS
-    if each.kind is Kind.ENGINE and not each.has_model and each.max_bytes != AUDIO_BYTES_MAX
+    each.path for each in ENDPOINTS if each.kind is Kind.ENGINE and not each.has_model and not each.max_bytes
 )
 
 

@@ -64,6 +64,11 @@ class Service:
         finally:
             self.running -= 1
 
+    async def wait_asked(self, number: int) -> None:
+        """Wait until it has got this many requests."""
+        while sum(self.asked.values()) < number:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator["Service"]:
         runner = web.ServerRunner(web.Server(self.answer, handler_cancellation=True), shutdown_timeout=0.1)
@@ -81,6 +86,16 @@ def answer_prompt(body: Json) -> web.Response:
     """The response of a model that says its prompt."""
     usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     return web.json_response({"choices": [{"text": body["prompt"]}], "usage": usage})
+
+
+def answering(seconds: float = 0.0) -> Handle:
+    """Return a handler that says every prompt after some time."""
+
+    async def handle(body: Json) -> web.Response:
+        await asyncio.sleep(seconds)
+        return answer_prompt(body)
+
+    return handle
 
 
 def refuse(status: int, code: str, **headers: str) -> web.Response:

@@ -14,6 +14,7 @@ from openai.types import Batch
 from tests.jobs.running import (
     Service,
     answer_prompt,
+    answering,
     make_line,
     read_lines,
     refuse,
@@ -64,15 +65,10 @@ async def test_every_request_has_one_result(tmp_path: Path) -> None:
 async def test_a_killed_job_continues_where_it_was(tmp_path: Path) -> None:
     ids = write_input(tmp_path / "in.jsonl", 400)
 
-    async def handle(body: Json) -> web.Response:
-        await asyncio.sleep(0.02)
-        return answer_prompt(body)
-
-    async with Service(handle).serving() as service:
+    async with Service(answering(0.02)).serving() as service:
         for threshold in (80, 200):
             job = await start_job(tmp_path, service.url, "--max-concurrency", "8")
-            while sum(service.asked.values()) < threshold:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await service.wait_asked(threshold)
             job.kill()
             await wait_job(job)
         code, log = await run_job(tmp_path, service.url, "--max-concurrency", "8")
@@ -85,14 +81,9 @@ async def test_a_killed_job_continues_where_it_was(tmp_path: Path) -> None:
 async def test_sigterm_lets_requests_end_and_another_start_continues(tmp_path: Path) -> None:
     ids = write_input(tmp_path / "in.jsonl", 100)
 
-    async def handle(body: Json) -> web.Response:
-        await asyncio.sleep(0.2)
-        return answer_prompt(body)
-
-    async with Service(handle).serving() as service:
+    async with Service(answering(0.2)).serving() as service:
         job = await start_job(tmp_path, service.url, "--max-concurrency", "4")
-        while sum(service.asked.values()) < 4:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await service.wait_asked(4)
         job.send_signal(signal.SIGTERM)
         code, log = await wait_job(job)
         assert code == 143, log
@@ -254,14 +245,9 @@ async def test_large_requests_are_not_all_in_flight_at_a_time(tmp_path: Path) ->
 async def test_a_longer_window_counts_when_the_job_is_started_again(tmp_path: Path) -> None:
     ids = write_input(tmp_path / "in.jsonl", 20)
 
-    async def handle(body: Json) -> web.Response:
-        await asyncio.sleep(0.2)
-        return answer_prompt(body)
-
-    async with Service(handle).serving() as service:
+    async with Service(answering(0.2)).serving() as service:
         job = await start_job(tmp_path, service.url, "--completion-window-seconds", "2", "--max-concurrency", "1")
-        while not service.asked:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await service.wait_asked(1)
         job.send_signal(signal.SIGTERM)
         assert (await wait_job(job))[0] == 143
         await asyncio.sleep(2)
@@ -324,11 +310,8 @@ async def test_class_and_key_are_sent(tmp_path: Path) -> None:
     write_input(tmp_path / "in.jsonl", 1)
     (tmp_path / "key").write_text("very-secret\n")
 
-    async def handle(body: Json) -> web.Response:
-        return answer_prompt(body)
-
     flags = ("--request-class", "batch", "--api-key-file", str(tmp_path / "key"), "--log-level", "DEBUG")
-    async with Service(handle).serving() as service:
+    async with Service(answering()).serving() as service:
         code, log = await run_job(tmp_path, service.url, *flags)
     assert code == 0, log
     assert service.headers[0]["X-Request-Class"] == "batch"
@@ -339,10 +322,7 @@ async def test_class_and_key_are_sent(tmp_path: Path) -> None:
 async def test_another_input_does_not_mix_with_the_results(tmp_path: Path) -> None:
     write_input(tmp_path / "in.jsonl", 3)
 
-    async def handle(body: Json) -> web.Response:
-        return answer_prompt(body)
-
-    async with Service(handle).serving() as service:
+    async with Service(answering()).serving() as service:
         await run_job(tmp_path, service.url)
         write_input(tmp_path / "in.jsonl", 4)
         code, log = await run_job(tmp_path, service.url)
@@ -361,8 +341,7 @@ async def test_a_second_job_in_the_folder_is_refused(tmp_path: Path) -> None:
 
     async with Service(handle).serving() as service:
         first = await start_job(tmp_path, service.url)
-        while not service.asked:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await service.wait_asked(1)
         code, log = await run_job(tmp_path, service.url)
         assert (code, "another process writes to" in log) == (1, True)
         gate.set()
@@ -372,10 +351,7 @@ async def test_a_second_job_in_the_folder_is_refused(tmp_path: Path) -> None:
 async def test_a_full_disk_ends_the_job_and_loses_no_request(tmp_path: Path) -> None:
     ids = write_input(tmp_path / "in.jsonl", 200)
 
-    async def handle(body: Json) -> web.Response:
-        return answer_prompt(body)
-
-    async with Service(handle).serving() as service:
+    async with Service(answering()).serving() as service:
         code, log = await run_job(tmp_path, service.url, max_file_bytes=10_000)
         assert (code, "File too large" in log) == (1, True), log
         assert 0 < sum(service.asked.values()) < 200
