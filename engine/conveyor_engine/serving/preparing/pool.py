@@ -3,10 +3,11 @@
 Large or slow requests cannot occupy all workers. At most one worker runs long bodies, and chats leave one worker for
 completions, because a chat template may be slow.
 
-If a worker dies, the pool replaces it and rejects its job as too costly. If a worker sends nothing until its deadline
-(it was stopped, or is stuck in the kernel), the pool kills and replaces it, and the client may retry. A worker that
-cannot be killed is not replaced, so the number of processes is bounded. `is_alive` is false once all workers are past
-their deadlines and have not ended.
+If a worker dies, the pool replaces it and rejects its job as too costly. If a worker sends nothing and uses no CPU time
+until its deadline (it was stopped, or is stuck in the kernel), the pool kills and replaces it, and the client may
+retry. A worker that used CPU time is only slow, because others use the CPUs. It gets a further deadline, and its limit
+on CPU time ends its job. A worker that cannot be killed is not replaced, so the number of processes is bounded.
+`is_alive` is false once all workers are past their deadlines and have not ended.
 
 A worker gets its next job in the same iteration of the event loop in which its reply arrives. Requests arrive in
 bursts, and while many answers stream, each iteration takes milliseconds.
@@ -27,7 +28,7 @@ import msgspec
 
 from conveyor_engine.errors import Unavailable
 from conveyor_engine.serving.preparing.jobs import Prepared, find_kind
-from conveyor_engine.serving.preparing.process import ForkServer, deadline_seconds, too_costly
+from conveyor_engine.serving.preparing.process import ForkServer, deadline_seconds, too_costly, used_cpu_seconds
 from conveyor_engine.wire.frames import FrameReader, encode_frame
 from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, from_worker_decoder
 
@@ -80,7 +81,14 @@ class _Worker(asyncio.Protocol):
         self._transport.write(encode_frame(job))
 
     def _expect_message(self, seconds: float) -> None:
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._on_overdue, self)
+        used = used_cpu_seconds(self.pid)
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._on_deadline, seconds, used)
+
+    def _on_deadline(self, seconds: float, used_before: float) -> None:
+        if used_cpu_seconds(self.pid) > used_before:
+            self._expect_message(seconds)
+        else:
+            self._on_overdue(self)
 
     def kill(self) -> None:
         """Kill the process. Its socket closes when the process has ended.

@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
@@ -29,7 +30,7 @@ from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, job_d
 
 CPU_SECONDS = 1.0  # the CPU limit for a job; the job's kind and CPU_SECONDS_PER_MIB add to it
 CPU_SECONDS_PER_MIB = 1.0  # added for each MiB of the body; several times what bodies need
-SECONDS_PER_CPU_SECOND = 10.0  # elapsed-time limit / CPU limit: a job may wait for a CPU, or for memory to be paged in
+SECONDS_PER_CPU_SECOND = 10.0  # deadline / CPU limit: a job may wait for a CPU, or for memory to be paged in
 MEMORY_BYTES = 96 * 2**20  # memory that a job may allocate; the job's kind and the next two constants add to it
 MEMORY_BYTES_PER_TOKEN = 512  # added for each token of the context length; tokenizing takes 110 bytes per character
 # Added for each byte of the body. A body of empty lists needs 25, and MEMORY_BYTES covers the other 9 up to 10 MiB.
@@ -47,8 +48,19 @@ def cpu_seconds(job: Job) -> float:
 
 
 def deadline_seconds(job: Job) -> float:
-    """Return the seconds within which a worker must reply to the job. A worker that takes longer is stuck."""
+    """Return the seconds within which a worker must reply to the job or use CPU time. Otherwise it is stuck."""
     return SECONDS_PER_CPU_SECOND * cpu_seconds(job)
+
+
+def used_cpu_seconds(pid: int | None) -> float:
+    """Return the CPU time that a process has used, or 0 if there is none with this pid.
+
+    The clock's number is that of clock_getcpuclockid(3), which Python lacks.
+    """
+    try:
+        return 0.0 if pid is None else time.clock_gettime(~pid << 3 | 2)
+    except OSError:
+        return 0.0
 
 
 def too_costly(job: Job) -> InvalidRequest:

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -14,7 +15,7 @@ from tests.engine.builders import make_facts
 from conveyor_engine.errors import InvalidRequest, Unavailable, UnknownModel
 from conveyor_engine.serving.preparing import pool as pool_module
 from conveyor_engine.serving.preparing.pool import NUM_WORKERS, WorkerPool
-from conveyor_engine.serving.preparing.process import ForkServer
+from conveyor_engine.serving.preparing.process import ForkServer, used_cpu_seconds
 from conveyor_engine.wire.frames import FrameReader, encode_frame
 from conveyor_engine.wire.worker import Failure, Job, Reply, Started
 
@@ -219,6 +220,25 @@ async def test_a_worker_that_is_silent_is_killed_and_its_job_may_be_sent_again(m
         pool.workers.answer("a")  # a reply that was on its way makes no idle worker of a dead one
         pool.send(*"bcd")
         await pool.given("b", "c")
+
+
+async def test_a_worker_that_uses_cpu_time_is_slow_and_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+    async with started() as pool:
+        await pool.until(lambda: all(worker.pid for worker in pool.pool._workers))
+        for worker in pool.pool._workers:
+            worker.pid = busy.pid
+        looks: list[float] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(pool_module, "deadline_seconds", lambda _: 0.05)
+            patch.setattr(pool_module, "used_cpu_seconds", lambda pid: looks.append(used_cpu_seconds(pid)) or looks[-1])
+            pool.send("a")
+            await pool.until(lambda: looks and looks[-1] > looks[0] + 0.2)
+            assert not pool.prepared["a"].done()
+            busy.send_signal(signal.SIGSTOP)
+            with pytest.raises(Unavailable, match="send the request again"):
+                await pool.prepared["a"]
+        assert await busy.wait() == -signal.SIGKILL
 
 
 async def test_while_no_worker_can_be_killed_or_started_the_pool_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
