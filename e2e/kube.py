@@ -90,7 +90,7 @@ def condition(obj: Object | None, kind: str) -> Object:
     return next((c for c in conditions if c["type"] == kind), {})
 
 
-def wait_until(what: str, probe: Callable[[], T | None], timeout_seconds: float = 120) -> T:
+def wait_until(what: str, probe: Callable[[], T | None], timeout_seconds: float = 240) -> T:
     """Call `probe` twice a second until its result is true. The error says what did not happen."""
     end = time.monotonic() + timeout_seconds
     last: T | None = None

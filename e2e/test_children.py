@@ -31,13 +31,13 @@ def test_children_deleted_or_edited_by_hand_are_restored_and_leave_with_their_ow
     answer = json.loads(kube.kubectl(*command, ASK.format(namespace=namespace)))  # by the public Service's name
     assert [model["id"] for model in answer["data"]] == ["kept"]
     kube.kubectl("delete", "infsvc", "kept", "-n", namespace)
-    kube.wait_until("nothing is left", lambda: not left(namespace), 180)
+    kube.wait_until("nothing is left", lambda: not left(namespace))
 
 
 def delete_and_wait(kind: str, name: str, namespace: str) -> None:
     uid = observe(kind, name, namespace)["metadata"]["uid"]
     kube.kubectl("delete", kind, name, "-n", namespace, "--wait=false")
-    kube.wait_until(f"a new {kind} {name}", lambda: is_new(kind, name, uid, namespace), 60)
+    kube.wait_until(f"a new {kind} {name}", lambda: is_new(kind, name, uid, namespace))
 
 
 def is_new(kind: str, name: str, uid: str, namespace: str) -> bool:

@@ -23,7 +23,7 @@ async def test_one_gateway_killed_fails_at_most_its_own_requests(namespace: str)
     gateways = kube.wait_until("two gateways", find_two_gateways)
     url = service_url("door", namespace)
     async with running_load(url, BODY, concurrency=CLIENTS) as load:
-        await asyncio.to_thread(kube.wait_until, "the load is seen", lambda: read_in_flight(namespace), 60)
+        await asyncio.to_thread(kube.wait_until, "the load is seen", lambda: read_in_flight(namespace))
         reading = asyncio.create_task(asyncio.to_thread(read_for, 15, namespace))
         kube.kubectl(
             "delete", "pod", gateways[0]["metadata"]["name"], "-n", kube.SYSTEM_NAMESPACE, "--grace-period=0", "--force"

@@ -59,13 +59,13 @@ def test_a_missing_model_and_a_wrong_checksum_are_conditions(namespace: str, tmp
     faults = Faults(corrupt=frozenset({"model.safetensors"}))
     with running_hub(tmp_path, faults) as hub:
         kube.apply(from_hub(hub, manifest()), namespace)
-        found = kube.wait_until("ChecksumMismatch", lambda: failed("ChecksumMismatch", namespace), 120)
+        found = kube.wait_until("ChecksumMismatch", lambda: failed("ChecksumMismatch", namespace))
         assert "model.safetensors" in found["message"]
         kube.apply(from_hub(hub, manifest(uri="hf://Qwen/No-Such-Model")), namespace)
-        found = kube.wait_until("ModelNotFound", lambda: failed("ModelNotFound", namespace), 120)
+        found = kube.wait_until("ModelNotFound", lambda: failed("ModelNotFound", namespace))
         assert "No-Such-Model" in found["message"]
         kube.apply(from_hub(hub, manifest(uri=f"hf://{REPOSITORY}@no-such-revision")), namespace)
-        found = kube.wait_until("no revision", lambda: failed("ModelNotFound", namespace, "no-such-revision"), 120)
+        found = kube.wait_until("no revision", lambda: failed("ModelNotFound", namespace, "no-such-revision"))
 
 
 def failed(reason: str, namespace: str, word: str = "") -> dict[str, Any] | None:

@@ -52,9 +52,9 @@ def suspend_and_continue(job: str, suspend: str, namespace: str, folder: Path) -
     for given, changed in changes.items():
         job = job.replace(given, changed)
     shell(job)
-    kube.wait_until("the job has results", lambda: 0 < count_results(folder) < len(lines), 240)
+    kube.wait_until("the job has results", lambda: 0 < count_results(folder) < len(lines))
     shell(suspend)
-    kube.wait_until("the job's pod is gone", lambda: not kube.list_("pods", namespace, "job-name=long"), 60)
+    kube.wait_until("the job's pod is gone", lambda: not kube.list_("pods", namespace, "job-name=long"))
     num_results = count_results(folder)
     assert 0 < num_results < len(lines)
     shell(suspend.replace("true", "false"))

@@ -6,7 +6,7 @@ from e2e.services import service
 
 def test_a_missing_model_is_a_clear_condition_and_can_be_mended(namespace: str) -> None:
     kube.apply(service("lost", model={"uri": "pvc://models/nowhere"}), namespace)
-    found = kube.wait_until("ModelAvailable=False", lambda: model_missing(namespace), 120)
+    found = kube.wait_until("ModelAvailable=False", lambda: model_missing(namespace))
     assert found["reason"] == "ModelNotFound"
     assert "nowhere" in found["message"]
     kube.apply(service("lost"), namespace)

@@ -48,7 +48,7 @@ def test_the_mistake_is_told(mistake: Told, namespace: str, request: pytest.Fixt
         kube.apply(quota | {"spec": {"hard": mistake.quota}}, namespace)
     began = time.monotonic()
     kube.apply(service(NAME, **mistake.on_cluster), namespace)
-    kube.wait_until(f"{mistake.reason}: {mistake.says}", lambda: is_told(mistake, namespace), 120)
+    kube.wait_until(f"{mistake.reason}: {mistake.says}", lambda: is_told(mistake, namespace))
     figure = f"{mistake.done}: {mistake.reason} after {time.monotonic() - began:.0f} s"
     request.node.user_properties.append(("figure", figure))
 

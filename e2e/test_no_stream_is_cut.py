@@ -24,7 +24,7 @@ ENGINES = f"conveyor.dev/inference-service={NAME}"
 def calm(shared_namespace: str) -> str:
     """The namespace of a service with two engines."""
     kube.apply(service(NAME, replicas=2, resources=SLOW, queue={"timeout": "3m"}), shared_namespace)
-    kube.wait_until("two engines", lambda: ready(shared_namespace) == 2, 240)
+    kube.wait_until("two engines", lambda: ready(shared_namespace) == 2)
     return shared_namespace
 
 
@@ -103,4 +103,4 @@ def engines(namespace: str) -> set[str]:
 
 
 def wait_replaced(before: set[str], namespace: str) -> None:
-    kube.wait_until("others in their place", lambda: not engines(namespace) & before and ready(namespace) == 2, 240)
+    kube.wait_until("others in their place", lambda: not engines(namespace) & before and ready(namespace) == 2)

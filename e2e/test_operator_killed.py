@@ -28,7 +28,7 @@ async def test_an_operator_killed_in_a_rollout_loses_nothing(namespace: str) -> 
     # The Deployment's controller may have finished the rollout alone. What follows needs an operator.
     kube.kubectl("rollout", "status", "deployment/conveyor-operator", "-n", kube.SYSTEM_NAMESPACE, "--timeout=120s")
     kube.apply(service("roll", replicas=1, **spec), namespace)
-    kube.wait_until("a new operator has done it", lambda: settled(1, namespace), 120)
+    kube.wait_until("a new operator has done it", lambda: settled(1, namespace))
     kube.wait_ready("roll", namespace)
 
 

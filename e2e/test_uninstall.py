@@ -102,11 +102,11 @@ def build_deployment(name: str, command: list[str], volume: dict[str, Any]) -> d
 
 def test_an_adapter_that_comes_after_us_has_the_group_until_it_goes(ours: str, adapter: dict[str, Any]) -> None:
     kube.apply(adapter)
-    kube.wait_until("ours is withdrawn", lambda: owner("v1beta2.custom.metrics.k8s.io") is None, 60)
+    kube.wait_until("ours is withdrawn", lambda: owner("v1beta2.custom.metrics.k8s.io") is None)
     wait_scaling(ours, "their owner is named", "MetricsAPIOwnedByOther")
     assert_theirs_scale_and_namespaces_end(ours)
     unregister()
-    kube.wait_until("ours is back", lambda: owner(API_SERVICE) == "conveyor-metrics", 90)
+    kube.wait_until("ours is back", lambda: owner(API_SERVICE) == "conveyor-metrics")
     wait_registered()
     wait_scaling(ours, "ours scale again", "ScalingActive")
     assert_namespaces_end()
@@ -118,7 +118,7 @@ def test_uninstall_leaves_no_trace_but_the_services_and_the_chart_comes_back(
     """The chart comes back under the same name, first beside another owner of the API group, then as its owner."""
     kube.apply(service("leaves", pod={"nodeSelector": {"disk": "none"}}), ours)
     kube.helm("uninstall", "conveyor", "-n", kube.SYSTEM_NAMESPACE, "--wait", "--cascade", "foreground")
-    kube.wait_until("no APIService of ours", lambda: not custom_metrics_apiservices(), 60)
+    kube.wait_until("no APIService of ours", lambda: not custom_metrics_apiservices())
     assert_namespaces_end()
     assert_services_stay(ours)
     kube.kubectl("delete", "infsvc", "leaves", "-n", ours, "--timeout=60s")  # no finalizer holds it
@@ -162,13 +162,13 @@ def wait_scaling(namespace: str, what: str, reason: str) -> None:
     def found() -> bool:
         return kube.condition(kube.get("infsvc", "ours", namespace), "ScalingReady").get("reason") == reason
 
-    kube.wait_until(what, found, 120)
+    kube.wait_until(what, found)
 
 
 def assert_theirs_scale_and_namespaces_end(namespace: str) -> None:
     kube.kubectl("scale", "deployment/theirs", "-n", namespace, "--replicas=1")
     theirs = "deployment", "theirs", namespace
-    kube.wait_until("their HPA scales", lambda: (kube.get(*theirs) or {})["spec"]["replicas"] == 3, 90)
+    kube.wait_until("their HPA scales", lambda: (kube.get(*theirs) or {})["spec"]["replicas"] == 3)
     assert_namespaces_end()
 
 

@@ -125,7 +125,9 @@ def pauses() -> Iterator[float]:
         pause = min(1.5 * pause, 0.2)
 
 
-def wait_until(what: str, ready: Callable[[], bool], timeout_seconds: float, check: Callable[[], None]) -> None:
+def wait_until(
+    what: str, ready: Callable[[], object], check: Callable[[], None] = lambda: None, timeout_seconds: float = 240
+) -> None:
     """Poll `ready` until it is true. `check` may raise before the timeout, for example if a process has ended."""
     deadline, wait = time.monotonic() + timeout_seconds, pauses()
     while not ready():

@@ -104,10 +104,10 @@ class ControlPlane:
         self.processes.start("kube-apiserver", self._api_server_command(), _ENVIRONMENT)
         api = Api(self.kubeconfig)
         check = self.processes.check
-        wait_until("kube-apiserver", lambda: api.reachable("/readyz"), 60, check)
+        wait_until("kube-apiserver", lambda: api.reachable("/readyz"), check)
         self.processes.start("kube-controller-manager", self._controller_manager_command(), _ENVIRONMENT)
         account = "/api/v1/namespaces/default/serviceaccounts/default"
-        wait_until("kube-controller-manager", lambda: api.reachable(account), 60, check)
+        wait_until("kube-controller-manager", lambda: api.reachable(account), check)
 
     def stop(self) -> None:
         """Stop the processes and remove the folder. May be called twice."""

@@ -18,7 +18,7 @@ def install_definitions(api: Api) -> None:
         api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}", crd)
         spec = crd["spec"]
         path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
-        wait_until(spec["names"]["kind"], lambda path=path: api.reachable(path), 20, lambda: None)
+        wait_until(spec["names"]["kind"], lambda path=path: api.reachable(path))
     claim_root(api)
 
 

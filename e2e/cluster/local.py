@@ -80,7 +80,7 @@ def down() -> None:
     _remove_empty_folders()
     shutil.rmtree(FOLDER)
     with contextlib.suppress(TimeoutError):  # the kernel removes the network of ended pods a little later
-        wait_until("the end", lambda: not left(recorded), 10, lambda: None)
+        wait_until("the end", lambda: not left(recorded), timeout_seconds=30)
     if traces := left(recorded):
         raise TracesLeft(f"still there: {', '.join(traces)}")
 

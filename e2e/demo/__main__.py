@@ -77,7 +77,7 @@ def wait_for(service: str, kind: str, started: float) -> None:
             said = words
         return found.get("status") == "True"
 
-    kube.wait_until(f"the service is {kind}", is_true, 240)
+    kube.wait_until(f"the service is {kind}", is_true)
 
 
 def chat(url: str) -> None:

@@ -45,7 +45,7 @@ def install(api: Api, crd: Json) -> None:
     """Apply `crd` and wait until its resources are served."""
     api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}", crd)
     path = f"/apis/{crd['spec']['group']}/{names.VERSION}/{names.PLURAL}"
-    wait_until("the CRD", lambda: api.reachable(path), 20, lambda: None)
+    wait_until("the CRD", lambda: api.reachable(path))
 
 
 @pytest.fixture(scope="session")

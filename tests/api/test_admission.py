@@ -126,9 +126,7 @@ def test_a_resource_from_before_a_rule_can_still_be_updated_elsewhere(api: Api, 
 
     batching["x-kubernetes-validations"] = rules
     install(api, crd)
-    wait_until(
-        "the new rule", lambda: not services.would_create(body | {"metadata": {"name": "new"}}), 20, lambda: None
-    )
+    wait_until("the new rule", lambda: not services.would_create(body | {"metadata": {"name": "new"}}))
 
     services.merge("qwen", {"spec": {"replicas": 2}})
     assert services.get("qwen")["spec"]["batching"]["window"] == "10ms"

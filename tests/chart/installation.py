@@ -263,7 +263,7 @@ def running_metrics(plane: ControlPlane, objects: list[Json], folder: Path, port
     """Run the metrics server with the operator's certificate, and a kubelet that marks its pods as available."""
     api, certificates = Api(plane.kubeconfig), folder / "certificates"
     certificates.mkdir()
-    wait_until("its certificate", lambda: read_secret(api, METRICS_TLS_SECRET), 90)
+    wait_until("its certificate", lambda: read_secret(api, METRICS_TLS_SECRET))
     for file, content in read_secret(api, METRICS_TLS_SECRET).items():
         (certificates / file).write_bytes(content)
     flags = ("--host=127.0.0.1", f"--https-port={port}", "--admin-port=0", f"--certificate-folder={certificates}")

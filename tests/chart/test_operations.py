@@ -73,7 +73,7 @@ def test_a_definition_that_was_applied_by_hand_is_taken_over_when_told_so(releas
 
 def test_services_are_looked_at_saved_deleted_and_brought_back(release: Release, tmp_path: Path) -> None:
     release.upgrade()
-    wait_until("the kind's name and fields", lambda: "maxBatchSize" in explain(release), 30, lambda: None)
+    wait_until("the kind's name and fields", lambda: "maxBatchSize" in explain(release))
     release.shell("kubectl apply -f examples/qwen.yaml")
     assert "Max Batch Size" in release.shell("kubectl describe infsvc qwen")
     release.shell("kubectl get infsvc,servednames -A -o yaml > conveyor.yaml", tmp_path)
@@ -83,7 +83,7 @@ def test_services_are_looked_at_saved_deleted_and_brought_back(release: Release,
     assert release.api.reachable(f"{SERVICES}/qwen")
     release.shell("helm uninstall conveyor -n conveyor-system")
     release.shell("kubectl delete crd inferenceservices.conveyor.dev servednames.conveyor.dev")
-    wait_until("the end of the kind", lambda: not release.api.reachable(SERVICES), 30, lambda: None)
+    wait_until("the end of the kind", lambda: not release.api.reachable(SERVICES))
 
 
 @pytest.mark.parametrize("namespace", ["default", "kube-public"])
@@ -91,7 +91,7 @@ def test_the_service_of_the_notes_is_made_as_it_was_pasted(namespace: str, relea
     values = () if namespace == "default" else (f"watchNamespaces={{{namespace}}}",)
     pasted = re.search(r"^ *kubectl apply -f - <<EOF\n.*?^EOF\n", release.upgrade(*values), re.DOTALL | re.MULTILINE)
     assert pasted
-    wait_until("the kind", lambda: "maxBatchSize" in explain(release), 30, lambda: None)
+    wait_until("the kind", lambda: "maxBatchSize" in explain(release))
     release.shell(pasted[0])
     release.shell(f"kubectl delete infsvc qwen -n {namespace}")
 
@@ -124,7 +124,7 @@ def test_the_page_for_a_real_cluster_is_taken(release: Release, tmp_path: Path) 
     (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "service.yaml").write_text(shown)
     release.upgrade()
-    wait_until("the kind's name and fields", lambda: "maxBatchSize" in explain(release), 30, lambda: None)
+    wait_until("the kind's name and fields", lambda: "maxBatchSize" in explain(release))
     release.api.create("/api/v1/namespaces", {"metadata": {"name": "team-a"}})
     release.shell("kubectl apply -f service.yaml", tmp_path)
     assert "llama" in release.shell("kubectl get inferenceservices.conveyor.dev -n team-a -o name")

@@ -95,9 +95,9 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
                 wait_for_watches(plane, "metrics", before["metrics"], 2)
                 exercise_registration(Release(plane), check)
         with running_operator(plane, rendered, folder, "--network-policies=false"):
-            wait_until("the end of the policy", lambda: not space.list("NetworkPolicy"), 60)
+            wait_until("the end of the policy", lambda: not space.list("NetworkPolicy"))
             # The garbage collector looks for new definitions every 30 seconds.
-            wait_until("the end of the children", lambda: not space.children("qwen"), 60)
+            wait_until("the end of the children", lambda: not space.children("qwen"))
         return {process: plane.read_audit(account_of(process))[before[process] :] for process in PROCESSES}
     finally:
         helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, kubeconfig=plane.kubeconfig)
@@ -108,7 +108,7 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
 
 def exercise_operator(space: Space, check: Callable[[], None]) -> None:
     """Create, scale and edit a service, delete its children, and remove its volume."""
-    wait_until("its certificate", lambda: check() or read_secret(space.api, METRICS_TLS_SECRET), 90)
+    wait_until("its certificate", lambda: check() or read_secret(space.api, METRICS_TLS_SECRET))
     name = "qwen"
     cache = {"strategy": "PVC", "size": "1Gi"}
     with Kubelet(space, lambda pod: (prewarmed if "job-name" in pod["metadata"]["labels"] else ready)(pod)):
@@ -119,7 +119,7 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
         wait_until("its Service again", lambda: space.get("Service", name))
         old = {c for c in space.children(name) if c[0] == "ConfigMap"}
         space.edit(name, autoscaling={"provider": "KEDA"})
-        wait_until("the ScaledObject", lambda: space.list("ScaledObject"), 60)
+        wait_until("the ScaledObject", lambda: space.list("ScaledObject"))
         lose_labels(space, name)
         space.edit(name, autoscaling=None, replicas=2, model={"cache": {"strategy": "EmptyDir", "size": None}})
         wait_until("the end of the ScaledObject", lambda: not space.list("ScaledObject"))
@@ -127,7 +127,7 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
         wait_until(
             "the end of the old ConfigMap", lambda: not old & space.children(name), 60, lambda: space.children(name)
         )
-        wait_until("the end of the volume", lambda: not live(space.list("PersistentVolumeClaim")), 60)
+        wait_until("the end of the volume", lambda: not live(space.list("PersistentVolumeClaim")))
         cache = {"strategy": "PVC", "claimName": "mine", "prewarm": True}
         space.make_service("warm", model={"uri": "hf://org/name@main", "cache": cache})
         space.wait_condition("warm", "WorkloadReady", "True", "ReplicasReady", 60)
@@ -161,10 +161,10 @@ def live(objects: list[Json]) -> list[Json]:
 
 def exercise_registration(release: Release, check: Callable[[], None]) -> None:
     """Let the operator register the APIs while the server answers, and withdraw when another owner takes one over."""
-    wait_until("both APIServices", lambda: check() or None not in release.registered(), 60)
+    wait_until("both APIServices", lambda: check() or None not in release.registered())
     take_over(release, "v1beta1")
-    wait_until("the other is withdrawn", lambda: check() or release.api_service("v1beta2") is None, 30)
-    wait_until("no owner of ours is left", lambda: check() or not owners(release, "v1beta1"), 30)
+    wait_until("the other is withdrawn", lambda: check() or release.api_service("v1beta2") is None)
+    wait_until("no owner of ours is left", lambda: check() or not owners(release, "v1beta1"))
     release.api.delete(f"{API_SERVICES_PATH}/v1beta1.custom.metrics.k8s.io")
 
 

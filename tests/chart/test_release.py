@@ -50,7 +50,7 @@ def test_an_upgrade_keeps_the_certificate_and_the_registration(
         running_operator(release.plane, render(), tmp_path) as check,
         running_metrics(release.plane, render(), tmp_path, reachable.port),
     ):
-        wait_until("both APIServices", lambda: None not in release.registered(), 60, check)
+        wait_until("both APIServices", lambda: None not in release.registered(), check)
         secret, before = read_secret(release.api, METRICS_TLS_SECRET), release.registered()
         assert secret.keys() >= {"tls.crt", "tls.key", "ca.crt"}
         told = release.shell("kubectl get apiservice v1beta2.custom.metrics.k8s.io")
@@ -91,10 +91,10 @@ def test_the_registration_comes_and_goes_with_the_chart_however_that_is_applied(
             running_operator(release.plane, render(), tmp_path) as check,
             running_metrics(release.plane, render(), tmp_path, reachable.port),
         ):
-            wait_until("both APIServices", lambda: None not in release.registered(), 60, check)
+            wait_until("both APIServices", lambda: None not in release.registered(), check)
     finally:
         release.shell(remove)
-    wait_until("their end", lambda: release.registered() == [None, None], 60, lambda: None)
+    wait_until("their end", lambda: release.registered() == [None, None])
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Uninstalled:
 def uninstalled(chart_plane: AuditedControlPlane) -> Iterator[Uninstalled]:
     release = Release(chart_plane)
     release.upgrade()
-    wait_until("the CRD", lambda: release.api.reachable(SERVICES), 20, lambda: None)
+    wait_until("the CRD", lambda: release.api.reachable(SERVICES))
     service = {
         "apiVersion": "conveyor.dev/v1alpha1",
         "kind": "InferenceService",
@@ -133,7 +133,7 @@ def test_after_an_uninstall_namespaces_end(uninstalled: Uninstalled) -> None:
     api, name = uninstalled.release.api, f"after-{uuid4().hex[:6]}"
     api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     api.delete(f"/api/v1/namespaces/{name}")
-    wait_until("its end", lambda: not api.reachable(f"/api/v1/namespaces/{name}"), 60, lambda: None)
+    wait_until("its end", lambda: not api.reachable(f"/api/v1/namespaces/{name}"))
 
 
 def test_the_kept_definition_is_taken_by_the_next_install_and_survives_its_toggle(
@@ -178,7 +178,7 @@ def test_kubernetes_own_roles_for_people_cover_inference_services(release: Relea
         ("edit", "delete", "servednames"),
     ]
     for access in granted:  # Kubernetes aggregates each role by itself, some time after the install
-        wait_until(f"{access}", lambda access=access: may(*access), 20, lambda: None)
+        wait_until(f"{access}", lambda access=access: may(*access))
     assert not may("view", "create", "inferenceservices")
     assert not may("admin", "patch", "inferenceservices/status")
     assert not [verb for verb in ("create", "update", "patch") if may("admin", verb, "servednames")]

@@ -63,7 +63,6 @@ def test_each_serves_its_own_namespaces_and_survives_the_other(
                 wait_until(
                     f"its gateway, {gateway}",
                     lambda space=space, gateway=gateway: gateway_of(space, "qwen") == gateway,
-                    60,
                     lambda: check_first() or check_second(),
                 )
                 assert Space(release.api, system).need("Lease", OPERATOR_LEASE)["spec"]["holderIdentity"]

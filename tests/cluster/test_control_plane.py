@@ -37,7 +37,7 @@ def test_controllers_work(control_plane: ControlPlane, namespace: str) -> None:
     subprocess.run([*kubectl, "create", "deployment", "web", "--image=none"], check=True, capture_output=True)
     path = f"/api/v1/namespaces/{namespace}/pods"
     api = Api(control_plane.kubeconfig)
-    wait_until("the Deployment's pod", lambda: bool(api.get(path)["items"]), 10, lambda: None)
+    wait_until("the Deployment's pod", lambda: bool(api.get(path)["items"]))
 
 
 def test_an_owner_that_was_killed_leaves_nothing() -> None:
@@ -52,7 +52,7 @@ def test_an_owner_that_was_killed_leaves_nothing() -> None:
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    wait_until("their end", lambda: not _processes_in(folder), 5, lambda: None)
+    wait_until("their end", lambda: not _processes_in(folder))
     ControlPlane().stop()  # the next one removes the remains of killed ones before it starts
     assert not folder.exists()
 

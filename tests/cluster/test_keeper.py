@@ -78,7 +78,7 @@ def test_what_ends_while_the_cluster_is_up_is_waited_for(tmp_path: Path) -> None
         processes = Processes(tmp_path, die_with_parent=False)
         keeper, sleeper, _ = processes.recorded()
         processes.stop(["sleeper"])
-        wait_until("its end", lambda: not Path(f"/proc/{sleeper.pid}").exists(), 30, lambda: None)
+        wait_until("its end", lambda: not Path(f"/proc/{sleeper.pid}").exists())
         processes.stop(["keeper"], grace_seconds=30)
         os.waitpid(keeper.pid, 0)
     finally:

@@ -34,7 +34,7 @@ def test_a_host_path_claim_is_bound_without_a_storage_class(control_plane: Contr
     api.create("/api/v1/persistentvolumes", volume)
     path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
     api.create(path, claim)
-    wait_until("the claim", lambda: api.get(f"{path}/models")["status"].get("phase") == "Bound", 30, lambda: None)
+    wait_until("the claim", lambda: api.get(f"{path}/models")["status"].get("phase") == "Bound")
 
 
 def test_a_process_that_got_the_id_of_a_recorded_one_is_left_alone(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Installation:
         """Return `namespace/name` of the service that got a request for `model`, by the gateway's log; `-` for none."""
         before = len(self.requests())
         self.gateway.knows_model(model)
-        wait_until("the line of the request", lambda: len(self.requests()) > before, 30)
+        wait_until("the line of the request", lambda: len(self.requests()) > before)
         return self.requests()[-1]
 
     def requests(self) -> list[str]:
@@ -103,10 +103,10 @@ def test_who_waits_for_a_name_does_not_get_it_when_its_holder_replaces_the_servi
     installation.start_gateway()
     assert installation.find_owner(name) == f"{a.namespace}/good"
     a.delete("InferenceService", "good")
-    wait_until("the gateway sees it go", lambda: installation.gateway.demand(f"{a.namespace}/good") is None, 30)
+    wait_until("the gateway sees it go", lambda: installation.gateway.demand(f"{a.namespace}/good") is None)
     assert installation.find_owner(name) == "-"
     serve(a, "good", name)
-    wait_until("the gateway sees it", lambda: installation.gateway.demand(f"{a.namespace}/good"), 30)
+    wait_until("the gateway sees it", lambda: installation.gateway.demand(f"{a.namespace}/good"))
     assert installation.find_owner(name) == f"{a.namespace}/good"
     assert b.condition("squat", "NameClaimed")["reason"] == "NameTaken"
 
@@ -119,8 +119,8 @@ def test_a_gateway_of_the_first_release_with_claims_is_ready_when_it_knows_all_n
         serve(installation.b, f"s{number}", f"{name}-{number}")
     with pytest.raises(TimeoutError):
         installation.gateway.start(timeout_seconds=0)
-    wait_until("it waits for the names", lambda: "waiting for the op" in installation.gateway.admin("/readyz")[1], 30)
+    wait_until("it waits for the names", lambda: "waiting for the op" in installation.gateway.admin("/readyz")[1])
     installation.start_operator()
-    wait_until("it is ready", lambda: installation.gateway.admin("/readyz")[0] == 200, 60)
+    wait_until("it is ready", lambda: installation.gateway.admin("/readyz")[0] == 200)
     owners = {installation.find_owner(f"{name}-{number}") for number in range(20)}
     assert owners == {f"{installation.b.namespace}/s{number}" for number in range(20)}

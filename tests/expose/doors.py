@@ -78,7 +78,7 @@ def install_definitions(api: Api) -> None:
     paths = [f"{_DEFINITIONS}/{body['metadata']['name']}" for body in bodies]
     for path, body in zip(paths, bodies, strict=True):
         api.apply(path, body)
-    wait_until("the definitions", lambda: all(_is_established(api.get(path)) for path in paths), 60)
+    wait_until("the definitions", lambda: all(_is_established(api.get(path)) for path in paths))
 
 
 def _is_established(definition: Json) -> bool:

@@ -242,7 +242,7 @@ def running(folder: Path, namespace: str = "team") -> Iterator[Stand]:
         stack.callback(stand.client.end)
         wait_until("the client is answered", lambda: stand.client.answered > 5, 60, lambda: stand.client.failed)
         stand.client.failed.clear()
-        wait_until("the metric is served", stand._is_measured, 60)
+        wait_until("the metric is served", stand._is_measured)
         proxy.wait_quiet(2)
         yield stand
 

@@ -41,7 +41,7 @@ class GatewayProcess:
             raise
         return self
 
-    def start(self, timeout_seconds: float = 30) -> None:
+    def start(self, timeout_seconds: float = 240) -> None:
         """Start the process. Returns when it is ready."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
         limit = [] if self._max_open_files is None else ["prlimit", f"--nofile={self._max_open_files}"]
@@ -70,7 +70,7 @@ class GatewayProcess:
         def check() -> None:
             assert self.process.poll() is None, "\n".join(self.log)
 
-        wait_until(what, ready, timeout_seconds, check)
+        wait_until(what, ready, check, timeout_seconds)
 
     @property
     def url(self) -> str:
@@ -90,7 +90,7 @@ class GatewayProcess:
     def admin(self, path: str) -> tuple[int, str]:
         """Return status and text of a page of the admin port. The status is 0 while nothing answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}{path}", timeout=5) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}{path}", timeout=60) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -104,7 +104,7 @@ class GatewayProcess:
         headers = {"X-Request-Timeout-Seconds": "0.01"}
         request = urllib.request.Request(f"{self.url}/v1/completions", body, headers)
         try:
-            with urllib.request.urlopen(request, timeout=5):
+            with urllib.request.urlopen(request, timeout=60):
                 return True
         except urllib.error.HTTPError as error:
             with error:

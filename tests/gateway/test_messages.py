@@ -100,8 +100,6 @@ async def test_a_gateway_that_is_not_ready_tells_clients_no_namespace(
         wait_until(
             "it says what it waits for",
             lambda: "waiting for the operator, " in gateway.admin("/readyz")[1],
-            30,
-            lambda: None,
         )
     finally:
         gateway.kill()

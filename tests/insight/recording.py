@@ -189,11 +189,11 @@ def record(num_looks: int) -> list[Hpa]:
             api.create(_DEPLOYMENTS_PATH, build_deployment(hpa.name, replicas=3))
         for hpa in (first, *hpas):
             path = f"{_DEPLOYMENTS_PATH}/{hpa.name}"
-            wait_until("its pods", lambda path=path: api.get(path)["status"].get("replicas") == 3, 30, lambda: None)
+            wait_until("its pods", lambda path=path: api.get(path)["status"].get("replicas") == 3)
             api.create(_HPAS_PATH, hpa.body)
-            wait_until("the controller's knowledge of the API", lambda: first.rows, 60, lambda: None)
+            wait_until("the controller's knowledge of the API", lambda: first.rows)
         enough = lambda: all(len(hpa.rows) >= num_looks for hpa in hpas)  # noqa: E731
-        wait_until(f"{num_looks} looks", enough, 60 + 3 * num_looks, plane.processes.check)
+        wait_until(f"{num_looks} looks", enough, plane.processes.check, 240 + 3 * num_looks)
     return hpas
 
 

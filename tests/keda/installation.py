@@ -50,8 +50,8 @@ def running_keda(plane: ControlPlane, folder: Path, metrics_port: int) -> Iterat
         for name, flags in _build_flags(plane, folder, ports).items():
             processes.enter_context(_process(name, flags, environment, folder))
         _register(api, ports["adapter"], authority)
-        wait_until("external.metrics.k8s.io", lambda: api.reachable(EXTERNAL), 120)
-        wait_until("the webhook", lambda: _listens(ports["webhooks"]), 60)
+        wait_until("external.metrics.k8s.io", lambda: api.reachable(EXTERNAL))
+        wait_until("the webhook", lambda: _listens(ports["webhooks"]))
         api.create(_WEBHOOKS, _build_webhook(ports["webhooks"], authority))
         yield
 
@@ -92,7 +92,7 @@ def _define(plane: ControlPlane, api: Api) -> None:
     def found() -> set[str]:
         return set(subprocess.run(command, capture_output=True, text=True).stdout.split())
 
-    wait_until("KEDA's kinds", lambda: wanted <= found(), 60)
+    wait_until("KEDA's kinds", lambda: wanted <= found())
 
 
 def _listens(port: int) -> bool:

@@ -51,7 +51,7 @@ def test_keda_follows_the_queue_and_holds_where_the_sum_is_not_known(
     wait_count(space, 3)  # 70 / 24
     space.wait_condition("qwen", "ScalingReady", "True", "ScalingActive")
     assert owners(space) == ["ScaledObject"]
-    status = wait_until("the arithmetic", lambda: told(space, "inference_in_flight 70 / 24 -> 3"), 60)
+    status = wait_until("the arithmetic", lambda: told(space, "inference_in_flight 70 / 24 -> 3"))
     assert [metric["target"] for metric in status["metrics"]] == ["24", "4"]
     assert "inference_in_flight     70      24" in explained.explain()
     other.status = 503
@@ -84,7 +84,7 @@ def test_the_replicas_stay_while_the_provider_changes(
     gateway.status = 503  # so that nobody scales while it changes hands
     for provider, owner in (("KEDA", "ScaledObject"), ("Native", "InferenceService"), ("KEDA", "ScaledObject")):
         space.edit("qwen", autoscaling={"provider": provider})
-        wait_until(f"the HPA of {provider}", lambda owner=owner: owners(space) == [owner], 60)
+        wait_until(f"the HPA of {provider}", lambda owner=owner: owners(space) == [owner])
         assert count(space) == 4
     space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")
     gateway.status = 200
@@ -92,22 +92,22 @@ def test_the_replicas_stay_while_the_provider_changes(
     wait_count(space, 5)
     space.edit("qwen", autoscaling={"provider": "External", "behavior": None})
     space.wait_condition("qwen", "ScalingReady", "True", "ExternalAutoscaler")
-    wait_until("the end of the ScaledObject", lambda: not space.list("ScaledObject"), 60)
+    wait_until("the end of the ScaledObject", lambda: not space.list("ScaledObject"))
     assert (owners(space), count(space)) == ([], 5)
     space.edit("qwen", autoscaling={"provider": "KEDA"})
-    wait_until("KEDA's HPA", lambda: owners(space) == ["ScaledObject"], 60)
+    wait_until("KEDA's HPA", lambda: owners(space) == ["ScaledObject"])
     space.edit("qwen", autoscaling=None)
     space.wait_condition("qwen", "ScalingReady", "True", "FixedReplicas")
-    wait_until("the end of the ScaledObject", lambda: not space.list("ScaledObject"), 60)
+    wait_until("the end of the ScaledObject", lambda: not space.list("ScaledObject"))
     assert (owners(space), count(space)) == ([], 5)
 
 
 def test_a_service_that_is_deleted_takes_its_scaled_object_along(space: Space) -> None:
     space.make_service(batching=BATCHING, autoscaling=AUTOSCALING)
-    wait_until("KEDA's HPA", lambda: owners(space) == ["ScaledObject"], 60)
+    wait_until("KEDA's HPA", lambda: owners(space) == ["ScaledObject"])
     space.patch("ScaledObject", "qwen-engine", {"metadata": {"annotations": {"autoscaling.keda.sh/paused": "true"}}})
-    wait_until("paused", lambda: "is paused" in space.condition("qwen", "ScalingReady")["message"], 60)
+    wait_until("paused", lambda: "is paused" in space.condition("qwen", "ScalingReady")["message"])
     space.patch("ScaledObject", "qwen-engine", {"metadata": {"annotations": {"autoscaling.keda.sh/paused": None}}})
-    wait_until("KEDA's HPA again", lambda: owners(space) == ["ScaledObject"], 60)
+    wait_until("KEDA's HPA again", lambda: owners(space) == ["ScaledObject"])
     space.delete("InferenceService", "qwen")
-    wait_until("the end", lambda: not space.list("ScaledObject") and not owners(space), 60)
+    wait_until("the end", lambda: not space.list("ScaledObject") and not owners(space))

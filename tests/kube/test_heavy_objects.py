@@ -35,7 +35,7 @@ def heavies(control_plane: ControlPlane) -> Api:
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/heavies.{GROUP}"
     body = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
     api.apply(path, {**body, "metadata": {"name": f"heavies.{GROUP}"}, "spec": spec})
-    wait_until("the CRD", lambda: api.reachable(f"/apis/{GROUP}/v1/heavies"), 20, lambda: None)
+    wait_until("the CRD", lambda: api.reachable(f"/apis/{GROUP}/v1/heavies"))
     return api
 
 

@@ -153,7 +153,7 @@ def register(api: Api, port: int, authority: Authority) -> None:
         api.create("/apis/apiregistration.k8s.io/v1/apiservices", build_api_service(version, priority, port, authority))
     for version in METRICS_VERSIONS:
         path = f"/apis/custom.metrics.k8s.io/{version}"
-        wait_until(path, lambda path=path: api.reachable(path), 60, lambda: None)
+        wait_until(path, lambda path=path: api.reachable(path))
 
 
 def build_api_service(version: str, priority: int, port: int, authority: Authority) -> Json:

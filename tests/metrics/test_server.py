@@ -39,10 +39,10 @@ def test_the_start_waits_for_the_operator_to_fill_the_secret(metrics_plane: Cont
     (tmp_path / "tls.crt").touch()
     with running_server(metrics_plane, tmp_path) as (_, _, admin_port):
         wanted = (503, "waiting for the serving certificate\n")
-        wait_until("the wait", lambda: read_health(admin_port, "/readyz") == wanted, 30, lambda: None)
+        wait_until("the wait", lambda: read_health(admin_port, "/readyz") == wanted)
         assert read_health(admin_port, "/livez") == (200, "ok\n")
         write_serving_certificate(Authority(tmp_path, "authority"), tmp_path)
-        wait_until("ready", lambda: read_health(admin_port, "/readyz") == (200, "ok\n"), 10, lambda: None)
+        wait_until("ready", lambda: read_health(admin_port, "/readyz") == (200, "ok\n"))
 
 
 def test_metrics_of_the_process_are_served_for_prometheus(aggregated: Aggregated) -> None:
@@ -131,14 +131,14 @@ def test_the_hpa_of_a_real_controller_follows_the_value_and_holds_when_it_is_not
         conditions = api.get(f"{hpas}/scaled")["status"].get("conditions", [])
         return next((c for c in conditions if c["type"] == "ScalingActive"), {"status": "Unknown"})
 
-    wait_until("35 / 10 -> 4 replicas", lambda: (desired(), replicas()) == (4, 4), 60, lambda: None)
+    wait_until("35 / 10 -> 4 replicas", lambda: (desired(), replicas()) == (4, 4))
     gateway.status = 503
-    wait_until("the HPA's notice", lambda: active()["status"] == "False", 30, lambda: None)
+    wait_until("the HPA's notice", lambda: active()["status"] == "False")
     assert "the sum over the gateways is not known" in active()["message"]
     gateway.services = {"default/scaled": {"in_flight": 1, "queue_depth": 0}}
     assert replicas() == 4  # what it does not know, it does not act on
     gateway.status = 200
-    wait_until("1 / 10 -> 1 replica", lambda: replicas() == 1, 30, lambda: None)
+    wait_until("1 / 10 -> 1 replica", lambda: replicas() == 1)
     api.delete(f"{hpas}/scaled")
     api.delete("/apis/apps/v1/namespaces/default/deployments/scaled")
 
@@ -174,18 +174,18 @@ def test_while_a_gateway_cannot_be_read_the_hpa_goes_up_and_never_down(
         conditions = api.get(f"{hpas}/{name}")["status"].get("conditions", [])
         return any((each["type"], each["status"]) == ("ScalingActive", status) for each in conditions)
 
-    wait_until("120 / 30 -> 4 replicas", lambda: replicas() == 4, 60, lambda: None)
+    wait_until("120 / 30 -> 4 replicas", lambda: replicas() == 4)
     other.status = 503
-    wait_until("the HPA's notice", lambda: looked("False"), 30, lambda: None)
+    wait_until("the HPA's notice", lambda: looked("False"))
     assert replicas() == 4
     one.services = {f"default/{name}": {"in_flight": 60, "queue_depth": 28}}
-    wait_until("28 / 5 -> 6 replicas", lambda: replicas() == 6, 30, lambda: None)
+    wait_until("28 / 5 -> 6 replicas", lambda: replicas() == 6)
     assert looked("True")
     one.services = {f"default/{name}": {"in_flight": 1, "queue_depth": 0}}
-    wait_until("the HPA's notice", lambda: looked("False"), 30, lambda: None)
+    wait_until("the HPA's notice", lambda: looked("False"))
     assert replicas() == 6
     other.services = {f"default/{name}": {"in_flight": 28, "queue_depth": 0}}
     other.status = 200
-    wait_until("29 / 30 -> 1 replica", lambda: replicas() == 1, 30, lambda: None)
+    wait_until("29 / 30 -> 1 replica", lambda: replicas() == 1)
     api.delete(f"{hpas}/{name}")
     api.delete(f"{deployments}/{name}")

@@ -35,7 +35,7 @@ def live_write_by_write(stage: Stage, *, after: bool) -> int:
     for nth in range(1, 60):
         killer = Killer(stage, nth, after)
         life = stage.start()
-        wait_until("a write, or peace", lambda: killer.struck.is_set() or is_quiet(stage), 60)  # noqa: B023
+        wait_until("a write, or peace", lambda: killer.struck.is_set() or is_quiet(stage))  # noqa: B023
         if not killer.struck.is_set():
             life.stop()
             stage.proxy.before = lambda call: None

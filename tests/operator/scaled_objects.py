@@ -28,7 +28,7 @@ def remove(api: Api) -> None:
         metadata = found["metadata"]
         unfinish(Space(api, metadata["namespace"]), metadata["name"])
     api.delete(f"{_CRDS}/scaledobjects.keda.sh")
-    wait_until("no ScaledObjects", lambda: not api.reachable(_COLLECTION), 30)
+    wait_until("no ScaledObjects", lambda: not api.reachable(_COLLECTION))
 
 
 def unfinish(space: Space, name: str = "qwen-engine") -> None:

@@ -139,7 +139,7 @@ class Space:
             seen = (body.get("status") or {}).get("observedGeneration")
             return body if seen == body["metadata"]["generation"] else None
 
-        return wait_until(f"{name} is observed", found, 30)
+        return wait_until(f"{name} is observed", found)
 
 
 class RunningOperator:
@@ -235,7 +235,7 @@ def install_definition(api: Api, file: Path) -> None:
     api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}", body)
     spec = body["spec"]
     paths = [f"/apis/{spec['group']}/{v['name']}/{spec['names']['plural']}" for v in spec["versions"] if v["served"]]
-    wait_until(f"{spec['names']['plural']} are served", lambda: all(map(api.reachable, paths)), 30)
+    wait_until(f"{spec['names']['plural']} are served", lambda: all(map(api.reachable, paths)))
 
 
 def make_service(name: str = "qwen", **spec: Any) -> Json:
@@ -250,7 +250,7 @@ def make_service(name: str = "qwen", **spec: Any) -> Json:
 
 
 def wait_until(
-    what: str, probe: Callable[[], T | None], timeout: float = 120, show: Callable[[], Any] = lambda: None
+    what: str, probe: Callable[[], T | None], timeout: float = 240, show: Callable[[], Any] = lambda: None
 ) -> T:
     deadline = time.monotonic() + timeout
     for pause in pauses():

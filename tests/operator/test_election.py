@@ -111,5 +111,5 @@ def test_a_lease_that_somebody_deleted_is_made_again(stage: Stage) -> None:
     with candidate(stage, "first") as leader:
         wait_until("it acts", lambda: leader.get("/readyz") == (200, "ready\n"), 60, lambda: leader.log)
         stage.space.delete("Lease", OPERATOR_LEASE)
-        wait_until("a new one", lambda: holder(stage).get("holderIdentity") == "first", 20)
+        wait_until("a new one", lambda: holder(stage).get("holderIdentity") == "first")
         assert leader.popen.poll() is None

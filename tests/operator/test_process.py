@@ -92,7 +92,7 @@ def crd_removed(stage: Stage) -> Iterator[None]:
 
 def test_the_process_works_tells_the_truth_and_ends_on_sigterm(stage: Stage) -> None:
     with process(stage, "--log-level=debug") as running, Kubelet(stage.space, ready):
-        wait_until("it is ready", lambda: running.get("/readyz")[0] == 200, 60)
+        wait_until("it is ready", lambda: running.get("/readyz")[0] == 200)
         assert running.get("/livez") == (200, "alive; waiting for: nothing\n")
         stage.space.make_service()
         stage.space.wait_condition("qwen", "Ready", "True", "Ready", 60)
@@ -115,7 +115,7 @@ def test_the_process_works_tells_the_truth_and_ends_on_sigterm(stage: Stage) -> 
 def test_a_killed_process_leaves_work_that_the_next_one_finishes(stage: Stage) -> None:
     with Kubelet(stage.space, ready):
         with process(stage) as first:
-            wait_until("it is ready", lambda: first.get("/readyz")[0] == 200, 60)
+            wait_until("it is ready", lambda: first.get("/readyz")[0] == 200)
             stage.space.make_service()
             wait_until("the first children", lambda: stage.space.children("qwen"))
             assert first.end(signal.SIGKILL) == -signal.SIGKILL
@@ -126,14 +126,14 @@ def test_a_killed_process_leaves_work_that_the_next_one_finishes(stage: Stage) -
 def test_sigterm_while_kopf_finds_out_what_the_cluster_serves_is_no_failure(stage: Stage) -> None:
     slow = stage.proxy.fail(lambda call: call.resource == "/apis/apps/v1", SLOW)
     with process(stage) as running:
-        wait_until("it asks", lambda: slow.hits, 60)
+        wait_until("it asks", lambda: slow.hits)
         assert running.end(signal.SIGTERM) == 0, "".join(running.log)
 
 
 @pytest.mark.slow
 def test_before_the_crd_is_there_the_process_lives_is_not_ready_says_why_and_ends_on_sigterm(stage: Stage) -> None:
     with crd_removed(stage), process(stage) as running:
-        wait_until("it says so", lambda: "is not installed" in running.get("/livez")[1], 60)
+        wait_until("it says so", lambda: "is not installed" in running.get("/livez")[1])
         assert running.get("/livez")[0] == 200
         assert running.get("/readyz") == (503, "the CRD inferenceservices.conveyor.dev is not installed\n")
         assert running.end(signal.SIGTERM) == 0

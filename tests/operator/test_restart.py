@@ -58,7 +58,7 @@ def test_every_write_may_be_the_last_one_of_its_operator(stage: Stage) -> None:
         tortured, seen = end_state(stage), conditions(stage)
         assert stage.space.need("Deployment", "qwen-engine")["spec"]["replicas"] == 2
         stage.space.delete("InferenceService", "qwen")
-        wait_until("all is gone", lambda: not stage.space.children("qwen"), 60)
+        wait_until("all is gone", lambda: not stage.space.children("qwen"))
         with stage.operator():
             stage.space.make_service(batching={"maxBatchSize": 8}, autoscaling=AUTOSCALING)
             stage.space.wait_condition("qwen", "Ready", "True", "Ready")
@@ -229,4 +229,4 @@ def test_watches_that_break_are_taken_up_again(stage: Stage) -> None:
         stage.proxy.sever()
         stage.space.delete("PodDisruptionBudget", "qwen-engine")
         stage.proxy.severed = False
-        wait_until("it is back", lambda: stage.space.get("PodDisruptionBudget", "qwen-engine"), 60)
+        wait_until("it is back", lambda: stage.space.get("PodDisruptionBudget", "qwen-engine"))

@@ -39,7 +39,7 @@ def test_an_hpa_of_ones_own_scales_and_switching_keeps_the_replicas(
     assert count(space) == 1
     assert "no HorizontalPodAutoscaler for the Deployment" in explained.explain()
     space.create("HorizontalPodAutoscaler", read_block("HorizontalPodAutoscaler"))
-    wait_until("70 / 24 -> 3", lambda: count(space) == 3, 60)
+    wait_until("70 / 24 -> 3", lambda: count(space) == 3)
     assert "HorizontalPodAutoscaler mine, which Conveyor did not create, sets the replicas" in explained.explain()
     assert [hpa["metadata"]["name"] for hpa in space.list("HorizontalPodAutoscaler")] == ["mine"]
     space.delete("HorizontalPodAutoscaler", "mine")

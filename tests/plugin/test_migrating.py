@@ -41,7 +41,7 @@ def install(api: Api, *versions: str) -> None:
 
 
 def wait_served(api: Api, path: str) -> None:
-    wait_until(path, lambda: api.reachable(path), 30)
+    wait_until(path, lambda: api.reachable(path))
 
 
 def stored(api: Api, name: str = names.CRD_NAME) -> list[str]:
@@ -115,7 +115,7 @@ def test_objects_that_may_not_be_written_keep_their_version(
         assert main(["migrate", f"--kubeconfig={reader}"]) == 1
         return capsys.readouterr().out
 
-    wait_until("the role is in force", lambda: "default/qwen-7 is not written: " in told(), 30)
+    wait_until("the role is in force", lambda: "default/qwen-7 is not written: " in told())
     assert stored(api) == [NEXT, "v1"]
     assert main(["migrate", f"--kubeconfig={plane.kubeconfig}"]) == 0
     assert stored(api) == ["v1"]

@@ -175,7 +175,7 @@ def run(load: Load) -> dict[str, Any]:
         prepare(control_plane, address, port)
         with GatewayProcess(control_plane.kubeconfig) as gateway:
             ready = {"namespace": "default", "inference_service": "qwen"}
-            wait_until("the engine", lambda: gateway.metric("conveyor_gateway_engines", **ready) == 1, 20, lambda: None)
+            wait_until("the engine", lambda: gateway.metric("conveyor_gateway_engines", **ready) == 1)
             for pid, core in ((gateway.process.pid, GATEWAY_CORE), (engine.pid, LOAD_CORE), (os.getpid(), LOAD_CORE)):
                 pin(pid, core)
             urls = {

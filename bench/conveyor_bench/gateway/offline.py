@@ -145,7 +145,7 @@ async def measure(urls: dict[str, str], folder: Path, rounds: int, seconds: floa
 
 def wait_known(gateway: GatewayProcess, service: str) -> None:
     labels = {"namespace": "default", "inference_service": service}
-    wait_until("the engine", lambda: gateway.metric("conveyor_gateway_engines", **labels) == 1, 20, lambda: None)
+    wait_until("the engine", lambda: gateway.metric("conveyor_gateway_engines", **labels) == 1)
 
 
 def run(rounds: int, seconds: float) -> dict[str, Any]:

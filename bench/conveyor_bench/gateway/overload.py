@@ -164,9 +164,7 @@ def run(sizes: Sizes) -> dict[str, Any]:
             cluster.apply_engine("tiny", own_address(), int(engine.wait_ready().url.rpartition(":")[2]))
             with GatewayProcess(plane.kubeconfig) as gateway:
                 ready = {"namespace": "default", "inference_service": "tiny"}
-                wait_until(
-                    "its engine", lambda: gateway.metric("conveyor_gateway_engines", **ready) == 1, 30, lambda: None
-                )
+                wait_until("its engine", lambda: gateway.metric("conveyor_gateway_engines", **ready) == 1)
                 return asyncio.run(measure(f"{gateway.url}/default/tiny/v1/completions", sizes))
 
 

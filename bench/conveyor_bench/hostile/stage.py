@@ -31,7 +31,7 @@ def running_operator(plane: ControlPlane) -> Iterator[tuple[int, int]]:
     port = free_port()
     flags = (f"--admin-port={port}", "--metrics-api=false")
     with running("conveyor_operator", plane.kubeconfig, *flags, log=subprocess.DEVNULL) as process:
-        wait_until("the operator", partial(_listens, port), 30, lambda: None)
+        wait_until("the operator", partial(_listens, port))
         yield process.pid, port
 
 
@@ -64,7 +64,7 @@ def serve_metrics(api: Api, server: MetricsServer, gateway: tuple[str, int], nam
     """Register the server, which reads one gateway. Returns when the namespace's service `good` has its value."""
     api.apply(f"{SLICES}/gateway", build_slice("gateway", [gateway]))
     register(api, server.https_port, server.authority)
-    wait_until("the HPA's value", partial(api.reachable, value_path(namespace)), 60, lambda: None)
+    wait_until("the HPA's value", partial(api.reachable, value_path(namespace)))
 
 
 def value_path(namespace: str) -> str:

@@ -55,13 +55,13 @@ def name_for(mistake: Told) -> str:
 
 def look(stage: Stage, kubeconfig: Path, name: str, mistake: Told) -> None:
     stage.space.wait_condition(name, "Ready", mistake.ready, mistake.reason)
-    wait_until("the sentence", lambda: mistake.says in stage.space.condition(name, "Ready")["message"], 30)
+    wait_until("the sentence", lambda: mistake.says in stage.space.condition(name, "Ready")["message"])
     header, row = kubectl(kubeconfig, stage.space.namespace, "get", "infsvc", name).splitlines()
     assert header.split()[:3] == ["NAME", "READY", "REASON"]
     assert row.split()[:3] == [name, mistake.ready, mistake.reason]
     described = kubectl(kubeconfig, stage.space.namespace, "describe", "infsvc", name)
     assert mistake.says in " ".join(described.split())
-    wait_until("its Event", lambda: warned(stage, kubeconfig, name, mistake.reason), 30)
+    wait_until("its Event", lambda: warned(stage, kubeconfig, name, mistake.reason))
 
 
 def warned(stage: Stage, kubeconfig: Path, name: str, reason: str) -> bool:

@@ -15,7 +15,7 @@ def test_an_object_of_somebody_else_is_not_adopted(stage: Stage) -> None:
         stage.space.wait_children("qwen")  # the others are there all the same
         assert stage.space.need("Service", "qwen")["spec"]["selector"] == {"app": "theirs"}
         stage.space.delete("Service", "qwen")
-        wait_until("ours", lambda: (stage.space.get("Service", "qwen") or {}).get("spec", {}).get("externalName"), 40)
+        wait_until("ours", lambda: (stage.space.get("Service", "qwen") or {}).get("spec", {}).get("externalName"))
 
 
 def make_foreign_deployment(stage: Stage) -> None:

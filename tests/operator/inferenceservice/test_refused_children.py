@@ -38,4 +38,4 @@ def test_pods_wait_for_a_configuration_that_is_refused(stage: Stage) -> None:
         stage.proxy.wait_quiet()
         assert stage.space.get("Deployment", "qwen-engine") is None
         stage.space.delete("ResourceQuota", "no-more")
-        wait_until("the Deployment", lambda: stage.space.get("Deployment", "qwen-engine"), 60)
+        wait_until("the Deployment", lambda: stage.space.get("Deployment", "qwen-engine"))

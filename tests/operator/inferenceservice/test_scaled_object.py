@@ -55,7 +55,7 @@ def test_a_cluster_without_keda_is_told_and_one_that_gets_it_is_noticed(stage: S
         stage.proxy.wait_quiet()
         assert not stage.space.list(HPA)
         scaled_objects.install(stage.space.api)
-        wait_until("the ScaledObject", lambda: stage.space.get(SCALED_OBJECT, "qwen-engine"), 20)
+        wait_until("the ScaledObject", lambda: stage.space.get(SCALED_OBJECT, "qwen-engine"))
         told = stage.space.wait_condition("qwen", "ScalingReady", "Unknown", "WaitingForAutoscaler")["message"]
         assert "check that the Deployment keda-operator runs" in told
         assert not stage.space.list(HPA)

@@ -47,7 +47,7 @@ def test_two_resources_of_one_name_get_their_own_children_and_statuses(stage: St
         assert (owner["kind"], owner["uid"]) == ("Widget", uid)
         stage.proxy.wait_quiet()
         stage.space.delete("InferenceService", "qwen")
-        wait_until("the service's are gone", lambda: not stage.space.children("qwen"), 60)
+        wait_until("the service's are gone", lambda: not stage.space.children("qwen"))
         assert text(stage) == "hello"
         events = [e for e in stage.space.list("Event") if e["involvedObject"]["kind"] == "Widget"]
         assert [(event["reason"], event["message"]) for event in events] == [("Says", "hello")]

@@ -19,8 +19,8 @@ def test_credentials_that_are_refused_for_a_moment_do_not_end_the_operator(
         refused = stage.proxy.fail(lambda call: (call.verb, call.resource) == ("watch", POD.plural), 401, times=2)
         stage.proxy.sever()
         stage.proxy.severed = False
-        wait_until("it was refused twice", lambda: refused.hits == 2, 60)
+        wait_until("it was refused twice", lambda: refused.hits == 2)
         stage.space.delete("PodDisruptionBudget", "qwen-engine")
-        wait_until("it is back", lambda: stage.space.get("PodDisruptionBudget", "qwen-engine"), 60)
+        wait_until("it is back", lambda: stage.space.get("PodDisruptionBudget", "qwen-engine"))
         stage.proxy.wait_quiet(2)
     assert "event=credentials_refused" in caplog.text

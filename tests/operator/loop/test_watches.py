@@ -38,7 +38,7 @@ def watches_expired(stage: Stage, *kinds: Kind) -> Iterator[None]:
     for kind in kinds:
         stage.proxy.fail(lambda call, kind=kind: (call.verb, call.resource) == ("watch", kind.plural), 410)
     stage.proxy.severed = False
-    wait_until("all expired", lambda: all(fault.hits for fault in stage.proxy.faults), 60)
+    wait_until("all expired", lambda: all(fault.hits for fault in stage.proxy.faults))
 
 
 def test_a_child_that_was_deleted_while_watches_expired_comes_back(stage: Stage) -> None:
@@ -71,7 +71,7 @@ def test_a_service_made_again_while_watches_expired_keeps_its_children(stage: St
         stage.proxy.wait_quiet()
         with watches_expired(stage, *KINDS):
             stage.space.delete("InferenceService", "qwen")
-            wait_until("nothing is left", lambda: not stage.space.children("qwen"), 60)
+            wait_until("nothing is left", lambda: not stage.space.children("qwen"))
             uid = stage.space.make_service()["metadata"]["uid"]
         stage.space.wait_children("qwen")
         stage.proxy.wait_quiet(2)

@@ -71,7 +71,7 @@ def test_the_first_service_claims_a_name_and_a_later_one_is_told_that_it_is_take
     told = wait_told(teams.b, "squat", "False", "NameTaken")
     assert f"the name {name!r} is already taken" in told
     assert f"clients set model to '{teams.b.namespace}/squat'" in told
-    ((service, type, message),) = wait_until("its Event", lambda: list_events(teams.b, "NameTaken"), 60)
+    ((service, type, message),) = wait_until("its Event", lambda: list_events(teams.b, "NameTaken"))
     assert (service, type, message) == ("squat", "Warning", told)
     everything = json.dumps([*teams.b.list("Event"), *teams.b.list("InferenceService")])
     assert "good" not in everything
@@ -119,12 +119,12 @@ def test_a_released_name_goes_to_the_service_that_waits_for_it_and_both_are_told
     serve(teams.b, "squat", name)
     wait_told(teams.b, "squat", "False", "NameTaken")
     teams.a.edit("good", model={"name": f"{name}-2"})
-    wait_until("another name", lambda: f"{name}-2" in teams.a.condition("good", "NameClaimed")["message"], 60)
+    wait_until("another name", lambda: f"{name}-2" in teams.a.condition("good", "NameClaimed")["message"])
     assert holders(teams.a, teams.b)[name] == teams.a.namespace, "an edit releases nothing"
     release(teams.a, name)
     wait_told(teams.b, "squat", "True", "NameClaimed")
     assert holders(teams.a, teams.b)[name] == teams.b.namespace
-    ((_, type, message),) = wait_until("its Event", lambda: list_events(teams.a, "NameReleased"), 60)
+    ((_, type, message),) = wait_until("its Event", lambda: list_events(teams.a, "NameReleased"))
     assert (type, message) == ("Normal", f"the name {name!r} no longer belongs to this namespace")
 
 
@@ -141,7 +141,7 @@ def test_a_claim_that_is_deleted_while_its_service_is_there_comes_back(teams: Te
     wait_told(teams.b, "old", "False", "NameTaken")
     (before,) = teams.a.list("ServedName")
     release(teams.a, name)
-    wait_until("another claim", lambda: is_replaced(teams.a, before["metadata"]["uid"]), 60)
+    wait_until("another claim", lambda: is_replaced(teams.a, before["metadata"]["uid"]))
     teams.stage.proxy.wait_quiet()
     assert name not in holders(teams.b)
     assert list_events(teams.a, "NameReleased") == []
@@ -164,7 +164,7 @@ def test_a_name_is_handed_over_by_a_second_claim_and_the_end_of_the_first(teams:
     release(teams.b, name)
     wait_told(teams.a, "good", "True", "NameClaimed")
     wait_told(teams.b, "squat", "False", "NameTaken")
-    wait_until("an Event", lambda: list_events(teams.b, "NameTaken"), 60)
+    wait_until("an Event", lambda: list_events(teams.b, "NameTaken"))
 
 
 def test_the_names_of_a_namespace_go_with_it_and_a_new_one_is_another_holder(teams: Teams, name: str) -> None:
@@ -176,7 +176,7 @@ def test_the_names_of_a_namespace_go_with_it_and_a_new_one_is_another_holder(tea
     path = f"/api/v1/namespaces/{teams.a.namespace}"
     teams.a.api.delete(path)
     wait_told(teams.b, "squat", "True", "NameClaimed")
-    wait_until("the end of the namespace", lambda: not teams.a.api.reachable(path), 120)
+    wait_until("the end of the namespace", lambda: not teams.a.api.reachable(path))
     teams.a.api.create("/api/v1/namespaces", {"metadata": {"name": teams.a.namespace}})
     serve(teams.a, "good", name)
     wait_told(teams.a, "good", "False", "NameTaken")
@@ -189,7 +189,7 @@ def test_a_namespace_has_a_hundred_names_and_gets_another_when_one_is_released(t
     serve(teams.a, "good", name)
     told = wait_told(teams.a, "good", "False", "TooManyNames")
     assert "delete a ServedName that you no longer need" in told
-    wait_until("its Event", lambda: list_events(teams.a, "TooManyNames"), 60)
+    wait_until("its Event", lambda: list_events(teams.a, "TooManyNames"))
     assert len(holders(teams.a)) == MAX_SERVED_NAMES
     serve(teams.b, "other", f"{name}-b")
     wait_told(teams.b, "other", "True", "NameClaimed")
@@ -224,7 +224,7 @@ def test_the_gateways_own_name_is_claimed_after_those_of_all_services(teams: Tea
         serve(teams.a, f"s{number}", f"{name}/{number}")
     system = teams.b.namespace
     teams.stage.start(watch_namespaces=(teams.a.namespace,), system_namespace=system)
-    wait_until("its claim", lambda: root_name(system) in holders(teams.b), 60)
+    wait_until("its claim", lambda: root_name(system) in holders(teams.b))
     assert set(holders(teams.a)) == {f"{name}/{number}" for number in range(5)}
     made = [call for call in teams.stage.proxy.calls if (call.verb, call.resource) == ("create", "servednames")]
     assert [call.status for call in made] == [201] * 6
@@ -240,7 +240,7 @@ def test_a_second_operator_claims_nothing_twice_and_tells_nothing_new(teams: Tea
     count = len(teams.stage.proxy.calls)
     teams.start()
     watched = ("watch", "inferenceservices")
-    wait_until("it looks", lambda: watched in [(c.verb, c.resource) for c in teams.stage.proxy.calls[count:]], 60)
+    wait_until("it looks", lambda: watched in [(c.verb, c.resource) for c in teams.stage.proxy.calls[count:]])
     teams.stage.proxy.wait_quiet(2)
     after = teams.a.need("InferenceService", "good")["metadata"]["resourceVersion"], teams.a.list("ServedName")
     assert after == before
@@ -285,7 +285,7 @@ def test_a_namespace_in_which_claims_fail_is_told_so_and_holds_up_no_other(
     teams.start()
     serve(teams.a, "fails", name)
     told = f"not claimed yet: injected {status}"
-    wait_until("it is told", lambda: told in teams.a.condition("fails", "NameClaimed").get("message", ""), 60)
+    wait_until("it is told", lambda: told in teams.a.condition("fails", "NameClaimed").get("message", ""))
     assert teams.a.condition("fails", "NameClaimed")["status"] == "Unknown"
     serve(teams.b, "other", name)
     wait_told(teams.b, "other", "True", "NameClaimed")

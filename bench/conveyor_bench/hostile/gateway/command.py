@@ -188,7 +188,7 @@ def run(names: list[str], seconds: float, rate: int, open_files: int | None) -> 
         metrics = stack.enter_context(running_metrics(plane))
         for name in ports.keys() - {"empty"}:
             for each in (gateway, elsewhere):
-                wait_until("engines", partial(sees_engines, each, name), 20, lambda: None)
+                wait_until("engines", partial(sees_engines, each, name))
         probes = {gateway.port: "healthz", gateway.admin_port: "readyz", metrics.admin_port: "livez", operator: "livez"}
         urls = [f"http://127.0.0.1:{port}/{path}" for port, path in probes.items()]
         urls.append(f"http://127.0.0.1:{gateway.admin_port}/demand?service=default/good")
