@@ -115,7 +115,8 @@ def _serve(flags: argparse.Namespace) -> int:
     )
     parsers = dialect.tool_format or NONE, dialect.thinking or NONE
     _log.info("event=dialect tool_parser=%s reasoning_parser=%s", *parsers)
-    model = ServedModel(config.served_model_name or directory.resolve().name, tokenizer, defaults, dialect)
+    served_name = config.served_model_name or directory.resolve().name
+    model = ServedModel(served_name, tokenizer, defaults, dialect, adapters=tuple(name for name, _ in config.adapters))
     load_reader = partial(load(config.task, "reading"), directory) if load_about(config.task).reads else None
     death = run(serve(config, ForkServer(model, load_reader)))
     if death is None:
@@ -158,6 +159,8 @@ def _settle(config: EngineConfig, task: str) -> EngineConfig:
     if config.workload is not None and (config.workload_output_tokens is None) != takes_one_step:
         told = "remove `workload_output_tokens`" if takes_one_step else "set `workload_output_tokens` too"
         raise ConfigError(f"this model {about.does}: {told}")
+    if config.adapters and not about.has_adapters:
+        raise ConfigError(f"this model {about.does}: remove `adapters`, which are for models that generate text")
     mode = about.batching_mode if config.batching_mode == "auto" else config.batching_mode
     return replace(config, task=task, batching_mode=mode)
 

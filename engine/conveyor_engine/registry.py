@@ -55,6 +55,7 @@ class About:
     reads: bool = False  # whether its workers need an object that the module `reading` loads
     divides: bool = False  # whether several devices can compute one model (`tensor_parallel_size`)
     runs_also: tuple[str, ...] | None = None  # other tasks whose models it runs if `task` names it; None: all
+    has_adapters: bool = False  # whether its models may have LoRA adapters
     has_objectives: bool = True  # whether its engines may adapt their limits to objectives
 
 

@@ -65,9 +65,9 @@ class Reference:
         return EngineConfig(**(values | changes))
 
 
-def add(core: EngineCore, request_id: str, prompt: list[int], **params: Any) -> None:
-    params = {"max_tokens": MAX_TOKENS, "temperature": 0.0} | params
-    core.add_request(EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=SamplingParams(**params)))
+def add(core: EngineCore, request_id: str, prompt: list[int], adapter: int = 0, **params: Any) -> None:
+    sampling = SamplingParams(**({"max_tokens": MAX_TOKENS, "temperature": 0.0} | params))
+    core.add_request(EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=sampling, adapter=adapter))
 
 
 def run(core: EngineCore) -> dict[str, list[RequestOutput]]:

@@ -43,6 +43,8 @@ AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 DEFAULT_MEMORY_FRACTION = 0.85
 DEFAULT_NUM_SEQS = 32
 DEFAULT_NUM_SEQS_CUDA = 256  # for models that generate text: a step of few rows costs almost as much as one of many
+ADAPTERS_MAX = 64
+_ADAPTER_NAME = "[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 MAX_TOKENS = 16_777_216  # limit on the tokens of a context or a step, and on the number of KV blocks
 
 
@@ -67,6 +69,19 @@ def _parse_lengths(text: str) -> Lengths:
     return lengths
 
 
+def _parse_adapters(text: str) -> tuple[tuple[str, str], ...]:
+    """Parse names and directories: `sql=/a,fr=/b` -> (("sql", "/a"), ("fr", "/b")). Raises ValueError."""
+    adapters = dict[str, str]()
+    for entry in filter(None, text.split(",")):
+        name, _, directory = entry.strip().partition("=")
+        if not re.fullmatch(_ADAPTER_NAME, name) or not directory or name in adapters:
+            raise ValueError(entry)
+        adapters[name] = directory
+    if len(adapters) > ADAPTERS_MAX:
+        raise ValueError(text)
+    return tuple(adapters.items())
+
+
 def _parse_class(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", text, re.ASCII):
         raise ValueError(text)
@@ -74,6 +89,11 @@ def _parse_class(text: str) -> str:
 
 
 _CLASS = Kind("a class as package.module:Class", _parse_class)
+_ADAPTERS = Kind(
+    f"at most {ADAPTERS_MAX} names with directories, as sql=/adapters/sql,fr=/adapters/fr; a name has 1 to 63 letters, "
+    "digits, '.', '_' or '-'",
+    _parse_adapters,
+)
 _LENGTHS = Kind(f"tokens at P50 and P95, from 1 to {MAX_TOKENS} and in this order, as 256,1024", _parse_lengths)
 
 
@@ -84,6 +104,12 @@ class EngineConfig:
     model: str = required("path of a model directory", WORDS)
     served_model_name: str | None = setting(
         None, "the name that requests use; default: the name of the model's directory", optional(WORDS)
+    )
+    adapters: tuple[tuple[str, str], ...] = setting(
+        (),
+        "NAME=DIRECTORY of LoRA adapters in PEFT's format, with commas between, for a model that generates text. "
+        "Requests select one by the model's name, a colon and the adapter's. In the file, this is a mapping",
+        _ADAPTERS,
     )
     task: str = setting(
         "auto",
@@ -310,6 +336,8 @@ def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
         )
     if config.model_class is not None and config.task != "custom":
         yield "model_class", "is for `task: custom` alone: set it, or leave this out"
+    if config.adapters and config.tensor_parallel_size > 1:
+        yield "adapters", "and `tensor_parallel_size` exclude each other: adapters cannot be divided among devices yet"
     yield from _find_conflicts_of_workload(config)
     if config.padding is not None and config.batching_mode != "static":
         yield "padding", "is for `batching_mode: static` alone: leave it out"

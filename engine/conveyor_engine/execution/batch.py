@@ -27,6 +27,7 @@ class Batch:
 
     input_ids: torch.Tensor  # int64 (1, T)
     position_ids: torch.Tensor  # int64 (1, T)
+    token_rows: torch.Tensor  # int64 (T,)
     logit_indices: torch.Tensor  # int64 (samples,), indices into T
     samples: Samples
     metadata: AttentionMetadata
@@ -81,6 +82,7 @@ def build_batch(plan: StepPlan, rows: Rows, block_size: int) -> Batch:
     return Batch(
         input_ids=rows.token_ids[token_rows, position_ids].long()[None],
         position_ids=position_ids[None],
+        token_rows=token_rows,
         logit_indices=to_device(layout.logit_indices, device),
         samples=Samples.of(layout.sampled_rows, layout.ends, device),
         metadata=AttentionMetadata(

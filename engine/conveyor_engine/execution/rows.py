@@ -1,4 +1,4 @@
-"""Stores the state of each row on the device between steps: its tokens and its block table.
+"""Stores the state of each row on the device between steps: its tokens, its block table and its adapter.
 
 `runners.generate` and `runners.speech` apply each plan's changes and write the sampled tokens back, so that the inputs
 of the next step are already on the device. Knows rows, not requests.
@@ -26,12 +26,18 @@ class Rows:
         self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
         self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
         self._num_blocks = [0] * max_num_seqs
+        self.adapters = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self._adapters = [0] * max_num_seqs  # the same on the host
 
     def after(self, num_blocks: int) -> Self:
         """Return a view of these rows without the first `num_blocks` blocks of each table. Never `update` the view."""
         view = copy(self)
         view.block_tables = self.block_tables[:, num_blocks:]
         return view
+
+    def list_adapters(self, rows: Sequence[int]) -> list[int]:
+        """Return the numbers of the adapters that these rows use, without 0 for none, ascending."""
+        return sorted({self._adapters[row] for row in rows} - {0})
 
     def update(self, plan: StepPlan) -> None:
         """Apply the plan's changes since the last step."""
@@ -45,6 +51,9 @@ class Rows:
         self.token_ids[row, : len(admitted.token_ids)] = self._to_device(admitted.token_ids)
         self.block_tables[row, : len(admitted.block_ids)] = self._to_device(admitted.block_ids)
         self._num_blocks[row] = len(admitted.block_ids)
+        if self._adapters[row] != admitted.adapter:
+            self._adapters[row] = admitted.adapter
+            self.adapters[row] = admitted.adapter
 
     def _append_blocks(self, new_blocks: Sequence[tuple[int, list[int]]]) -> None:
         places: list[tuple[int, int, int]] = []

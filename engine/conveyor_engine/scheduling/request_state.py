@@ -10,6 +10,8 @@ from array import array
 from hashlib import blake2b
 from typing import Protocol
 
+from msgspec import msgpack
+
 from conveyor_engine.errors import GenerationFailed
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams, TokenLogprobs
@@ -43,9 +45,14 @@ class Constraint(Protocol):
         ...
 
 
-def _cache_root(salt: str | None) -> bytes:
-    """Return the parent hash of the first block for this salt. `person` makes it differ from every block's hash."""
-    return b"" if salt is None else blake2b(salt.encode(), digest_size=16, person=b"cache_salt").digest()
+def _cache_root(salt: str | None, adapter: int) -> bytes:
+    """Return the parent hash of the first block for this salt and adapter, whose keys and values no other request has.
+
+    `person` makes it differ from every block's hash.
+    """
+    if salt is None and not adapter:
+        return b""
+    return blake2b(msgpack.encode((salt, adapter)), digest_size=16, person=b"cache_root").digest()
 
 
 def _yields_seconds(request: EngineRequest) -> float:
@@ -77,6 +84,7 @@ class RequestState:
     """
 
     __slots__ = (
+        "adapter",
         "admission",
         "arrival_time",
         "block_hashes",
@@ -135,6 +143,7 @@ class RequestState:
         self.token_ids = array("I", request.prompt_token_ids)  # 4 bytes a token: many prompts may wait
         self.num_prompt_tokens = len(self.token_ids)
         self.payload = request.payload
+        self.adapter = request.adapter
         self.num_steps = request.num_steps
         self.group = request.group
         self.payload_cost = request.payload_cost * request.num_steps  # of all its steps together
@@ -158,7 +167,7 @@ class RequestState:
         self.num_sent_blocks = -1  # entries of `block_table` that the executor has; -1: its copy of the row is stale
         self.block_hashes: list[bytes] = []
         self.prompt_hashes = request.prompt_hashes
-        self.cache_root = _cache_root(request.cache_salt)  # precedes the first block's hash
+        self.cache_root = _cache_root(request.cache_salt, request.adapter)  # precedes the first block's hash
         self.num_registered_blocks = 0
         self.was_admitted = False
         self.scheduled_time = 0.0  # time of its first admission

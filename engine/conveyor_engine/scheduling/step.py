@@ -110,9 +110,8 @@ def _changes(works: list[Work]) -> tuple[list[AdmittedRow], list[tuple[int, list
         if num_blocks == num_sent:
             continue
         if num_sent < 0:
-            admitted.append(
-                AdmittedRow.of(request.row, request.token_ids, request.block_table, request.sampling, request.payload)
-            )
+            state = request.token_ids, request.block_table, request.sampling, request.payload, request.adapter
+            admitted.append(AdmittedRow.of(request.row, *state))
         else:
             new_blocks.append((request.row, request.block_table[num_sent:]))
         request.num_sent_blocks = num_blocks

@@ -52,6 +52,7 @@ class Add(_Message):
     deadline: float
     grammar: str = ""  # the grammar that the answers of all these requests follow; empty: none
     thinking: Thinking | None = None  # as in `EngineRequest`, for all these requests
+    adapter: int = 0  # the same
 
     @classmethod
     def of(cls, requests: Sequence[EngineRequest]) -> Self:
@@ -75,6 +76,7 @@ class Add(_Message):
             requests[0].deadline,
             requests[0].grammar,
             requests[0].thinking,
+            requests[0].adapter,
         )
 
     def requests(self, now: float) -> list[EngineRequest]:
@@ -102,6 +104,7 @@ class Add(_Message):
                     deadline=self.deadline,
                     arrival_time=now,
                     cache_salt=prompt.cache_salt,
+                    adapter=self.adapter,
                     prompt_hashes=hashes,
                 )
                 for request_id, params in prompt.choices

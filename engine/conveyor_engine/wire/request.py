@@ -83,6 +83,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     # process: when the engine request arrived there.
     arrival_time: float = 0.0
     cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
+    adapter: int = 0  # its number in the setting `adapters`, from 1; 0: the model without an adapter
     prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # hashes of full blocks so far; choices share this
 
 

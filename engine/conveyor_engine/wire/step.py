@@ -34,6 +34,7 @@ class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
     block_ids: list[int]
     sampling: RowSampling | None  # None: no tokens are sampled
     payload: bytes = b""  # of the request
+    adapter: int = 0  # its number in the setting `adapters`, from 1; 0: the model without an adapter
 
     @classmethod
     def of(
@@ -43,9 +44,10 @@ class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
         block_ids: Sequence[int],
         sampling: RowSampling | None,
         payload: bytes = b"",
+        adapter: int = 0,
     ) -> Self:
         """Make the new state of a row. Copies both lists."""
-        return cls(row, array("I", token_ids).tobytes(), list(block_ids), sampling, payload)
+        return cls(row, array("I", token_ids).tobytes(), list(block_ids), sampling, payload, adapter)
 
     @property
     def token_ids(self) -> "array[int]":

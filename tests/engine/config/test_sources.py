@@ -37,7 +37,8 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
 
 def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
     values: dict[str, Any] = {
-        "model": "/m", "served_model_name": "s", "task": "custom", "model_class": "a.b:C",
+        "model": "/m", "served_model_name": "s", "adapters": (("a", "/a"), ("b.c", "/b=d")), "task": "custom",
+        "model_class": "a.b:C",
         "device": "auto", "dtype": "bfloat16",
         "max_model_len": 99, "sampling_defaults": "openai", "tool_parser": "mistral",
         "reasoning_parser": "think",
@@ -50,17 +51,18 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         "workload_input_tokens": Lengths(20, 30), "workload_output_tokens": Lengths(1, 2),
         "prefix_caching": False, "attention_backend": "torch", "enforce_eager": True,
         "request_timeout_seconds": 5.0, "drain_timeout_seconds": 6.0, "host": "::1", "port": 81, "padding": "real",
-        "tensor_parallel_size": 2, "num_threads": 2, "log_format": "json", "warmup": False,
+        "tensor_parallel_size": 1, "num_threads": 2, "log_format": "json", "warmup": False,
     }  # fmt: skip
     assert list(values) == [field.name for field in dataclasses.fields(EngineConfig)]
     given = {name: value for name, value in values.items() if value is not None}
     text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
-    text["class_shares"] = "9:20,5:50"
+    text |= {"class_shares": "9:20,5:50", "adapters": "a=/a, b.c=/b=d"}
     text |= {"workload_input_tokens": "20,30", "workload_output_tokens": "1,2"}
     by_flag = parse(*[part for n, v in text.items() for part in (f"--{n.replace('_', '-')}", v)])
     by_variable = parse(environment={f"CONVEYOR_ENGINE_{n.upper()}": v for n, v in text.items()})
     lines = [f'{n}: "{v}"' if isinstance(given[n], str | Lengths) else f"{n}: {v}" for n, v in text.items()]
     lines = ["class_shares: {'9': 20, 5: 50}" if line.startswith("class_shares") else line for line in lines]
+    lines = ["adapters: {a: /a, b.c: /b=d}" if line.startswith("adapters") else line for line in lines]
     by_file = parse("--config", write(tmp_path, "\n".join(lines)))
     assert by_flag == by_variable == by_file == EngineConfig(**values)
 
@@ -95,6 +97,10 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         ("model: /m\nclass_shares: {1001: 10}", "not '1001:10'"),
         ("model: /m\nclass_shares: {best: 10}", "not 'best:10'"),
         ("model: /m\nclass_shares: [5]", "class_shares must be levels"),
+        ("model: /m\nadapters: {a: /a}\ntensor_parallel_size: 2", "adapters and tensor_parallel_size exclude each"),
+        ("model: /m\nadapters: {a/b: /a}", "adapters must be at most 64 names with directories, as sql=/adapters/sql"),
+        ("model: /m\nadapters: {a: ''}", "not 'a='"),
+        ("model: /m\nadapters: a=/a,a=/b", "not 'a=/b'"),
         ("model: /m\nworkload_input_tokens: 20,10", "tokens at P50 and P95, from 1 to 16777216 and in this order"),
         ("model: /m\nworkload_input_tokens: '20'", "as 256,1024, not '20'"),
         ("model: /m\nworkload_input_tokens: 0,1", "not '0,1'"),

@@ -27,7 +27,14 @@ from conveyor_engine.wire.messages import (
     from_engine_decoder,
     to_engine_decoder,
 )
-from conveyor_engine.wire.request import EngineRequest, EngineStats, RequestOutput, TokenLogprobs
+from conveyor_engine.wire.request import (
+    EngineRequest,
+    EngineStats,
+    RequestOutput,
+    SamplingParams,
+    Thinking,
+    TokenLogprobs,
+)
 from conveyor_protocol.failure_reasons import FailureReason
 
 TO_ENGINE: list[ToEngine] = [
@@ -50,6 +57,19 @@ FROM_ENGINE: list[FromEngine] = [
     Heartbeat(0.5),
     Failed(FailureReason.ENGINE_ERROR, "x"),
 ]
+
+
+def test_no_field_of_a_request_is_lost_on_the_way() -> None:
+    request = EngineRequest(
+        request_id="a", party="b", prompt_token_ids=array("I", [1, 2]), payload=b"c", payload_cost=3, num_steps=2,
+        group=4, params=SamplingParams(max_tokens=5), grammar="d", thinking=Thinking(1, 2, has_begun=True), level=6,
+        deadline=7.0, arrival_time=8.0, cache_salt="e", adapter=9,
+    )  # fmt: skip
+    given = {name: getattr(request, name) for name in request.__struct_fields__}
+    default = EngineRequest(request_id="")
+    same = {name for name, value in given.items() if value == getattr(default, name)}
+    assert same == {"prompt_hashes"}, "every other field differs from its default"
+    assert Add.of([request]).requests(8.0) == [request]
 
 
 @pytest.mark.parametrize("message", TO_ENGINE + FROM_ENGINE, ids=lambda m: type(m).__name__)

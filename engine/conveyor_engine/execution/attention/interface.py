@@ -52,6 +52,7 @@ class PagedStep:
     backend: AttentionBackend
     metadata: AttentionMetadata
     last: LastLayer | None = None  # set if the last layer attends for fewer tokens than the others
+    token_rows: torch.Tensor | None = None  # int64 (T,): the row of each token; None: not known
     runs_bidirectional: ClassVar[bool] = False
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

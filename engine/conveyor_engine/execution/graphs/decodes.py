@@ -83,5 +83,5 @@ class DecodeSteps:
             seq_lens_host=_NO_LENGTHS,
         )
         input_ids = self._rows.token_ids[rows, positions].long()
-        logits = self._forward(input_ids[None], positions[None], 0, PagedStep(self._backend, metadata))
+        logits = self._forward(input_ids[None], positions[None], 0, PagedStep(self._backend, metadata, token_rows=rows))
         return logits, rows, ends

@@ -126,6 +126,6 @@ class MixedSteps:
             seq_lens_host=_NO_LENGTHS,
         )
         input_ids = self._rows.token_ids[step.token_rows, step.positions].long()
-        paged = PagedStep(self._backend, metadata)
+        paged = PagedStep(self._backend, metadata, token_rows=step.token_rows)
         logits = self._forward(input_ids[None], step.positions[None], step.logit_indices, paged)
         return logits, step.sampled_rows, step.ends

@@ -1,7 +1,8 @@
 """The engine's own decoder layers on a CPU with the compiled kernels, which compute all layers in one call.
 
 The single call needs the KV cache of the compiled kernels (`CpuNative`). With another cache, each layer is two calls,
-with attention between them. The last layer is two calls as well in a step that does not sample from every token.
+with attention between them. The last layer is two calls as well in a step that does not sample from every token. In a
+step with adapters, a layer's modules are called one by one.
 
 If `find_parts` finds all parts, `recognise` makes a NativeDecoderLayer, a subclass of DecoderLayer that computes the
 same. Its linear kernels also add the residuals. `join_layers` then turns a model's list of these layers into one
@@ -19,6 +20,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.cpu_native import CpuNative
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, residual_of
+from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm, Rotation
 from conveyor_engine.execution.models.packed_linear import NativeLinear
 from conveyor_engine.execution.models.probe import run_forward
@@ -38,11 +40,19 @@ class NativeDecoderLayer(DecoderLayer):
             *(shape.num_heads, shape.num_kv_heads, shape.head_dim), spec.scaling, spec.sliding_window, spec.softcap
         )
         self.layer = native.Layer(parts, heads)
+        self.adapters: Adapters | None = None
+
+    @property
+    def is_adapted(self) -> bool:
+        """Return whether tokens of the current step may use adapters, which the compiled layer does not compute."""
+        return self.adapters is not None and self.adapters.is_used
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
         """Compute the layer with the arguments and the result of transformers' decoder layers."""
+        if self.is_adapted:
+            return super().forward(hidden_states, position_embeddings, paged)
         spec = self.self_attn.spec
         residual = residual_of(paged, spec, hidden_states)
         qkv = self.layer.before_attention(hidden_states, *position_embeddings)
@@ -56,6 +66,7 @@ class NativeLayers(nn.Module):
     def __init__(self, layers: Sequence[NativeDecoderLayer]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
+        self._first = layers[:1]  # in a tuple or list, it is no submodule for a second time
         self._indices = [layer.self_attn.spec.layer for layer in layers]
         self._calls = [layer.layer for layer in layers]
         self._cached: tuple[CpuNative, native.Layers] | None = None  # for the backend that ran last
@@ -63,7 +74,8 @@ class NativeLayers(nn.Module):
     def forward(self, hidden_states: torch.Tensor, paged: Paged, **others: Any) -> torch.Tensor:
         """Compute all layers with the arguments and the result of one of transformers' decoder layers."""
         done = 0
-        if isinstance(paged, PagedStep) and isinstance(paged.backend, CpuNative):
+        is_adapted = self._first[0].is_adapted
+        if not is_adapted and isinstance(paged, PagedStep) and isinstance(paged.backend, CpuNative):
             is_cut = paged.last is not None and paged.last.layer == self._indices[-1]
             if done := len(self._calls) - is_cut:
                 step, (cos, sin) = paged.backend.step(paged.metadata), others["position_embeddings"]

@@ -23,6 +23,8 @@ from conveyor_engine.execution.graphs.decodes import DecodeSteps
 from conveyor_engine.execution.graphs.mixed import MixedSteps, token_sizes
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.limits import choose_max_model_len, find_context
+from conveyor_engine.execution.models.adapt import add_adapters
+from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.execution.models.last_layer import find_last_layer
 from conveyor_engine.execution.models.native_layers import join_layers
 from conveyor_engine.execution.models.probe import probe_layers
@@ -61,6 +63,7 @@ class GenerateRunner:
         self.model = start.load()
         layers = probe_layers(self.model, self.device)
         start.fuse(self.model, len(layers))
+        self._adapters = self._add_adapters(start)
         join_layers(self.model)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
@@ -80,6 +83,13 @@ class GenerateRunner:
         num_rows = start.max_num_seqs + num_spare
         self._sampler = Sampler(num_rows, self.facts.vocab_size, self.device, self._rows.token_ids)
         self.graphs = self._make_graphs(capture, num_blocks, progress) if capture is not None else None
+
+    def _add_adapters(self, start: Start) -> Adapters | None:
+        if not start.config.adapters:
+            return None
+        adapters = add_adapters(self.model, start.config.adapters, self.device, start.dtype)
+        start.progress(f"event=adapters_loaded number={len(start.config.adapters)} ranks={adapters.num_columns}")
+        return adapters
 
     def _allocate(self, start: Start, layers: list[LayerShape], max_model_len: int, num_spare: int) -> int:
         """Allocate the KV caches in the memory that the largest step leaves. Returns the number of blocks without spare
@@ -186,25 +196,45 @@ class GenerateRunner:
     def _launch(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, None]:
         batch = build_batch(plan, self._rows, self.facts.block_size)
         last = None if self.last_layer is None else only_sampled(self.last_layer, batch, self._rows)
-        paged = PagedStep(self.backend, batch.metadata, last)
+        paged = PagedStep(self.backend, batch.metadata, last, batch.token_rows)
         sample_rows = batch.logit_indices if last is None else 0
-        return self._forward(batch.input_ids, batch.position_ids, sample_rows, paged), batch.samples, None
+        used = self._rows.list_adapters(plan.rows)
+        return self._forward(batch.input_ids, batch.position_ids, sample_rows, paged, used), batch.samples, None
 
     def free_memory(self) -> None:
         """Return cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
     def _forward(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, sample_rows: torch.Tensor | int, paged: Paged
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        sample_rows: torch.Tensor | int,
+        paged: Paged,
+        used: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Compute logits (R, vocabulary) from input_ids and position_ids, both (1, T).
 
-        sample_rows: the indices (R,) of tokens that get logits; 0 for all tokens.
+        sample_rows: the indices (R,) of tokens that get logits; 0 for all tokens. used: the adapters of the tokens;
+        None: not known, as in a graph, which later runs with others.
         """
+        if self._adapters is not None:
+            _begin_adapters(self._adapters, self._rows, input_ids.shape[1], paged, used)
         logits: torch.Tensor = self.model(
             input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=sample_rows, paged=paged
         ).logits
         return logits[0]
+
+
+def _begin_adapters(adapters: Adapters, rows: Rows, num_tokens: int, paged: Paged, used: Sequence[int] | None) -> None:
+    """Tell the linear layers which adapters the tokens of the next forward use."""
+    if used is not None and not used:
+        adapters.begin_base()
+    elif isinstance(paged, PagedStep):
+        assert paged.token_rows is not None
+        adapters.begin(rows.adapters[paged.token_rows], used, None if paged.last is None else paged.last.tokens)
+    else:  # a measurement: all tokens use one
+        adapters.begin(rows.adapters.new_ones(num_tokens), used)
 
 
 def _start_copy(plan: StepPlan, sampled: Sampled) -> Callable[[], StepResult]:

@@ -159,7 +159,7 @@ class ChoicesFormat(Format):
         self._choices_per_prompt = prepared.choices_per_prompt
         self._tells_prompt_logprobs = prepared.tells_prompt_logprobs
         self._prompts_told: set[int] = set()  # in a stream: the choices whose prompts are already sent
-        self._head = prepared.id, int(time.time()), state.model.name  # the first fields of every object
+        self._head = prepared.id, int(time.time()), prepared.model  # the first fields of every object
         self._includes_usage = prepared.include_usage
         self._no_usage = None if prepared.include_usage else UNSET
 
@@ -228,7 +228,7 @@ class BlocksFormat(Format):
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         super().__init__(state, prepared)
-        self._id, self._model = prepared.id, state.model.name
+        self._id, self._model = prepared.id, prepared.model
         self._open: Block | None = None  # the open block of a stream
         self._content_tokens: Sequence[Token] = ()  # of the current delta, until they are written
         self._finish_reason: str | None = None

@@ -24,7 +24,6 @@ from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.one_step import OneStepResponse
 from conveyor_engine.serving.http.status import is_alive, is_ready
 from conveyor_engine.serving.http.task_paths import Inference, TaskPaths
-from conveyor_engine.serving.preparing.jobs import check_model
 from conveyor_engine.serving.preparing.open_inference import PreparedInference
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.tensors import ARRAY_CODES, Datatype, Tensor, Tensors, TensorSpec, decode_elements
@@ -165,7 +164,7 @@ async def infer(request: Request) -> "InferResponse":
 
 
 def _check_model(state: AppState, request: Request) -> None:
-    check_model(state.model.name, request.path_params["model"])
+    state.model.find_adapter(request.path_params["model"])
     version = request.path_params.get("version", MODEL_VERSION)
     if version != MODEL_VERSION:
         raise UnknownModel(f"the model has only version {MODEL_VERSION!r}, not {version[:100]!r}", param="version")

@@ -15,7 +15,6 @@ from conveyor_engine.serving.engine_client import State
 from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.engine_response import client_left
 from conveyor_engine.serving.http.reading import request_level
-from conveyor_engine.serving.preparing.jobs import check_model
 
 _END_SECONDS: Final = 2.0  # how long to wait for the end of a request whose client has left
 
@@ -28,11 +27,12 @@ class Model(msgspec.Struct):
     created: int
     owned_by: str
     root: str
+    parent: str | None  # of an adapter: the model that it belongs to
     max_model_len: int | None
 
 
 class ModelList(msgspec.Struct):
-    """The list with the server's only model."""
+    """The list with the server's model and its adapters."""
 
     object: Literal["list"]
     data: list[Model]
@@ -76,19 +76,22 @@ def _json(content: msgspec.Struct, status: int = 200) -> Response:
 
 async def list_models(request: Request) -> Response:
     """Respond to GET /v1/models."""
-    return _json(ModelList("list", [_model(app_state(request))]))
+    state = app_state(request)
+    return _json(ModelList("list", [_model(state, number) for number in range(len(state.model.names))]))
 
 
 async def get_model(request: Request) -> Response:
     """Respond to GET /v1/models/{id}. Ids may contain slashes. Raises UnknownModel."""
     state = app_state(request)
-    check_model(state.model.name, request.path_params["model"])
-    return _json(_model(state))
+    return _json(_model(state, state.model.find_adapter(request.path_params["model"])))
 
 
-def _model(state: AppState) -> Model:
-    facts, root = state.engine.facts, state.config.model
-    return Model(state.model.name, "model", state.created, "conveyor", root, facts.max_model_len if facts else None)
+def _model(state: AppState, adapter: int) -> Model:
+    """Describe the model with the adapter of this number; 0: without an adapter."""
+    facts, model, config = state.engine.facts, state.model, state.config
+    name, root = model.names[adapter], config.adapters[adapter - 1][1] if adapter else config.model
+    context = facts.max_model_len if facts else None
+    return Model(name, "model", state.created, "conveyor", root, model.name if adapter else None, context)
 
 
 async def get_livez(request: Request) -> Response:

@@ -7,7 +7,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from conveyor_engine.errors import ErrorCode, InvalidRequest
-from conveyor_engine.serving.preparing.jobs import Fields, ServedModel, check_model
+from conveyor_engine.serving.preparing.jobs import Fields, ServedModel
 from conveyor_engine.serving.preparing.refusals import invalid_request
 from conveyor_engine.wire.worker import Job
 
@@ -58,8 +58,7 @@ def parse_form(
         fields = schema.model_validate({**parts.fields, **parts.lists}, strict=False)
     except ValidationError as error:
         raise invalid_request(error) from None
-    if fields.model is not None:
-        check_model(model.name, fields.model)
+    model.find_adapter(fields.model)
     return fields, parts.files
 
 

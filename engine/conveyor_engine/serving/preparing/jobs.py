@@ -21,6 +21,7 @@ from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.worker import INPUTS_MAX, Job, Part
 
 Fields = TypeVar("Fields", bound=ModelFields)
+_NAMED_MAX = 4  # names of models in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,30 @@ class ServedModel:
     sampling_defaults: SamplingDefaults
     dialect: Dialect = NO_DIALECT
     reader: Any = None  # the object that the task's `reading` module loaded; only in workers
+    adapters: tuple[str, ...] = ()  # their names, in the order of the setting
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Only for models whose task reads text."""
         assert self.text is not None
         return self.text
+
+    @property
+    def names(self) -> list[str]:
+        """The names that requests may use: the model's own, and one for each adapter."""
+        return [self.name, *(f"{self.name}:{adapter}" for adapter in self.adapters)]
+
+    def find_adapter(self, asked: str | None) -> int:
+        """Return the number of the adapter that this name selects; 0: none. Raises UnknownModel."""
+        if asked is None or asked == self.name:
+            return 0
+        names = self.names
+        if asked in names:
+            return names.index(asked)
+        known = f"{self.name!r} is"
+        if len(names) > 1:
+            known = f"these are: {', '.join(names[:_NAMED_MAX])}{', ...' if len(names) > _NAMED_MAX else ''}"
+        raise UnknownModel(f"the model {asked[:200]!r} is not served here; {known}", param="model")
 
 
 class Prepared(Protocol):
@@ -86,8 +105,7 @@ def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
         fields = schema.model_validate(content)
     except ValidationError as error:
         raise invalid_request(error) from None
-    if fields.model is not None:
-        check_model(model.name, fields.model)
+    model.find_adapter(fields.model)
     return fields
 
 
@@ -107,9 +125,3 @@ def check_num_inputs(number: int, param: str) -> None:
 def name_input(param: str, index: int, number: int) -> str:
     """Return the name that errors use for input `index`, if the field `param` has `number` inputs."""
     return param if number == 1 else f"{param}[{index}]"
-
-
-def check_model(served: str, asked: str) -> None:
-    """Raise UnknownModel unless `asked` is the served name."""
-    if asked != served:
-        raise UnknownModel(f"the model {asked[:200]!r} is not served here; {served!r} is", param="model")

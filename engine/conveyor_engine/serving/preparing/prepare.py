@@ -58,6 +58,7 @@ class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A valid request. `choices` contains the choices for prompt 0, then those for prompt 1, and so on."""
 
     id: str
+    model: str  # the name that the request used, or the served name
     stream: bool
     include_usage: bool  # at the end of a stream
     continuous_usage: bool  # in each chunk of a stream too
@@ -212,6 +213,7 @@ def _prepared(
     thinking = _find_thinking_tokens(model, parsing, job.facts, budget) if grammar or budget is not None else None
     bad_words = _read_bad_words(model, fields.bad_words or ())
     _check_listed_tokens(fields, bad_words, job.facts)
+    adapter = model.find_adapter(fields.model)
     for prompt in prompts:
         params = _sampling_params(fields, model.sampling_defaults, job.facts, len(prompt), max_tokens)
         params = msgspec.structs.replace(params, bad_words=bad_words)
@@ -230,6 +232,7 @@ def _prepared(
                 deadline=job.deadline,
                 arrival_time=job.arrival_time,
                 cache_salt=fields.cache_salt,
+                adapter=adapter,
             )
             requests.append(request)
             choices.append(_choice(request, asked[-1], fields))
@@ -237,6 +240,7 @@ def _prepared(
     _check_logprobs(fields, asked, fields.choices_per_prompt() * sum(map(len, prompts)) if is_scored else 0)
     return PreparedText(
         id=request_id,
+        model=model.names[adapter],
         stream=bool(fields.stream),
         include_usage=include_usage,
         continuous_usage=continuous_usage,

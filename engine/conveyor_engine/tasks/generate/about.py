@@ -11,5 +11,6 @@ TASK: Final = About(
     recognises=lambda _: True,  # models that no other task recognises
     batching_mode="continuous",
     divides=True,
+    has_adapters=True,
     runs_also=("embed",),
 )

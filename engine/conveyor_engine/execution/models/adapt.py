@@ -1,0 +1,122 @@
+"""Adds the configured LoRA adapters to a loaded model. Called by `runners.generate` after `start.fuse`.
+
+Linear layers of our own may compute several layers of the checkpoint in one product. An adapter of such a layer becomes
+an adapter of the slice with that layer's outputs.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.models.adapter_files import Adapter, Factors, read_adapter
+from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters
+from conveyor_engine.execution.models.layers import Attention, GatedMlp
+from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
+from conveyor_engine.execution.models.packed_linear import PackedLinear
+
+_Slices = dict[str, slice]  # outputs of a linear layer, by the name of the checkpoint's layer that computes them
+
+
+def add_adapters(
+    model: PreTrainedModel, sources: Sequence[tuple[str, str]], device: torch.device, dtype: torch.dtype
+) -> Adapters:
+    """Wrap the linear layers that an adapter changes. sources: (name, directory) of each adapter.
+
+    Raises ModelError for an adapter that cannot be read or does not fit the model.
+    """
+    found = [read_adapter(name, Path(directory)) for name, directory in sources]
+    adapters = Adapters([adapter.rank for adapter in found], device, dtype)
+    places, changed = dict(_find_places(model)), {name for adapter in found for name in adapter.factors}
+    for adapter in found:
+        _check_names(adapter, places)
+    for path, slices in places.items():
+        if of_place := {name: outputs for name, outputs in slices.items() if name in changed}:
+            model.set_submodule(path, _adapt(model.get_submodule(path), adapters, found, of_place, (device, dtype)))
+    for layer in model.modules():
+        if isinstance(layer, NativeDecoderLayer):
+            layer.adapters = adapters
+    return adapters
+
+
+def _find_places(model: nn.Module) -> Iterator[tuple[str, _Slices]]:
+    """Yield the path of each linear layer that may have adapters, and its slices. The head has none."""
+    merged: set[str] = set()
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    for path, module in model.named_modules():
+        if isinstance(module, Attention):
+            yield f"{path}.qkv_proj", _slice(path, _sizes_of(module), "qkv_proj")
+            merged.add(f"{path}.qkv_proj")
+        elif isinstance(module, GatedMlp):
+            size = module.gate_up_proj.out_features // 2
+            yield f"{path}.gate_up_proj", _slice(path, {"gate_proj": size, "up_proj": size}, "gate_up_proj")
+            merged.add(f"{path}.gate_up_proj")
+        elif isinstance(module, nn.Linear | PackedLinear) and module is not head and path not in merged:
+            yield path, {path: slice(0, module.out_features)}
+
+
+def _sizes_of(attention: Attention) -> dict[str, int]:
+    shape = attention.shape
+    keys = shape.num_kv_heads * shape.head_dim
+    return {
+        "q_proj": shape.num_heads * shape.head_dim,
+        "k_proj": keys,
+        "v_proj": shape.num_kv_heads * shape.value_dim,
+    }
+
+
+def _slice(path: str, sizes: dict[str, int], whole: str) -> _Slices:
+    """Return the slices of a merged layer: those of its parts, and one for a checkpoint that has the whole layer."""
+    slices, start = _Slices(), 0
+    for name, size in sizes.items():
+        slices[f"{path}.{name}"] = slice(start, start + size)
+        start += size
+    return slices | {f"{path}.{whole}": slice(0, start)}
+
+
+def _check_names(adapter: Adapter, places: dict[str, _Slices]) -> None:
+    known = {name for slices in places.values() for name in slices}
+    if unknown := sorted(adapter.factors.keys() - known):
+        raise ModelError(
+            f"the adapter {adapter.name!r} cannot be used: it changes {unknown[0]}, which is not a linear layer of "
+            "this model that can have an adapter"
+        )
+
+
+def _adapt(
+    part: nn.Module,
+    adapters: Adapters,
+    found: Sequence[Adapter],
+    changed: _Slices,
+    like: tuple[torch.device, torch.dtype],
+) -> AdaptedLinear:
+    """Return the layer with the adapters' matrices side by side, with zeros for adapters that do not change it."""
+    assert isinstance(part, nn.Linear | PackedLinear)
+    device, dtype = like
+    down = torch.zeros(len(changed), adapters.num_columns, part.in_features, device=device, dtype=dtype)
+    slices = []
+    for index, (name, outputs) in enumerate(changed.items()):
+        up = torch.zeros(adapters.num_columns, outputs.stop - outputs.start, device=device, dtype=dtype)
+        start = 0
+        for adapter in found:
+            factors = adapter.factors.get(name)
+            if factors is not None:
+                _check_shape(adapter, name, factors, part.in_features, up.shape[1])
+                columns = slice(start, start + factors.rank)
+                down[index, columns] = factors.down.to(device, dtype)
+                up[columns] = factors.up.to(device, dtype)
+            start += adapter.rank
+        slices.append((outputs, up))
+    return AdaptedLinear(part, adapters, down, slices)
+
+
+def _check_shape(adapter: Adapter, layer: str, factors: Factors, num_in: int, num_out: int) -> None:
+    found = factors.down.shape[1], factors.up.shape[1]
+    if found != (num_in, num_out):
+        raise ModelError(
+            f"the adapter {adapter.name!r} cannot be used: {layer} takes {num_in} numbers and returns {num_out} in "
+            f"this model, but {found[0]} and {found[1]} in the adapter; it belongs to another base model"
+        )
