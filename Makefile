@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-nightly nightly test-oldest test-oldest-nightly set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests openapi-fuzz oci keda alerts expose bench modes batchers soak faults release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-slow test-nightly nightly test-oldest test-oldest-slow test-oldest-nightly set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests openapi-fuzz oci keda alerts expose bench modes batchers soak faults release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -80,22 +80,24 @@ CHOSEN := not nightly and not brings_keda and not brings_contour and not brings_
 SELECT := not slow and $(CHOSEN)
 # Beside Kubernetes two workers more than cores: every second one begins with tests that mostly wait, see tests/conftest.py.
 # In the order of the folders: by default the files of few tests are left to the end, which are the slow ones.
-test: venv $(if $(NEEDS_TOOLS),tools) ## The tests that need no pods, but the slow ones; `make test-engine` and so on for one part
+test: venv $(if $(NEEDS_TOOLS),tools) ## The tests that need no pods, but the slow ones, as CI runs them; `make test-engine` and so on for one part
 	.venv/bin/pytest $(SECOND_RUN) -n $$(($$(nproc) + $(if $(NEEDS_TOOLS),2,0))) --dist loadfile --no-loadscope-reorder --durations=25 -m '$(SELECT)' $(TESTS)
 
+test-slow: SELECT := slow and $(CHOSEN)
+test-slow: test ## The slow tests
+
 test-all: SELECT := $(CHOSEN)
-test-all: test ## Every test that needs no pods, as CI runs them
+test-all: test ## Those of `make test`, and the slow ones
 
 test-nightly: SELECT := nightly
-test-nightly: test ## The tests that show in one more way what the tests of CI show
+test-nightly: test ## The tests that show in one more way what the other tests show
 
-nightly: test-nightly test-oldest-nightly fresh ## What CI leaves out: those tests, and a bare Debian that builds images and trains the model
+nightly: test-slow test-nightly test-oldest-slow test-oldest-nightly e2e fresh ## What CI leaves out: those tests and stories, and a bare Debian that builds images and trains the model
 
 $(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
 
 # Triton 3.6's interpreter reads scalars from arrays, which NumPy deprecates.
-test-oldest: SELECT := $(CHOSEN)
 test-oldest: venv ## Execution and the models' answers, with the oldest torch, Triton, transformers and NumPy; sentence-transformers
 	$(UV) run --no-sync $(patsubst %,--with '%',$(OLDEST)) --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' \
 		python -m pytest $(SECOND_RUN) -p no:cacheprovider -n $$(nproc) --dist loadfile \
@@ -103,6 +105,9 @@ test-oldest: venv ## Execution and the models' answers, with the oldest torch, T
 		tests/engine/execution \
 		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/test_embeddings.py tests/bench/workloads/test_encoder.py \
 		tests/bench/batchers
+
+test-oldest-slow: ## The slow ones of those tests with the oldest versions
+	@$(MAKE) --no-print-directory test-oldest SELECT='slow and $(CHOSEN)'
 
 test-oldest-nightly: ## The further variants of those tests with the oldest versions
 	@$(MAKE) --no-print-directory test-oldest SELECT=nightly
@@ -132,12 +137,14 @@ set-up: ## What the demo and e2e need, side by side as far as it goes: cluster, 
 	@python3 -m e2e.cluster.preflight $(SET_UP_FOR)
 	@$(MAKE) --no-print-directory -j cluster images $(MODELS)
 
+# CI leaves out the stories that `make nightly` runs.
+LESS ?=
 # Three at a time, each in its own namespace, those of an xdist_group one by one. Then those that take away what all need.
 e2e: MODELS := offline-models
 e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && \
-		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m 'not alone' -n 3 $(STORIES) && \
-		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m alone $(STORIES) && \
+		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m 'not alone $(LESS)' -n 3 $(STORIES) && \
+		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m 'alone $(LESS)' $(STORIES) && \
 		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m takes_the_cluster_away e2e
 	$(PY) -m e2e.cluster down
 

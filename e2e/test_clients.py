@@ -12,6 +12,7 @@ from e2e.services import service
 TRIED = ("openai (Python)", "guidellm")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # their environments are made first
 def test_clients_work_as_they_are_installed(namespace: str) -> None:
     kube.apply(service("clients"), namespace)

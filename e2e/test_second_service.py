@@ -14,6 +14,7 @@ from e2e.test_quickstart import commands, shell
 PAGE = "docs/second-service.md"
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_the_page_on_a_second_service_ends_with_two_of_them(tmp_path: Path) -> None:
     provide_volume()

@@ -29,7 +29,12 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("name", TASKS)
+IN_CI = ("rerank", "image-classify")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.nightly) for name in TASKS]
+)
 def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
     demo_model_directory(TASKS[name].model)
     body = yaml.safe_load((kube.MANIFESTS / f"{name}.yaml").read_text())

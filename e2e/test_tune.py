@@ -30,6 +30,7 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 async def test_a_service_is_advised_and_tuned_and_is_afterwards_as_it_was(namespace: str) -> None:
     kube.apply(service("tuned", workload=DECLARED, kvCache={}), namespace)

@@ -17,7 +17,7 @@ from e2e.cluster.certificates import Authority
 from e2e.deploy import install, wait_registered
 from e2e.services import quickstart, service
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.nightly]
 
 NAME = "other-adapter"
 API_SERVICE = "v1beta1.custom.metrics.k8s.io"

@@ -86,6 +86,7 @@ def test_what_a_killed_run_has_left_is_removed_and_so_is_this_one(
     assert not (tmp_path / "fresh" / "run-root").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True).returncode != 0,
     reason="needs namespaces of its own, so root",

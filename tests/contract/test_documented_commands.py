@@ -44,7 +44,7 @@ def test_every_command_in_a_sentence_is_run_by_a_test() -> None:
 
 
 def test_every_target_that_a_page_names_is_there() -> None:
-    """CI runs README.md's `make test-all` and `make e2e`."""
+    """CI runs README.md's `make test` and `make e2e`."""
     text = "\n".join(PAGES.values())
     named = set(re.findall(r"`make ([a-z0-9-]+)(?: [A-Z]+=\S+)?`", text)) | set(
         re.findall(r"^make ([a-z0-9-]+)", text, re.M)
@@ -55,7 +55,7 @@ def test_every_target_that_a_page_names_is_there() -> None:
     assert named <= targets | parts
     run = re.search(r"^steps=\((.*?)^\)", (REPOSITORY / ".ci" / "run").read_text(), re.DOTALL | re.MULTILINE)
     assert run
-    assert {"check", "test-all", "e2e"} <= set(run[1].replace('"', "").split()) <= targets
+    assert {"check", "test", "e2e"} <= set(run[1].replace('"', "").split()) <= targets
 
 
 def test_the_quickstart_builds_the_images_that_there_are() -> None:

@@ -157,6 +157,7 @@ async def test_a_form_with_images_is_routed_by_its_path_and_by_its_model(
                 assert read_scores(await answer.json()) == pytest.approx(read_scores(direct.json()), abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # of the client: OpenAI has no newer translations
 async def test_audio_is_routed_by_its_path_and_by_its_model_and_may_be_long(
     task: Task, gateway: GatewayProcess, crd: Api, namespace: str

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tests.engine.processes import EngineServer
 
@@ -10,6 +11,7 @@ from e2e.demo.tasks import TASKS
 from e2e.demo_model import PROGRAM, make
 
 
+@pytest.mark.slow
 def test_the_demo_s_request_is_answered_as_by_the_program_alone(tmp_path: Path) -> None:
     make(tmp_path / "custom", PROGRAM)
     task = TASKS["custom"]

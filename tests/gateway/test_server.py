@@ -316,6 +316,7 @@ def refusal(url: str) -> str:
         return str(json.load(error)["error"]["message"])
 
 
+@pytest.mark.slow
 async def test_gateways_share_what_may_wait_for_a_service_as_they_come_and_go(
     kubeconfig: Path, cluster: Cluster, http: aiohttp.ClientSession
 ) -> None:

@@ -185,6 +185,7 @@ def write_kubeconfig(original: Path, url: str, path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_any_number_of_watches_is_open_at_once(kubeconfig: Path, cluster: Cluster, tmp_path: Path) -> None:
     """The client's default limit is 100 connections. Objects that are listed but not watched would miss all changes."""
     collection = service_collection(cluster.namespace)

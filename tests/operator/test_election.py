@@ -107,6 +107,7 @@ def test_one_that_cannot_renew_ends_before_another_may_begin(stage: Stage) -> No
         assert [line for line in leader.log if "event=lease_lost holder=unknown" in line]
 
 
+@pytest.mark.slow
 def test_a_lease_that_somebody_deleted_is_made_again(stage: Stage) -> None:
     with candidate(stage, "first") as leader:
         wait_until("it acts", lambda: leader.get("/readyz") == (200, "ready\n"), 60, lambda: leader.log)

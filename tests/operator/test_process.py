@@ -139,6 +139,7 @@ def test_before_the_crd_is_there_the_process_lives_is_not_ready_says_why_and_end
         assert running.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_the_operator_begins_when_the_crd_comes(stage: Stage) -> None:
     with crd_removed(stage), stage.operator():
         wait_until("it looked", lambda: [c for c in stage.proxy.calls if c.status == 404])

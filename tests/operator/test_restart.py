@@ -138,6 +138,7 @@ def all_versions(stage: Stage) -> dict[str, str]:
     return {o["metadata"]["uid"]: o["metadata"]["resourceVersion"] for o in found}
 
 
+@pytest.mark.slow
 def test_an_upgrade_with_another_default_image_restarts_no_pod(stage: Stage) -> None:
     with Kubelet(stage.space, ready):
         with stage.operator():

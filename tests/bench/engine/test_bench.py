@@ -39,6 +39,7 @@ def test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer(capsys: pyt
     assert all(sum(told["shares"].values()) == pytest.approx(1, abs=0.01) for told in result["profile"].values())
 
 
+@pytest.mark.slow
 def test_continuous_batching_of_transformers_is_a_peer_whose_tokens_are_checked_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

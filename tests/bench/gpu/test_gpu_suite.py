@@ -79,6 +79,7 @@ def test_a_stage_ends_at_its_limit_and_the_others_go_on(
     assert capfd.readouterr().out.count(" timed out ") == 2
 
 
+@pytest.mark.slow
 def test_a_stage_without_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert suite.main(["--stage", "nano", "--out", str(tmp_path)]) == 1

@@ -25,6 +25,7 @@ def plan(rows: list[tuple[int, int]], num_logits: int) -> StepPlan:
     return StepPlan(0, [], [], list(range(len(rows))), [c for c, _ in rows], [n for _, n in rows], logits, 0)
 
 
+@pytest.mark.slow
 def test_a_run_writes_figures_of_every_mode_a_page_and_its_pictures(tmp_path: Path) -> None:
     command_line = re.search(r"conveyor_bench modes (.*)", (REPOSITORY / "docs/batching.md").read_text())
     assert command_line

@@ -15,6 +15,7 @@ SCALE = Scale(REQUESTS_PER_SECOND, seconds=50)
 FIXED = ((16, 128), (32, 128))  # rows and tokens: those with the most throughput that hold it, for these shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_time_between_tokens_is_held_with_nine_tenths_of_the_best_fixed_limit_s_throughput(name: str) -> None:
     requests = draw_requests(SHAPES[name], SCALE, 1, VOCABULARY)

@@ -10,6 +10,7 @@ from conveyor_bench.engine import custom
 TINY = ["--workload", "custom", "--model-shape", "tiny", "--rounds", "2"]
 
 
+@pytest.mark.slow
 def test_a_request_is_measured_beside_a_direct_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(TINY) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -22,6 +23,7 @@ def test_a_request_is_measured_beside_a_direct_call(capsys: pytest.CaptureFixtur
     assert told["added_p50_milliseconds"] == pytest.approx(added, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_other_numbers_are_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     load = custom.load
 

@@ -27,6 +27,7 @@ def test_vectors_are_those_of_sentence_transformers(
         bench.main(EMBED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "key", "peer"),
     [

@@ -186,6 +186,7 @@ def test_a_model_that_asks_for_a_number_is_found_out() -> None:
         runner._forward(torch.empty((5, 3, SIDE, SIDE), device=CUDA))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DUAL_KINDS)
 def test_images_and_texts_are_embedded_without_waiting(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
@@ -199,6 +200,7 @@ def test_images_and_texts_are_embedded_without_waiting(kind: str, monkeypatch: p
     assert runner._embed_texts([[1, 2, 3], [4]]).shape == (2, vectors.shape[1])
 
 
+@pytest.mark.slow
 def test_tokens_of_speech_are_chosen_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two windows begin, one of which asks for its language, while another one goes on."""
     facts = AudioFacts(

@@ -45,6 +45,7 @@ def test_only_what_the_engine_loads_is_fetched_and_marked(server: Server, root: 
     assert server.requests == [], "a second pod asks for nothing"
 
 
+@pytest.mark.slow
 def test_weights_in_parts_are_read_over_several_connections_and_compared(
     monkeypatch: pytest.MonkeyPatch, server: Server, root: Path, target: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_what_an_older_engine_did_not_want_is_added_if_nothing_changed(
     assert "is not what it was" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("model.pt2", "model.json"), ("model.pt2",), ("model.json",)], ids=str)
 def test_a_program_comes_with_its_settings_and_nothing_else(
     server: Server, target: Path, names: tuple[str, ...]
@@ -169,6 +171,7 @@ def test_what_cannot_be_found_is_said(server: Server, target: Path, uri: str, re
     assert caught.value.reason == reason
 
 
+@pytest.mark.slow
 def test_keys_and_policies_count(monkeypatch: pytest.MonkeyPatch, server: Server, target: Path) -> None:
     user = make_user(server, "s3:ListBucket", "s3:GetObject")
     check_access(monkeypatch)

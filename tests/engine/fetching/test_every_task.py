@@ -38,6 +38,7 @@ def test_every_task_is_here() -> None:
     assert SAVED.keys() | BY_ITS_OWN_TEST == set(find_packages())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "save"),
     [

@@ -27,6 +27,7 @@ from conveyor_engine.fetching.source import RemoteFile
 from e2e.hub.server import Hub
 
 
+@pytest.mark.slow
 def test_a_killed_fetch_is_resumed_where_it_ended(fetch_from: Fetch, root: Path, target: Path) -> None:
     content = os.urandom(24_000_000)  # huggingface_hub writes 10 MiB at a time
     (root / "org/tiny" / WEIGHTS).write_bytes(content)

@@ -74,6 +74,7 @@ def test_files_that_an_older_engine_ran_without_need_no_room(
     assert (target / WEIGHTS).exists()
 
 
+@pytest.mark.slow
 def test_a_fetch_needs_no_log(hub: Hub, target: Path) -> None:
     command = [sys.executable, "-m", "conveyor_engine", "fetch", "--uri", "hf://org/tiny", "--target", str(target)]
     with FULL.open("w") as full:

@@ -77,6 +77,7 @@ def test_a_folder_of_the_container_is_no_model(model: Path, secret: Path) -> Non
         fetch("pvc://models/team/other", str(model.parent / "other"))
 
 
+@pytest.mark.slow
 def test_weights_whose_header_takes_too_much_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limited, "MEMORY_BYTES", 16 * 2**20)
     header = json.dumps({"__metadata__": {f"key {number}": "" for number in range(1_000_000)}}).encode()

@@ -58,6 +58,7 @@ def files_of(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_only_the_loaded_files_of_a_pipeline_are_fetched(
     fetch_it: Callable[[], None], pipeline: Path, target: Path
 ) -> None:

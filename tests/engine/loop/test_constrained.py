@@ -36,7 +36,7 @@ def generate_constrained(ref: Reference, prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("capture", [None, run_again], ids=["eager", "captured"])
-@pytest.mark.parametrize("mode", ["continuous", "static"])
+@pytest.mark.parametrize("mode", ["continuous", pytest.param("static", marks=pytest.mark.slow)])
 def test_constrained_requests_get_the_tokens_of_transformers(
     reference: GetReference, overlap: bool, capture: Capture | None, mode: str
 ) -> None:

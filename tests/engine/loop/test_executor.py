@@ -53,7 +53,7 @@ class Replay:
         raise AssertionError("no step of a trace raises")
 
 
-@pytest.mark.parametrize("mode", ["static", "continuous"])
+@pytest.mark.parametrize("mode", ["continuous", pytest.param("static", marks=pytest.mark.slow)])
 def test_a_recorded_trace_gives_the_answers_of_the_device(reference: GetReference, mode: str) -> None:
     ref = reference("llama")
     config = ref.make_config(batching_mode=mode, num_kv_blocks=8)

@@ -27,7 +27,7 @@ GetReference = Callable[[str], Reference]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(mode.values()))
-@pytest.mark.parametrize("num_kv_blocks", [64, 8])
+@pytest.mark.parametrize("num_kv_blocks", [64, pytest.param(8, marks=pytest.mark.slow)])
 def test_steps_that_run_ahead_give_the_same_answers(
     reference: GetReference, mode: dict[str, Any], num_kv_blocks: int
 ) -> None:

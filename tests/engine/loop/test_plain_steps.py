@@ -48,7 +48,7 @@ def wired(core: EngineCore) -> EngineCore:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(mode.values()))
-@pytest.mark.parametrize("num_kv_blocks", [64, 8])
+@pytest.mark.parametrize("num_kv_blocks", [64, pytest.param(8, marks=pytest.mark.slow)])
 def test_plans_and_results_that_travel_give_the_same_answers(
     reference: GetReference, mode: dict[str, Any], num_kv_blocks: int
 ) -> None:

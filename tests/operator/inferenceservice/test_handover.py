@@ -95,6 +95,7 @@ def switch_there_and_back(stage: Stage) -> None:
     assert "keeps its 5 replicas" in stage.space.condition("qwen", "ScalingReady")["message"]
 
 
+@pytest.mark.slow
 def test_a_deployment_that_somebody_deletes_comes_back_with_the_number_that_it_had(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, ready):
         stage.space.make_service(autoscaling=AUTOSCALING)

@@ -21,6 +21,7 @@ def our_events(stage: Stage) -> list[Json]:
     return sorted(ours, key=lambda event: str(event["eventTime"]))
 
 
+@pytest.mark.slow
 def test_events_come_with_transitions_only(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, kubelet.oom_killed) as node:
         stage.space.make_service()
@@ -45,6 +46,7 @@ def last_failure_time(stage: Stage) -> str:
     return str(stage.space.need("InferenceService", "qwen")["status"]["lastFailure"]["time"])
 
 
+@pytest.mark.slow
 def test_scaling_by_the_autoscaler_is_one_event_a_decision_and_a_reading_is_no_write(stage: Stage) -> None:
     """The test plays the HPA's controller.
 

@@ -156,6 +156,7 @@ async def test_a_child_of_a_beginning_marks_its_service_and_is_not_told_to_kopf(
     assert (lines, marked) == (["BOOKMARK", "ADDED"], [("b/c", False)])
 
 
+@pytest.mark.slow
 def test_an_operator_lists_nothing_that_tenants_write(stage: Stage) -> None:
     """Each watch begins with all objects, one by one, so that no response contains all of them at once."""
     with stage.operator():

@@ -159,6 +159,7 @@ def test_many_keys_of_small_probability_count_beside_one_without_a_value(kv_dtyp
     torch.testing.assert_close(out, torch.full_like(out, 0.01 * others / (1 + others)), rtol=0.02, atol=0)
 
 
+@pytest.mark.slow
 @KV_DTYPES
 @in_types("window, cap", (None, None), (20, 2.0))
 def test_decodes_prompts_and_chunks_are_attention_over_the_rounded_numbers(

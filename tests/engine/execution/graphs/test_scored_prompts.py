@@ -17,6 +17,7 @@ from conveyor_engine.execution.runners import generate
 pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
 
 
+@pytest.mark.slow
 def test_a_chunk_of_one_token_that_is_scored_keeps_the_prompts_next_token(
     reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def comparable(outputs: dict[str, list[RequestOutput]]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
 @pytest.mark.parametrize("seed", range(2))
 def test_requests_that_come_and_go_at_random_get_the_same_tokens(
@@ -204,6 +205,7 @@ def test_a_capture_that_fails_leaves_smaller_steps_to_the_host_and_says_so_once(
     assert answers(core, ref.prompts) == ref.answers
 
 
+@pytest.mark.slow
 def test_no_graph_is_larger_than_the_batch_of_short_requests_that_the_cache_holds(reference: GetReference) -> None:
     lengths = {"workload_input_tokens": Lengths(20, 40), "workload_output_tokens": Lengths(12, 20)}
     short = make_core(reference("llama"), max_num_seqs=8, num_kv_blocks=12, **lengths)

@@ -105,6 +105,7 @@ def draw(logits: torch.Tensor, rows: list[Row], uniforms: list[float]) -> list[i
     return list(tokens.tolist())
 
 
+@pytest.mark.slow
 @CASES
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_the_kept_tokens_are_those_of_the_definition(dtype: torch.dtype, spread: float, row: Row) -> None:
@@ -114,6 +115,7 @@ def test_the_kept_tokens_are_those_of_the_definition(dtype: torch.dtype, spread:
     assert draw(logits[None], [row], [0.0]) == [int((row.weigh(logits) > 0).nonzero()[0])]
 
 
+@pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize("row", [Row(top_k=10), Row(top_k=5000), Row(top_p=0.5), Row(top_p=0.95)], ids=str)
 def test_equal_logits_are_kept_or_cut_together(dtype: torch.dtype, row: Row) -> None:
@@ -123,6 +125,7 @@ def test_equal_logits_are_kept_or_cut_together(dtype: torch.dtype, row: Row) -> 
     assert draw(logits[None], [row], [0.0]) == [int((row.weigh(logits) > 0).nonzero()[0])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "row"),
     [
@@ -141,6 +144,7 @@ def test_each_kept_token_is_drawn_in_the_middle_of_its_share(kind: str, row: Row
     assert draw(logits.expand(3, -1), [row] * 3, middles.tolist()) == wanted.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("row", "kept"), [(Row(top_k=3), 3), (Row(top_p=0.65), 2), (Row(4, 0.9), 4)], ids=str)
 def test_tokens_are_drawn_as_often_as_they_are_likely(row: Row, kept: int) -> None:
     probabilities = torch.tensor([0.05, 0.4, 0.15, 0.3, 0.1])
@@ -152,6 +156,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(row: Row, kept: int) -> No
     assert np.abs(counts - times * shares.numpy()).max() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(HAVE_GPU, reason="a GPU sums in its own way")
 @pytest.mark.parametrize("row", [Row(top_k=30), Row(top_k=5000), Row(top_p=0.9)], ids=str)
 def test_no_other_token_is_drawn_even_if_the_cumulated_weights_fall(monkeypatch: pytest.MonkeyPatch, row: Row) -> None:
@@ -200,6 +205,7 @@ def test_of_few_finite_logits_only_these_are_drawn(row: Row, uniform: float) -> 
     assert tokens[2] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, -5.0])
 @pytest.mark.parametrize("row", [Row(top_k=5), Row(top_p=0.3)], ids=str)
 def test_of_equal_logits_all_can_be_drawn(row: Row, value: float) -> None:
@@ -207,6 +213,7 @@ def test_of_equal_logits_all_can_be_drawn(row: Row, value: float) -> None:
     assert draw(logits, [row] * 3, [0.0, 0.5, JUST_BELOW_ONE]) == [0, 2499, 4999]
 
 
+@pytest.mark.slow
 def test_a_rows_token_is_its_own_whatever_else_is_in_the_batch() -> None:
     wide = torch.stack([make_logits(spread, torch.float32, 9040) for spread in (1.0, 2.0, 0.5, 3.0)])
     rows = [Row(top_k=40), Row(top_p=0.9), Row(top_p=0.99), Row(50, 0.9, 0.1)]

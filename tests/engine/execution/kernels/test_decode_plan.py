@@ -37,6 +37,7 @@ def shares_of(made: DecodePlan, lengths: list[int]) -> list[list[Share]]:
     return shares
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 7, 700])
 @pytest.mark.parametrize(
     "lengths",
@@ -54,6 +55,7 @@ def test_each_key_that_a_row_sees_is_in_one_share(
         assert all(begin < end for begin, end in shares)
 
 
+@pytest.mark.slow
 def test_a_row_that_is_much_longer_than_the_others_is_read_by_many_programs() -> None:
     lengths = [800] * 20 + [32_000]
     shares = shares_of(plan(lengths, processors=132, kv_heads=8), lengths)

@@ -95,6 +95,7 @@ def test_each_token_is_drawn_in_the_middle_of_its_share(kernel: Kernel, vocab_si
         assert kernel.draw(logits, [temperature] * 8, middles.tolist()) == wanted.squeeze(1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("min_p", [1e-4, 0.2, 1.0])
 def test_of_tokens_above_a_floor_each_is_drawn_in_the_middle_of_its_share(
@@ -125,6 +126,7 @@ def test_a_token_of_probability_zero_is_never_drawn(kernel: Kernel, uniform: flo
     assert tokens[2] in (4095, 4096)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(HAVE_GPU, reason="a GPU sums in its own way")
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("draw_from", [None, {}, {"top_k": 3}, {"top_k": 300}, {"top_p": 0.9}], ids=str)
@@ -170,6 +172,7 @@ def test_rows_of_a_wider_matrix_are_read_where_they_lie(kernel: Kernel) -> None:
     assert kernel.draw(wide[::2, :4500], [0.0, 0.0], [0.5, 0.5]) == wide[::2, :4500].argmax(-1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", [4, 5, 6])
 def test_the_sampler_draws_as_it_does_without_the_kernels(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, position: int

@@ -109,6 +109,7 @@ def test_the_best_token_of_a_large_vocabulary_is_found_wherever_it_is(vocab_size
     assert sample(logits, [row(temperature=0) for _ in best]) == best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params", [{}, {"top_p": 0.999}, {"top_p": 0.5}, {"top_k": 300}, {"top_k": 300, "top_p": 0.9}, {"top_k": 32}]
 )
@@ -194,6 +195,7 @@ def test_the_few_best_are_found_wherever_they_are(vocab_size: int, spread: float
     assert all(len(set(row)) == len(row) for row in token_ids.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("candidates", [1, 2, 256])
 def test_cuts_beyond_the_first_candidates_look_at_the_whole_vocabulary(
     monkeypatch: pytest.MonkeyPatch, candidates: int

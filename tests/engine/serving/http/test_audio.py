@@ -166,6 +166,7 @@ def test_bodies_that_are_no_form_with_one_file_are_refused(served: Served) -> No
     )
 
 
+@pytest.mark.slow
 def test_hostile_files_are_one_sentence_each_and_the_server_goes_on(served: Served) -> None:
     silence = encode(np.zeros(4_000 * 36_000, np.int8).astype(np.int16), "FLAC", 4_000)
     assert len(silence) < 2**20
@@ -181,6 +182,7 @@ def test_hostile_files_are_one_sentence_each_and_the_server_goes_on(served: Serv
     assert served.post(WAV).json()["text"]
 
 
+@pytest.mark.slow
 def test_the_largest_upload_is_answered(served: Served) -> None:
     samples = np.repeat(draw_sound(3, 8.2, 192_000)[:, np.newaxis], 4, axis=1)
     data = encode(samples, rate=192_000, subtype="FLOAT")

@@ -82,6 +82,7 @@ def test_a_conversation_gets_the_labels_of_its_text(labels_one: Served) -> None:
     assert begun["usage"]["prompt_tokens"] == num_tokens + 1
 
 
+@pytest.mark.slow
 def test_texts_get_the_labels_of_the_pipeline(served: Served) -> None:
     answer = post(served, "/classify", model="tiny")
     labels = [served.pipeline.model.config.id2label[index] for index in range(served.pipeline.model.config.num_labels)]

@@ -158,6 +158,7 @@ def peak_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "begin", "item", "most"),
     [

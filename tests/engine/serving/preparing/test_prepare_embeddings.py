@@ -57,6 +57,7 @@ def test_an_input_of_a_list_that_is_refused_is_named(chat_model: Path) -> None:
         assert caught.value.param == param
 
 
+@pytest.mark.slow
 def test_a_body_has_a_bounded_number_of_inputs(chat_model: Path) -> None:
     assert len(prepared(chat_model, input=[[7]] * INPUTS_MAX, dimensions=8).request_ids) == INPUTS_MAX
     with pytest.raises(InvalidRequest, match="is 8193, more than the 8192 that one request may have") as caught:

@@ -350,6 +350,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.sampled_from([CompletionRequest, ChatRequest]), st.data())
 def test_any_json_is_accepted_or_refused_in_words(schema: Any, data: st.DataObject) -> None:

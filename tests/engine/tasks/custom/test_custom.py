@@ -98,6 +98,7 @@ def test_each_item_gets_what_it_gets_alone(kind: str, mode: str, tmp_path: Path)
             assert torch.allclose(own, expected if packed else expected[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_padded_batch_costs_its_number_times_the_longest_and_a_packed_one_the_sum(tmp_path: Path) -> None:
     for kind, packs in (("encoder", False), ("bag", True), ("conv", True), ("dense", True)):
         WRITERS[kind](tmp_path / kind)
@@ -159,6 +160,7 @@ class Wrong(Model):
         return {"y": x.double()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
@@ -214,6 +216,7 @@ def test_a_class_that_cannot_be_is_refused(signature: Signature, batching: Batch
     assert found is problem if problem is None else problem in (found or "")
 
 
+@pytest.mark.slow
 def test_a_length_that_is_not_the_batchs_own_fails_its_item(tmp_path: Path) -> None:
     """Workers compare shapes with the signature. An item that passes but that the model rejects fails alone."""
     WRITERS["encoder"](tmp_path)

@@ -69,6 +69,7 @@ def make_inputs(kind: str, rows: int, length: int) -> dict[str, torch.Tensor]:
             return {"pixels": torch.randint(0, 255, (rows, 1, length % 8 + 1, 3), dtype=torch.uint8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITERS)
 def test_it_computes_what_the_module_computes(
     kind: str, written: Callable[[str], tuple[Path, torch.nn.Module]]
@@ -100,6 +101,7 @@ def test_a_weight_that_is_changed_shows(written: Callable[[str], tuple[Path, tor
         assert not torch.allclose(found, module(**inputs)["scores"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_lengths_without_a_limit_take_that_of_the_configuration(tmp_path: Path) -> None:
     module = torch.nn.Linear(2, 2).eval()
     program = export(module, (torch.zeros(2, 3, 2),), dynamic_shapes=({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},))
