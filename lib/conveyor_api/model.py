@@ -245,6 +245,26 @@ ModelName = Annotated[
 ]
 
 
+SECRET_RULES: Final = (
+    Rule(
+        f"!has(self.secretRef) || self.uri.startsWith('{HUB_SCHEME}') || self.uri.startsWith('{BUCKET_SCHEME}')",
+        "secretRef is for hf:// and s3://; remove it for pvc://, and for oci:// name the Secret in "
+        "pod.imagePullSecrets",
+        lambda fetched: fetched.secret_ref is None or not fetched.uri.startswith((VOLUME_SCHEME, IMAGE_SCHEME)),
+        field="secretRef",
+    ),
+    Rule(
+        f"!has(self.secretRef) || !has(self.secretRef.key) || !self.uri.startsWith('{BUCKET_SCHEME}')",
+        f"the Secret for s3:// has the keys {' and '.join(names.BUCKET_KEYS)}; remove secretRef.key",
+        lambda fetched: (
+            fetched.secret_ref is None or fetched.secret_ref.key is None or not fetched.uri.startswith(BUCKET_SCHEME)
+        ),
+        field="secretRef",
+    ),
+)
+"""Rules for an object with `uri` and `secretRef`."""
+
+
 class Model(ApiModel):
     """The model to serve, its source, and its cache."""
 
@@ -261,21 +281,7 @@ class Model(ApiModel):
             lambda model: not model.uri.startswith(IMAGE_SCHEME) or model.cache.strategy != "PVC",
             field="cache",
         ),
-        Rule(
-            f"!has(self.secretRef) || self.uri.startsWith('{HUB_SCHEME}') || self.uri.startsWith('{BUCKET_SCHEME}')",
-            "secretRef is for hf:// and s3:// models; remove it for pvc://, and for oci:// name the Secret in "
-            "pod.imagePullSecrets",
-            lambda model: model.secret_ref is None or not model.uri.startswith((VOLUME_SCHEME, IMAGE_SCHEME)),
-            field="secretRef",
-        ),
-        Rule(
-            f"!has(self.secretRef) || !has(self.secretRef.key) || !self.uri.startsWith('{BUCKET_SCHEME}')",
-            f"the Secret of an s3:// model has the keys {' and '.join(names.BUCKET_KEYS)}; remove secretRef.key",
-            lambda model: (
-                model.secret_ref is None or model.secret_ref.key is None or not model.uri.startswith(BUCKET_SCHEME)
-            ),
-            field="secretRef",
-        ),
+        *SECRET_RULES,
     )
 
     uri: ModelUri

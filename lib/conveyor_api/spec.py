@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field
 
 from conveyor_api import names
+from conveyor_api.adapters import ADAPTER_RULES, Adapters
 from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_BATCH_SIZE_CUDA, Batching, KVCache
@@ -279,10 +280,13 @@ class InferenceServiceSpec(ApiModel):
             lambda spec: spec.runtime == "VLLM" or not spec.engine.args,
             field="engine",
         ),
+        *ADAPTER_RULES,
     )
 
     model: Model
     """The model to serve, its source, and its cache."""
+    adapters: Adapters = Field(default_factory=list)
+    """LoRA adapters that every engine serves beside the model. A change replaces the pods."""
     task: Task | None = None
     """Task of the model; default: detected from its files (`status.model.task`). Generate continues text, Embed turns
     texts into vectors, Rerank orders documents by a query, Classify labels texts, ImageClassify labels images,

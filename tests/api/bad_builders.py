@@ -12,6 +12,7 @@ CLAIM = {"strategy": "PVC", "claimName": "a"}
 SECRET = {"secretKeyRef": {"name": "a", "key": "b"}}
 CHAT, BATCH = {"name": "chat", "level": 1}, {"name": "batch", "level": 100}
 LONG: Json = {"p50": 50, "p95": 100}
+SQL = {"name": "sql", "uri": "hf://example/sql"}
 LATENCY = {"latency": "1s"}
 FIELD = {"fieldRef": {"fieldPath": "status.podIP"}}
 
@@ -36,6 +37,14 @@ def named(title: str, name: str, sentence: str) -> Bad:
 
 def model(title: str, path: str, sentence: str, /, **model: Any) -> Bad:
     return bad(title, f"spec.model{path}", sentence, model={"uri": HUB, **model})
+
+
+def adapters(title: str, path: str, sentence: str, /, *adapters: Json, **spec: Any) -> Bad:
+    return bad(title, path, sentence, adapters=list(adapters), **spec)
+
+
+def adapter(title: str, path: str, sentence: str, /, **adapter: Any) -> Bad:
+    return adapters(title, f"spec.adapters[0]{path}", sentence, {**SQL, **adapter})
 
 
 def cache(title: str, path: str, sentence: str, /, **cache: Any) -> Bad:

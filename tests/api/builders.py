@@ -28,6 +28,10 @@ def build_full_body() -> Json:
             "secretRef": {"name": "hub", "key": "token"},
             "cache": {"strategy": "PVC", "size": "20Gi", "storageClassName": "fast", "prewarm": True},
         },
+        adapters=[
+            {"name": "SQL_v1.2", "uri": "hf://example/sql@v1", "secretRef": {"name": "hub", "key": "token"}},
+            {"name": "chat", "uri": "pvc://adapters/chat"},
+        ],
         task="Generate",
         listed=True,
         runtime="Conveyor",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.api.bad_builders import SQL
 from tests.api.builders import Json, build_body, build_full_body
 from tests.api.conftest import REPOSITORY, Services, install
 from tests.kubectl import kubectl
@@ -64,6 +65,11 @@ def test_the_crd_is_structural_and_established(api: Api, crd: Json) -> None:
         build_body(replicas=0),
         build_body(queue={"timeout": "1h"}, requestTimeout="24h", drain={"timeout": "0s"}),
         build_body(runtime="VLLM", engine={"image": "vllm/vllm-openai:v1", "args": ["--enable-lora", "--seed=1"]}),
+        build_body(adapters=[]),
+        build_body(adapters=[{"name": "a", "uri": "oci://a/b:1//c"}, {"name": "B.1_2-c", "uri": "s3://abc/b"}]),
+        build_body(adapters=[SQL], resources={"limits": {"nvidia.com/gpu": "1"}}),
+        build_body(adapters=[SQL], resources={"limits": {"nvidia.com/gpu": 2}}, engine={"tensorParallelSize": 1}),
+        build_body(adapters=[SQL], resources={"limits": {"nvidia.com/mig-1g.5gb": 2}}),
         build_full_body(),
     ],
     ids=lambda body: f"{body['metadata']['name'][:8]} {', '.join(body['spec'])}",

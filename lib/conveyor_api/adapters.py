@@ -1,0 +1,119 @@
+"""`spec.adapters`: LoRA adapters that the engines serve beside the model itself.
+
+The rules that compare adapters with other fields of the spec are `ADAPTER_RULES`, which `spec` includes.
+"""
+
+import re
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+
+from pydantic import Field
+
+from conveyor_api import names
+from conveyor_api.base import ApiModel, KeyedBy, Rule
+from conveyor_api.model import SECRET_RULES, ModelSource, ModelUri, Mounted, SecretRef, parse_model_uri
+
+if TYPE_CHECKING:
+    from conveyor_api.spec import InferenceServiceSpec
+
+MAX_ADAPTERS: Final = 16
+# Between a model's name and an adapter's name in a request's `model`. Adapters' names do not contain it.
+SEPARATOR: Final = ":"
+_NAME_PATTERN: Final = "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+# Names of volumes, and paths, that pods with adapters use.
+_TAKEN_VOLUME: Final = f"^({names.ADAPTERS_VOLUME}|{names.ADAPTER_VOLUME}-[0-9]+)$"
+_TAKEN_PATH: Final = f"^{names.ADAPTERS_PATH}(/|$)"
+
+
+class Adapter(ApiModel):
+    """A LoRA adapter for the model, in PEFT's format."""
+
+    rules: ClassVar = SECRET_RULES
+
+    name: Annotated[
+        str,
+        Field(min_length=1, max_length=63),
+        Rule(
+            f"self.matches('{_NAME_PATTERN}')",
+            "must start and end with a letter or digit; between them also . _ - are allowed",
+            lambda name: re.fullmatch(_NAME_PATTERN, name) is not None,
+        ),
+    ]
+    """Name of the adapter. Clients set `model` to the model's name, a colon and this name, for example `qwen:sql`."""
+    uri: ModelUri
+    """Source of `adapter_config.json` and `adapter_model.safetensors`, in the forms of `model.uri`."""
+    secret_ref: SecretRef | None = None
+    """Credentials for the adapter, as in `model.secretRef`, which is for the model only."""
+
+    @property
+    def source(self) -> ModelSource:
+        """Return the parsed uri."""
+        return parse_model_uri(self.uri)
+
+    @property
+    def mount_path(self) -> str:
+        """Return where the pods mount the claim or the image that contains the adapter."""
+        return f"{names.ADAPTERS_PATH}/{self.name}"
+
+    @property
+    def directory(self) -> str:
+        """Return the adapter's folder in the engine's pod.
+
+        A download has another folder than a model with the same uri, because other files of it are fetched.
+        """
+        source = self.source
+        if isinstance(source, Mounted):
+            return f"{self.mount_path}/{source.path}".rstrip("/")
+        return source.directory.replace(names.MODELS_PATH, names.FETCHED_ADAPTERS_PATH, 1)
+
+
+Adapters = Annotated[list[Adapter], Field(max_length=MAX_ADAPTERS), KeyedBy("name")]
+
+
+def _leaves_names_free(spec: "InferenceServiceSpec") -> bool:
+    taken = (
+        *(re.search(_TAKEN_VOLUME, volume.name) for volume in spec.pod.volumes),
+        *(re.search(_TAKEN_PATH, mount.mount_path) for mount in spec.pod.volume_mounts),
+    )
+    return not any(taken)
+
+
+_HAS_NONE: Final = "!has(self.adapters) || size(self.adapters) == 0"
+ADAPTER_RULES: Final = (
+    Rule(
+        f"{_HAS_NONE} || self.runtime != 'VLLM'",
+        "vLLM's adapters are arguments; remove adapters, and set engine.args: [--enable-lora, --lora-modules=...]",
+        lambda spec: not spec.adapters or spec.runtime != "VLLM",
+        field="adapters",
+    ),
+    Rule(
+        f"{_HAS_NONE} || !has(self.task) || self.task == 'Generate'",
+        "adapters are for models that generate text; remove them, or set task: Generate",
+        lambda spec: not spec.adapters or spec.task in (None, "Generate"),
+        field="adapters",
+    ),
+    Rule(
+        f"{_HAS_NONE} || self.runtime == 'VLLM' || has(self.task) && self.task != 'Generate'"
+        " || (has(self.engine) && has(self.engine.tensorParallelSize) ? self.engine.tensorParallelSize == 1"
+        f" : !has(self.resources) || !has(self.resources.limits) || !('{names.GPU}' in self.resources.limits)"
+        f" || string(self.resources.limits['{names.GPU}']).matches('^0*[01]$'))",
+        "an engine with adapters cannot divide its model among several GPUs; request 1 GPU, set "
+        "engine.tensorParallelSize: 1, or remove adapters",
+        lambda spec: (
+            not spec.adapters
+            or spec.runtime == "VLLM"
+            or spec.task not in (None, "Generate")
+            or spec.tensor_parallel_size == 1
+        ),
+        field="adapters",
+    ),
+    Rule(
+        f"{_HAS_NONE} || !has(self.pod)"
+        f" || (!has(self.pod.volumes) || !self.pod.volumes.exists(volume, volume.name.matches('{_TAKEN_VOLUME}')))"
+        " && (!has(self.pod.volumeMounts)"
+        f" || !self.pod.volumeMounts.exists(mount, mount.mountPath.matches('{_TAKEN_PATH}')))",
+        f"the volumes {names.ADAPTERS_VOLUME} and {names.ADAPTER_VOLUME}-NUMBER, and paths in {names.ADAPTERS_PATH}, "
+        "are Conveyor's own if there are adapters; choose other names in pod.volumes and pod.volumeMounts",
+        lambda spec: not spec.adapters or _leaves_names_free(spec),
+        field="pod",
+    ),
+)
