@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         "pvc://... or oci://...: only check the files that are mounted at the target",
     )
     fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
+    fetch.add_argument("--adapter", default="", metavar="NAME", help="the name of the LoRA adapter that is fetched")
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -81,8 +82,9 @@ def _run(flags: argparse.Namespace) -> int:
     if flags.command == "fetch":
         from conveyor_engine.fetching.fetch import fetch
 
-        fetch(flags.uri, flags.target)
-        write_facts(Path(flags.target))
+        fetch(flags.uri, flags.target, flags.adapter)
+        if not flags.adapter:
+            write_facts(Path(flags.target))
     else:
         print(__version__)
     return 0

@@ -165,9 +165,7 @@ class Bucket:
         except ClientError as error:
             raise self._explain(error) from error
         except NoCredentialsError as error:
-            message = (
-                f"{self._uri}: there are no credentials; set model.secretRef, or give the pods' ServiceAccount a role"
-            )
+            message = f"{self._uri}: there are no credentials; set secretRef, or give the pods' ServiceAccount a role"
             raise failed(message) from error
         except (BotoCoreError, ValueError, LookupError) as error:  # LookupError: the response lacks a field
             said = f"{type(error).__name__}: {without_secrets(str(error))}"

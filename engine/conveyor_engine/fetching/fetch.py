@@ -1,10 +1,10 @@
-"""Downloads a model's files from a hub or a bucket into a directory, all of them or none. Called by `__main__`.
+"""Downloads the files of a model or an adapter from a hub or a bucket into a directory, all of them or none.
 
-First the revision is pinned to a commit. Only files that the engine loads are fetched, never pickles or code. Every
-file is checked against the announced digest. Partial files are resumed after a crash. The directory appears by one
-rename, with a marker in it. A complete directory with a marker for the same URI is never fetched again, so a branch
-that moved needs another target. If the marker was written by an engine that wanted other files, missing files of the
-same commit are added.
+Called by `__main__`. First the revision is pinned to a commit. Only files that the engine loads are fetched, never
+pickles or code. Every file is checked against the announced digest. Partial files are resumed after a crash. The
+directory appears by one rename, with a marker in it. A complete directory with a marker for the same URI is never
+fetched again, so a branch that moved needs another target. If the marker was written by an engine that wanted other
+files, missing files of the same commit are added.
 """
 
 import errno
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.fetching.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, choose_adapter_files
 from conveyor_engine.fetching.bounds import MIN_BYTES, TooSlow
-from conveyor_engine.fetching.mounted import check_model_directory
+from conveyor_engine.fetching.mounted import check_adapter_directory, check_model_directory
 from conveyor_engine.fetching.pipeline import choose_pipeline_files
 from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
 from conveyor_engine.fetching.uris import DEFAULT_REVISION, HubUri, parse_uri
@@ -42,6 +43,7 @@ _WANTED = re.compile(
     r"|(?:pre)?processor_config\.json"
     rf"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|{re.escape(POOLING_FILE)}"
 )
+_WANTED_OF_ADAPTER = re.compile(f"{re.escape(ADAPTER_CONFIG)}|{re.escape(ADAPTER_WEIGHTS)}")
 _WEIGHTS = "model.safetensors"
 # On these errors the partial files are removed. Otherwise two fetches could fill one volume so that neither can finish.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -49,20 +51,31 @@ _MAX_SHORT_CUTS = 20  # maximum number of successive interruptions of a file, ea
 _log = logging.getLogger(__name__)
 
 
-def fetch(uri: str, target: str) -> None:
+def fetch(uri: str, target: str, adapter: str = "") -> None:
     """Download the model of `uri` to the directory `target`. If the model is mounted, only check that it is there.
 
+    adapter: the name of the LoRA adapter that `uri` contains in place of a model; "" for a model. Errors have it.
     Raises StartError.
     """
-    directory = Path(target)
-    source = _open_source(uri)
-    if source is None:
-        check_model_directory(uri, directory)
-        return
     try:
-        _fetch_once(uri, source, directory)
-    except OSError as error:
-        _refuse(f"cannot write {uri} to {directory}: {error.strerror or error}")
+        _fetch(uri, Path(target), is_adapter=bool(adapter))
+    except ModelError as error:
+        if not adapter:
+            raise
+        raise ModelError(f"adapter {adapter}: {error}", reason=error.reason) from error
+
+
+def _fetch(uri: str, directory: Path, is_adapter: bool) -> None:
+    source = _open_source(uri)
+    if source is None and is_adapter:
+        check_adapter_directory(uri, directory)
+    elif source is None:
+        check_model_directory(uri, directory)
+    else:
+        try:
+            _fetch_once(uri, source, directory, _WANTED_OF_ADAPTER if is_adapter else _WANTED)
+        except OSError as error:
+            _refuse(f"cannot write {uri} to {directory}: {error.strerror or error}")
 
 
 def _open_source(uri: str) -> Source | None:
@@ -79,28 +92,31 @@ def _open_source(uri: str) -> Source | None:
     return Bucket(*parsed)
 
 
-def _fetch_once(uri: str, source: Source, directory: Path) -> None:
-    """Fetch the model unless it is there. If several pods share the volume, one fetches and the others wait for it."""
-    if _wants_nothing(_read_marker(uri, directory)):
+def _fetch_once(uri: str, source: Source, directory: Path, wanted: re.Pattern[str]) -> None:
+    """Fetch the model unless it is there. If several pods share the volume, one fetches and the others wait for it.
+
+    wanted: matches the names of wanted files; `_WANTED` also for the weights that belong to a model.
+    """
+    if _wants_nothing(_read_marker(uri, directory), wanted):
         return
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _lock(directory.with_name(f".{directory.name}.lock")):
         marker = _read_marker(uri, directory)
-        if _wants_nothing(marker):
+        if _wants_nothing(marker, wanted):
             return
         if marker is not None:
-            _add_missing(source, marker, directory)
+            _add_missing(source, marker, directory, wanted)
             return
         model = source.describe()
         partial = directory.with_name(f".{directory.name}.partial")
         partial.mkdir(exist_ok=True)
         try:
-            files = _fetch_files(source, model, partial)
+            files = _fetch_files(source, model, partial, wanted)
         except OSError as error:
             if error.errno in _FULL:
                 shutil.rmtree(partial, ignore_errors=True)
             raise
-        _write_marker(partial, uri, model.commit, _content_of(files))
+        _write_marker(partial, uri, model.commit, _content_of(files), wanted)
         if directory.exists():
             shutil.rmtree(directory)  # without a marker it may be incomplete
         partial.rename(directory)
@@ -122,21 +138,21 @@ def _read_marker(uri: str, directory: Path) -> dict[str, Any] | None:
     return marker
 
 
-def _wants_nothing(marker: dict[str, Any] | None) -> bool:
+def _wants_nothing(marker: dict[str, Any] | None, wanted: re.Pattern[str]) -> bool:
     """Return whether the engine that fetched the directory had the same list of wanted files as this engine."""
-    return marker is not None and marker.get("wanted") == _WANTED.pattern
+    return marker is not None and marker.get("wanted") == wanted.pattern
 
 
-def _add_missing(source: Source, marker: dict[str, Any], directory: Path) -> None:
+def _add_missing(source: Source, marker: dict[str, Any], directory: Path, wanted: re.Pattern[str]) -> None:
     """Add files that this engine needs, but that an older engine did not fetch when it filled the directory.
 
     Other pods may read the directory meanwhile. Errors are only logged: the older engine ran without the files.
     """
     try:
         model = source.describe(str(marker.get("commit")))
-        files = [file for file in model.files if _WANTED.fullmatch(file.name) and file.name not in marker["files"]]
+        files = [file for file in model.files if wanted.fullmatch(file.name) and file.name not in marker["files"]]
         _fetch_missing(source, model, files, directory)
-        _write_marker(directory, marker["uri"], model.commit, marker["files"] | _content_of(files))
+        _write_marker(directory, marker["uri"], model.commit, marker["files"] | _content_of(files), wanted)
     except (ModelError, OSError) as error:
         _log.warning("event=missing_files_not_fetched directory=%s error=%s", directory, error)
         return
@@ -159,21 +175,31 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _fetch_files(source: Source, model: RemoteModel, partial: Path) -> list[RemoteFile]:
-    """Fetch the files. The index, if there is one, comes first, because it says which weights belong to the model."""
+def _fetch_files(source: Source, model: RemoteModel, partial: Path, wanted: re.Pattern[str]) -> list[RemoteFile]:
+    good = {file for file in model.files if _is_good(file, partial / file.name)}
+    if wanted is _WANTED_OF_ADAPTER:
+        files = choose_adapter_files(model)
+    else:
+        files = _choose_with_index(source, model, partial, good)
+    _remove_other_files(partial, files, good)
+    _fetch_missing(source, model, [file for file in files if file not in good], partial)
+    return files
+
+
+def _choose_with_index(source: Source, model: RemoteModel, partial: Path, good: set[RemoteFile]) -> list[RemoteFile]:
+    """Return a model's files. Fetches the index first, if there is one: it says which weights belong to the model.
+
+    good: the files that are complete in `partial`; the index is added.
+    """
     by_name = {file.name: file for file in model.files}
     if not by_name.keys() & MODEL_FILES:
         raise ModelError(f"{model} has none of {', '.join(MODEL_FILES)}: it is no model")
-    good = {file for file in model.files if _is_good(file, partial / file.name)}
     _remove_other_files(partial, model.files, good)
     has_index = WEIGHTS_INDEX in by_name and PIPELINE_INDEX not in by_name
     index = [by_name[WEIGHTS_INDEX]] if has_index else []
     _fetch_missing(source, model, [file for file in index if file not in good], partial)
     good.update(index)
-    files = index + choose_files(model, _weights_of_index(partial) if index else None)
-    _remove_other_files(partial, files, good)
-    _fetch_missing(source, model, [file for file in files if file not in good], partial)
-    return files
+    return index + choose_files(model, _weights_of_index(partial) if index else None)
 
 
 def _remove_other_files(partial: Path, files: Iterable[RemoteFile], good: set[RemoteFile]) -> None:
@@ -277,14 +303,14 @@ def _content_of(files: list[RemoteFile]) -> dict[str, Any]:
     return {file.name: {"size": file.size, "digest": file.digest} for file in files}
 
 
-def _write_marker(directory: Path, uri: str, commit: str, files: dict[str, Any]) -> None:
+def _write_marker(directory: Path, uri: str, commit: str, files: dict[str, Any], wanted: re.Pattern[str]) -> None:
     """Write the marker by one rename, after all files that it names are synced to the disk."""
     for name in files:
         with (directory / name).open("rb") as content:
             os.fsync(content.fileno())
     unfinished = directory / f"{MARKER}.unfinished"
     with unfinished.open("w") as written:
-        json.dump({"uri": uri, "commit": commit, "wanted": _WANTED.pattern, "files": files}, written, indent=1)
+        json.dump({"uri": uri, "commit": commit, "wanted": wanted.pattern, "files": files}, written, indent=1)
         written.flush()
         os.fsync(written.fileno())
     unfinished.rename(directory / MARKER)

@@ -1,10 +1,11 @@
-"""Checks that a mounted model is there, can be read, and is inside its volume. Used by `fetch`."""
+"""Checks that a mounted model or adapter is there, can be read, and is inside its volume. Used by `fetch`."""
 
 import logging
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.fetching.adapter import find_problem
 from conveyor_engine.fetching.source import POOLING_FILE
 from conveyor_engine.fetching.uris import find_mounted_path
 from conveyor_engine.model_files import MODEL_FILES, check_files, list_folders, unreadable
@@ -19,22 +20,37 @@ def check_model_directory(uri: str, directory: Path) -> None:
 
     Raises ModelError: ModelNotFound (with the directory's content) or ModelUnreadable.
     """
+    names = _list_safe(uri, directory)
+    if not any((directory / name).is_file() for name in MODEL_FILES):
+        _refuse(f"{uri}: {directory} has none of {', '.join(MODEL_FILES)}, so it is no model", names)
+    check_files(directory)
+    _log.info("event=model_found uri=%s directory=%s", uri, directory)
+
+
+def check_adapter_directory(uri: str, directory: Path) -> None:
+    """Check that the directory contains a readable adapter. Raises ModelError as `check_model_directory` does."""
+    names = _list_safe(uri, directory)
+    if problem := find_problem([name for name in names if (directory / name).is_file()]):
+        _refuse(f"{uri}: {directory} {problem}", names)
+    check_files(directory)
+    _log.info("event=adapter_found uri=%s directory=%s", uri, directory)
+
+
+def _list_safe(uri: str, directory: Path) -> list[str]:
+    """Return the names in the directory. Raises ModelError if there is none, or if a link leads out of the volume."""
     try:
         names = sorted(entry.name for entry in directory.iterdir())
         _check_links(directory, names, _find_volume(uri, directory))
-        is_model = any((directory / name).is_file() for name in MODEL_FILES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ModelError(f"{uri}: there is no directory {directory}", reason=FailureReason.MODEL_NOT_FOUND) from error
     except OSError as error:
         raise unreadable(directory, error) from error
-    if not is_model:
-        found = f"it holds {', '.join(names[:10])}" if names else "it is empty"
-        raise ModelError(
-            f"{uri}: {directory} has none of {', '.join(MODEL_FILES)}, so it is no model; {found}",
-            reason=FailureReason.MODEL_NOT_FOUND,
-        )
-    check_files(directory)
-    _log.info("event=model_found uri=%s directory=%s", uri, directory)
+    return names
+
+
+def _refuse(problem: str, names: list[str]) -> NoReturn:
+    found = f"it holds {', '.join(names[:10])}" if names else "it is empty"
+    raise ModelError(f"{problem}; {found}", reason=FailureReason.MODEL_NOT_FOUND)
 
 
 def _find_volume(uri: str, directory: Path) -> Path:

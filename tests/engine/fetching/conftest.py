@@ -32,10 +32,10 @@ def hub(root: Path) -> Iterator[Hub]:
 def fetch_from(monkeypatch: pytest.MonkeyPatch) -> Fetch:
     """A function that runs `fetch` in this process, from this hub and with this token."""
 
-    def run(hub_url: str, uri: str, target: Path, token: str = "") -> None:
+    def run(hub_url: str, uri: str, target: Path, token: str = "", adapter: str = "") -> None:
         monkeypatch.setenv("HF_ENDPOINT", hub_url)
         monkeypatch.setenv("HF_TOKEN", token)
-        fetch(uri, str(target))
+        fetch(uri, str(target), adapter)
 
     return run
 

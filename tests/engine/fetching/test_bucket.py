@@ -206,7 +206,7 @@ def test_without_credentials_it_says_where_they_come_from(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("HOME", str(target.parent))
-    with pytest.raises(ModelError, match=r"set model\.secretRef, or give the pods' ServiceAccount a role"):
+    with pytest.raises(ModelError, match=r"set secretRef, or give the pods' ServiceAccount a role"):
         fetch(URI, str(target))
 
 
