@@ -76,6 +76,7 @@ BUCKET_MODELS_PATH: Final = f"{MODELS_PATH}/s3"
 VOLUME_MODELS_PATH: Final = f"{MODELS_PATH}/pvc"
 IMAGE_MODELS_PATH: Final = f"{MODELS_PATH}/oci"
 FETCHED_ADAPTERS_PATH: Final = f"{MODELS_PATH}/adapters"
+ADAPTER_FLAG: Final = "--adapter"  # of a fetch, followed by the adapter's name; the last two arguments
 ADAPTERS_PATH: Final = "/adapters"  # adapters in claims and images
 TERMINATION_LOG_ENV: Final = "TERMINATION_LOG"
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"

@@ -191,4 +191,5 @@ def _blocked(type: ConditionType, blocker: Blocker) -> Judged:
 
 
 def _has_fetched(pod: PodState) -> bool:
-    return any(c.name == FETCH_CONTAINER and c.ended and c.exit_code == 0 for c in pod.containers)
+    fetches = [container for container in pod.containers if container.name == FETCH_CONTAINER or container.adapter]
+    return bool(fetches) and all(fetch.ended and fetch.exit_code == 0 for fetch in fetches)

@@ -53,8 +53,8 @@ class Differences:
 def find_differences(desired: Desired, observed: Observed, memory: ServiceMemory) -> Differences:
     wanted = tuple(_without_aimless_autoscaler(desired, observed))
     taken = find_obstacles(desired.owner, wanted, observed.children)
-    source = desired.spec.model.source
-    refused = [replace(each, message=explain_refusal(each.message, source)) for each in memory.refused.values()]
+    spec = desired.spec
+    refused = [replace(each, message=explain_refusal(each.message, spec)) for each in memory.refused.values()]
     jobs = [observed.children.get(id_of(child)) for child in desired.children if child["kind"] == JOB.kind]
     live = observed.deployment
     has_pods = live is not None and live.template_hash == desired.template_hash

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from conveyor_api.conditions import Reason
+from conveyor_api.names import MODEL_VOLUME
 from conveyor_api.text import clip
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState, parse_message
 from conveyor_operator.inferenceservice.wording import explain_start, to_field_names
@@ -80,9 +81,13 @@ def find_failure(pod: PodState, also_past: bool = False) -> PodFailure | None:
 def _judge_scheduler(pod: PodState) -> tuple[Reason, str]:
     claim = _NO_CLAIM.search(pod.unschedulable)
     if claim is not None:
+        adapters = [adapter for adapter in pod.mounted_adapters if adapter.claim == claim[1]]
+        is_models = not adapters or any(adapter.volume == MODEL_VOLUME for adapter in adapters)
+        fields = ["model.uri or model.cache.claimName"] if is_models else []
+        fields += [f"the uri of adapter {adapter.name}" for adapter in adapters]
         return Reason.CLAIM_NOT_FOUND, (
-            f"namespace {pod.namespace} has no PersistentVolumeClaim {claim[1]}; create it, or correct model.uri or "
-            "model.cache.claimName"
+            f"namespace {pod.namespace} has no PersistentVolumeClaim {claim[1]}; create it, or correct "
+            f"{' or '.join(fields)}"
         )
     reason = Reason.INSUFFICIENT_GPU if _GPU.search(pod.unschedulable) else Reason.UNSCHEDULABLE
     return reason, pod.unschedulable
@@ -93,12 +98,17 @@ def _container_failure(pod: PodState, container: ContainerState, also_past: bool
     if container.waiting_reason in _IMAGE_REASONS:
         cause = _BACK_OFF.sub("", said)
         image = pod.model_image if _names(said, pod.model_image) else container.image
+        adapter = next((each for each in pod.mounted_adapters if _names(said, each.image)), None)
+        if adapter is not None and image != adapter.image:
+            image = f"{adapter.image} of adapter {adapter.name}"
         message = f"image {image} cannot be pulled" + (f": {cause}" if cause else "")
         return PodFailure(Reason.IMAGE_PULL_FAILED, _tidy(message), pod.name, pod.created_at)
     if container.waiting_reason in _START_REASONS:
         reason = Reason.SECRET_NOT_FOUND if _NO_SECRET.search(said) else Reason.CONTAINER_CONFIG_INVALID
         where = f" in namespace {pod.namespace}" if said.endswith("not found") else ""
-        message = f"container {container.name} cannot start: {explain_start(said, pod.model_image)}{where}"
+        has_other_images = any(adapter.image for adapter in pod.mounted_adapters)
+        cause = explain_start(said, pod.model_image, has_other_images)
+        message = f"container {container.title} cannot start: {cause}{where}"
         return PodFailure(reason, _tidy(message), pod.name, pod.created_at)
     recovered = container.ready and not also_past
     done = container.initial and container.exit_code == 0
@@ -116,7 +126,7 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
     # Checked first, because an engine whose child process was killed also writes a message.
     if container.ended_reason == FailureReason.OOM_KILLED:
         return Reason.OOM_KILLED, (
-            f"container {container.name} used more than its memory limit and was killed; "
+            f"container {container.title} used more than its memory limit and was killed; "
             "raise resources.limits.memory, or lower engine.maxModelLen or kvCache"
         )
     told = _parse_told(container.ended_message)
@@ -128,9 +138,9 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
     said = f": {last_lines}" if last_lines else ""
     if container.ended_reason in _NO_START or _WRONG_IMAGE.search(last_lines):
         return Reason.CONTAINER_CONFIG_INVALID, (
-            f"container {container.name} cannot run in image {container.image}; correct engine.image{said}"
+            f"container {container.title} cannot run in image {container.image}; correct engine.image{said}"
         )
-    return Reason.CRASH_LOOP, f"container {container.name} ended with exit code {container.exit_code}{said}"
+    return Reason.CRASH_LOOP, f"container {container.title} ended with exit code {container.exit_code}{said}"
 
 
 def _parse_told(message: str) -> tuple[Reason, str] | None:

@@ -5,7 +5,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -27,6 +27,8 @@ class ContainerState:
 
     name: str
     image: str = ""
+    adapter: str = ""
+    """Name of the adapter that it fetches; "" for other containers."""
     initial: bool = False
     """Whether it runs to its end: an initContainer, or the main container of a Job that downloads the model."""
     ready: bool = False
@@ -41,6 +43,21 @@ class ContainerState:
     started_at: str = ""
     ended_at: str = ""
 
+    @property
+    def title(self) -> str:
+        """Return its name for messages."""
+        return f"{self.name} of adapter {self.adapter}" if self.adapter else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class MountedAdapter:
+    """An adapter in a claim or an image."""
+
+    name: str
+    volume: str
+    claim: str = ""
+    image: str = ""
+
 
 @dataclass(frozen=True, slots=True)
 class PodState:
@@ -54,6 +71,7 @@ class PodState:
     """The value of `TEMPLATE_LABEL`, which is the same in all pods of one ReplicaSet."""
     model_image: str = ""
     """Reference of the image that contains the model; "" without one."""
+    mounted_adapters: tuple[MountedAdapter, ...] = ()
     ready: bool = False
     leaving: bool = False
     prewarms: bool = False
@@ -112,15 +130,18 @@ def observe_pod(body: Object) -> PodState:
     unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") in _NO_NODE
     labels = metadata.get("labels") or {}
     prewarms = labels.get(names.INFERENCE_SERVICE_LABEL, "").endswith(names.PREWARM_SUFFIX)
-    containers = [_observe_container(c, True) for c in status.get("initContainerStatuses") or ()]
-    containers += [_observe_container(c, prewarms) for c in status.get("containerStatuses") or ()]
+    spec = body.get("spec") or {}
+    adapters = _find_adapters(spec)
+    containers = [_observe_container(c, True, adapters) for c in status.get("initContainerStatuses") or ()]
+    containers += [_observe_container(c, prewarms, adapters) for c in status.get("containerStatuses") or ()]
     return PodState(
         name=str(metadata["name"]),
         uid=str(metadata.get("uid", "")),
         namespace=str(metadata.get("namespace", "")),
         config_hash=str((metadata.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         template_label=str(labels.get(TEMPLATE_LABEL, "")),
-        model_image=_find_model_image(body.get("spec") or {}),
+        model_image=_find_model_image(spec),
+        mounted_adapters=tuple(_find_mounted(spec, adapters)),
         ready=is_ready,
         leaving="deletionTimestamp" in metadata,
         prewarms=prewarms,
@@ -143,13 +164,32 @@ def _find_model_image(spec: Object) -> str:
     return next((str(image.get("reference", "")) for image in images if image), "")
 
 
-def _observe_container(body: Object, initial: bool) -> ContainerState:
+def _find_adapters(spec: Object) -> dict[str, str]:
+    """Return the names of adapters by the names of the containers that fetch them."""
+    commands = {str(each["name"]): list(each.get("command") or ()) for each in spec.get("initContainers") or ()}
+    return {name: str(each[-1]) for name, each in commands.items() if len(each) > 1 and each[-2] == names.ADAPTER_FLAG}
+
+
+def _find_mounted(spec: Object, adapters: Mapping[str, str]) -> Iterator[MountedAdapter]:
+    volumes = {volume["name"]: volume for volume in spec.get("volumes") or ()}
+    for container in spec.get("initContainers") or ():
+        name = adapters.get(container["name"])
+        for mount in container.get("volumeMounts") or ():
+            if name is not None and mount["mountPath"] == f"{names.ADAPTERS_PATH}/{name}":
+                volume = volumes.get(mount["name"]) or {}
+                claim = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
+                image = (volume.get("image") or {}).get("reference", "")
+                yield MountedAdapter(name, str(mount["name"]), str(claim), str(image))
+
+
+def _observe_container(body: Object, initial: bool, adapters: Mapping[str, str]) -> ContainerState:
     state = body.get("state") or {}
     waiting = state.get("waiting") or {}
     ended = state.get("terminated") or (body.get("lastState") or {}).get("terminated") or {}
     return ContainerState(
         name=str(body["name"]),
         image=str(body.get("image", "")),
+        adapter=adapters.get(str(body["name"]), ""),
         initial=initial,
         ready=bool(body.get("ready")),
         running="running" in state,

@@ -54,6 +54,7 @@ def _may_mount_alone(spec: InferenceServiceSpec, access_mode: str | None) -> boo
     return (
         access_mode == "ReadWriteOnce"
         or isinstance(spec.model.source, VolumeModel)
+        or any(isinstance(adapter.source, VolumeModel) for adapter in spec.adapters)
         or spec.model.cache.claim_name is not None
         or any(claim is not None for claim in claims)
     )

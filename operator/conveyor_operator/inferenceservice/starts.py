@@ -102,6 +102,7 @@ def _measure(pod: PodState) -> Start | None:
     """Return the pod's start, or None if the clocks disagree."""
     fetch = next((container for container in pod.containers if container.initial), None)
     begun, fetched = (fetch.started_at, fetch.ended_at) if fetch is not None else ("", "")
+    fetched = max(fetched, *(container.ended_at for container in pod.containers if container.adapter), "")
     parts = {
         "total": _seconds(pod.created_at, pod.ready_at),
         "schedule": _seconds(pod.created_at, pod.scheduled_at),

@@ -12,6 +12,7 @@ from conveyor_api.batching import BatchingMode, KVCacheDtype
 from conveyor_api.engine import Device, Dtype, Task
 from conveyor_api.env import FREE_ENGINE_SETTINGS
 from conveyor_api.model import ImageModel, ModelSource
+from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS
 
 _SETTING = re.compile(r"`([a-z_]{1,40})(?:: ([a-z0-9]{1,40}))?`")
@@ -28,17 +29,26 @@ _NO_IMAGE_VOLUMES: Final = ("must specify a volume type", ".image: field not dec
 _NO_IMAGE_MOUNTS: Final = 'failed to mkdir ""'
 
 
-def explain_refusal(message: str, source: ModelSource) -> str:
-    """Return `message`, with an explanation if its cause is the model's address."""
-    if isinstance(source, ImageModel) and any(said in message for said in _NO_IMAGE_VOLUMES):
-        return f"{message}. model.uri: oci:// needs image volumes, which this cluster lacks (Kubernetes 1.35 has them)"
+def explain_refusal(message: str, spec: InferenceServiceSpec) -> str:
+    """Return `message`, with an explanation if its cause is the address of the model or of an adapter."""
+    field = next((field for field, source in _list_sources(spec) if isinstance(source, ImageModel)), "")
+    if field and any(said in message for said in _NO_IMAGE_VOLUMES):
+        return f"{message}. {field}: oci:// needs image volumes, which this cluster lacks (Kubernetes 1.35 has them)"
     return message
 
 
-def explain_start(said: str, model_image: str) -> str:
-    """Return why a container cannot start: `said`, or an explanation if the runtime does not support image volumes."""
-    if model_image and _NO_IMAGE_MOUNTS in said:
-        return "model.uri: oci:// needs image volumes, which the node's runtime lacks (containerd 2.1 has them)"
+def _list_sources(spec: InferenceServiceSpec) -> list[tuple[str, ModelSource]]:
+    return [("model.uri", spec.model.source), *(("adapters", adapter.source) for adapter in spec.adapters)]
+
+
+def explain_start(said: str, model_image: str, has_other_images: bool = False) -> str:
+    """Return why a container cannot start: `said`, or an explanation if the runtime does not support image volumes.
+
+    has_other_images: whether adapters are in images.
+    """
+    if (model_image or has_other_images) and _NO_IMAGE_MOUNTS in said:
+        field = "model.uri" if model_image else "adapters"
+        return f"{field}: oci:// needs image volumes, which the node's runtime lacks (containerd 2.1 has them)"
     return said
 
 

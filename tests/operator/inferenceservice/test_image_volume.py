@@ -65,6 +65,9 @@ def test_a_cluster_without_image_volumes_is_told(said: str) -> None:
     assert told.message == (
         f"{said}. model.uri: oci:// needs image volumes, which this cluster lacks (Kubernetes 1.35 has them)"
     )
+    adapters = [{"name": "sql", "uri": f"oci://{REFERENCE}"}]
+    (adapted,) = find_differences(desire(adapters=adapters), make_observed(), memory).obstacles
+    assert adapted.message == told.message.replace("model.uri", "adapters")
     (other,) = find_differences(desire(), make_observed(), memory).obstacles
     assert other.message == said
 

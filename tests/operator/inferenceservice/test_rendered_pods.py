@@ -17,6 +17,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "plain": {"resources": {"limits": {"nvidia.com/gpu": 1}}},
     "volume": {"model": {"uri": "pvc://weights/a/b"}, "autoscaling": {"maxReplicas": 3}},
     "full": {**build_full_body()["spec"], "adapters": []},
+    "adapters": {"model": {"uri": "pvc://weights/a"}, "adapters": build_full_body()["spec"]["adapters"]},
     "vllm": {
         "runtime": "VLLM",
         "engine": {"image": "vllm/vllm-openai:v0.11.0", "maxModelLen": 8192, "args": ["--enable-lora"]},

@@ -53,6 +53,7 @@ def test_a_rollout_that_is_left_open_brings_one_more() -> None:
     "spec",
     [
         {"model": {"uri": "pvc://models/demo"}},
+        {"adapters": [{"name": "sql", "uri": "pvc://models/sql"}]},
         {"model": {"uri": "hf://a/b", "cache": {"strategy": "PVC", "claimName": "theirs"}}},
         {"pod": {"volumes": [{"name": "more", "persistentVolumeClaim": {"claimName": "theirs"}}]}},
     ],

@@ -3,7 +3,8 @@
 from typing import Any
 
 from conveyor_api import names
-from conveyor_api.model import BucketModel, ImageModel, Mounted, SecretRef, VolumeModel
+from conveyor_api.adapters import Adapter
+from conveyor_api.model import BucketModel, Cache, Model, Mounted, SecretRef, VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
@@ -21,15 +22,24 @@ def build_model_mount(spec: InferenceServiceSpec) -> Object:
 
 def build_model_volume(owner: Owner, spec: InferenceServiceSpec) -> Object:
     source, cache = spec.model.source, spec.model.cache
-    if isinstance(source, VolumeModel):
-        claim = {"claimName": source.claim_name, "readOnly": True}
-        return {"name": names.MODEL_VOLUME, "persistentVolumeClaim": claim}
-    if isinstance(source, ImageModel):
-        return {"name": names.MODEL_VOLUME, "image": {"reference": source.reference, "pullPolicy": "IfNotPresent"}}
+    if isinstance(source, Mounted):
+        return build_mounted_volume(names.MODEL_VOLUME, source)
     if cache.strategy == "PVC":
         claim_name = cache.claim_name or names.model_claim_name(owner.name)
         return {"name": names.MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim_name}}
-    return {"name": names.MODEL_VOLUME, "emptyDir": {"sizeLimit": str(cache.size or _EMPTY_DIR_SIZE)}}
+    return build_download_volume(names.MODEL_VOLUME, cache)
+
+
+def build_mounted_volume(name: str, source: Mounted) -> Object:
+    """Return the volume of a claim or an image that already contains the model or the adapter."""
+    if isinstance(source, VolumeModel):
+        return {"name": name, "persistentVolumeClaim": {"claimName": source.claim_name, "readOnly": True}}
+    return {"name": name, "image": {"reference": source.reference, "pullPolicy": "IfNotPresent"}}
+
+
+def build_download_volume(name: str, cache: Cache) -> Object:
+    """Return the volume into which each pod downloads."""
+    return {"name": name, "emptyDir": {"sizeLimit": str(cache.size or _EMPTY_DIR_SIZE)}}
 
 
 def needs_claim(spec: InferenceServiceSpec) -> bool:
@@ -54,12 +64,12 @@ def build_claim(owner: Owner, spec: InferenceServiceSpec, access_mode: str) -> O
     }
 
 
-def build_credentials(spec: InferenceServiceSpec) -> list[Object]:
+def build_credentials(spec: InferenceServiceSpec, fetched: Model | Adapter) -> list[Object]:
     """Return the fetch's variables from the Secret in the spec. Variables in `pod.env` replace optional keys."""
-    reference = spec.model.secret_ref
+    reference = fetched.secret_ref
     if reference is None:
         return []
-    if not isinstance(spec.model.source, BucketModel):
+    if not isinstance(fetched.source, BucketModel):
         return [_from_secret(reference, names.HUB_TOKEN_ENV, reference.key or names.HUB_TOKEN_KEY)]
     taken = {variable.name for variable in spec.pod.env}
     optional = [name for name in names.BUCKET_OPTIONAL_KEYS if name not in taken]

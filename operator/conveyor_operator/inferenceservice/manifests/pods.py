@@ -1,8 +1,9 @@
 """Builds the pod template of engines. Pure.
 
-An initContainer fetches or checks the model, and a container serves it. The pods meet the "restricted" Pod Security
-standard. Labels and annotations contain no version, so that an upgrade of the operator restarts no engine.
-For the same reason a test compares the rendered template, so that only deliberate changes alter it.
+An initContainer fetches or checks the model, one more does so for each adapter, and a container serves them. The pods
+meet the "restricted" Pod Security standard. Labels and annotations contain no version, so that an upgrade of the
+operator restarts no engine. For the same reason a test compares the rendered template, so that only deliberate changes
+alter it.
 """
 
 import re
@@ -10,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from conveyor_api import names
+from conveyor_api.adapters import Adapter
 from conveyor_api.env import EnvVar
-from conveyor_api.model import Mounted
+from conveyor_api.model import Model, Mounted
 from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.inferenceservice.manifests.adapters import AdapterVolumes, plan_adapter_volumes
 from conveyor_operator.inferenceservice.manifests.config import EngineConfig
 from conveyor_operator.inferenceservice.manifests.model import build_credentials, build_model_mount, build_model_volume
 from conveyor_operator.inferenceservice.manifests.program import ENGINE, PRE_STOP_SECONDS
@@ -49,6 +52,7 @@ def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineC
 
     `user_id` is the user and group of the processes and the group of their files; with 0 the platform chooses.
     """
+    adapters = plan_adapter_volumes(owner, spec)
     return {
         "metadata": {
             "labels": {**spec.pod.labels, **names.child_labels(owner.name)},
@@ -60,30 +64,40 @@ def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineC
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": PRE_STOP_SECONDS + ceil(spec.drain.timeout_seconds) + _EXIT_MARGIN_SECONDS,
             "securityContext": _pod_security(spec, user_id),
-            "initContainers": [_fetch_container(spec)],
-            "containers": [_engine_container(spec)],
-            "volumes": _volumes(owner, spec, config),
+            "initContainers": _fetch_containers(spec, adapters),
+            "containers": [_engine_container(spec, adapters)],
+            "volumes": _volumes(owner, spec, config, adapters),
             **_as_given(spec),
         },
     }
 
 
-def _fetch_container(spec: InferenceServiceSpec) -> Object:
-    target = spec.model.source.directory
-    command = ["python", "-m", "conveyor_engine", "fetch", "--uri", spec.model.uri, "--target", target]
+def _fetch_containers(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> list[Object]:
+    model = spec.model
+    fetches = [_fetch_container(spec, FETCH_CONTAINER, model, model.source.directory, build_model_mount(spec))]
+    for number, (adapter, mount) in enumerate(adapters.mounts):
+        fetch = _fetch_container(spec, f"{FETCH_CONTAINER}-adapter-{number}", adapter, adapter.directory, mount)
+        fetches.append({**fetch, "command": [*fetch["command"], names.ADAPTER_FLAG, adapter.name]})
+    return fetches
+
+
+def _fetch_container(
+    spec: InferenceServiceSpec, name: str, fetched: Model | Adapter, target: str, mount: Object
+) -> Object:
+    """Return the container that fetches or checks a model or an adapter. mount: of the volume with `target`."""
     return {
-        "name": FETCH_CONTAINER,
+        "name": name,
         "image": "" if spec.runtime == "VLLM" else spec.engine.image or "",  # a fetch needs Conveyor's image
         "imagePullPolicy": "IfNotPresent",
-        "command": command,
-        "env": _env(_env_of_fetch(spec), build_credentials(spec), {}),
+        "command": ["python", "-m", "conveyor_engine", "fetch", "--uri", fetched.uri, "--target", target],
+        "env": _env(_env_of_fetch(spec), build_credentials(spec, fetched), {}),
         "resources": without_devices(complete_resources(spec.resources)),
-        "volumeMounts": [build_model_mount(spec), _SCRATCH_MOUNT, *_mounts(spec)],
+        "volumeMounts": [mount, _SCRATCH_MOUNT, *_mounts(spec)],
         **_container_rules(),
     }
 
 
-def _engine_container(spec: InferenceServiceSpec) -> Object:
+def _engine_container(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> Object:
     port = {"name": names.ENGINE_PORT_NAME, "containerPort": names.ENGINE_PORT, "protocol": "TCP"}
     config_mount = {
         "name": names.CONFIG_VOLUME,
@@ -102,6 +116,7 @@ def _engine_container(spec: InferenceServiceSpec) -> Object:
         "volumeMounts": [
             config_mount,
             build_model_mount(spec) | {"readOnly": True},
+            *adapters.build_engine_mounts(build_model_mount(spec)),
             {"name": names.SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
             _SCRATCH_MOUNT,
             *_mounts(spec),
@@ -170,10 +185,11 @@ def _probe(path: str, period_seconds: int, failures: int) -> Object:
     }
 
 
-def _volumes(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig) -> list[Object]:
+def _volumes(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig, adapters: AdapterVolumes) -> list[Object]:
     return [
         {"name": names.CONFIG_VOLUME, "configMap": {"name": names.config_map_name(owner.name, config.hash)}},
         build_model_volume(owner, spec),
+        *adapters.volumes,
         {"name": names.SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY_SIZE}},
         {"name": names.SCRATCH_VOLUME, "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
         *spec.pod.to_manifest().get("volumes", []),

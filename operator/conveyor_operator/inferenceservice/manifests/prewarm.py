@@ -1,7 +1,7 @@
 """Builds the Job that downloads a model into its cache before engine pods need it. The Job uses no device. Pure.
 
-The Job's pod runs the same fetch container as the engine's pods. The Job's name contains a hash of its content, so a
-different fetch is a new Job. The selectors for engine pods do not match the Job's pod.
+The Job's pod runs the same fetch containers as the engine's pods, those of adapters first. The Job's name contains a
+hash of its content, so a different fetch is a new Job. The selectors for engine pods do not match the Job's pod.
 """
 
 from typing import Any
@@ -37,12 +37,16 @@ def build_prewarm(owner: Owner, template: Object, image: str, one_node: bool) ->
 
 def _build_template(owner: Owner, template: Object, image: str, one_node: bool) -> Object:
     pods, metadata = template["spec"], template["metadata"]
-    (fetch,) = pods["initContainers"]
+    fetch, *adapters = (
+        {**each, "image": each["image"] or image, "resources": of_fetch(each["resources"])}
+        for each in pods["initContainers"]
+    )
     annotations = {key: text for key, text in metadata["annotations"].items() if key != names.CONFIG_HASH_ANNOTATION}
     spec: Object = {
         **{key: value for key, value in pods.items() if key not in _NOT_FETCHING},
         "restartPolicy": "OnFailure",
-        "containers": [{**fetch, "image": fetch["image"] or image, "resources": of_fetch(fetch["resources"])}],
+        **({"initContainers": adapters} if adapters else {}),
+        "containers": [fetch],
         "volumes": [volume for volume in pods["volumes"] if volume["name"] not in _NOT_FETCHED_INTO],
     }
     if one_node:
