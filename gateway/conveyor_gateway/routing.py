@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 from conveyor_api.endpoints import ENDPOINTS, Kind, find_endpoint
 from conveyor_api.names import GATEWAY_SERVICE
 from conveyor_gateway.errors import Code, InvalidRequest, MethodNotAllowed, NotFound
-from conveyor_gateway.watching.catalog import Directory, Service
+from conveyor_gateway.watching.catalog import Directory, NamedModel, join_names
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _BESIDE_V1: Final = [each.path for each in ENDPOINTS if not each.path.startswith("/v1/") and not each.has_model]
@@ -45,9 +45,9 @@ class Route:
     may_stream: bool = False
     max_bytes: int = 0  # the path's own limit for bodies, if it is above the gateway's; otherwise 0
 
-    def fill_path(self, service: Service) -> str:
+    def fill_path(self, found: NamedModel) -> str:
         """Return the path for an engine of the service. A client at the root may use another name for the model."""
-        model = self.model if self.service is not None else service.model_name
+        model = self.model if self.service is not None else found.engine_name
         return self.path.replace("{version}", quote(self.version, safe="")).replace("{model}", quote(model))
 
 
@@ -132,19 +132,21 @@ def _known(service: str, directory: Directory) -> str:
     raise NotFound(f"there is no service {name!r} in namespace {namespace!r}", Code.SERVICE_NOT_FOUND)
 
 
-def find_model(model: str, directory: Directory) -> Service:
-    """Return the service that `model` names at the root. Raises NotFound.
+def find_model(model: str, directory: Directory) -> NamedModel:
+    """Return the service that `model` names at the root, and its adapter if `model` names one. Raises NotFound.
 
-    model: the service's `namespace/name`, or a model name that it claimed.
+    model: the service's `namespace/name`, or a model name that it claimed; then perhaps a colon and an adapter.
     """
-    if (service := directory.find_model(model)) is not None:
-        return service
+    if (found := directory.find_model(model)) is not None:
+        return found
     raise build_no_model(model)
 
 
-def find_route_service(route: Route, directory: Directory) -> Service:
+def find_route_model(route: Route, directory: Directory) -> NamedModel:
     """Return the service of a route that names a service, or a model at the root. Raises NotFound."""
-    return find_model(route.model, directory) if route.service is None else directory.services[route.service]
+    if route.service is None:
+        return find_model(route.model, directory)
+    return NamedModel(directory.services[route.service])
 
 
 def build_no_model(model: str) -> NotFound:
@@ -152,6 +154,10 @@ def build_no_model(model: str) -> NotFound:
     return NotFound(f"the model {model[:100]!r} does not exist, or is not listed here", Code.MODEL_NOT_FOUND, "model")
 
 
-def model_id(service: Service, directory: Directory) -> str:
-    """Return the shortest name with which `find_model` finds `service`."""
-    return service.model_name if directory.find_model(service.model_name) is service else service.key
+def model_id(model: NamedModel, directory: Directory) -> str:
+    """Return the shortest name with which `find_model` finds `model`."""
+    service, adapter = model
+    found = directory.find_model(model.engine_name)
+    if found is not None and found.service is service and found.adapter == adapter:
+        return model.engine_name
+    return join_names(service.key, adapter)

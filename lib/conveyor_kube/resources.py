@@ -29,6 +29,7 @@ class _Autoscaling(TypedDict):
 
 class _ServiceSpec(TypedDict):
     model: Any
+    adapters: NotRequired[Any]
     runtime: NotRequired[Any]
     listed: NotRequired[Any]
     engine: NotRequired[_Engine | None]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from conveyor_api.adapters import SEPARATOR
 from conveyor_api.names import MAX_SERVED_NAMES
 from conveyor_api.served_name import ServedName, may_claim
 from conveyor_kube.unreadable import Unreadable
@@ -40,9 +41,10 @@ class _Server:
 class NameIndex:
     """The index of claims and services by served name.
 
-    The namespace with the oldest claim of a name holds the name. Of its services with this name, the oldest gets the
-    requests. Keys of claims and services are `namespace/name`. The cost of a change grows with the number of objects
-    of the same name.
+    The namespace with the oldest claim of a name holds the name. It also holds later claims of the name with a colon
+    and more text behind it, as names of adapters have. Of the holder's services with a name, the oldest gets the
+    requests. Keys of claims and services are `namespace/name`. The cost of a change grows with the number of objects of
+    the same name.
     """
 
     def __init__(self) -> None:
@@ -97,8 +99,18 @@ class NameIndex:
 
     def find_holder(self, name: str) -> str | None:
         """Return the namespace that holds `name`; None if none does."""
+        oldest = self._find_oldest(name)
+        return oldest[1] if oldest is not None else None
+
+    def _find_oldest(self, name: str) -> tuple[int, str] | None:
+        """Return the oldest claim of a claimed name, or of what is before a colon in it."""
         ranked = self._by_name.get(name)
-        return ranked[0][1] if ranked else None
+        if not ranked:
+            return None
+        if SEPARATOR not in name:
+            return ranked[0]
+        base = self._find_oldest(name.rpartition(SEPARATOR)[0])
+        return ranked[0] if base is None else min(ranked[0], base)
 
     def find_first(self, namespace: str, name: str) -> str | None:
         """Return the oldest service in that namespace that serves `name`."""
@@ -109,6 +121,10 @@ class NameIndex:
         """Return the service that gets the requests for `name`."""
         holder = self.find_holder(name)
         return None if holder is None else self.find_first(holder, name)
+
+    def list_longer(self, name: str) -> list[str]:
+        """Return the served names that consist of `name`, a colon and more text."""
+        return [each for each in self._by_server if each.startswith(f"{name}{SEPARATOR}")]
 
     def list_applicants(self, name: str) -> list[str]:
         """Return each namespace with a service that serves `name`, the namespace with the oldest such service first."""

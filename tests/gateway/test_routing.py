@@ -1,11 +1,14 @@
 """Tests, with tables, which service a request is for."""
 
+from urllib.parse import unquote
+
 import pytest
 from tests.gateway.builders import claim, make_directory, make_known_service
 
 from conveyor_api.endpoints import Kind
 from conveyor_gateway.errors import GatewayError, InvalidRequest, MethodNotAllowed, NotFound
-from conveyor_gateway.routing import OwnHosts, Route, find_model, find_route_service, model_id, parse_route
+from conveyor_gateway.routing import OwnHosts, Route, find_model, find_route_model, model_id, parse_route
+from conveyor_gateway.watching.catalog import NamedModel
 
 OWN = OwnHosts("conveyor-system", ("models.example",))
 DIRECTORY = make_directory(
@@ -164,7 +167,7 @@ def test_the_gateways_name_in_another_namespace_is_a_service() -> None:
     ],
 )
 def test_a_model_is_found_by_its_served_name_or_by_namespace_and_name(model: str, key: str) -> None:
-    assert find_model(model, DIRECTORY).key == key
+    assert find_model(model, DIRECTORY).service.key == key
 
 
 def test_a_name_leads_to_the_namespace_that_has_claimed_it_and_there_to_the_oldest_service() -> None:
@@ -175,13 +178,13 @@ def test_a_name_leads_to_the_namespace_that_has_claimed_it_and_there_to_the_olde
     with pytest.raises(NotFound):
         find_model("llama-70b", directory)  # nobody serves it there yet
     directory.put(make_known_service("team-a/y", "llama-70b", created_unix=6))
-    assert find_model("llama-70b", directory).key == "team-a/y"
+    assert find_model("llama-70b", directory).service.key == "team-a/y"
     directory.put(make_known_service("team-a/x", "llama-70b", created_unix=5))
-    assert find_model("llama-70b", directory).key == "team-a/x"
+    assert find_model("llama-70b", directory).service.key == "team-a/x"
     directory.put(make_known_service("team-a/x", "llama-70b", created_unix=5, max_queued_requests=9))
-    assert find_model("llama-70b", directory).key == "team-a/x"  # a change of anything else keeps the name
+    assert find_model("llama-70b", directory).service.key == "team-a/x"  # a change of anything else keeps the name
     directory.put(make_known_service("team-a/x", "renamed", created_unix=5))
-    assert find_model("llama-70b", directory).key == "team-a/y"
+    assert find_model("llama-70b", directory).service.key == "team-a/y"
     directory.remove("team-a/y")
     with pytest.raises(NotFound):
         find_model("llama-70b", directory)
@@ -192,9 +195,9 @@ def test_of_two_claims_the_older_one_counts_and_then_the_other() -> None:
     directory = make_directory(*services)
     claim(directory, "team-b", "llama-70b", created_unix=5)
     claim(directory, "team-a", "llama-70b", created_unix=6)
-    assert find_model("llama-70b", directory).key == "team-b/llama"
+    assert find_model("llama-70b", directory).service.key == "team-b/llama"
     directory.names.remove_claim("team-b/llama-70b")
-    assert find_model("llama-70b", directory).key == "team-a/llama"
+    assert find_model("llama-70b", directory).service.key == "team-a/llama"
 
 
 def test_a_namespace_and_name_is_never_another_namespaces_model() -> None:
@@ -207,9 +210,9 @@ def test_a_namespace_and_name_is_never_another_namespaces_model() -> None:
     )
     with pytest.raises(NotFound):
         find_model("team-b/llama", directory)
-    assert find_model("team-b/other", directory).key == "team-b/z"
-    assert find_model("Team-b/Llama-3.1", directory).key == "team-a/hub"
-    assert model_id(directory.services["team-a/y"], directory) == "team-a/y"
+    assert find_model("team-b/other", directory).service.key == "team-b/z"
+    assert find_model("Team-b/Llama-3.1", directory).service.key == "team-a/hub"
+    assert model_id(NamedModel(directory.services["team-a/y"]), directory) == "team-a/y"
 
 
 def test_an_unknown_model_is_not_found() -> None:
@@ -222,14 +225,74 @@ def test_an_unknown_model_is_not_found() -> None:
 
 
 def test_the_id_that_a_service_is_listed_with_leads_to_it() -> None:
-    ids = {service.key: model_id(service, DIRECTORY) for service in DIRECTORY.services.values()}
+    ids = {service.key: model_id(NamedModel(service), DIRECTORY) for service in DIRECTORY.services.values()}
     assert ids == {
         "default/qwen": "qwen",
         "team-a/llama": "Meta/Llama",
         "team-b/llama": "team-b/llama",  # another namespace has its name
         "team-b/other": "team-b/other",  # its name is another service's namespace/name
     }
-    assert all(find_model(ids[key], DIRECTORY).key == key for key in ids)
+    assert all(find_model(ids[key], DIRECTORY).service.key == key for key in ids)
+
+
+ADAPTED = make_directory(
+    make_known_service("team-a/qwen", "Qwen/Qwen3:8b", adapters=("sql", "chat")),
+    make_known_service("team-b/qwen", "qwen", adapters=("sql", "chat")),
+    make_known_service("team-c/other", "qwen:chat"),
+    make_known_service("team-c/more", "team-b/qwen:sql", created_unix=1),
+    make_known_service("team-c/plain"),
+    make_known_service("team-c/late", "qwen:sql"),
+    **{"qwen:chat": "team-c", "Qwen/Qwen3:8b": "team-a", "qwen": "team-b", "qwen:sql": "team-c"},
+    **{"team-b/qwen:sql": "team-c"},
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "engine_name"),
+    [
+        ("Qwen/Qwen3:8b", "team-a/qwen", "Qwen/Qwen3:8b"),
+        ("Qwen/Qwen3:8b:sql", "team-a/qwen", "Qwen/Qwen3:8b:sql"),
+        ("team-a/qwen:chat", "team-a/qwen", "Qwen/Qwen3:8b:chat"),
+        ("qwen:sql", "team-b/qwen", "qwen:sql"),  # though team-c claimed this very name later
+        ("qwen:chat", "team-c/other", "qwen:chat"),  # claimed before team-b claimed qwen
+        ("team-b/qwen:chat", "team-b/qwen", "qwen:chat"),
+        ("team-b/qwen:sql", "team-b/qwen", "qwen:sql"),  # nobody else can have a name below a namespace/name
+    ],
+)
+def test_an_adapter_is_found_by_the_name_of_its_model(model: str, key: str, engine_name: str) -> None:
+    found = find_model(model, ADAPTED)
+    assert (found.service.key, found.engine_name) == (key, engine_name)
+    path = parse_route("GET", f"/v2/models/{model}", "", OWN, ADAPTED).fill_path(found)
+    assert unquote(path) == f"/v2/models/{engine_name}"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "Qwen/Qwen3",
+        "Qwen/Qwen3:sql",
+        "qwen:",
+        ":sql",
+        "sql",
+        "qwen:SQL",
+        "qwen:sql:chat",
+        "team-c/plain:sql",
+        "absent:sql",
+    ],
+)
+def test_a_name_without_such_an_adapter_is_not_found(model: str) -> None:
+    with pytest.raises(NotFound):
+        find_model(model, ADAPTED)
+
+
+def test_the_id_that_an_adapter_is_listed_with_leads_to_it() -> None:
+    models = [
+        NamedModel(service, adapter) for service in ADAPTED.services.values() for adapter in ("", *service.adapters)
+    ]
+    ids = [model_id(model, ADAPTED) for model in models]
+    assert len(set(ids)) == len(ids) == 10
+    assert [find_model(each, ADAPTED) for each in ids] == models
+    assert model_id(NamedModel(ADAPTED.services["team-b/qwen"], "chat"), ADAPTED) == "team-b/qwen:chat"
 
 
 @pytest.mark.parametrize(
@@ -244,4 +307,4 @@ def test_the_id_that_a_service_is_listed_with_leads_to_it() -> None:
 )
 def test_an_engine_is_sent_the_name_that_it_knows(path: str, filled: str) -> None:
     found = route(path)
-    assert found.fill_path(find_route_service(found, DIRECTORY)) == filled
+    assert found.fill_path(find_route_model(found, DIRECTORY)) == filled

@@ -20,7 +20,7 @@ from conveyor_gateway.pages.status import build_own_status, build_probe, find_en
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.relaying.open_requests import OpenRequests
 from conveyor_gateway.responses import build_error, build_json, find_request_id
-from conveyor_gateway.routing import OwnHosts, Route, find_route_service, parse_route
+from conveyor_gateway.routing import OwnHosts, Route, find_route_model, parse_route
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 
@@ -90,8 +90,8 @@ class PublicApp:
         return await find_status(self.pages, route.path, service, engines, request_id)
 
     async def _find_engine_page(self, route: Route, request_id: str) -> Response:
-        service = find_route_service(route, self.catalog.directory)
-        return await find_engine_page(self.pages, route, service, self.catalog.engines(service.key), request_id)
+        model = find_route_model(route, self.catalog.directory)
+        return await find_engine_page(self.pages, route, model, self.catalog.engines(model.service.key), request_id)
 
     async def _send_document(self, request: BaseRequest, route: Route) -> StreamResponse:
         assert route.service is not None, "the route of a document has a service"

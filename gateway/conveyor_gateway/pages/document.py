@@ -131,9 +131,9 @@ def _describe(endpoint: Endpoint, known: Raws | None) -> Iterator[Json]:
     refusals = build_refusals(endpoint.kind, endpoint.path)
     match endpoint.kind:
         case Kind.LIST_MODELS:
-            yield _page("Lists the model of this service.", refer("ModelList"), refusals)
+            yield _page("Lists the model of this service and its adapters.", refer("ModelList"), refusals)
         case Kind.GET_MODEL:
-            page = _page("Describes the model, if the id is the model's.", refer("Model"), refusals)
+            page = _page("Describes the model or the adapter with this id.", refer("Model"), refusals)
             yield {"parameters": build_path_parameters(endpoint.path), **page}
         case Kind.DESCRIBE:
             yield _page("This document.", {"type": "object"}, refusals)

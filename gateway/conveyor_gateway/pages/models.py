@@ -1,9 +1,9 @@
 """Serves `/v1/models` for one service, and for the root, where each model has the name that selects its service.
 
-Called by `listening`. A service without engines is listed too. The root shows the services with `listed: true`, or
-all (`--root-models`). The response for a hidden model is the same as for one that does not exist. The root's list may
-have many megabytes, so it is built piece by piece while the client reads. A client's memory cost therefore does not
-depend on the number of services.
+Called by `listening`. Each LoRA adapter is a model of its own, with `parent`. A service without engines is listed too.
+The root shows the services with `listed: true`, or all (`--root-models`). The response for a hidden model is the same
+as for one that does not exist. The root's list may have many megabytes, so it is built piece by piece while the client
+reads. A client's memory cost therefore does not depend on the number of services.
 """
 
 import asyncio
@@ -17,20 +17,24 @@ from aiohttp.web import BaseRequest, StreamResponse
 from conveyor_gateway.errors import Code, NotFound
 from conveyor_gateway.responses import find_request_id
 from conveyor_gateway.routing import Route, build_no_model, model_id
-from conveyor_gateway.watching.catalog import Directory, Service
+from conveyor_gateway.watching.catalog import Directory, NamedModel, Service, join_names
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 _MODELS_PER_PIECE: Final = 100
 
 
 class Model(TypedDict):
-    """A model in OpenAI's format, with vLLM's `root` and context length. It does not reveal the model's location."""
+    """A model in OpenAI's format, with vLLM's `root`, `parent` and context length.
+
+    `parent` is the id of an adapter's model. The fields do not reveal the model's location.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
+    parent: str | None
     max_model_len: int | None
 
 
@@ -39,20 +43,23 @@ class ModelList(TypedDict):
     data: list[Model]
 
 
-def build_model(service: Service, model: str) -> Model:
+def build_model(service: Service, model: str, parent: str | None = None) -> Model:
     return {
         "id": model,
         "object": "model",
         "created": service.created_unix,
         "owned_by": service.namespace,
         "root": model,
+        "parent": parent,
         "max_model_len": service.max_model_len,
     }
 
 
 def build_model_list(service: Service) -> ModelList:
-    """Return the list with the model of one service, under the name that its engines use."""
-    return {"object": "list", "data": [build_model(service, service.model_name)]}
+    """Return the list with the model of one service and its adapters, under the names that its engines use."""
+    name = service.model_name
+    adapters = [build_model(service, join_names(name, adapter), name) for adapter in service.adapters]
+    return {"object": "list", "data": [build_model(service, name), *adapters]}
 
 
 async def send_model_list(request: BaseRequest, directory: Directory, lists_all: bool) -> StreamResponse:
@@ -75,20 +82,30 @@ def encode_model_list(directory: Directory, lists_all: bool) -> Iterator[bytes]:
     comma, last = b"", ""
     yield b'{"object":"list","data":['
     while services := directory.list_after(last, _MODELS_PER_PIECE, lists_all):
-        models = [build_model(each, model_id(each, directory)) for each in services]
+        models = [model for service in services for model in _build_models(service, directory)]
         yield comma + msgspec.json.encode(models)[1:-1]
         comma, last = b",", services[-1].key
     yield b"]}"
+
+
+def _build_models(service: Service, directory: Directory) -> Iterator[Model]:
+    """Yield the model and its adapters with the names at the root."""
+    parent = model_id(NamedModel(service), directory)
+    yield build_model(service, parent)
+    for adapter in service.adapters:
+        yield build_model(service, model_id(NamedModel(service, adapter), directory), parent)
 
 
 def find_model_page(route: Route, directory: Directory, lists_all: bool) -> Model:
     """Return the model that the route names. Raises NotFound."""
     if route.service is None:
         found = directory.find_model(route.model)
-        if found is None or not (found.listed or lists_all):
+        if found is None or not (found.service.listed or lists_all):
             raise build_no_model(route.model)
-        return build_model(found, route.model)
+        parent = route.model.removesuffix(join_names("", found.adapter)) if found.adapter else None
+        return build_model(found.service, route.model, parent)
     service = directory.services[route.service]
-    if route.model != service.model_name:
-        raise NotFound(f"{service.key} serves the model {service.model_name!r}", Code.MODEL_NOT_FOUND, "model")
-    return build_model(service, route.model)
+    for model in build_model_list(service)["data"]:
+        if model["id"] == route.model:
+            return model
+    raise NotFound(f"{service.key} serves the model {service.model_name!r}", Code.MODEL_NOT_FOUND, "model")

@@ -17,7 +17,7 @@ from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.errors import Code, Unavailable
 from conveyor_gateway.responses import build_json
 from conveyor_gateway.routing import Route
-from conveyor_gateway.watching.catalog import Service
+from conveyor_gateway.watching.catalog import NamedModel, Service
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH, build_server_metadata
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
@@ -79,12 +79,12 @@ async def find_status(
 
 
 async def find_engine_page(
-    pages: SharedPages, route: Route, service: Service, engines: Sequence[str], request_id: str
+    pages: SharedPages, route: Route, model: NamedModel, engines: Sequence[str], request_id: str
 ) -> Response:
     """Return an engine's page about the model that the route names. Raises Unavailable."""
-    path = route.fill_path(service)
+    path, service = route.fill_path(model), model.service
     if path.endswith(_READY_END) and service.answers_from_zero and not engines:
-        return build_json({"name": service.model_name, "ready": True}, request_id)
+        return build_json({"name": model.engine_name, "ready": True}, request_id)
     page = await pages.find(path, service.key, engines, takes_refusals=True)
     if page is None:
         raise build_no_page(service, engines)

@@ -31,7 +31,7 @@ from conveyor_gateway.relaying.heartbeat import Heartbeat
 from conveyor_gateway.relaying.priority import Priority, choose_priority
 from conveyor_gateway.relaying.relay import Relay
 from conveyor_gateway.routing import Route, find_model
-from conveyor_gateway.watching.catalog import Directory, Service
+from conveyor_gateway.watching.catalog import Directory, NamedModel, Service
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_protocol.request_headers import (
     CLASS_HEADER,
@@ -89,7 +89,8 @@ class RequestLife:
         has_form = is_form(request.headers.get("Content-Type"))
         is_parsed = self.route.service is None and not self.route.model and not has_form
         body = await self.parts.bodies.read(request, reservation, is_parsed, self.route.max_bytes)
-        service, body = self._find_service(body)
+        model, body = self._find_model(body)
+        service = model.service
         record.service = service.key
         named_class, timeout_seconds = request.headers.get(CLASS_HEADER), _find_timeout_seconds(request, service)
         priority = choose_priority(
@@ -98,15 +99,18 @@ class RequestLife:
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
         reservation.hold_request(service.key, len(body), self.cancellation.evict, priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
-        return service, EngineRequest(self.route.fill_path(service), headers, body, reservation), priority
+        return service, EngineRequest(self.route.fill_path(model), headers, body, reservation), priority
 
-    def _find_service(self, body: bytes) -> tuple[Service, bytes]:
-        """Return the service, and the body with the model name that its engines expect."""
+    def _find_model(self, body: bytes) -> tuple[NamedModel, bytes]:
+        """Return the service with the named model, and the body with the model name that its engines expect.
+
+        At a service's own path, engines read the name, so an adapter is not looked up here.
+        """
         directory = self.parts.directory
         if self.route.service is not None:
             service = directory.services.get(self.route.service)
             if service is not None:
-                return service, body
+                return NamedModel(service), body
             raise NotFound("the service was deleted", Code.SERVICE_DELETED)
         if self.route.model:
             return find_model(self.route.model, directory), body
@@ -114,13 +118,13 @@ class RequestLife:
         check_encoding(self.request.headers.get("Content-Encoding"))
         if is_form(content_type):
             field = find_model_field(body, content_type)
-            service = find_model(field.model, directory)
-            return service, rename_model_field(body, field, service.model_name)
-        model = read_model(body)
-        service = find_model(model, directory)
-        if model != service.model_name:
-            body = rename_model(body, service.model_name)
-        return service, body
+            found = find_model(field.model, directory)
+            return found, rename_model_field(body, field, found.engine_name)
+        name = read_model(body)
+        found = find_model(name, directory)
+        if name != found.engine_name:
+            body = rename_model(body, found.engine_name)
+        return found, body
 
     def _admit(self, service: Service, queue: ServiceQueue, priority: Priority) -> Ticket:
         timeout_seconds = _find_timeout_seconds(self.request, service) - self.record.age_seconds()

@@ -11,8 +11,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from conveyor_api.adapters import SEPARATOR
 from conveyor_api.conditions import LASTING_FAILURES, ConditionType, Reason
 from conveyor_api.resource import InferenceService
 from conveyor_gateway.watching.classes import WITHOUT_CLASSES, QueueClasses, parse_classes
@@ -48,6 +49,7 @@ class Service:
     classes: QueueClasses = WITHOUT_CLASSES
     refuses_priority: bool = False  # `priority` in a body has no effect, so it is rejected
     start_failure: str = ""  # why no engine can start until somebody acts
+    adapters: tuple[str, ...] = ()  # names of LoRA adapters
 
     @property
     def key(self) -> str:
@@ -57,6 +59,23 @@ class Service:
     def answers_from_zero(self) -> bool:
         """Whether a request is answered although no engine runs: one is starting, or the request starts one."""
         return self.is_asleep or self.is_starting
+
+
+class NamedModel(NamedTuple):
+    """The model of a service, or one of its adapters."""
+
+    service: Service
+    adapter: str = ""
+
+    @property
+    def engine_name(self) -> str:
+        """Return the name with which the service's engines know it."""
+        return join_names(self.service.model_name, self.adapter) if self.adapter else self.service.model_name
+
+
+def join_names(model: str, adapter: str) -> str:
+    """Return the name of the model's adapter; the model's own name without an adapter."""
+    return f"{model}{SEPARATOR}{adapter}" if adapter else model
 
 
 def parse_service(body: Mapping[str, Any]) -> Service:
@@ -84,6 +103,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         classes=parse_classes(spec.queue),
         refuses_priority=spec.runtime == "Conveyor" and not spec.queue.classes,
         start_failure=_find_start_failure(resource),
+        adapters=tuple(adapter.name for adapter in spec.adapters),
     )
 
 
@@ -125,9 +145,24 @@ class Directory:
         start = bisect_right(keys, key)
         return [self.services[each] for each in keys[start : start + count]]
 
-    def find_model(self, model: str) -> Service | None:
-        """Return the service for `model`, a `namespace/name` or a claimed model name; None without one."""
-        return self.services.get(model) or self.services.get(self.names.find_service(model) or "")
+    def find_model(self, model: str) -> NamedModel | None:
+        """Return the model for a `namespace/name` or a claimed model name; None without one.
+
+        A colon and the name of an adapter may follow. Names that begin with a `namespace/name` come first, because
+        they belong to that namespace (docs/adr/0120).
+        """
+        if (service := self.services.get(model)) is not None:
+            return NamedModel(service)
+        if SEPARATOR not in model:
+            service = self.services.get(self.names.find_service(model) or "")
+            return NamedModel(service) if service is not None else None
+        base, _, adapter = model.rpartition(SEPARATOR)
+        if (service := self.services.get(base)) is not None and adapter in service.adapters:
+            return NamedModel(service, adapter)
+        if (service := self.services.get(self.names.find_service(model) or "")) is not None:
+            return NamedModel(service)
+        service = self.services.get(self.names.find_service(base) or "")
+        return NamedModel(service, adapter) if service is not None and adapter in service.adapters else None
 
     def _orders(self, service: Service) -> list[list[str]]:
         return [self._keys, self._listed] if service.listed else [self._keys]

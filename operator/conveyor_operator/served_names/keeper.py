@@ -134,6 +134,8 @@ class ServedNames:
         self._open[claim.name] = claim
         self._opened.set()
         self._try_next(claim.namespace)
+        for name in self._index.list_longer(claim.name):
+            self._tell(name)
 
     def _reopen(self, name: str) -> None:
         if self._index.find_holder(name) is None:

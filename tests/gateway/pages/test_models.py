@@ -6,12 +6,22 @@ import socket
 from pathlib import Path
 
 import aiohttp
+import pytest
 from tests.gateway.builders import make_directory, make_known_service
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack, get
 
+from conveyor_api.endpoints import Kind
+from conveyor_gateway.errors import NotFound
 from conveyor_gateway.listening.listener import Listener
-from conveyor_gateway.pages.models import build_model_list, encode_model_list, send_model_list
+from conveyor_gateway.pages.models import (
+    Model,
+    build_model_list,
+    encode_model_list,
+    find_model_page,
+    send_model_list,
+)
+from conveyor_gateway.routing import Route
 from conveyor_gateway.watching.catalog import Directory, Service
 
 
@@ -95,6 +105,38 @@ def test_the_model_list_names_each_service_so_that_the_root_finds_it() -> None:
     directory.put(make_known_service("b/two", "same", listed=False))
     assert list_models(directory) == ["same"]
     assert list_models(make_directory()) == []
+
+
+def test_adapters_are_listed_as_models_with_their_parent() -> None:
+    directory = make_directory(
+        make_known_service("a/one", "qwen", adapters=("sql", "chat"), max_model_len=512),
+        make_known_service("b/two", "qwen", adapters=("sql",)),
+        make_known_service("b/hidden", listed=False, adapters=("sql",)),
+        qwen="a",
+        hidden="b",
+    )
+    listed = json.loads(b"".join(encode_model_list(directory, lists_all=False)))["data"]
+    assert [(model["id"], model["parent"]) for model in listed] == [
+        ("qwen", None),
+        ("qwen:sql", "qwen"),
+        ("qwen:chat", "qwen"),
+        ("b/two", None),
+        ("b/two:sql", "b/two"),
+    ]
+    assert listed[1] == listed[0] | {"id": "qwen:sql", "root": "qwen:sql", "parent": "qwen"}
+    own = build_model_list(directory.services["b/two"])["data"]
+    assert [(model["id"], model["parent"]) for model in own] == [("qwen", None), ("qwen:sql", "qwen")]
+
+    def find(model: str, service: str | None = None, lists_all: bool = False) -> Model:
+        return find_model_page(Route(Kind.GET_MODEL, service, model=model), directory, lists_all)
+
+    assert [find(model["id"]) for model in listed] == listed
+    assert [find(model["id"], "b/two") for model in own] == own
+    assert find("a/one:sql") == listed[1] | {"id": "a/one:sql", "root": "a/one:sql", "parent": "a/one"}
+    assert find("hidden:sql", lists_all=True)["parent"] == "hidden"
+    for model, service in (("hidden:sql", None), ("qwen:other", None), ("b/two:sql", "b/two")):
+        with pytest.raises(NotFound):
+            find(model, service)
 
 
 def test_services_that_come_and_go_while_the_list_is_read_leave_it_whole() -> None:

@@ -322,6 +322,7 @@ def test_a_changed_model_name_moves_the_service_in_the_index() -> None:
     directory = changes.catalog.directory
     claim(directory, "default", "qwen")
     claim(directory, "default", "renamed")
-    assert (directory.find_model("qwen"), directory.find_model("renamed")) == (None, directory.services["default/qwen"])
+    assert directory.find_model("qwen") is None
+    assert directory.find_model("renamed") == (directory.services["default/qwen"], "")
     changes.catalog.services.delete(make_service("qwen", "default"))
     assert directory.find_model("renamed") is None

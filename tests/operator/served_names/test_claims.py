@@ -167,6 +167,31 @@ def test_a_name_is_handed_over_by_a_second_claim_and_the_end_of_the_first(teams:
     wait_until("an Event", lambda: list_events(teams.b, "NameTaken"))
 
 
+def test_the_holder_of_a_name_holds_later_names_with_a_colon_behind_it(teams: Teams, name: str) -> None:
+    """Names of adapters have this form, and no other team may get their requests."""
+    teams.start()
+    serve(teams.b, "early", f"{name}:7b")
+    wait_told(teams.b, "early", "True", "NameClaimed")
+    wait_for_another_second(teams.b)
+    serve(teams.a, "good", name)
+    wait_told(teams.a, "good", "True", "NameClaimed")
+    wait_for_another_second(teams.a)
+    serve(teams.b, "squat", f"{name}:sql")
+    told = wait_told(teams.b, "squat", "False", "NameTaken")
+    assert f"the name '{name}:sql' is already taken" in told
+    serve(teams.a, "own", f"{name}:other")
+    wait_told(teams.a, "own", "True", "NameClaimed")
+    assert teams.b.condition("early", "NameClaimed")["status"] == "True"
+    teams.a.delete("InferenceService", "good")
+    release(teams.a, name)
+    wait_told(teams.b, "squat", "True", "NameClaimed")
+
+
+def wait_for_another_second(space: Space) -> None:
+    """Wait until a new claim is younger than those of the namespace: their ages are whole seconds."""
+    wait_until("another second", lambda: all(is_past(space, claim) for claim in space.list("ServedName")), 10)
+
+
 def test_the_names_of_a_namespace_go_with_it_and_a_new_one_is_another_holder(teams: Teams, name: str) -> None:
     teams.start()
     serve(teams.a, "good", name)
