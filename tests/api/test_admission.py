@@ -322,6 +322,14 @@ def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> No
     assert vllm["runtime"] == "VLLM"
 
 
+def test_the_adapters_of_the_page_are_taken(services: Services) -> None:
+    page = (REPOSITORY / "docs/adapters.md").read_text()
+    body = yaml.safe_load(page.partition("<<EOF\n")[2].partition("EOF\n")[0])
+    adapters = services.create(body)["spec"]["adapters"]
+    assert [adapter["name"] for adapter in adapters] == ["sql", "support"]
+    assert InferenceService.parse(body, known_only=True).served_model_name == "qwen"
+
+
 @pytest.mark.parametrize("example", sorted((REPOSITORY / "examples").glob("*.yaml")), ids=lambda path: path.stem)
 def test_an_example_is_taken_and_means_what_it_says(services: Services, example: Path) -> None:
     body = yaml.safe_load(example.read_text())
