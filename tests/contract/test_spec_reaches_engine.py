@@ -126,6 +126,7 @@ def test_what_is_asked_for_arrives(tmp_path: Path) -> None:
     assert config.task == "generate"
     assert (config.served_model_name, config.device, config.dtype) == ("Qwen/Qwen3-0.6B", "auto", "bfloat16")
     assert config.sampling_defaults == "openai"
+    assert config.adapters == (("SQL_v1.2", "/models/adapters/hf/example/sql/v1"), ("chat", "/adapters/chat/chat"))
     assert config.class_shares == ((100, 50),)
     assert (config.max_model_len, config.num_kv_blocks, config.block_size) == (4096, 512, 32)
     assert config.kv_cache_dtype == "fp8"
