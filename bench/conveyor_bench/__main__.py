@@ -37,6 +37,7 @@ COMMANDS = {
     "constrained": Command(
         "engine.constrained", "what following a JSON schema costs 32 rows, beside as many free ones"
     ),
+    "adapters": Command("engine.adapters", "what LoRA adapters cost a batch, one for all rows or several"),
     "batches": Command("engine.batches", "what length grouping saves a padded backlog, and eager an idle engine"),
     "gpu": Command("gpu.suite", "everything that is measured on a GPU, stage by stage"),
     "tune": Command("tune.command", "which batch limit, window and step budget serve most within an objective"),

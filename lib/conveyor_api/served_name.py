@@ -17,8 +17,8 @@ from conveyor_api.model import ModelName
 from conveyor_api.resource import Metadata
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-# A name of this form may be the `namespace/name` of a service that exists or will exist.
-_SERVICE_KEY: Final = re.compile(rf"({_LABEL})/{_LABEL}")
+# A name of this form may be the `namespace/name` of a service that exists or will exist, perhaps with an adapter.
+_SERVICE_KEY: Final = re.compile(rf"({_LABEL})/{_LABEL}(?::.*)?")
 _SLUG_CHARACTERS: Final = 40
 
 
@@ -50,7 +50,8 @@ class ServedName(ApiModel):
 
 
 def may_claim(namespace: str, name: str) -> bool:
-    """Return whether the namespace may claim the name. Names of the form `other-namespace/name` are not allowed."""
+    """Return whether the namespace may claim the name. Names that begin with `other-namespace/name` are not
+    allowed."""
     match = _SERVICE_KEY.fullmatch(name)
     return match is None or match[1] == namespace
 

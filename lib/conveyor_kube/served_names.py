@@ -103,14 +103,16 @@ class NameIndex:
         return oldest[1] if oldest is not None else None
 
     def _find_oldest(self, name: str) -> tuple[int, str] | None:
-        """Return the oldest claim of a claimed name, or of what is before a colon in it."""
+        """Return the oldest claim of a claimed name, or of what is before any colon in it."""
         ranked = self._by_name.get(name)
         if not ranked:
             return None
-        if SEPARATOR not in name:
-            return ranked[0]
-        base = self._find_oldest(name.rpartition(SEPARATOR)[0])
-        return ranked[0] if base is None else min(ranked[0], base)
+        oldest = ranked[0]
+        while SEPARATOR in name:
+            name = name.rpartition(SEPARATOR)[0]
+            if ranked := self._by_name.get(name):
+                oldest = min(oldest, ranked[0])
+        return oldest
 
     def find_first(self, namespace: str, name: str) -> str | None:
         """Return the oldest service in that namespace that serves `name`."""

@@ -128,7 +128,8 @@ class ServedNames:
             self.synced.set()
 
     def _see_claim(self, claim: Claim) -> None:
-        self._tell(claim.name)
+        for name in (claim.name, *self._index.list_longer(claim.name)):
+            self._tell(name)
 
     def _lose_claim(self, claim: Claim) -> None:
         self._open[claim.name] = claim

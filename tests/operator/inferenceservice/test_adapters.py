@@ -115,16 +115,25 @@ def test_a_claim_is_one_volume_however_many_adapters_it_has(model: Json) -> None
 
 def test_a_job_fetches_the_adapters_before_the_model() -> None:
     model = HUB | {"cache": CACHE | {"prewarm": True}}
-    job = build_one("Job", model=model, adapters=[SQL, OTHER], resources={"limits": {"memory": "16Gi"}})
-    spec, engines = job["spec"]["template"]["spec"], pods(SQL, OTHER, model=model)
+    more = {"name": "more", "uri": "hf://example/more"}
+    job = build_one("Job", model=model, adapters=[SQL, more], resources={"limits": {"memory": "16Gi"}})
+    spec, engines = job["spec"]["template"]["spec"], pods(SQL, more, model=model)
     assert [each["name"] for each in spec["initContainers"]] == ["fetch-adapter-0", "fetch-adapter-1"]
     assert [each["name"] for each in spec["containers"]] == ["fetch"]
     assert [each["command"] for each in spec["initContainers"]] == [
         each["command"] for each in engines["initContainers"][1:]
     ]
     assert {each["resources"]["limits"]["memory"] for each in spec["initContainers"]} == {"2Gi"}
-    names = {id for id in build(model=model, adapters=[OTHER]) if id[0] == "Job"}
+    names = {id for id in build(model=model, adapters=[more]) if id[0] == "Job"}
     assert names != {id for id in build(model=model) if id[0] == "Job"}, "another fetch is another Job"
+
+
+def test_a_job_does_not_mount_a_claim_that_another_node_may_have() -> None:
+    job = build_one("Job", model=HUB | {"cache": CACHE | {"prewarm": True}}, adapters=[SQL, OTHER])
+    spec = job["spec"]["template"]["spec"]
+    (fetch,) = spec["initContainers"]
+    assert fetch["command"][-2:] == ["--adapter", "sql"]
+    assert not [volume for volume in spec["volumes"] if volume["name"].startswith("adapter-")]
 
 
 def observe(container: str, *adapters: Json, model: Json = HUB, **changes: Any) -> PodState:

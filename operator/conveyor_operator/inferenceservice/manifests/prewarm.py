@@ -1,9 +1,11 @@
 """Builds the Job that downloads a model into its cache before engine pods need it. The Job uses no device. Pure.
 
-The Job's pod runs the same fetch containers as the engine's pods, those of adapters first. The Job's name contains a
-hash of its content, so a different fetch is a new Job. The selectors for engine pods do not match the Job's pod.
+The Job's pod runs the same fetch containers as the engine's pods, those of adapters first. It does not mount claims and
+images that already contain an adapter: another node may have the claim. The Job's name contains a hash of its content,
+so a different fetch is a new Job. The selectors for engine pods do not match the Job's pod.
 """
 
+import re
 from typing import Any
 
 from conveyor_api import names
@@ -41,18 +43,25 @@ def _build_template(owner: Owner, template: Object, image: str, one_node: bool) 
         {**each, "image": each["image"] or image, "resources": of_fetch(each["resources"])}
         for each in pods["initContainers"]
     )
+    left_out = {*_NOT_FETCHED_INTO, *(volume["name"] for volume in pods["volumes"] if adapters and _is_mounted(volume))}
+    adapters = [each for each in adapters if left_out.isdisjoint(mount["name"] for mount in each["volumeMounts"])]
     annotations = {key: text for key, text in metadata["annotations"].items() if key != names.CONFIG_HASH_ANNOTATION}
     spec: Object = {
         **{key: value for key, value in pods.items() if key not in _NOT_FETCHING},
         "restartPolicy": "OnFailure",
         **({"initContainers": adapters} if adapters else {}),
         "containers": [fetch],
-        "volumes": [volume for volume in pods["volumes"] if volume["name"] not in _NOT_FETCHED_INTO],
+        "volumes": [volume for volume in pods["volumes"] if volume["name"] not in left_out],
     }
     if one_node:
         spec["affinity"] = _beside_engines(owner, pods.get("affinity", {}))
     labels = {**metadata["labels"], **names.prewarm_labels(owner.name)}
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
+
+
+def _is_mounted(volume: Object) -> bool:
+    """Return whether the volume is a claim or an image that already contains an adapter."""
+    return re.fullmatch(rf"{names.ADAPTER_VOLUME}-\d+", volume["name"]) is not None
 
 
 def _beside_engines(owner: Owner, given: Object) -> Object:
