@@ -135,7 +135,7 @@ def _start() -> None:
     processes.start("kube-proxy", node.proxy())
     processes.start("coredns", node.dns())
     api = Api(KUBECONFIG)
-    wait_until("the node", lambda: _node_ready(api), 120, processes.check)
+    wait_until("the node", lambda: _node_ready(api), processes.check)
     gpus.fake(KUBECONFIG)
 
 
@@ -152,12 +152,12 @@ def _stop_processes() -> None:
 def _start_containerd(processes: Processes, node: Node) -> None:
     runtime = Containerd("ctr", "--address", node.containerd_socket)
     processes.start("containerd", node.containerd())
-    wait_until("containerd", runtime.ready, 30, processes.check)
+    wait_until("containerd", runtime.ready, processes.check)
     runtime.import_pause_image(PAUSE_IMAGE)
     if runtime.forget_containers():  # containerd has read the records at its start
         processes.stop(["containerd"])
         processes.start("containerd", node.containerd())
-        wait_until("containerd", runtime.ready, 30, processes.check)
+        wait_until("containerd", runtime.ready, processes.check)
     # No pod runs yet, so only the images loaded last are useful. The others may take gigabytes.
     runtime.keep_images([PAUSE_IMAGE, *(image.loaded_last for image in images.IMAGES.values())])
 

@@ -26,7 +26,7 @@ def chart_plane() -> Iterator[AuditedControlPlane]:
         api = Api(plane.kubeconfig)
         api.create("/api/v1/namespaces", namespace)
         account = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/default"
-        wait_until("the account of its pods", lambda: api.reachable(account), 60, plane.processes.check)
+        wait_until("the account of its pods", lambda: api.reachable(account), plane.processes.check)
         yield plane
 
 

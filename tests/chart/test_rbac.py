@@ -125,7 +125,7 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
         wait_until("the end of the ScaledObject", lambda: not space.list("ScaledObject"))
         space.edit(name, batching={"maxBatchSize": 7})
         wait_until(
-            "the end of the old ConfigMap", lambda: not old & space.children(name), 60, lambda: space.children(name)
+            "the end of the old ConfigMap", lambda: not old & space.children(name), show=lambda: space.children(name)
         )
         wait_until("the end of the volume", lambda: not live(space.list("PersistentVolumeClaim")))
         cache = {"strategy": "PVC", "claimName": "mine", "prewarm": True}
@@ -151,7 +151,7 @@ def lose_labels(space: Space, name: str) -> None:
     children = labelled()
     for kind, child in children:
         space.patch(kind, child, {"metadata": {"labels": {INFERENCE_SERVICE_LABEL: None}}})
-    wait_until("the labels again", lambda: labelled() >= children, 60, labelled)
+    wait_until("the labels again", lambda: labelled() >= children, show=labelled)
 
 
 def live(objects: list[Json]) -> list[Json]:
@@ -181,7 +181,7 @@ def wait_for_watches(plane: AuditedControlPlane, process: str, before: int, coun
         calls = plane.read_audit(account_of(process))[before:]
         return {call["objectRef"]["resource"] for call in calls if call["verb"] == "watch"}
 
-    wait_until(f"the watches of {process}", lambda: len(watched()) >= count, 60, watched)
+    wait_until(f"the watches of {process}", lambda: len(watched()) >= count, show=watched)
 
 
 def account_of(process: str) -> str:

@@ -54,9 +54,7 @@ def test_each_serves_its_own_namespaces_and_survives_the_other(
     plane, first = release.plane, render("watchNamespaces={team-a}")
     with running_operator(plane, first, tmp_path) as check_first:
         with running_operator(plane, second, tmp_path) as check_second:
-            wait_until(
-                "the kind", lambda: release.api.reachable(spaces[SECOND].path("InferenceService")), 20, check_first
-            )
+            wait_until("the kind", lambda: release.api.reachable(spaces[SECOND].path("InferenceService")), check_first)
             for system, space in spaces.items():
                 space.make_service("qwen")
                 gateway = f"conveyor-gateway.{system}.svc.cluster.local"

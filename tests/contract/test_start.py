@@ -76,7 +76,7 @@ def test_the_status_is_completed_when_the_gateways_have_heard_of_the_engine(
         space.make_service()
         wait_until("the start is told", lambda: last_start(space).get("load") == "20s")
         uid = publish_engine(space, engine)
-        wait_until("its warm-up is", lambda: is_whole(last_start(space)), 60, lambda: last_start(space))
+        wait_until("its warm-up is", lambda: is_whole(last_start(space)), show=lambda: last_start(space))
         stage.proxy.wait_quiet(2)
     told = gateway.admin(f"/start?service={space.namespace}/qwen&pod={uid}")
     seconds = engine.metric("conveyor_engine_start_seconds", part="warm_up")
@@ -93,4 +93,4 @@ def test_an_operator_that_restarts_completes_what_the_former_one_could_not(stage
     publish_engine(space, engine)
     assert "warmUp" not in last_start(space)
     with stage.operator():
-        wait_until("its warm-up is", lambda: is_whole(last_start(space)), 60, lambda: last_start(space))
+        wait_until("its warm-up is", lambda: is_whole(last_start(space)), show=lambda: last_start(space))

@@ -14,6 +14,7 @@ from tests.engine.references import Reference, add, run, tokens_of
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.wire.request import FinishReason
 
 GetReference = Callable[[str], Reference]
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -93,6 +94,24 @@ def test_the_steps_of_graphs_do_too(adapted: Callable[[str], Adapted]) -> None:
     adapted("llama").expect(core)
 
 
+@pytest.mark.parametrize("capture", [None, lambda work: work], ids=["eager", "captured"])
+def test_an_adapter_whose_numbers_overflow_ends_its_own_requests_only(
+    adapted: Callable[[str], Adapted], tmp_path: Path, capture: Callable[..., Any] | None
+) -> None:
+    ref = adapted("llama").reference
+    save_adapter(ref.directory, tmp_path, 9)
+    change_tensors(tmp_path, lambda all_: [tensor.fill_(3e38) for name, tensor in all_.items() if "lora_A" in name])
+    sources = (*adapted("llama").sources[:1], ("bad", str(tmp_path)))
+    core = ref.make_core(adapters=sources, capture=capture, max_num_seqs=8)
+    for adapter in (0, 1, 2):
+        add(core, str(adapter), ref.prompts[1], adapter)
+    outputs = run(core)
+    assert outputs["2"][-1].finish_reason == FinishReason.ERROR
+    assert [tokens_of(outputs[str(adapter)]) for adapter in (0, 1)] == [adapted("llama").answers[n][1] for n in (0, 1)]
+    with pytest.raises(ModelError, match=r"with the adapter 'bad', computed in float32, the model's logits are not"):
+        ref.make_core(adapters=sources, warmup=True)
+
+
 def test_adapters_share_no_keys_and_values(adapted: Callable[[str], Adapted]) -> None:
     core = adapted("llama").make_core()
     hits = []
@@ -107,8 +126,8 @@ def test_a_step_without_adapters_computes_none(
     adapted: Callable[[str], Adapted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    real = Adapters.mask_for
-    monkeypatch.setattr(Adapters, "mask_for", lambda self, number: calls.append(number) or real(self, number))
+    real = Adapters.others_of
+    monkeypatch.setattr(Adapters, "others_of", lambda self, number: calls.append(number) or real(self, number))
     core = adapted("llama").make_core(attention_backend="auto")
     adapted("llama").expect(core, (0,))
     assert not calls
@@ -165,7 +184,7 @@ def first(tensors: dict[str, torch.Tensor], side: str = "A") -> str:
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no configuration": (lambda folder: (folder / CONFIG).unlink(), "has no adapter_config.json"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has no adapter_model.safetensors"),
-    "no JSON": (lambda folder: (folder / CONFIG).write_text("{"), "is not a LoRA configuration"),
+    "no JSON": (lambda folder: (folder / CONFIG).write_text("{"), "adapter_config.json cannot be read"),
     "no rank": (lambda folder: (folder / CONFIG).write_text("{}"), "missing required field `r`"),
     "cut off": (lambda folder: (folder / WEIGHTS).write_bytes(b"1234567890"), "cannot be read"),
     "DoRA": (lambda folder: rewrite(folder, use_dora=True), "'use_dora', which this engine does not compute"),

@@ -116,7 +116,7 @@ class Peft:
         for tokens in (1, self._tokens):
             started = time.perf_counter()
             with torch.inference_mode():
-                self._model.generate(
+                self._model.generate(  # type: ignore[no-untyped-call]
                     input_ids=prompts,
                     attention_mask=torch.ones_like(prompts),
                     adapter_names=[self._names[adapter] for adapter in adapters],

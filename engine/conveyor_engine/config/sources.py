@@ -53,7 +53,7 @@ def _read_file(path: Path) -> Iterator[Given]:
     for name, value in content.items():
         if name == "class_shares" and isinstance(value, dict):
             value = ",".join(f"{key}:{each}" for key, each in value.items())
-        if name == "adapters" and isinstance(value, dict):
+        if name == "adapters" and isinstance(value, dict) and not any("," in str(each) for each in value.values()):
             value = ",".join(f"{key}={each}" for key, each in value.items())
         if name == "length_grouping" and value is False:  # YAML's `off`
             value = "off"

@@ -52,6 +52,7 @@ def _load(config: EngineConfig, task: str, place: Callable[[], Placement], progr
             raise
         raise ModelError(
             f"the device has too little memory for the model and its settings ({checks.on_one_line(error)}); use a "
-            "device with more memory or a smaller model, or lower `kv_memory_fraction`",
+            f"device with more memory or a smaller model{', use fewer adapters' if config.adapters else ''}, or lower "
+            "`kv_memory_fraction`",
             reason=FailureReason.OUT_OF_MEMORY,
         ) from error

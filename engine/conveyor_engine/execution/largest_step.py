@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.models.adapters import AdaptedLinear
 from conveyor_engine.execution.models.packed_linear import PackedLinear
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -35,13 +36,15 @@ def measure_step(device: torch.device, size: str, lower: str, run: Callable[[], 
 def estimate_step(model: PreTrainedModel, num_tokens: int, num_logits: int) -> int:
     """Estimate the bytes of a step on a CPU.
 
-    Counts float32 inputs and outputs for two layers of the largest width (the head excluded), and float32 logits.
+    Counts float32 inputs and outputs for two layers of the largest width (the head excluded), the columns of adapters,
+    and float32 logits.
     """
     head = model.get_output_embeddings()
     linears = [m for m in model.modules() if isinstance(m, PackedLinear | nn.Linear)]
     widest = max((m.in_features + m.out_features for m in linears if m is not head), default=0)
     vocab_size = int(model.get_input_embeddings().num_embeddings)
-    return 4 * (2 * widest * num_tokens + vocab_size * num_logits)
+    columns = max((m.num_reduced for m in model.modules() if isinstance(m, AdaptedLinear)), default=0)
+    return 4 * ((2 * widest + 2 * columns) * num_tokens + vocab_size * num_logits)
 
 
 def too_large(size: str, lower: str) -> ModelError:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
+
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
 from conveyor_engine.loop.executor import Executor, compute
@@ -129,14 +131,18 @@ class EngineCore:
         self._run_dummies(scheduler, task, facts.max_num_seqs, cost)
         if extra_warmup_tokens := self.executor.extra_warmup_tokens:
             self._run_dummies(scheduler, task, 1, min(task.dummy_cost_max, extra_warmup_tokens))
+        for adapter, (name, _) in enumerate(config.adapters, start=1):
+            self._run_dummies(scheduler, task, 1, cost, adapter, f"with the adapter {name!r}, ")
         if config.workload is not None:
             for number, tokens in config.workload.list_warm_up(facts.max_num_seqs, facts.max_num_batched_tokens):
                 self._run_dummies(scheduler, task, number, min(task.dummy_cost_max, tokens))
 
-    def _run_dummies(self, scheduler: Scheduler, task: Task, num_requests: int, cost: int) -> None:
-        """Run this number of dummy requests, each with this cost."""
+    def _run_dummies(
+        self, scheduler: Scheduler, task: Task, num_requests: int, cost: int, adapter: int = 0, where: str = ""
+    ) -> None:
+        """Run this number of dummy requests, each with this cost and adapter. where: for errors."""
         for number in range(num_requests):
-            scheduler.add_request(task.build_dummy(number, cost))
+            scheduler.add_request(msgspec.structs.replace(task.build_dummy(number, cost), adapter=adapter))
         while scheduler.requests:
             started = time.monotonic()
             plan = scheduler.schedule(0.0)
@@ -144,7 +150,7 @@ class EngineCore:
             result = compute(self.executor, plan) if self._overlap is None else self._overlap.run(plan)
             self.longest_warmup_step_seconds = max(self.longest_warmup_step_seconds, time.monotonic() - started)
             if _is_nowhere_finite(result):
-                raise ModelError(_not_finite(task.result_name, self.facts.dtype))
+                raise ModelError(where + _not_finite(task.result_name, self.facts.dtype))
             scheduler.update(result)
 
 

@@ -14,6 +14,7 @@ from tests.engine.dual_models import build_dual_model
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
 from tests.engine.image_models import KINDS, SIDE, build_image_model
 from tests.engine.speech_models import build_speech_model
+from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 from transformers import PreTrainedModel
 
@@ -29,7 +30,8 @@ from conveyor_engine.execution.graphs.decodes import DecodeSteps
 from conveyor_engine.execution.graphs.mixed import MixedSteps
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import sample
-from conveyor_engine.execution.models import speech
+from conveyor_engine.execution.models import adapters, speech
+from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters
 from conveyor_engine.execution.models.sentence_files import PoolingMode
 from conveyor_engine.execution.models.speech import Tokens, TranscriptRules
 from conveyor_engine.execution.models.whisper import Decoder, Encoder
@@ -68,7 +70,7 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(row_values, "copy_into", lambda *_: None)
     of_sampling = (logit_processors, logprobs, penalties, processor, row_values, sampler)
-    for module in (batch, pooling, rows, speech, speech_runner, *of_sampling):
+    for module in (adapters, batch, pooling, rows, speech, speech_runner, *of_sampling):
         monkeypatch.setattr(module, "to_device", to_device)
     monkeypatch.setattr(type(sample._choose), "run", lambda *_, **__: None)
     with FakeTensorMode(), torch.inference_mode():
@@ -228,3 +230,17 @@ def test_tokens_of_speech_are_chosen_without_waiting(monkeypatch: pytest.MonkeyP
     plan = StepPlan(0, admitted, [], [2, 0, 1], [310, 0, 0], [1, 306, 307], [1, 1, 1], 1)
     monkeypatch.setattr(speech_runner, "HostCopy", lambda *_: None)
     assert callable(runner.begin(plan)(()))
+
+
+@pytest.mark.parametrize("used", [None, [2], [1, 2]])
+def test_adapters_of_rows_are_computed_without_waiting(used: list[int] | None) -> None:
+    of_model = Adapters([2, 3], CUDA)
+    linear = nn.Linear(8, 6, device=CUDA)
+    up = [torch.empty(5, size, device=CUDA) for size in (4, 2)]
+    slices = [(slice(0, 4), up[0]), (slice(4, 6), up[1])]
+    adapted = AdaptedLinear(linear, of_model, torch.empty(2, 5, 8, device=CUDA), slices)
+    of_tokens, last = torch.empty(3, dtype=torch.int32, device=CUDA), torch.empty(1, dtype=torch.int64, device=CUDA)
+    of_model.begin(of_tokens, used, last)
+    with torch.inference_mode():
+        assert adapted(torch.empty(1, 3, 8, device=CUDA)).shape == (1, 3, 6)
+        assert adapted(torch.empty(1, 1, 8, device=CUDA)).shape == (1, 1, 6), "the last layer's tokens"

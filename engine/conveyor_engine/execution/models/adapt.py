@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from conveyor_engine.errors import ModelError
-from conveyor_engine.execution.models.adapter_files import Adapter, Factors, read_adapter
+from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters
 from conveyor_engine.execution.models.layers import Attention, GatedMlp
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
@@ -21,21 +20,25 @@ from conveyor_engine.execution.models.packed_linear import PackedLinear
 _Slices = dict[str, slice]  # outputs of a linear layer, by the name of the checkpoint's layer that computes them
 
 
-def add_adapters(
-    model: PreTrainedModel, sources: Sequence[tuple[str, str]], device: torch.device, dtype: torch.dtype
-) -> Adapters:
-    """Wrap the linear layers that an adapter changes. sources: (name, directory) of each adapter.
+def open_adapters(sources: Sequence[tuple[str, str]]) -> list[Adapter]:
+    """Open the adapters at (name, directory), and check everything but their numbers. Raises ModelError."""
+    return [Adapter(name, Path(directory)) for name, directory in sources]
 
-    Raises ModelError for an adapter that cannot be read or does not fit the model.
-    """
-    found = [read_adapter(name, Path(directory)) for name, directory in sources]
-    adapters = Adapters([adapter.rank for adapter in found], device, dtype)
-    places, changed = dict(_find_places(model)), {name for adapter in found for name in adapter.factors}
+
+def add_adapters(
+    model: PreTrainedModel, found: Sequence[Adapter], device: torch.device, dtype: torch.dtype
+) -> Adapters:
+    """Wrap the linear layers that an adapter changes. Raises ModelError for an adapter that does not fit the model."""
+    adapters = Adapters([adapter.rank for adapter in found], device)
+    places, changed = dict(_find_places(model)), {name for adapter in found for name in adapter.shapes}
     for adapter in found:
         _check_names(adapter, places)
     for path, slices in places.items():
         if of_place := {name: outputs for name, outputs in slices.items() if name in changed}:
-            model.set_submodule(path, _adapt(model.get_submodule(path), adapters, found, of_place, (device, dtype)))
+            part = model.get_submodule(path)
+            assert isinstance(part, nn.Linear | PackedLinear)
+            like = (device, part.weight.dtype if isinstance(part, nn.Linear) else dtype)
+            model.set_submodule(path, _adapt(part, adapters, found, of_place, like))
     for layer in model.modules():
         if isinstance(layer, NativeDecoderLayer):
             layer.adapters = adapters
@@ -79,22 +82,20 @@ def _slice(path: str, sizes: dict[str, int], whole: str) -> _Slices:
 
 def _check_names(adapter: Adapter, places: dict[str, _Slices]) -> None:
     known = {name for slices in places.values() for name in slices}
-    if unknown := sorted(adapter.factors.keys() - known):
-        raise ModelError(
-            f"the adapter {adapter.name!r} cannot be used: it changes {unknown[0]}, which is not a linear layer of "
-            "this model that can have an adapter"
+    if unknown := sorted(adapter.shapes.keys() - known):
+        raise adapter.refuse(
+            f"it changes {unknown[0]}, which is not a linear layer of this model that can have an adapter"
         )
 
 
 def _adapt(
-    part: nn.Module,
+    part: nn.Linear | PackedLinear,
     adapters: Adapters,
     found: Sequence[Adapter],
     changed: _Slices,
     like: tuple[torch.device, torch.dtype],
 ) -> AdaptedLinear:
     """Return the layer with the adapters' matrices side by side, with zeros for adapters that do not change it."""
-    assert isinstance(part, nn.Linear | PackedLinear)
     device, dtype = like
     down = torch.zeros(len(changed), adapters.num_columns, part.in_features, device=device, dtype=dtype)
     slices = []
@@ -102,21 +103,19 @@ def _adapt(
         up = torch.zeros(adapters.num_columns, outputs.stop - outputs.start, device=device, dtype=dtype)
         start = 0
         for adapter in found:
-            factors = adapter.factors.get(name)
-            if factors is not None:
-                _check_shape(adapter, name, factors, part.in_features, up.shape[1])
-                columns = slice(start, start + factors.rank)
-                down[index, columns] = factors.down.to(device, dtype)
-                up[columns] = factors.up.to(device, dtype)
+            if (shape := adapter.shapes.get(name)) is not None:
+                _check_shape(adapter, name, (part.in_features, up.shape[1]))
+                factors, columns = adapter.read(name, dtype), slice(start, start + shape.rank)
+                down[index, columns], up[columns] = factors.down.to(device), factors.up.to(device)
             start += adapter.rank
         slices.append((outputs, up))
     return AdaptedLinear(part, adapters, down, slices)
 
 
-def _check_shape(adapter: Adapter, layer: str, factors: Factors, num_in: int, num_out: int) -> None:
-    found = factors.down.shape[1], factors.up.shape[1]
-    if found != (num_in, num_out):
-        raise ModelError(
-            f"the adapter {adapter.name!r} cannot be used: {layer} takes {num_in} numbers and returns {num_out} in "
-            f"this model, but {found[0]} and {found[1]} in the adapter; it belongs to another base model"
+def _check_shape(adapter: Adapter, layer: str, wanted: tuple[int, int]) -> None:
+    shape = adapter.shapes[layer]
+    if (shape.num_in, shape.num_out) != wanted:
+        raise adapter.refuse(
+            f"{layer} takes {wanted[0]} numbers and returns {wanted[1]} in this model, but {shape.num_in} and "
+            f"{shape.num_out} in the adapter; it belongs to another base model"
         )

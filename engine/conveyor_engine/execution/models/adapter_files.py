@@ -7,25 +7,26 @@ other answers. Source of the method: LoRA (arXiv 2106.09685), rank-stabilised sc
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.model_files import read_object
 from conveyor_protocol.failure_reasons import FailureReason
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 # Starts that leave the base model's weights alone. PiSSA, OLoRA and others train against changed weights.
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
-_PATTERN = re.compile(r"\^?[A-Za-z0-9_.]+")  # PEFT takes any regular expression here, which may run for ever
-_WEIGHT = re.compile(r"(.+)\.lora_(A|B)\.weight")
+_NAME = re.compile("[A-Za-z0-9_.]+")
+_WEIGHT = re.compile(rf"{re.escape(_PREFIX)}(.+)\.lora_(A|B)\.weight")
 RANK_MAX = 512
 
 
@@ -36,22 +37,14 @@ class Factors:
     down: torch.Tensor  # (rank, in)
     up: torch.Tensor  # (rank, out), multiplied by the adapter's scale
 
-    @property
-    def rank(self) -> int:
-        return len(self.down)
-
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
-    """One adapter, on the host in float32."""
+class Shape:
+    """The sizes of an adapter's matrices for one linear layer."""
 
-    name: str
-    factors: dict[str, Factors]  # by the name of the linear layer in the model
-
-    @property
-    def rank(self) -> int:
-        """Return the largest rank of its factors."""
-        return max(each.rank for each in self.factors.values())
+    rank: int
+    num_in: int
+    num_out: int
 
 
 class _Config(msgspec.Struct):
@@ -70,6 +63,7 @@ class _Config(msgspec.Struct):
     use_bdlora: Any = None
     kasa_config: Any = None
     arrow_config: Any = None
+    monteclora_config: Any = None
     fan_in_fan_out: Any = None
     modules_to_save: Any = None
     layer_replication: Any = None
@@ -97,78 +91,100 @@ class _Config(msgspec.Struct):
 _CHANGING = _Config.__struct_fields__[_Config.__struct_fields__.index("lora_bias") :]  # if any of them is set
 
 
+class Adapter:
+    """One adapter, whose configuration and sizes have been checked. Its matrices are read layer by layer."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        """Raises ModelError, which names the adapter."""
+        self.name = name
+        with self._told():
+            self._config, self._file = _read_config(directory), _open_weights(directory)
+            self.shapes = _read_shapes(self._file, directory / WEIGHTS_FILE)  # by the name of the layer in the model
+
+    @property
+    def rank(self) -> int:
+        """Return the largest rank of its layers."""
+        return max(shape.rank for shape in self.shapes.values())
+
+    def read(self, layer: str, dtype: torch.dtype) -> Factors:
+        """Read the matrices of a layer of the model, on the host. Raises ModelError."""
+        with self._told():
+            down, up = (self._file.get_tensor(f"{_PREFIX}{layer}.lora_{side}.weight") for side in "AB")
+            scale = self._config.scale_of(layer, len(down))
+            factors = Factors(down.to(dtype), (up.float().t() * scale).to(dtype))
+            if not (factors.down.isfinite().all() and factors.up.isfinite().all()):
+                raise ModelError(f"the matrices of {layer} have numbers that are not finite in {dtype}")
+            return factors
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except ModelError as error:
+            raise self.refuse(str(error), error.reason) from error
+
+    def refuse(self, why: str, reason: FailureReason = FailureReason.UNSUPPORTED_MODEL) -> ModelError:
+        """Return the error that names this adapter."""
+        return ModelError(f"the adapter {self.name!r} cannot be used: {why}", reason=reason)
+
+
 def _matches(pattern: str, layer: str) -> bool:
-    """Return whether the pattern is the layer's name or, without `^`, the last parts of it."""
-    return layer == pattern.removeprefix("^") or layer.endswith(f".{pattern}")
+    """Return whether the pattern is the layer's name or, without `^`, the last parts of it. Raises ModelError.
 
-
-def read_adapter(name: str, directory: Path) -> Adapter:
-    """Read an adapter. Raises ModelError, which names the adapter."""
-    try:
-        config = _read_config(directory)
-        return Adapter(name, _read_factors(directory, config))
-    except ModelError as error:
-        raise ModelError(f"the adapter {name!r} cannot be used: {error}", reason=error.reason) from error
+    PEFT takes any regular expression, which may run for ever.
+    """
+    name = pattern.removeprefix(r".*\.")
+    if not _NAME.fullmatch(name.removeprefix("^")):
+        raise ModelError(f"'alpha_pattern' has the pattern {pattern!r}, which is not the end of a name")
+    return layer == name.removeprefix("^") or layer.endswith(f".{name}")
 
 
 def _read_config(directory: Path) -> _Config:
     path = directory / CONFIG_FILE
-    try:
-        config = msgspec.json.decode(path.read_bytes(), type=_Config)
-    except FileNotFoundError:
+    if not path.is_file():
         message = f"{directory} has no {CONFIG_FILE}; save the adapter with PEFT's save_pretrained"
-        raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND) from None
-    except OSError as error:
-        message = f"{path} cannot be read: {error.strerror}"
-        raise ModelError(message, reason=FailureReason.MODEL_UNREADABLE) from error
-    except msgspec.DecodeError as error:
+        raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
+    try:
+        config = msgspec.convert(read_object(path), _Config)
+    except msgspec.ValidationError as error:
         raise ModelError(f"{path} is not a LoRA configuration: {error}") from error
-    for pattern in config.alpha_pattern:
-        if not _PATTERN.fullmatch(pattern):
-            raise ModelError(f"{path} has the pattern {pattern!r} in 'alpha_pattern', which is not the end of a name")
     if (field := config.find_unsupported()) is not None:
         raise ModelError(f"{path} has {field!r}, which this engine does not compute; it computes plain LoRA")
     return config
 
 
-def _read_factors(directory: Path, config: _Config) -> dict[str, Factors]:
+def _open_weights(directory: Path) -> Any:
     path = directory / WEIGHTS_FILE
     if not path.is_file():
         message = f"{directory} has no {WEIGHTS_FILE}; save the adapter with safetensors"
         raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
     try:
-        tensors = load_file(path)
+        return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         message = f"{path} cannot be read: {error}"
         raise ModelError(message, reason=FailureReason.MODEL_UNREADABLE) from error
-    sides: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in tensors.items():
-        match = _WEIGHT.fullmatch(key.removeprefix(_PREFIX))
+
+
+def _read_shapes(file: Any, path: Path) -> dict[str, Shape]:
+    """Read the sizes of all layers' matrices from the file's header. Raises ModelError."""
+    sides: dict[str, dict[str, list[int]]] = {}
+    for key in file.keys():  # noqa: SIM118  # it is no mapping
+        match = _WEIGHT.fullmatch(key)
         if match is None:
             raise ModelError(f"{path} has the tensor {key!r}, which is no weight of plain LoRA")
-        sides.setdefault(match[1], {})[match[2]] = tensor.float()
+        sides.setdefault(match[1], {})[match[2]] = file.get_slice(key).get_shape()
     if not sides:
         raise ModelError(f"{path} has no tensors")
-    return {layer: _join(layer, found, config) for layer, found in sides.items()}
+    return {layer: _find_shape(layer, found) for layer, found in sides.items()}
 
 
-def _join(layer: str, sides: Mapping[str, torch.Tensor], config: _Config) -> Factors:
-    """Check the two matrices of a layer, and multiply the second by the scale."""
+def _find_shape(layer: str, sides: Mapping[str, Sequence[int]]) -> Shape:
     down, up = sides.get("A"), sides.get("B")
     if down is None or up is None:
         raise ModelError(f"{layer} has only one of its matrices lora_A and lora_B")
-    if down.dim() != 2 or up.dim() != 2 or up.shape[1] != len(down) or not 1 <= len(down) <= RANK_MAX:
-        shapes = f"{tuple(down.shape)} and {tuple(up.shape)}"
+    if len(down) != 2 or len(up) != 2 or up[1] != down[0] or not 1 <= down[0] <= RANK_MAX:
         raise ModelError(
-            f"the matrices of {layer} have the shapes {shapes}, not (rank, in) and (out, rank) with a rank from 1 to "
-            f"{RANK_MAX}"
+            f"the matrices of {layer} have the shapes {tuple(down)} and {tuple(up)}, not (rank, in) and (out, rank) "
+            f"with a rank from 1 to {RANK_MAX}"
         )
-    scaled = up.t() * config.scale_of(layer, len(down))
-    if not (down.isfinite().all() and scaled.isfinite().all()):
-        raise ModelError(f"the matrices of {layer} have numbers that are not finite")
-    return Factors(down, scaled.contiguous())
-
-
-def find_total_rank(adapters: Sequence[Adapter]) -> int:
-    """Return the sum of the adapters' ranks."""
-    return sum(adapter.rank for adapter in adapters)
+    return Shape(down[0], down[1], up[0])

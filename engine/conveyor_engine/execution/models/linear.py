@@ -2,8 +2,7 @@
 
 Called by `recognise` and `whisper`. The module has the attributes of torch's Linear: `in_features`, `out_features`,
 `weight` (the plain matrix), `bias`. To support quantised checkpoints, add a field to LinearSpec and a line to
-`linear_kind`. To support adapters, wrap the module that `build_linear` returns, and read `weight` to merge the adapter
-into it.
+`linear_kind`. `adapt` wraps the module that `build_linear` returns, to add adapters.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,6 @@ takes six launches. There the products are Triton kernels too, which also comput
 activation or the residual after them.
 """
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from conveyor_engine.execution.attention.interface import Caches, Paged, attend_
 from conveyor_engine.execution.kernels import elementwise
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
 from conveyor_engine.execution.kernels.one_row import Norm, multiply_row
+from conveyor_engine.execution.models.adapters import without_adapters
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, RmsNorm, Rotation
-from conveyor_engine.execution.models.linear import Linear
 
 
 class TritonAttention(Attention):
@@ -68,9 +67,9 @@ class TritonDecoderLayer(DecoderLayer):
         computed: torch.Tensor = self.after_mlp(self.mlp(normed))
         return hidden_states + computed
 
-    @cached_property
+    @property
     def _multiplies_rows(self) -> bool:
-        """Return whether `_compute_row` can compute this layer."""
+        """Return whether `_compute_row` can compute this layer in this step."""
         attention, mlp = self.self_attn, self.mlp
         linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
         return (
@@ -79,7 +78,7 @@ class TritonDecoderLayer(DecoderLayer):
             and self.after_attention is None
             and self.after_mlp is None
             and mlp.activates(elementwise.silu_mul)
-            and all(type(linear) is nn.Linear for linear in linears)
+            and all(type(without_adapters(linear)) is nn.Linear for linear in linears)
         )
 
     def _compute_row(self, x: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
@@ -100,12 +99,14 @@ def _norm(norm: nn.Module) -> Norm:
 
 def _multiply(linear: nn.Module, x: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return the result of `multiply_row` for the layer's weight and bias."""
+    linear = without_adapters(linear)
     assert isinstance(linear, nn.Linear)
     return multiply_row(x, linear.weight, linear.bias, **options)
 
 
-def _add_product(residual: torch.Tensor, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+def _add_product(residual: torch.Tensor, linear: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return residual + linear(x). Overwrites the residual if the product can add to it."""
+    linear = without_adapters(linear)
     if type(linear) is not nn.Linear or linear.bias is not None:
         added: torch.Tensor = residual + linear(x)
         return added

@@ -23,7 +23,8 @@ from conveyor_engine.execution.graphs.decodes import DecodeSteps
 from conveyor_engine.execution.graphs.mixed import MixedSteps, token_sizes
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.limits import choose_max_model_len, find_context
-from conveyor_engine.execution.models.adapt import add_adapters
+from conveyor_engine.execution.models.adapt import add_adapters, open_adapters
+from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.execution.models.last_layer import find_last_layer
 from conveyor_engine.execution.models.native_layers import join_layers
@@ -60,10 +61,11 @@ class GenerateRunner:
         self.backend = select_backend(
             config.attention_backend, self.device, start.dtype, config.block_size, config.kv_cache_dtype
         )
+        adapters = open_adapters(config.adapters)
         self.model = start.load()
         layers = probe_layers(self.model, self.device)
         start.fuse(self.model, len(layers))
-        self._adapters = self._add_adapters(start)
+        self._adapters = self._add_adapters(start, adapters)
         join_layers(self.model)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
@@ -82,13 +84,18 @@ class GenerateRunner:
         )
         num_rows = start.max_num_seqs + num_spare
         self._sampler = Sampler(num_rows, self.facts.vocab_size, self.device, self._rows.token_ids)
-        self.graphs = self._make_graphs(capture, num_blocks, progress) if capture is not None else None
+        self.graphs: StepGraphs | None = None
+        self._adapted_graphs: StepGraphs | None = None  # of steps in which rows may use any adapters
+        if capture is not None:
+            self.graphs = self._make_graphs(capture, num_blocks, progress, ())
+            if self._adapters is not None:
+                self._adapted_graphs = self._make_graphs(capture, num_blocks, progress, None)
 
-    def _add_adapters(self, start: Start) -> Adapters | None:
-        if not start.config.adapters:
+    def _add_adapters(self, start: Start, found: Sequence[Adapter]) -> Adapters | None:
+        if not found:
             return None
-        adapters = add_adapters(self.model, start.config.adapters, self.device, start.dtype)
-        start.progress(f"event=adapters_loaded number={len(start.config.adapters)} ranks={adapters.num_columns}")
+        adapters = add_adapters(self.model, found, self.device, start.dtype)
+        start.progress(f"event=adapters_loaded number={len(found)} ranks={adapters.num_columns}")
         return adapters
 
     def _allocate(self, start: Start, layers: list[LayerShape], max_model_len: int, num_spare: int) -> int:
@@ -101,7 +108,8 @@ class GenerateRunner:
         step_bytes += peak_bytes(start.max_num_seqs, vocab_size, self.device)
         if num_spare:  # graphs keep the memory of their largest step
             largest = max(start.max_num_seqs, token_sizes(start.max_num_batched_tokens)[-1])
-            step_bytes += self._find_step_bytes(start, largest, max_model_len) + num_spare * block_bytes
+            num_sets = 1 if self._adapters is None else 2
+            step_bytes += num_sets * self._find_step_bytes(start, largest, max_model_len) + num_spare * block_bytes
         num_blocks = start.plan_num_blocks(max_model_len, block_bytes, step_bytes)
         self.backend.allocate(layers, num_blocks + num_spare, block_size, dtype, self.device)
         start.progress(
@@ -135,11 +143,13 @@ class GenerateRunner:
         """Return the numbers of rows for which decodes are captured. Empty on a CPU."""
         return self.graphs.sizes(DecodeSteps.name) if self.graphs is not None else []
 
-    def _make_graphs(self, capture: Capture, spare_block: int, progress: Progress) -> StepGraphs:
-        """Capture graphs of as many sizes as fit into memory."""
+    def _make_graphs(
+        self, capture: Capture, spare_block: int, progress: Progress, used: Sequence[int] | None
+    ) -> StepGraphs:
+        """Capture graphs of as many sizes as fit into memory. used: as in `_forward`."""
         rows, facts = self._rows, self.facts
         rows.block_tables[facts.max_num_seqs] = spare_block
-        how = (rows, self.backend, self._forward, facts.block_size)
+        how = (rows, self.backend, partial(self._forward, used=used), facts.block_size)
         largest = self._find_largest_decode(facts.max_num_seqs, facts.num_kv_blocks * facts.block_size)
         kinds = (DecodeSteps(*how, largest), MixedSteps(*how, facts.max_num_batched_tokens))
         graphs = StepGraphs(kinds, rows, self._sampler if self._sampler.chooses else None)
@@ -191,15 +201,20 @@ class GenerateRunner:
             return _start_copy(plan, sampled)
 
     def _replay(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
-        return self.graphs.run(plan) if self.graphs is not None else None
+        graphs = self._adapted_graphs if self._find_used(plan) else self.graphs
+        return graphs.run(plan) if graphs is not None else None
 
     def _launch(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, None]:
         batch = build_batch(plan, self._rows, self.facts.block_size)
         last = None if self.last_layer is None else only_sampled(self.last_layer, batch, self._rows)
         paged = PagedStep(self.backend, batch.metadata, last, batch.token_rows)
         sample_rows = batch.logit_indices if last is None else 0
-        used = self._rows.list_adapters(plan.rows)
-        return self._forward(batch.input_ids, batch.position_ids, sample_rows, paged, used), batch.samples, None
+        inputs = (batch.input_ids, batch.position_ids, sample_rows, paged, self._find_used(plan))
+        return self._forward(*inputs), batch.samples, None
+
+    def _find_used(self, plan: StepPlan) -> Sequence[int]:
+        """Return the numbers of the adapters that rows of the step use."""
+        return self._rows.list_adapters(plan.rows) if self._adapters is not None else ()
 
     def free_memory(self) -> None:
         """Return cached memory to the device after a failed step. Raises if the device is broken."""
@@ -228,9 +243,7 @@ class GenerateRunner:
 
 def _begin_adapters(adapters: Adapters, rows: Rows, num_tokens: int, paged: Paged, used: Sequence[int] | None) -> None:
     """Tell the linear layers which adapters the tokens of the next forward use."""
-    if used is not None and not used:
-        adapters.begin_base()
-    elif isinstance(paged, PagedStep):
+    if isinstance(paged, PagedStep):
         assert paged.token_rows is not None
         adapters.begin(rows.adapters[paged.token_rows], used, None if paged.last is None else paged.last.tokens)
     else:  # a measurement: all tokens use one

@@ -127,9 +127,8 @@ async def get_ready(request: Request) -> Response:
 async def get_model_ready(request: Request) -> Response:
     """Respond to GET /v2/models/{model}/ready. Raises UnknownModel."""
     state = app_state(request)
-    _check_model(state, request)
-    ready = is_ready(state)
-    return _json(ModelReady(state.model.name, ready), 200 if ready else 503)
+    name, ready = _check_model(state, request), is_ready(state)
+    return _json(ModelReady(name, ready), 200 if ready else 503)
 
 
 async def get_model(request: Request) -> Response:
@@ -139,13 +138,12 @@ async def get_model(request: Request) -> Response:
     """
     state = app_state(request)
     asked = request.path_params["model"]
-    if asked.endswith("/infer") and asked != state.model.name:  # GET .../infer arrives here: ids may have slashes
+    if asked.endswith("/infer") and asked not in state.model.names:  # GET .../infer arrives here: ids may have slashes
         raise HTTPException(405, headers={"Allow": "POST"})
-    _check_model(state, request)
-    facts = model_facts(state)
+    name, facts = _check_model(state, request), model_facts(state)
     signature = _find_inference(facts).read_signature(facts)
     inputs, outputs = (list(map(_describe, specs)) for specs in (signature.inputs, signature.outputs))
-    return _json(ModelMetadata(state.model.name, [MODEL_VERSION], f"conveyor_{facts.task}", inputs, outputs))
+    return _json(ModelMetadata(name, [MODEL_VERSION], f"conveyor_{facts.task}", inputs, outputs))
 
 
 def _describe(spec: TensorSpec) -> TensorMetadata:
@@ -163,11 +161,14 @@ async def infer(request: Request) -> "InferResponse":
     return InferResponse(await open_request(request, inference.kind), inference)
 
 
-def _check_model(state: AppState, request: Request) -> None:
-    state.model.find_adapter(request.path_params["model"])
+def _check_model(state: AppState, request: Request) -> str:
+    """Return the name of the model in the path. Raises UnknownModel."""
+    name: str = request.path_params["model"]
+    state.model.find_adapter(name)
     version = request.path_params.get("version", MODEL_VERSION)
     if version != MODEL_VERSION:
         raise UnknownModel(f"the model has only version {MODEL_VERSION!r}, not {version[:100]!r}", param="version")
+    return name
 
 
 def _find_inference(facts: ModelFacts) -> Inference:

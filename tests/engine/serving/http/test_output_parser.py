@@ -126,7 +126,7 @@ async def serve(
         request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=MAX_TOKENS, min_tokens=0
     )
     prepared = PreparedText(
-        id="chatcmpl-1", stream=stream, include_usage=False, continuous_usage=False, stop=stop,
+        id="chatcmpl-1", model="tiny", stream=stream, include_usage=False, continuous_usage=False, stop=stop,
         top_logprobs=0 if logprobs else None, choices=[request], choices_per_prompt=1, num_prompt_tokens=1,
         tells_cached_tokens=False, ignored_fields=0, parts=[],
     )  # fmt: skip
