@@ -12,10 +12,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from conveyor_engine.execution.models.adapter_files import Adapter
-from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters
+from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters, NativeAdaptedLinear
 from conveyor_engine.execution.models.layers import Attention, GatedMlp
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
-from conveyor_engine.execution.models.packed_linear import PackedLinear
+from conveyor_engine.execution.models.packed_linear import NativeLinear, PackedLinear
 
 _Slices = dict[str, slice]  # outputs of a linear layer, by the name of the checkpoint's layer that computes them
 
@@ -29,7 +29,8 @@ def add_adapters(
     model: PreTrainedModel, found: Sequence[Adapter], device: torch.device, dtype: torch.dtype
 ) -> Adapters:
     """Wrap the linear layers that an adapter changes. Raises ModelError for an adapter that does not fit the model."""
-    adapters = Adapters([adapter.rank for adapter in found], device)
+    is_native = any(isinstance(part, NativeLinear) for part in model.modules())
+    adapters = Adapters([adapter.rank for adapter in found], device, selects=not is_native)
     places, changed = dict(_find_places(model)), {name for adapter in found for name in adapter.shapes}
     for adapter in found:
         _check_names(adapter, places)
@@ -109,7 +110,8 @@ def _adapt(
                 down[index, columns], up[columns] = factors.down.to(device), factors.up.to(device)
             start += adapter.rank
         slices.append((outputs, up))
-    return AdaptedLinear(part, adapters, down, slices)
+    kind = NativeAdaptedLinear if isinstance(part, NativeLinear) else AdaptedLinear
+    return kind(part, adapters, down, slices)
 
 
 def _check_shape(adapter: Adapter, layer: str, wanted: tuple[int, int]) -> None:

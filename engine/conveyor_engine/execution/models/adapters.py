@@ -6,10 +6,11 @@ adapter each token uses.
 The matrices of all adapters lie side by side, so that a layer takes two products for the whole batch, however many
 adapters its tokens use. The first product computes all columns (ranks of all adapters) for all tokens. Then the columns
 of other adapters than the token's own are set to 0. The shapes depend only on the number of tokens, so CUDA graphs can
-capture this. Without a graph, only the columns of adapters that the step uses are computed. In a step without adapters,
-the wrapped layers compute what they compute without a wrapper. Compare S-LoRA (arXiv 2311.03285) and Punica (arXiv
-2310.18547), whose kernels gather the matrices of each token: their work does not grow with the number of adapters, but
-prompts are slower.
+capture this. Without a graph and without compiled kernels, only the columns of adapters that the step uses are
+computed. In a step without adapters, the wrapped layers compute what they compute without a wrapper.
+
+Compare S-LoRA (arXiv 2311.03285) and Punica (arXiv 2310.18547), whose kernels gather the matrices of each token: their
+work does not grow with the number of adapters, but prompts are slower.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from conveyor_engine.execution import native
 from conveyor_engine.execution.transfer import to_device
 
 
@@ -27,9 +29,9 @@ class Adapters:
     Number 0 means that a token uses none.
     """
 
-    def __init__(self, ranks: Sequence[int], device: torch.device) -> None:
-        """ranks: of each adapter, in order."""
-        self._device, self._number = device, len(ranks)
+    def __init__(self, ranks: Sequence[int], device: torch.device, *, selects: bool = True) -> None:
+        """ranks: of each adapter, in order. selects: whether steps may compute a part of the columns."""
+        self._device, self._number, self._selects = device, len(ranks), selects
         self._owners_host = np.repeat(np.arange(1, len(ranks) + 1, dtype=np.int32), ranks)
         self._owners = to_device(self._owners_host, device)
         self.columns: torch.Tensor | None = None  # those that this step computes; None: all
@@ -55,7 +57,7 @@ class Adapters:
         if used is not None and not used:
             return
         owners = self._owners
-        if used is not None and len(used) < self._number:
+        if self._selects and used is not None and len(used) < self._number:
             self.columns = to_device(np.flatnonzero(np.isin(self._owners_host, used)), self._device)
             owners = owners[self.columns]
         self._others, self._last = of_tokens[:, None] != owners, last
@@ -84,28 +86,50 @@ class AdaptedLinear(nn.Module):
         """
         super().__init__()
         self.part, self.adapters = part, adapters
-        self._down, self._slices = down, slices
+        self.num_reduced = down.shape[0] * down.shape[1]  # numbers for each token between the two products
+        self._outputs = [outputs for outputs, _ in slices]
+        self._keep(down, [up for _, up in slices])
 
-    @property
-    def num_reduced(self) -> int:
-        """Return the numbers for each token between the two products."""
-        return self._down.shape[0] * self._down.shape[1]
+    def _keep(self, down: torch.Tensor, ups: list[torch.Tensor]) -> None:
+        self._down, self._ups = down, ups
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.part(x)
-        if not self.adapters.is_used:
-            return out
-        columns, down = self.adapters.columns, self._down
-        if columns is not None:
-            down = down[:, columns]
-        tokens = x.flatten(0, -2)
-        reduced = (tokens @ down.flatten(0, 1).t()).view(len(tokens), *down.shape[:2])
-        # Not a product with 0: one adapter's infinity would become the other tokens' NaN.
-        reduced.masked_fill_(self.adapters.others_of(len(tokens))[:, None], 0)
-        flat = out.view(len(tokens), out.shape[-1])
-        for index, (outputs, up) in enumerate(self._slices):
-            flat[:, outputs].addmm_(reduced[:, index], up if columns is None else up[columns])
+        if self.adapters.is_used:
+            tokens = x.flatten(0, -2)
+            reduced = self._reduce(tokens)
+            reduced = reduced.view(len(tokens), len(self._outputs), reduced.shape[1] // len(self._outputs))
+            # Not a product with 0: one adapter's infinity would become the other tokens' NaN.
+            reduced.masked_fill_(self.adapters.others_of(len(tokens))[:, None], 0)
+            flat = out.view(len(tokens), out.shape[-1])
+            for index, outputs in enumerate(self._outputs):
+                self._add(flat[:, outputs], reduced[:, index], index)
         return out
+
+    def _reduce(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Multiply by the first matrices: (T, in) -> (T, slices * columns)."""
+        columns = self.adapters.columns
+        down = self._down if columns is None else self._down[:, columns]
+        return tokens @ down.flatten(0, 1).t()
+
+    def _add(self, out: torch.Tensor, reduced: torch.Tensor, index: int) -> None:
+        """Multiply by the second matrices of a slice, and add the result: (T, columns) -> (T, size)."""
+        columns, up = self.adapters.columns, self._ups[index]
+        out.addmm_(reduced, up if columns is None else up[columns])
+
+
+class NativeAdaptedLinear(AdaptedLinear):
+    """The same with the compiled kernels, which compute all columns in every step."""
+
+    def _keep(self, down: torch.Tensor, ups: list[torch.Tensor]) -> None:
+        self._packed_down = native.pack_linear(down.flatten(0, 1))
+        self._packed_ups = [native.pack_linear(up.t().contiguous()) for up in ups]
+
+    def _reduce(self, tokens: torch.Tensor) -> torch.Tensor:
+        return native.linear(tokens, self._packed_down)
+
+    def _add(self, out: torch.Tensor, reduced: torch.Tensor, index: int) -> None:
+        native.add_linear(out, reduced, self._packed_ups[index])
 
 
 def without_adapters(linear: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ from conveyor_engine.execution.native.library import (
     use_isa,
     why_missing,
 )
-from conveyor_engine.execution.native.packed import PANEL, PackedWeight, linear, pack_linear, unpack_linear
+from conveyor_engine.execution.native.packed import PANEL, PackedWeight, add_linear, linear, pack_linear, unpack_linear
 from conveyor_engine.execution.native.paged import (
     BLOCK_SIZE,
     CacheStep,
@@ -37,6 +37,7 @@ __all__ = [
     "Norm",
     "PackedWeight",
     "Product",
+    "add_linear",
     "isa",
     "kv_cache",
     "kv_values_per_block",
