@@ -139,11 +139,17 @@ def _matches(pattern: str, layer: str) -> bool:
     return layer == name.removeprefix("^") or layer.endswith(f".{name}")
 
 
-def _read_config(directory: Path) -> _Config:
-    path = directory / CONFIG_FILE
+def _find_file(directory: Path, name: str, saver: str) -> Path:
+    """Return the file's path. Raises ModelError. saver: what writes such a file."""
+    path = directory / name
     if not path.is_file():
-        message = f"{directory} has no {CONFIG_FILE}; save the adapter with PEFT's save_pretrained"
+        message = f"{directory} has no {name}; save the adapter with {saver}"
         raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
+    return path
+
+
+def _read_config(directory: Path) -> _Config:
+    path = _find_file(directory, CONFIG_FILE, "PEFT's save_pretrained")
     try:
         config = msgspec.convert(read_object(path), _Config)
     except msgspec.ValidationError as error:
@@ -154,10 +160,7 @@ def _read_config(directory: Path) -> _Config:
 
 
 def _open_weights(directory: Path) -> Any:
-    path = directory / WEIGHTS_FILE
-    if not path.is_file():
-        message = f"{directory} has no {WEIGHTS_FILE}; save the adapter with safetensors"
-        raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
+    path = _find_file(directory, WEIGHTS_FILE, "safetensors")
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:

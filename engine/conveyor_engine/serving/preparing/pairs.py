@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.bounds import check_token_ids
 from conveyor_engine.serving.preparing.jobs import ServedModel
-from conveyor_engine.serving.preparing.prepare import check_token_ids
 from conveyor_engine.serving.preparing.prompts import Prompt
 from conveyor_engine.text.pairs import Pair, PairEncoder
 from conveyor_engine.text.tokenizer import Truncation

@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 
 from conveyor_engine.errors import InvalidRequest, context_exceeded
+from conveyor_engine.serving.preparing.bounds import check_listed_tokens, check_logprobs, check_token_ids
 from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
 from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.jobs import ServedModel, parse_body, too_many
@@ -26,7 +27,6 @@ from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Truncation, too_l
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, Thinking
 from conveyor_engine.wire.worker import Job, Part
 
-LOGPROBS_MAX = 4_000_000  # in one request: each takes 12 bytes until its response is sent, and 60 in the response
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 BAD_WORD_TOKENS_MAX = 16
 _BAD_WORD_TOKENS_TRIED = 4 * BAD_WORD_CHARACTERS_MAX  # more tokens than any bad word has
@@ -212,7 +212,7 @@ def _prepared(
     grammar = grammar or "".join(build_form_grammar(form, field, find_token) for field, form in fields.forms().items())
     thinking = _find_thinking_tokens(model, parsing, job.facts, budget) if grammar or budget is not None else None
     bad_words = _read_bad_words(model, fields.bad_words or ())
-    _check_listed_tokens(fields, bad_words, job.facts)
+    check_listed_tokens(fields, bad_words, job.facts)
     adapter = model.find_adapter(fields.model)
     for prompt in prompts:
         params = _sampling_params(fields, model.sampling_defaults, job.facts, len(prompt), max_tokens)
@@ -237,7 +237,7 @@ def _prepared(
             requests.append(request)
             choices.append(_choice(request, asked[-1], fields))
     is_scored = fields.prompt_logprobs_wanted() is not None
-    _check_logprobs(fields, asked, fields.choices_per_prompt() * sum(map(len, prompts)) if is_scored else 0)
+    check_logprobs(fields, asked, fields.choices_per_prompt() * sum(map(len, prompts)) if is_scored else 0)
     return PreparedText(
         id=request_id,
         model=model.names[adapter],
@@ -353,47 +353,6 @@ def _read_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int
         if len(within) == len(alone) and within[0] != alone[0]:
             read.append(within)
     return tuple(read)
-
-
-def _check_listed_tokens(fields: SamplingFields, bad_words: Sequence[Sequence[int]], facts: ModelFacts) -> None:
-    """Raise InvalidRequest if a field lists a token that the model does not have."""
-    listed = {
-        "stop_token_ids": fields.stop_token_ids or (),
-        "logit_bias": [token_id for token_id, _ in fields.logit_bias],
-        "allowed_token_ids": fields.allowed_token_ids or (),
-        "logprob_token_ids": fields.logprob_token_ids or (),
-        "bad_words": [token_id for word in bad_words for token_id in word],
-    }
-    for name, token_ids in listed.items():
-        if (largest := max(token_ids, default=0)) >= facts.vocab_size:
-            known = f"the model has {facts.vocab_size} tokens, 0 to {facts.vocab_size - 1}"
-            raise InvalidRequest(f"{name} has the token id {largest}, but {known}", param=name)
-
-
-def check_token_ids(prompt: list[int], facts: ModelFacts, param: str) -> None:
-    """Raise InvalidRequest if the prompt is empty or has a token that the model does not have."""
-    if not prompt:
-        raise InvalidRequest("the prompt is empty; send at least one token", param=param)
-    if (largest := max(prompt)) >= facts.vocab_size:
-        known = f"prompt token ids must be from 0 to {facts.vocab_size - 1}"
-        raise InvalidRequest(f"token id {largest} is out of vocabulary: {known}", param=param)
-
-
-def _check_logprobs(fields: SamplingFields, params: list[SamplingParams], num_prompt_tokens: int) -> None:
-    """Raise InvalidRequest if the request asks for too many log probabilities.
-
-    num_prompt_tokens: number of prompt tokens that get log probabilities, over all choices.
-    """
-    total = sum(
-        p.max_tokens * (max(p.logprobs, len(p.logprob_token_ids)) + 1) for p in params if p.logprobs is not None
-    )
-    total += num_prompt_tokens * ((fields.prompt_logprobs_wanted() or 0) + 1)
-    if total > LOGPROBS_MAX:
-        most = f"tokens x (alternatives + 1), over all choices, is {total}"
-        raise InvalidRequest(
-            f"logprobs asks for too many log probabilities: {most}, more than {LOGPROBS_MAX}; lower one of them, or n",
-            param="logprobs",
-        )
 
 
 def _for_choice(params: SamplingParams, choice: int) -> SamplingParams:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.bounds import check_token_ids
 from conveyor_engine.serving.preparing.jobs import ServedModel
-from conveyor_engine.serving.preparing.prepare import check_token_ids, read_prompt
+from conveyor_engine.serving.preparing.prepare import read_prompt
 from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.text.tokenizer import Truncation, too_long
 from conveyor_engine.wire.request import EngineRequest, ModelFacts

@@ -14,10 +14,10 @@ from pydantic_core import PydanticCustomError
 from tokenizers import Encoding
 
 from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.bounds import check_token_ids
 from conveyor_engine.serving.preparing.chat_schemas import ChatRequest, Messages
 from conveyor_engine.serving.preparing.fields import Place
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, name_input, parse_body
-from conveyor_engine.serving.preparing.prepare import check_token_ids
 from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.serving.preparing.tools import TOOLS_MAX, Tool, ToolUse
 from conveyor_engine.serving.preparing.values import TokenId, list_of, parse_inputs
