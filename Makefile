@@ -83,14 +83,14 @@ SELECT := not slow and $(CHOSEN)
 test: venv $(if $(NEEDS_TOOLS),tools) ## The tests that need no pods, but the slow ones, as CI runs them; `make test-engine` and so on for one part
 	.venv/bin/pytest $(SECOND_RUN) -n $$(($$(nproc) + $(if $(NEEDS_TOOLS),2,0))) --dist loadfile --no-loadscope-reorder --durations=25 -m '$(SELECT)' $(TESTS)
 
-test-slow: SELECT := slow and $(CHOSEN)
-test-slow: test ## The slow tests
+test-slow: ## The slow tests
+	@$(MAKE) --no-print-directory test SELECT='slow and $(CHOSEN)'
 
-test-all: SELECT := $(CHOSEN)
-test-all: test ## Those of `make test`, and the slow ones
+test-all: ## Those of `make test`, and the slow ones
+	@$(MAKE) --no-print-directory test SELECT='$(CHOSEN)'
 
-test-nightly: SELECT := nightly
-test-nightly: test ## The tests that show in one more way what the other tests show
+test-nightly: ## The tests that show in one more way what the other tests show
+	@$(MAKE) --no-print-directory test SELECT=nightly
 
 nightly: test-slow test-nightly test-oldest-slow test-oldest-nightly e2e fresh ## What CI leaves out: those tests and stories, and a bare Debian that builds images and trains the model
 

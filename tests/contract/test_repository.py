@@ -37,6 +37,13 @@ def test_every_target_has_a_line_of_help() -> None:
     assert {line.split()[0] for line in shown.splitlines() if len(line.split()) > 1} == set(phony[1].split())
 
 
+def test_the_nightly_target_runs_what_ci_leaves_out() -> None:
+    told = subprocess.run(["make", "-n", "nightly"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    chosen = [marks.split(" and not")[0].strip() for marks in re.findall(r"-m '([^']*)'", told)]
+    assert chosen[:4] == ["slow", "nightly", "slow", "nightly"], "the tests, and those with the oldest versions"
+    assert chosen[4:] == ["not alone", "alone"]
+
+
 def test_pre_commit_runs_what_make_check_runs() -> None:
     hooks = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     commands = [command for command in recipe("check") if command != "make venv"]

@@ -7,6 +7,8 @@ import pytest
 from conveyor_bench.engine import command as bench
 from conveyor_bench.workloads import classifiers, encoder
 
+pytestmark = pytest.mark.usefixtures("every_slice_counts")
+
 EMBED = ["--workload", "embed", "--model-shape", "tiny", "--dtype", "float32", "--rounds", "1"]
 
 

@@ -33,6 +33,7 @@ def measure(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("every_slice_counts")
 def test_requests_of_many_lengths_run_beside_batches_of_transformers(
     measure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
