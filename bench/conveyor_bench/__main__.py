@@ -42,6 +42,9 @@ COMMANDS = {
     "gpu": Command("gpu.suite", "everything that is measured on a GPU, stage by stage"),
     "tune": Command("tune.command", "which batch limit, window and step budget serve most within an objective"),
     "gateway": Command("gateway.command", "latency that the gateway adds, streams and requests per second"),
+    "gateway-versions": Command(
+        "gateway.versions", "latency that the gateway adds, beside the gateway of an earlier commit"
+    ),
     "overload": Command("gateway.overload", "answers and waits at ten times the load that an engine can do"),
     "offline": Command("gateway.offline", "live requests beside an offline job, and what the job gets done"),
     "reconcile": Command("control.reconcile", "the operator's time, memory and calls with 200 services"),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.commits import PRESENT, Checkout, checked_out
 from tests.engine.chat_model import write_chat_model
 from tests.engine.processes import IDLE, EngineServer
 from tests.faults.stand import SERVED, Client
@@ -31,30 +32,12 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 NAMESPACE = "team"
 SERVICES = [SERVED, *(f"service-{number}" for number in range(99))]
-_FOLDERS = ("lib", "operator", "gateway")
 
 
-@dataclass(frozen=True)
-class Release:
-    """A checkout of a commit. Its programs are found before the installed ones."""
-
-    checkout: Path
-    name: str
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Let processes that are started in the body be of this release."""
-        path = os.pathsep.join(str(self.checkout / folder) for folder in _FOLDERS)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", path)
-            found = subprocess.check_output([sys.executable, "-c", "import conveyor_gateway as g; print(g.__file__)"])
-            assert found.decode().startswith(str(self.checkout))
-            yield
-
-    def install_definitions(self, api: Api) -> None:
-        for file in sorted((self.checkout / "crds").glob("*.yaml")):
-            crd = yaml.safe_load(file.read_text())
-            api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}", crd)
+def install_definitions(release: Checkout, api: Api) -> None:
+    for file in sorted((release.folder / "crds").glob("*.yaml")):
+        crd = yaml.safe_load(file.read_text())
+        api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}", crd)
 
 
 @dataclass
@@ -68,9 +51,9 @@ class Rolled:
     _operator: subprocess.Popen[bytes] | None = None
     _gateways: list[GatewayProcess] = field(default_factory=list)
 
-    def roll(self, release: Release) -> None:
+    def roll(self, release: Checkout) -> None:
         """Replace everything as Helm does: the CRDs, the operator, and the gateways one after the other."""
-        release.install_definitions(self.api)
+        install_definitions(release, self.api)
         self.stop_operator()
         with release.active():
             command = [sys.executable, "-m", "conveyor_operator", f"--kubeconfig={self.kubeconfig}"]
@@ -130,25 +113,21 @@ class Rolled:
 
 
 @pytest.fixture
-def former(tmp_path: Path) -> Iterator[Release]:
-    git = ("git", "-C", str(REPOSITORY))
-    default = subprocess.check_output([*git, "log", "-1", "--format=%H", "--before=1 day ago"], text=True).strip()
-    commit = os.environ.get("CONVEYOR_FORMER") or default
+def former() -> Iterator[Checkout]:
+    log = ["git", "-C", str(REPOSITORY), "log", "-1", "--format=%H", "--before=1 day ago"]
+    commit = os.environ.get("CONVEYOR_FORMER") or subprocess.check_output(log, text=True).strip()
     if not commit:
         pytest.skip("this checkout has no earlier commit")
-    checkout = tmp_path / "former"
-    subprocess.run([*git, "worktree", "add", "--detach", checkout, commit], check=True)
-    yield Release(checkout, commit)
-    subprocess.run([*git, "worktree", "remove", "--force", checkout], check=True)
+    with checked_out(commit) as checkout:
+        yield checkout
 
 
-def test_an_upgrade_and_a_downgrade_fail_no_request_and_restart_no_engine(former: Release, tmp_path: Path) -> None:
-    present = Release(REPOSITORY, "present")
+def test_an_upgrade_and_a_downgrade_fail_no_request_and_restart_no_engine(former: Checkout, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         plane = stack.enter_context(ControlPlane())
         api, space = Api(plane.kubeconfig), Space(Api(plane.kubeconfig), NAMESPACE)
         api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        former.install_definitions(api)
+        install_definitions(former, api)
         wait_until("the CRDs", lambda: api.reachable("/apis/conveyor.dev/v1alpha1/servednames"))
         claim_root(api)
         for name in SERVICES:
@@ -164,7 +143,7 @@ def test_an_upgrade_and_a_downgrade_fail_no_request_and_restart_no_engine(former
         rolled.client = client = Client(*rolled.urls)
         client.start()
         stack.callback(client.end)
-        for release in (present, former, present):
+        for release in (PRESENT, former, PRESENT):
             answered = client.answered
             rolled.roll(release)
             rolled.wait_settled()
