@@ -1,4 +1,4 @@
-"""Runs programs of another commit. Used by `faults` and by `conveyor_bench gateway-versions`."""
+"""Runs programs of another commit. Used by `faults` and by `conveyor_bench gateway-beside`."""
 
 import contextlib
 import os

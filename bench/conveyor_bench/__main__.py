@@ -42,8 +42,8 @@ COMMANDS = {
     "gpu": Command("gpu.suite", "everything that is measured on a GPU, stage by stage"),
     "tune": Command("tune.command", "which batch limit, window and step budget serve most within an objective"),
     "gateway": Command("gateway.command", "latency that the gateway adds, streams and requests per second"),
-    "gateway-versions": Command(
-        "gateway.versions", "latency that the gateway adds, beside the gateway of an earlier commit"
+    "gateway-beside": Command(
+        "gateway.beside", "latency that the gateway adds, beside one that reads no bodies or is of an earlier commit"
     ),
     "overload": Command("gateway.overload", "answers and waits at ten times the load that an engine can do"),
     "offline": Command("gateway.offline", "live requests beside an offline job, and what the job gets done"),

@@ -22,12 +22,21 @@ Json = dict[str, Any]
 
 
 class GatewayProcess:
-    """A gateway process. `with` starts it. Its log is kept, and shown if it does not start or end correctly."""
+    """A gateway process. `with` starts it. Its log is kept, and shown if it does not start or end correctly.
 
-    def __init__(self, kubeconfig: Path, *arguments: str, max_open_files: int | None = None) -> None:
+    program: the module to run, if it is not the gateway itself.
+    """
+
+    def __init__(
+        self,
+        kubeconfig: Path,
+        *arguments: str,
+        max_open_files: int | None = None,
+        program: str = "conveyor_gateway",
+    ) -> None:
         self._max_open_files = max_open_files
         self._command = [
-            *(sys.executable, "-m", "conveyor_gateway", "--kubeconfig", str(kubeconfig)),
+            *(sys.executable, "-m", program, "--kubeconfig", str(kubeconfig)),
             *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", *arguments),
         ]
         self._log_file = tempfile.NamedTemporaryFile("w+", prefix="gateway-", suffix=".log")  # noqa: SIM115  closed by kill
