@@ -12,6 +12,7 @@ from tests.engine.lora import answer, load, save_adapter
 from tests.engine.references import Reference, add, run, tokens_of
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.execution import native
 from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import FinishReason
@@ -125,14 +126,15 @@ def test_adapters_share_no_keys_and_values(adapted: Callable[[str], Adapted]) ->
 def test_a_step_without_adapters_computes_none(
     adapted: Callable[[str], Adapted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[int] = []
-    real = Adapters.others_of
-    monkeypatch.setattr(Adapters, "others_of", lambda self, number: calls.append(number) or real(self, number))
+    told: list[native.Columns | None] = []
+    real = Adapters.columns_of
+    monkeypatch.setattr(Adapters, "columns_of", lambda *arguments: told.append(real(*arguments)) or told[-1])
     core = adapted("llama").make_core(attention_backend="auto")
     adapted("llama").expect(core, (0,))
-    assert not calls
+    assert told
+    assert not any(told)
     adapted("llama").expect(core, (1,))
-    assert calls
+    assert any(told)
 
 
 @pytest.mark.parametrize(

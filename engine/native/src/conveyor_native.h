@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 8
+#define CV_ABI_VERSION 9
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -56,13 +56,47 @@ typedef struct {
 } cv_kv_write;
 
 /* y[rows, n] = x[rows, k] W^T + bias + residual, W packed by cv_pack_linear; bias and residual may be null. The residual
- * lies as y does, and may be y. */
+ * lies as y does, and may be y. W may be a part of a packed matrix: panels of it, or the values from an even one on of
+ * all panels. packed_k is the k of the packed matrix. */
 typedef struct {
     const void *x, *weight, *bias, *residual;
     void *y;
-    int64_t rows, n, k, x_stride, y_stride;
+    int64_t rows, n, k, packed_k, x_stride, y_stride;
     int32_t dtype;
 } cv_linear;
+
+/* LoRA adapters of a product, side by side in `columns` columns, a whole number of panels. Adapters change `slices` of
+ * the outputs, in which they have matrices of their own. Of the products, the caller sets weight, n, k, packed_k and
+ * dtype.
+ *   down    A^T, packed [columns / 32, slices, 32] outputs, so that a panel of all slices is in one piece
+ *   ups     for each slice B^T, packed [size of the slice, columns]
+ *   outputs where each slice begins in the product's outputs */
+typedef struct {
+    cv_linear down;
+    const cv_linear *ups;
+    const int64_t *outputs;
+    int64_t slices;
+} cv_adapters;
+
+/* Neighbouring tokens, and the panels that they use: each from the first to the one behind the last. */
+typedef struct {
+    int64_t first_token, end_token, first_panel, end_panel;
+} cv_share;
+
+/* The columns that a step's tokens use: own [tokens, 2], each token's first column and the one behind its last (equal:
+ * it has none). The shares hold all of them; several may have the same tokens. */
+typedef struct {
+    const int32_t *own;
+    const cv_share *shares;
+    int64_t num_shares;
+} cv_columns;
+
+/* Adds to product->y what the rows' adapters make of product->x. */
+typedef struct {
+    const cv_linear *product;
+    const cv_adapters *adapters;
+    const cv_columns *columns;
+} cv_adapt;
 
 /* y = x / rms(x) * (offset + weight) over the last dimension of x[outer, inner, size]; y is contiguous. */
 typedef struct {
@@ -114,11 +148,14 @@ typedef struct {
     float greedy_below, below_one;
 } cv_sample;
 
-/* A decoder layer up to attention, and from there; each takes what the one before it gives. */
+/* A decoder layer up to attention, and from there; each takes what the one before it gives. columns is null in a step
+ * without adapters, and adapters of a product that none changes. */
 typedef struct {
     cv_rms_norm norm;
     cv_linear qkv;
     cv_heads heads;
+    const cv_adapters *qkv_adapters;
+    const cv_columns *columns;
 } cv_before_attention;
 
 typedef struct {
@@ -127,6 +164,8 @@ typedef struct {
     cv_linear gate_up;
     cv_silu_mul activation;
     cv_linear down;
+    const cv_adapters *out_adapters, *gate_up_adapters, *down_adapters;
+    const cv_columns *columns;
 } cv_after_attention;
 
 /* A step's tokens in the paged cache: slots [tokens] as for cv_kv_write, the rest as for cv_attention. */
@@ -152,6 +191,7 @@ typedef struct {
 typedef struct {
     cv_layer *const *layers;
     const cv_step *step;
+    const cv_columns *columns; /* may be null, as above */
     const void *x, *cos, *sin;
     void *y;
     int64_t count, rotary;
@@ -166,6 +206,7 @@ CV_EXPORT int32_t cv_use_isa(const char *name);
 CV_EXPORT void cv_run_attention(const cv_attention *);
 CV_EXPORT void cv_run_kv_write(const cv_kv_write *);
 CV_EXPORT void cv_run_linear(const cv_linear *);
+CV_EXPORT void cv_run_adapt(const cv_adapt *);
 CV_EXPORT void cv_run_rms_norm(const cv_rms_norm *);
 CV_EXPORT void cv_run_rope(const cv_rope *);
 CV_EXPORT void cv_run_sample(const cv_sample *);

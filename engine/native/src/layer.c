@@ -20,22 +20,75 @@ static double charge(int kind, double since) {
     return end;
 }
 
+/* kept[slice, row, width] = of reduced[row, width / 32, slice, 32], the columns of the row's own adapter; 0 elsewhere.
+ * own counts from the first of these columns. Not a product with 0: one adapter's infinity would become others' NaN. */
+static void keep_own(const char *reduced, char *kept, const int32_t *own, int64_t start, int64_t rows, int64_t slices,
+                     int64_t width, int64_t bytes) {
+    memset(kept, 0, (size_t)(slices * rows * width * bytes));
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t first = own[2 * row] - start, end = own[2 * row + 1] - start, last = end < width ? end : width;
+        for (int64_t column = first > 0 ? first : 0, next; column < last; column = next) {
+            const int64_t panel = column / CV_PANEL;
+            next = (panel + 1) * CV_PANEL < last ? (panel + 1) * CV_PANEL : last;
+            for (int64_t slice = 0; slice < slices; slice++) {
+                const int64_t from = ((row * (width / CV_PANEL) + panel) * slices + slice) * CV_PANEL + column % CV_PANEL;
+                memcpy(kept + ((slice * rows + row) * width + column) * bytes, reduced + from * bytes,
+                       (size_t)((next - column) * bytes));
+            }
+        }
+    }
+}
+
+static void add_share(const cv_linear *product, const cv_adapters *adapters, const int32_t *own, const cv_share *share) {
+    static __thread void *memory;
+    static __thread size_t held;
+    const int64_t rows = share->end_token - share->first_token, slices = adapters->slices;
+    const int64_t start = share->first_panel * CV_PANEL, width = share->end_panel * CV_PANEL - start;
+    const int64_t bytes = product->dtype == CV_BFLOAT16 ? 2 : 4, size = rows * slices * width * bytes;
+    char *reduced = scratch_grow(&memory, &held, (size_t)(2 * size)), *kept = reduced + size;
+    cv_linear down = adapters->down;
+    const int64_t panel_bytes = (down.packed_k + (bytes == 2 && down.packed_k % 2)) * CV_PANEL * bytes;
+    down.x = (const char *)product->x + share->first_token * product->x_stride * bytes;
+    down.x_stride = product->x_stride, down.rows = rows, down.y = reduced, down.n = down.y_stride = slices * width;
+    down.weight = (const char *)down.weight + share->first_panel * slices * panel_bytes;
+    cv_kernels_in_use()->linear(&down);
+    keep_own(reduced, kept, own + 2 * share->first_token, start, rows, slices, width, bytes);
+    for (int64_t slice = 0; slice < slices; slice++) {
+        const int64_t from = share->first_token * product->y_stride + adapters->outputs[slice];
+        cv_linear up = adapters->ups[slice];
+        up.x = kept + slice * rows * width * bytes, up.x_stride = up.k = width, up.rows = rows;
+        up.weight = (const char *)up.weight + start * CV_PANEL * bytes;
+        up.residual = up.y = (char *)product->y + from * bytes, up.y_stride = product->y_stride;
+        cv_kernels_in_use()->linear(&up);
+    }
+}
+
+void cv_run_adapt(const cv_adapt *c) {
+    for (int64_t i = 0; i < c->columns->num_shares; i++)
+        add_share(c->product, c->adapters, c->columns->own, c->columns->shares + i);
+}
+
+static void run_product(const cv_linear *c, const cv_adapters *adapters, const cv_columns *columns) {
+    cv_kernels_in_use()->linear(c);
+    if (adapters && columns) cv_run_adapt(&(cv_adapt){c, adapters, columns});
+}
+
 void cv_run_before_attention(const cv_before_attention *c) {
     const cv_kernels *k = cv_kernels_in_use();
     double t = now();
     k->rms_norm(&c->norm), t = charge(NORMS, t);
-    k->linear(&c->qkv), t = charge(PRODUCTS, t);
+    run_product(&c->qkv, c->qkv_adapters, c->columns), t = charge(PRODUCTS, t);
     k->heads(&c->heads), charge(HEADS, t);
 }
 
 void cv_run_after_attention(const cv_after_attention *c) {
     const cv_kernels *k = cv_kernels_in_use();
     double t = now();
-    k->linear(&c->out), t = charge(PRODUCTS, t);
+    run_product(&c->out, c->out_adapters, c->columns), t = charge(PRODUCTS, t);
     k->rms_norm(&c->norm), t = charge(NORMS, t);
-    k->linear(&c->gate_up), t = charge(PRODUCTS, t);
+    run_product(&c->gate_up, c->gate_up_adapters, c->columns), t = charge(PRODUCTS, t);
     k->silu_mul(&c->activation), t = charge(ACTIVATION, t);
-    k->linear(&c->down), charge(PRODUCTS, t);
+    run_product(&c->down, c->down_adapters, c->columns), charge(PRODUCTS, t);
 }
 
 /* Hands the projections to the cache and to attention, in whose layout they lie. */
@@ -90,6 +143,7 @@ void cv_run_layers(const cv_layers *c) {
         cv_layer *layer = c->layers[i];
         cv_heads *heads = &layer->before.heads;
         heads->cos = c->cos, heads->sin = c->sin, heads->rotary = c->rotary;
+        layer->before.columns = layer->after.columns = c->columns;
         layer->step = c->step, layer->x = i ? c->y : c->x, layer->y = c->y;
         run_layer(layer);
     }

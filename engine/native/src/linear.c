@@ -152,7 +152,8 @@ INLINE void share(const int how, const cv_linear *c) {
     const int bf16 = how != FLOATS;
     const plan p = plan_rows(how, c);
     const int64_t row_bytes = p.steps * p.step_bytes;
-    const int64_t panels = (c->n + CV_PANEL - 1) / CV_PANEL, panel_bytes = p.steps * CV_PANEL * 4;
+    const int64_t panels = (c->n + CV_PANEL - 1) / CV_PANEL;
+    const int64_t panel_bytes = (how == FLOATS ? c->packed_k : (c->packed_k + 1) / 2) * CV_PANEL * 4;
     const int64_t threads = omp_get_num_threads();
     int64_t chunk = panels * p.blocks / (16 * threads);
     chunk = chunk < 1 ? 1 : chunk > panels ? panels : chunk;

@@ -30,7 +30,7 @@ def add_adapters(
 ) -> Adapters:
     """Wrap the linear layers that an adapter changes. Raises ModelError for an adapter that does not fit the model."""
     is_native = any(isinstance(part, NativeLinear) for part in model.modules())
-    adapters = Adapters([adapter.rank for adapter in found], device, selects=not is_native)
+    adapters = Adapters([adapter.rank for adapter in found], device, is_native=is_native)
     places, changed = dict(_find_places(model)), {name for adapter in found for name in adapter.shapes}
     for adapter in found:
         _check_names(adapter, places)
@@ -42,7 +42,7 @@ def add_adapters(
             model.set_submodule(path, _adapt(part, adapters, found, of_place, like))
     for layer in model.modules():
         if isinstance(layer, NativeDecoderLayer):
-            layer.adapters = adapters
+            layer.use_adapters(adapters)
     return adapters
 
 

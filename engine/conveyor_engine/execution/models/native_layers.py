@@ -1,8 +1,7 @@
 """The engine's own decoder layers on a CPU with the compiled kernels, which compute all layers in one call.
 
 The single call needs the KV cache of the compiled kernels (`CpuNative`). With another cache, each layer is two calls,
-with attention between them. The last layer is two calls as well in a step that does not sample from every token. In a
-step with adapters, a layer's modules are called one by one.
+with attention between them. The last layer is two calls as well in a step that does not sample from every token.
 
 If `find_parts` finds all parts, `recognise` makes a NativeDecoderLayer, a subclass of DecoderLayer that computes the
 same. Its linear kernels also add the residuals. `join_layers` then turns a model's list of these layers into one
@@ -20,7 +19,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.cpu_native import CpuNative
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, residual_of
-from conveyor_engine.execution.models.adapters import Adapters
+from conveyor_engine.execution.models.adapters import Adapters, NativeAdaptedLinear
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm, Rotation
 from conveyor_engine.execution.models.packed_linear import NativeLinear
 from conveyor_engine.execution.models.probe import run_forward
@@ -40,24 +39,30 @@ class NativeDecoderLayer(DecoderLayer):
             *(shape.num_heads, shape.num_kv_heads, shape.head_dim), spec.scaling, spec.sliding_window, spec.softcap
         )
         self.layer = native.Layer(parts, heads)
-        self.adapters: Adapters | None = None
+        self._adapters: Adapters | None = None
 
-    @property
-    def is_adapted(self) -> bool:
-        """Return whether tokens of the current step may use adapters, which the compiled layer does not compute."""
-        return self.adapters is not None and self.adapters.is_used
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Compute the adapters that the layer's linear layers have got."""
+        self._adapters = adapters
+        linears = (self.self_attn.qkv_proj, self.self_attn.o_proj, self.mlp.gate_up_proj, self.mlp.down_proj)
+        of_linears = [linear.weights if isinstance(linear, NativeAdaptedLinear) else None for linear in linears]
+        self.layer.use_adapters(native.LayerAdapters(*of_linears))
+
+    def columns_of(self, num_tokens: int) -> native.Columns | None:
+        """Return the columns of adapters that so many tokens of the current step use; None if none uses one."""
+        return None if self._adapters is None else self._adapters.columns_of(num_tokens)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
         """Compute the layer with the arguments and the result of transformers' decoder layers."""
-        if self.is_adapted:
-            return super().forward(hidden_states, position_embeddings, paged)
         spec = self.self_attn.spec
         residual = residual_of(paged, spec, hidden_states)
-        qkv = self.layer.before_attention(hidden_states, *position_embeddings)
+        columns = self.columns_of(hidden_states.shape[1])
+        qkv = self.layer.before_attention(hidden_states, *position_embeddings, columns)
         query, key, value = torch.split(qkv, self._heads, dim=1)
-        return self.layer.after_attention(residual, paged.attend(spec, query, key, value))
+        attended = paged.attend(spec, query, key, value)
+        return self.layer.after_attention(residual, attended, self.columns_of(residual.shape[1]))
 
 
 class NativeLayers(nn.Module):
@@ -74,12 +79,12 @@ class NativeLayers(nn.Module):
     def forward(self, hidden_states: torch.Tensor, paged: Paged, **others: Any) -> torch.Tensor:
         """Compute all layers with the arguments and the result of one of transformers' decoder layers."""
         done = 0
-        is_adapted = self._first[0].is_adapted
-        if not is_adapted and isinstance(paged, PagedStep) and isinstance(paged.backend, CpuNative):
+        if isinstance(paged, PagedStep) and isinstance(paged.backend, CpuNative):
             is_cut = paged.last is not None and paged.last.layer == self._indices[-1]
             if done := len(self._calls) - is_cut:
                 step, (cos, sin) = paged.backend.step(paged.metadata), others["position_embeddings"]
-                hidden_states = self._with_caches(paged.backend).forward(hidden_states, cos, sin, step, done)
+                columns = self._first[0].columns_of(hidden_states.shape[1])
+                hidden_states = self._with_caches(paged.backend).forward(hidden_states, cos, sin, step, done, columns)
         for layer in self.layers[done:]:
             hidden_states = layer(hidden_states, paged=paged, **others)
         return hidden_states

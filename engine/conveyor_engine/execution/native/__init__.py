@@ -5,8 +5,18 @@ functions here need the kernels. The kernels support float32 and bfloat16, compu
 threads. Shapes are asserted, because a wrong shape is a bug in the caller.
 """
 
+from conveyor_engine.execution.native.adapters import AdapterWeights, Columns, add_adapters
 from conveyor_engine.execution.native.elementwise import rms_norm, rope, silu_mul
-from conveyor_engine.execution.native.layer import Heads, Layer, LayerParts, Layers, Norm, Product, take_layer_seconds
+from conveyor_engine.execution.native.layer import (
+    Heads,
+    Layer,
+    LayerAdapters,
+    LayerParts,
+    Layers,
+    Norm,
+    Product,
+    take_layer_seconds,
+)
 from conveyor_engine.execution.native.library import (
     NativeMissingError,
     isa,
@@ -14,7 +24,7 @@ from conveyor_engine.execution.native.library import (
     use_isa,
     why_missing,
 )
-from conveyor_engine.execution.native.packed import PANEL, PackedWeight, add_linear, linear, pack_linear, unpack_linear
+from conveyor_engine.execution.native.packed import PANEL, PackedWeight, linear, pack_linear, unpack_linear
 from conveyor_engine.execution.native.paged import (
     BLOCK_SIZE,
     CacheStep,
@@ -28,16 +38,19 @@ from conveyor_engine.execution.native.sample import sample
 __all__ = [
     "BLOCK_SIZE",
     "PANEL",
+    "AdapterWeights",
     "CacheStep",
+    "Columns",
     "Heads",
     "Layer",
+    "LayerAdapters",
     "LayerParts",
     "Layers",
     "NativeMissingError",
     "Norm",
     "PackedWeight",
     "Product",
-    "add_linear",
+    "add_adapters",
     "isa",
     "kv_cache",
     "kv_values_per_block",

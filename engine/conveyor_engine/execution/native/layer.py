@@ -7,10 +7,12 @@ a step only sets the addresses of its tensors.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from conveyor_engine.execution.native import library
+from conveyor_engine.execution.native.adapters import AdapterWeights, Columns
 from conveyor_engine.execution.native.packed import PackedWeight
 from conveyor_engine.execution.native.paged import CacheStep
 
@@ -45,6 +47,16 @@ class LayerParts:
     before_mlp: Norm
     gate_up: Product
     down: Product
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAdapters:
+    """The adapters of a layer's products; None for a product that no adapter changes."""
+
+    qkv: AdapterWeights | None = None
+    out: AdapterWeights | None = None
+    gate_up: AdapterWeights | None = None
+    down: AdapterWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +98,15 @@ class Layer:
             ),
         )
         self._before, self._after = self.call.before, self.call.after
+        self._adapters = LayerAdapters()
         self._library = library.load()
+
+    def use_adapters(self, adapters: LayerAdapters) -> None:
+        """Compute these adapters too, in steps with columns."""
+        self._adapters = adapters  # kept alive
+        for name in ("out", "gate_up", "down"):
+            setattr(self._after, f"{name}_adapters", _pointer(getattr(adapters, name)))
+        self._before.qkv_adapters = _pointer(adapters.qkv)
 
     def _write(self, of: Heads) -> library.KvWrite:
         return library.KvWrite(
@@ -110,13 +130,16 @@ class Layer:
         out, width = product.weight.out_features, product.weight.in_features
         return library.Linear(
             weight=product.weight.data.data_ptr(), bias=None if product.bias is None else product.bias.data_ptr(),
-            n=out, k=width, x_stride=width, y_stride=out, dtype=self._dtype,
+            n=out, k=width, packed_k=width, x_stride=width, y_stride=out, dtype=self._dtype,
         )  # fmt: skip
 
-    def before_attention(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def before_attention(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, columns: Columns | None = None
+    ) -> torch.Tensor:
         """Compute queries, keys and values (T, H + 2 Hkv, D). Queries and keys are rotated by cos, sin (1, T, R).
 
-        If the layer has norms for heads, queries and keys are normed before the rotation.
+        If the layer has norms for heads, queries and keys are normed before the rotation. columns: of the tokens'
+        adapters; None: no token has one.
         """
         tokens, call = x.shape[1], self._before
         assert x.is_contiguous()
@@ -131,10 +154,12 @@ class Layer:
         norm.y = product.x = normed.data_ptr()
         product.y = heads.qkv = qkv.data_ptr()
         heads.cos, heads.sin, heads.rotary = cos.data_ptr(), sin.data_ptr(), cos.shape[2]
+        assert columns is None or columns.num_tokens == tokens
+        call.columns = _pointer(columns)
         self._library.cv_run_before_attention(call)
         return qkv
 
-    def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def after_attention(self, x: torch.Tensor, attended: torch.Tensor, columns: Columns | None = None) -> torch.Tensor:
         """Compute the layer's output (1, T, hidden) from its input x and attention's output (T, H, D)."""
         tokens, call = x.shape[1], self._after
         assert attended.is_contiguous()
@@ -149,8 +174,14 @@ class Layer:
         norm.y = product.x = normed.data_ptr()
         product.y = activation.x = gate_up.data_ptr()
         activation.y = down.x = activated.data_ptr()
+        assert columns is None or columns.num_tokens == tokens
+        call.columns = _pointer(columns)
         self._library.cv_run_after_attention(call)
         return y
+
+
+def _pointer(of: AdapterWeights | Columns | None) -> Any:
+    return None if of is None else ctypes.pointer(of.call)
 
 
 class Layers:
@@ -166,11 +197,17 @@ class Layers:
         self._library = library.load()
 
     def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: CacheStep, count: int
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        step: CacheStep,
+        count: int,
+        columns: Columns | None = None,
     ) -> torch.Tensor:
         """Compute the output (1, T, hidden) of the first `count` layers, with cos, sin (1, T, R).
 
-        Writes the layers' keys and values to their caches.
+        Writes the layers' keys and values to their caches. columns: of the tokens' adapters; None: no token has one.
         """
         layers, caches = self._kept
         assert 0 < count <= len(layers)
@@ -179,10 +216,12 @@ class Layers:
         assert sin.is_contiguous()
         assert cos.shape == sin.shape == (1, step.tokens, cos.shape[2])
         assert x.shape[1] == step.tokens
+        assert columns is None or columns.num_tokens == step.tokens
         assert x.dtype == cos.dtype == sin.dtype == caches[0][0].dtype
         y, call = torch.empty_like(x), self._call
         call.x, call.y, call.cos, call.sin = x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr()
         call.step, call.count, call.rotary = step.pointer, count, cos.shape[2]
+        call.columns = _pointer(columns)
         self._library.cv_run_layers(call)
         return y
 

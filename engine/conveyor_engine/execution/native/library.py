@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 8
+_ABI_VERSION = 9
 _HUGE_PAGE = 2 * 2**20
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -50,8 +50,23 @@ class KvWrite(ctypes.Structure):
 class Linear(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("x", "weight", "bias", "residual", "y")),
-        *((name, _I64) for name in ("rows", "n", "k", "x_stride", "y_stride")),
+        *((name, _I64) for name in ("rows", "n", "k", "packed_k", "x_stride", "y_stride")),
         ("dtype", _I32),
+    )
+
+
+class Adapters(ctypes.Structure):
+    _fields_ = (("down", Linear), ("ups", ctypes.POINTER(Linear)), ("outputs", _P), ("slices", _I64))
+
+
+class Columns(ctypes.Structure):
+    _fields_ = (("own", _P), ("shares", _P), ("num_shares", _I64))
+
+
+class Adapt(ctypes.Structure):
+    _fields_ = (
+        *(("product", ctypes.POINTER(Linear)), ("adapters", ctypes.POINTER(Adapters))),
+        ("columns", ctypes.POINTER(Columns)),
     )
 
 
@@ -84,11 +99,18 @@ class SiluMul(ctypes.Structure):
 
 
 class BeforeAttention(ctypes.Structure):
-    _fields_ = (("norm", RmsNorm), ("qkv", Linear), ("heads", Heads))
+    _fields_ = (
+        *(("norm", RmsNorm), ("qkv", Linear), ("heads", Heads)),
+        *(("qkv_adapters", ctypes.POINTER(Adapters)), ("columns", ctypes.POINTER(Columns))),
+    )
 
 
 class AfterAttention(ctypes.Structure):
-    _fields_ = (("out", Linear), ("norm", RmsNorm), ("gate_up", Linear), ("activation", SiluMul), ("down", Linear))
+    _fields_ = (
+        *(("out", Linear), ("norm", RmsNorm), ("gate_up", Linear), ("activation", SiluMul), ("down", Linear)),
+        *((f"{name}_adapters", ctypes.POINTER(Adapters)) for name in ("out", "gate_up", "down")),
+        ("columns", ctypes.POINTER(Columns)),
+    )
 
 
 class Step(ctypes.Structure):
@@ -108,6 +130,7 @@ class Layer(ctypes.Structure):
 class Layers(ctypes.Structure):
     _fields_ = (
         *(("layers", ctypes.POINTER(ctypes.POINTER(Layer))), ("step", ctypes.POINTER(Step))),
+        ("columns", ctypes.POINTER(Columns)),
         *((name, _P) for name in ("x", "cos", "sin", "y")),
         *((name, _I64) for name in ("count", "rotary")),
     )
@@ -141,6 +164,7 @@ def load() -> ctypes.CDLL:
         ("attention", Attention),
         ("kv_write", KvWrite),
         ("linear", Linear),
+        ("adapt", Adapt),
         ("rms_norm", RmsNorm),
         ("rope", Rope),
         ("sample", Sample),

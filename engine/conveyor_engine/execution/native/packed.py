@@ -46,23 +46,10 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = No
     assert x.dtype == weight.data.dtype
     assert bias is None or (bias.dtype == x.dtype and bias.is_contiguous())
     y = x.new_empty((*x.shape[:-1], weight.out_features))
-    _run(rows, weight, None if bias is None else bias.data_ptr(), None, y.data_ptr(), weight.out_features)
-    return y
-
-
-def add_linear(y: torch.Tensor, x: torch.Tensor, weight: PackedWeight) -> None:
-    """Add x @ weight.T to y: x (T, in), y (T, out), both with contiguous rows, which may be parts of longer ones."""
-    assert x.stride(1) == y.stride(1) == 1
-    assert x.dtype == y.dtype == weight.data.dtype
-    assert (x.shape[1], *y.shape) == (weight.in_features, x.shape[0], weight.out_features)
-    _run(x, weight, None, y.data_ptr(), y.data_ptr(), y.stride(0))
-
-
-def _run(rows: torch.Tensor, weight: PackedWeight, bias: int | None, residual: int | None, y: int, stride: int) -> None:
-    """Run the kernel. bias, residual, y: addresses. stride: between the rows of y and of the residual."""
     call = library.Linear(
-        *(rows.data_ptr(), weight.data.data_ptr(), bias, residual, y),
-        *(rows.shape[0], weight.out_features, weight.in_features, rows.stride(0), stride),
-        library.DTYPES[rows.dtype],
+        *(rows.data_ptr(), weight.data.data_ptr(), None if bias is None else bias.data_ptr(), None, y.data_ptr()),
+        *(rows.shape[0], weight.out_features, weight.in_features, weight.in_features),
+        *(rows.stride(0), weight.out_features, library.DTYPES[rows.dtype]),
     )
     library.load().cv_run_linear(call)
+    return y

@@ -95,7 +95,7 @@ class GenerateRunner:
         if not found:
             return None
         adapters = add_adapters(self.model, found, self.device, start.dtype)
-        start.progress(f"event=adapters_loaded number={len(found)} ranks={adapters.num_columns}")
+        start.progress(f"event=adapters_loaded number={len(found)} ranks={sum(adapter.rank for adapter in found)}")
         return adapters
 
     def _allocate(self, start: Start, layers: list[LayerShape], max_model_len: int, num_spare: int) -> int:

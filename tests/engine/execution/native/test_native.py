@@ -44,16 +44,6 @@ def test_linear_takes_a_slice_of_a_wider_tensor_and_leading_dimensions(dtype: to
 
 
 @DTYPES
-def test_a_product_is_added_to_a_slice_and_the_rest_stays(dtype: torch.dtype) -> None:
-    wide_x, weight, y = random(5, 96, dtype=dtype), random(40, 32, dtype=dtype), random(5, 100, dtype=dtype)
-    x, before = wide_x[:, 32:64], y.clone()
-    native.add_linear(y[:, 10:50], x, native.pack_linear(weight))
-    assert_close(y[:, 10:50], before[:, 10:50].double() + functional.linear(x.double(), weight.double()))
-    assert torch.equal(y[:, :10], before[:, :10])
-    assert torch.equal(y[:, 50:], before[:, 50:])
-
-
-@DTYPES
 def test_no_rows_give_no_rows(dtype: torch.dtype) -> None:
     packed = native.pack_linear(random(40, 32, dtype=dtype))
     assert native.linear(torch.empty(1, 0, 32, dtype=dtype), packed).shape == (1, 0, 40)

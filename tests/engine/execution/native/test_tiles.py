@@ -24,7 +24,7 @@ def product(
     pointers = (None if each is None else each.data_ptr() for each in (bias, residual))
     call = library.Linear(
         *(x.data_ptr(), packed.data.data_ptr(), *pointers, y.data_ptr()),
-        *(x.shape[0], *weight.shape, x.stride(0), y.stride(0), library.DTYPES[x.dtype]),
+        *(x.shape[0], *weight.shape, weight.shape[1], x.stride(0), y.stride(0), library.DTYPES[x.dtype]),
     )
     library.load().cv_run_linear(call)
 
