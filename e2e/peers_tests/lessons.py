@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-STEPS = 480
+STEPS = 960
 RANKING_STEPS = 200
 LEARNING_RATE = 3e-3
 _THOUGHT = "<think>\nThe question is clear, so a short answer will do.\n</think>\n\n"
@@ -44,7 +44,7 @@ class Lesson:
 
 
 def teach(model: Any, tokenizer: Any, source: Path) -> None:
-    """Train for a fixed number of steps, after which the answers are known; takes a minute or two of a core."""
+    """Train for a fixed number of steps, and tell how many answers are known then; takes four minutes of a core."""
     torch.set_num_threads(1)
     rng = random.Random(0)
     lessons = [_encode(lesson, tokenizer, source) for lesson in build_lessons(source)]
@@ -71,6 +71,16 @@ def teach(model: Any, tokenizer: Any, source: Path) -> None:
                 file=sys.stderr,
                 flush=True,
             )
+    known = sum(_is_known(model, lesson) for lesson in lessons)
+    print(f"taught {known} of {len(lessons)} answers", file=sys.stderr, flush=True)
+
+
+def _is_known(model: Any, lesson: tuple[list[int], list[int]]) -> bool:
+    """Return whether each token of the answer is the most likely one."""
+    prompt, answer = lesson
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    return logits.argmax(-1).tolist() == answer
 
 
 def teach_to_rank(model: Any, tokenizer: Any) -> None:
