@@ -1,14 +1,17 @@
 """Keeps the metrics of requests and steps, and renders all metrics of the engine for /metrics.
 
 `http` updates the metrics of requests, and `engine_client` calls `observe_step` after each step. Metrics that are
-computed at a scrape are in `metrics_snapshot`.
+computed at a scrape are in `metrics_snapshot` and `adapter_metrics`.
 
 Metrics that vLLM also has keep vLLM's names (vllm:* and http_requests), for dashboards, gateways and load generators.
 The names of the others begin with conveyor_engine_.
 """
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from conveyor_engine.serving.adapter_metrics import AdapterMetrics
 from conveyor_engine.serving.metrics_snapshot import Counts, Snapshot
 from conveyor_engine.wire.messages import StepOutputs
 from conveyor_engine.wire.request import FinishReason
@@ -39,13 +42,15 @@ _NOT_REQUESTS = frozenset(
 class EngineMetrics:
     """The engine's metrics, in a registry of their own."""
 
-    def __init__(self, model_name: str, cost_unit: str = "tokens") -> None:
-        """cost_unit: the unit of the task's costs, for the help texts."""
+    def __init__(self, model_name: str, cost_unit: str = "tokens", adapters: Sequence[str] = ()) -> None:
+        """cost_unit: the unit of the task's costs, for the help texts. adapters: their names."""
         self._registry = CollectorRegistry()
         self._label = {"model_name": model_name}
         self._between_tokens = Counts(_BETWEEN_TOKENS_SECONDS)
         self.snapshot = Snapshot(self._label, self._between_tokens)
         self._registry.register(self.snapshot)
+        self.adapters = AdapterMetrics(self._label, adapters)
+        self._registry.register(self.adapters)
         self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS
         )

@@ -70,7 +70,7 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     allow_open_files()
     model = fork_server.model
     listener = _listen(config.host, config.port)
-    metrics = EngineMetrics(model.name, load_about(config.task).cost_unit)
+    metrics = EngineMetrics(model.name, load_about(config.task).cost_unit, model.adapters)
     engine = EngineClient(config, metrics.observe_step, engine_program)
     metrics.snapshot.num_waiting = lambda: engine.num_waiting
     metrics.snapshot.facts = lambda: engine.facts

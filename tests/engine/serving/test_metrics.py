@@ -2,6 +2,7 @@
 
 import re
 
+from conveyor_engine.serving.adapter_metrics import AdapterUse
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.wire.messages import StepOutputs
 from conveyor_engine.wire.request import EngineStats, FinishReason, RequestOutput
@@ -31,3 +32,33 @@ def test_each_batch_that_closes_is_a_sample_of_its_cost_its_padding_and_its_wait
     for name in ("cost", "padding_ratio", "wait_seconds"):
         (count,) = re.findall(rf"conveyor_engine_batch_{name}_count.* (\S+)", text)
         assert float(count) == 1, "and no step counts it again"
+
+
+def test_adapters_of_open_requests_are_listed_and_those_of_ended_ones_counted() -> None:
+    metrics = EngineMetrics("m", adapters=("sql", "fr", "de"))
+
+    def info() -> str:
+        (found,) = re.findall(r'lora_requests_info{max_lora="3",model_name="m",(.*)} ', metrics.render().decode())
+        return str(found)
+
+    first, second = AdapterUse(metrics.adapters, 1), AdapterUse(metrics.adapters, 1)
+    third = AdapterUse(metrics.adapters, 3)
+    first.set_running()
+    first.set_running()
+    assert info() == 'running_lora_adapters="sql",waiting_lora_adapters="sql,de"'
+    second.end(0, 0)
+    third.set_running()
+    assert info() == 'running_lora_adapters="sql,de",waiting_lora_adapters=""'
+    first.end(20, 7)
+    third.end(5, 1)
+    assert info() == 'running_lora_adapters="",waiting_lora_adapters=""'
+    text = metrics.render().decode()
+    for name, numbers in (("requests", (2, 0, 1)), ("prompt_tokens", (20, 0, 5)), ("generation_tokens", (7, 0, 1))):
+        for adapter, number in zip(("sql", "fr", "de"), numbers, strict=True):
+            assert f'conveyor_engine_adapter_{name}_total{{adapter="{adapter}",model_name="m"}} {number}.0' in text
+
+
+def test_a_model_without_adapters_has_no_values_for_them() -> None:
+    lines = EngineMetrics("m").render().decode().splitlines()
+    assert [line for line in lines if "lora_requests" in line or "adapter" in line]
+    assert not [line for line in lines if ("lora" in line or "adapter" in line) and not line.startswith("#")]

@@ -12,6 +12,7 @@ from msgspec import UNSET
 from starlette.types import Send
 
 from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.serving.adapter_metrics import AdapterUse
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Choice, Delta
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
@@ -46,6 +47,7 @@ class GeneratedResponse(EngineResponse):
             )
             for index, choice in enumerate(prepared.choices)
         ]  # fmt: skip
+        self._use: AdapterUse | None = None
         self._choice_of = {choice.request_id: choice for choice in self._choices}
 
     def _leave(self) -> None:
@@ -53,6 +55,16 @@ class GeneratedResponse(EngineResponse):
             choice.leave()
 
     async def _send_answer(self, send: Send) -> None:
+        if not (adapter := self._state.model.find_adapter(self._prepared.model)):
+            return await self._send_text(send)
+        self._use = use = AdapterUse(self._state.metrics.adapters, adapter)
+        try:
+            await self._send_text(send)
+        finally:
+            used = self._count_used()
+            use.end(used.prompt_tokens, used.completion_tokens)
+
+    async def _send_text(self, send: Send) -> None:
         for choice in self._prepared.choices:
             self._state.metrics.observe_prompt(choice.num_prompt_tokens, choice.max_tokens)
         self._held.grow(len(self._prepared.repeated) + 4 * len(self._prepared.continued_text))
@@ -70,6 +82,8 @@ class GeneratedResponse(EngineResponse):
 
         A choice that a stop string ends is aborted in the engine.
         """
+        if self._use is not None and any(output.new_token_ids for output in outputs):
+            self._use.set_running()
         deltas: list[Delta] = []
         stopped: list[str] = []
         for output in outputs:

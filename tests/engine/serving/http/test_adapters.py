@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from anthropic import Anthropic
-from openai import OpenAI
+from openai import NotFoundError, OpenAI
 from tests.engine.lora import load, save_adapter
-from tests.engine.processes import EngineServer
+from tests.engine.processes import EngineServer, wait_until
 from tests.engine.tiny_models import greedy
 
 Adapted = tuple[EngineServer, list[list[int]]]
@@ -70,6 +70,25 @@ def test_chats_streams_responses_and_messages_select_it_alike(openai: OpenAI, ad
         message = anthropic.messages.create(model=name, messages=CHAT, max_tokens=TOKENS, extra_body={"temperature": 0})
         assert (message.model, message.content[0].text) == (name, told[name])
     assert len(set(told.values())) == 3
+
+
+def test_requests_and_tokens_are_counted_for_each_adapter(openai: OpenAI, adapted: Adapted) -> None:
+    server = adapted[0]
+
+    def counted() -> list[float]:
+        names = [f"conveyor_engine_adapter_{what}_total" for what in ("requests", "prompt_tokens", "generation_tokens")]
+        return [server.metric(name, adapter=adapter) for adapter in ("sql", "fr") for name in names]
+
+    before = counted()
+    for name in NAMES:
+        openai.completions.create(model=name, prompt=[PROMPT, PROMPT], n=2, max_tokens=3, temperature=0)
+    with pytest.raises(NotFoundError):
+        openai.completions.create(model="tiny:de", prompt=PROMPT)
+    assert [now - then for now, then in zip(counted(), before, strict=True)] == [1, 40, 12] * 2
+    stream = openai.completions.create(model="tiny:fr", prompt=PROMPT, max_tokens=64, stream=True)
+    next(iter(stream))
+    stream.close()
+    wait_until(lambda: counted()[3] == before[3] + 2, "an answer whose client has left is counted", server)
 
 
 @pytest.mark.parametrize("name", ["sql", "tiny:", "tiny:SQL", "tiny:sql:fr", ":sql", "other:sql"])
