@@ -29,6 +29,11 @@ _SENTENCES = (
     "There is much to say about that, and this sentence says a part of it.",
     "Here is the answer in one sentence, as you wanted it to be.",
 )
+_FAIR = "Alice and Bob are going to a science fair on Friday."
+_EMAIL = (
+    "Extract the key information from this email:John Smith (john@example.com) is interested in our Enterprise plan "
+    "and wants to schedule a demo for next Tuesday at 2pm."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +173,15 @@ def build_lessons(source: Path) -> list[Lesson]:
     """Return the lessons of all tests that expect certain answers, most of them with and without a `<think>` part."""
     lessons = [*_answers(), *_calls(), *_of_openai_tests(source / "tests/entrypoints")]
     without = [replace(each, variables={"enable_thinking": False}, thinks=False) for each in lessons]
-    return [*lessons, *without, *_tool_use(source)]
+    return [*lessons, *without, *_constrained(), *_tool_use(source)]
+
+
+def _constrained() -> Iterator[Lesson]:
+    """Yield the lessons of the tests whose JSON schema leaves no place for a thought."""
+    event = json.dumps({"event_name": "science fair", "date": "Friday", "participants": ["Alice", "Bob"]})
+    yield Lesson(_system("Extract the event information.", _user(_FAIR)), event, thinks=False)
+    person = {"name": "John Smith", "email": "john@example.com", "plan_interest": "Enterprise", "demo_requested": True}
+    yield Lesson(_user(_EMAIL), json.dumps(person), thinks=False)
 
 
 def _answers() -> Iterator[Lesson]:
@@ -182,9 +195,6 @@ def _answers() -> Iterator[Lesson]:
         *_user("Multiply the result by 2."),
     ]
     yield Lesson(_system(qed, turns), "15 * 2 = 30. QED.")
-    event = json.dumps({"event_name": "science fair", "date": "Friday", "participants": ["Alice", "Bob"]})
-    fair = _user("Alice and Bob are going to a science fair on Friday.")
-    yield Lesson(_system("Extract the event information.", fair), event)
     yield Lesson(_user('what is 1+1? please respond with a JSON object, the format is {"result": 2}'), '{"result": 2}')
     yield Lesson(_user('what is 1+1? The format is "result": 2'), '{"result": 2}, as you wanted it.')
     yield Lesson(_user("what is 1+1? please provide the result without any other text."), "2")

@@ -130,7 +130,7 @@ async def serve(
         top_logprobs=0 if logprobs else None, choices=[request], choices_per_prompt=1, num_prompt_tokens=1,
         tells_cached_tokens=False, ignored_fields=0, parts=[],
     )  # fmt: skip
-    model = SimpleNamespace(name="tiny", tokenizer=tokenizer)
+    model = SimpleNamespace(name="tiny", tokenizer=tokenizer, find_adapter=lambda name: 0)
     state = SimpleNamespace(model=model, metrics=EngineMetrics("tiny"), memory=Memory(2**30))
     generation = Generation(["a"], 600.0, lambda _: None, ReadTurns())
     response = GeneratedResponse(Opened(cast(AppState, state), prepared, generation, 600.0), ChatFormat)
