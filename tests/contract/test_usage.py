@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from tests.contract.serving import serving
 from tests.engine.chat_model import write_chat_model
-from tests.engine.processes import IDLE, EngineServer, wait_until
+from tests.engine.processes import IDLE, EngineServer
 from tests.gateway.process import GatewayProcess
 
 from e2e.cluster.api import Api
@@ -94,9 +94,7 @@ async def test_apis_that_are_translated_are_routed_and_counted_alike(
         async with post("wrong", **{limit: 0}) as answer:
             assert answer.status == 400
         lines = {each: await find_line(gateway, f"{namespace}-{each}") for each in ("whole", "stream", "left", "wrong")}
-        await asyncio.to_thread(
-            wait_until, lambda: not engine.load()["running"], "the engine drops what was left", engine
-        )
+        await asyncio.to_thread(engine.wait_load, running=0, waiting=0)
 
     for each in ("whole", "stream"):
         assert lines[each]["prompt_tokens"] == str(usage["input_tokens"])

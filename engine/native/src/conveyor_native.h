@@ -149,7 +149,7 @@ typedef struct {
 } cv_sample;
 
 /* A decoder layer up to attention, and from there; each takes what the one before it gives. columns is null in a step
- * without adapters, and adapters of a product that none changes. */
+ * without adapters; a product that no adapter changes has none. */
 typedef struct {
     cv_rms_norm norm;
     cv_linear qkv;
