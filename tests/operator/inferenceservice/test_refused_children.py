@@ -29,7 +29,7 @@ def test_a_bad_edit_leaves_the_running_pods_alone(stage: Stage) -> None:
 
 
 def test_pods_wait_for_a_configuration_that_is_refused(stage: Stage) -> None:
-    quota = {"metadata": {"name": "no-more"}, "spec": {"hard": {"count/configmaps": "1"}}}  # Kubernetes' own
+    quota = {"metadata": {"name": "no-more"}, "spec": {"hard": {"count/configmaps": "0"}}}
     stage.space.create("ResourceQuota", quota)
     with stage.operator():
         stage.space.make_service()
