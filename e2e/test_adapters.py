@@ -1,4 +1,7 @@
-"""A service with two LoRA adapters in the claim of its model: each of three model names has an answer of its own."""
+"""A service with two LoRA adapters in the claim of its model: each of three model names has an answer of its own.
+
+A third adapter comes with a rollout, and no request for it is lost.
+"""
 
 import json
 import os
@@ -27,8 +30,8 @@ def test_each_adapter_and_the_model_answer_differently(namespace: str) -> None:
         adapters = [write_adapter(folder / name, seed) for seed, name in enumerate(("sql", "support"))]
         listed = [{"name": each.name, "uri": f"pvc://models/{namespace}/{each.name}"} for each in adapters]
         # In bfloat16 the answers of two batches may differ.
-        engine = {"device": "Auto", "dtype": "Float32"}
-        kube.apply(service("chat", engine=engine, adapters=listed), namespace)
+        spec = {"engine": {"device": "Auto", "dtype": "Float32"}, "rollout": {"maxSurge": 1}}
+        kube.apply(service("chat", **spec, adapters=listed), namespace)
         kube.wait_ready("chat", namespace)
         own, root = service_url("chat", namespace), f"{gateway_url()}/v1"
         names = ["chat", "chat:sql", "chat:support"]
@@ -41,6 +44,9 @@ def test_each_adapter_and_the_model_answer_differently(namespace: str) -> None:
         for url, name in ((own, "chat:other"), (root, f"{namespace}/chat:other")):
             with pytest.raises(NotFoundError):
                 ask(url, name)
+        third = {"name": "other", "uri": listed[0]["uri"]}  # the files of `sql` under another name
+        kube.apply(service("chat", **spec, adapters=[*listed, third]), namespace)
+        assert ask(own, "chat:other") == ask(root, f"{namespace}/chat:other") == answers["chat:sql"]
     finally:
         shutil.rmtree(folder)
 

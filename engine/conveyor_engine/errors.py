@@ -70,7 +70,12 @@ class ErrorCode(AnswerCode):
         "the prompt, the images or the audio take too much CPU time or memory to read",
     )
     PATH_NOT_FOUND = "path_not_found", 404, "no such path"
-    MODEL_NOT_FOUND = "model_not_found", 404, "this engine serves another model; the message has its name"
+    MODEL_NOT_FOUND = (
+        "model_not_found",
+        404,
+        "this engine serves another model; the message has its name. If a rollout brings engines with the requested "
+        "model, the gateway waits for one of them",
+    )
     WRONG_TASK = "wrong_task", 400, "the path is for models of another task; the message says what this model does"
     METHOD_NOT_ALLOWED = "method_not_allowed", 405, "the path does not support the method"
     BODY_TOO_SLOW = "body_too_slow", 408, "the body did not arrive within 60 s"
@@ -163,7 +168,13 @@ def context_exceeded(max_model_len: int, problem: str, *, param: str) -> Invalid
 
 
 class UnknownModel(InvalidRequest):
-    """The request names a model that is not served here."""
+    """The request names a model that is not served here. `model` is that name; empty if only the version is wrong."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: ErrorCode | None = None, model: str = ""
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.model = model
 
 
 class BodyTooSlow(InvalidRequest):

@@ -25,6 +25,8 @@ PLACE_HEADER: Final = "X-Engine-Place"
 PLACE_IF_FREE: Final = "if-free"
 PLACE_GRANTED: Final = "granted"
 NO_PLACE: Final = "none"
+# In a 404: the model that the request named and that the engine does not serve, percent-encoded.
+UNKNOWN_MODEL_HEADER: Final = "X-Engine-Unknown-Model"
 # In a request, the value is a key that the gateway chose. In the response, it is a report of the tokens that the
 # request has used. After its last event, a stream has USAGE_MARK, which no event contains, and then the final report.
 # If the client has left, the gateway gets the report with `GET /usage?key=`.

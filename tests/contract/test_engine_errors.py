@@ -14,22 +14,31 @@ from conveyor_engine.errors import (
     InvalidRequest,
     Overloaded,
     Unavailable,
+    UnknownModel,
 )
 from conveyor_engine.serving.http.failures import failure_response
 from conveyor_gateway.capacity.reservations import Capacity, Reservation
-from conveyor_gateway.engines.exchange import EngineAnswer, EngineFull, EngineLost, EngineRefused, EngineRequest
+from conveyor_gateway.engines.exchange import (
+    EngineAnswer,
+    EngineFull,
+    EngineIsBehind,
+    EngineLost,
+    EngineRefused,
+    EngineRequest,
+)
 from conveyor_gateway.engines.session import EngineSession
 
 
-async def ask(error: ConveyorEngineError) -> EngineAnswer:
-    """Return how the gateway understands an engine's response with this error."""
+async def ask(error: ConveyorEngineError, coming: str = "") -> EngineAnswer:
+    """Return how the gateway understands an engine's response with this error. coming: a model of newer engines."""
     response = failure_response(error)
-    handle = answering(web.Response, status=response.status_code, body=bytes(response.body))
+    headers = {name: text for name, text in response.headers.items() if name != "content-length"}
+    handle = answering(web.Response, status=response.status_code, body=bytes(response.body), headers=headers)
     client = EngineSession()
     try:
         async with running_engine(handle) as engine:
             reservation = Reservation(Capacity(1 << 20), "default/qwen")
-            request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", reservation)
+            request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", reservation, lambda model: model == coming)
             return await client.send(f"{own_address()}:{engine.port}", request, 10)
     finally:
         await client.close()
@@ -48,3 +57,15 @@ async def test_an_engine_that_cannot_sends_the_request_back(error: ConveyorEngin
 @pytest.mark.parametrize("error", [InvalidRequest(""), GenerationFailed(""), DeadlineExceeded("")])
 async def test_an_engines_verdict_on_a_request_is_the_clients(error: ConveyorEngineError) -> None:
     assert (await ask(error)).status == failure_response(error).status_code
+
+
+@pytest.mark.parametrize("model", ["qwen:sql", "Qwen/Qwen3 8B", "千问:é\n"])
+async def test_an_engine_without_a_model_that_a_rollout_brings_sends_the_request_back(model: str) -> None:
+    with pytest.raises(EngineIsBehind):
+        await ask(UnknownModel("", model=model), coming=model)
+    assert (await ask(UnknownModel("", model=model), coming="another")).status == 404
+
+
+async def test_a_name_that_no_service_can_have_is_not_told() -> None:
+    for model in ("", "x" * 1001, "\ud800"):
+        assert (await ask(UnknownModel("", model=model), coming=model)).status == 404

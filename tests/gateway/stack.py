@@ -27,6 +27,14 @@ class Stack:
 
     async def apply_service(self, **spec: Any) -> None:
         await asyncio.to_thread(self.cluster.apply_service, "qwen", **spec)
+        await self._wait_for_watch()
+
+    async def complete_rollout(self) -> None:
+        await asyncio.to_thread(self.cluster.complete_rollout, "qwen")
+        await self._wait_for_watch()
+
+    async def _wait_for_watch(self) -> None:
+        """Wait until the gateway has seen all changes so far."""
         await asyncio.to_thread(self.cluster.apply_service, "later")
         await self.wait(lambda: self._knows("qwen") and self._knows("later"))  # a watch tells of changes in order
         await asyncio.to_thread(self.cluster.delete_service, "later")

@@ -69,15 +69,20 @@ class Failure(msgspec.Struct, tag=True, array_like=True):
     message: str
     param: str | None = None
     code: ErrorCode | None = None
+    model: str = ""  # of UnknownModel
 
     @classmethod
     def of(cls, error: ConveyorEngineError) -> Self:
+        if isinstance(error, UnknownModel):
+            return cls(type(error).__name__, str(error), error.param, error.code, error.model)
         if isinstance(error, InvalidRequest):
             return cls(type(error).__name__, str(error), error.param, error.code)
         return cls(type(error).__name__, str(error))
 
     def error(self) -> ConveyorEngineError:
         kind = _ERRORS[self.kind]
+        if issubclass(kind, UnknownModel):
+            return kind(self.message, param=self.param, code=self.code, model=self.model)
         if issubclass(kind, InvalidRequest):
             return kind(self.message, param=self.param, code=self.code)
         return kind(self.message)

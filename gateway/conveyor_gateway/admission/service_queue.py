@@ -190,6 +190,8 @@ class ServiceQueue:
                 await ticket.turn
         except TimeoutError:
             engines = f"{self.num_engines} engines are ready"
+            if ticket.met_old_engine:
+                engines += ", and some do not serve the model yet: the rollout is not complete"
             if ticket.deadline <= queue_until:  # not compared with the clock: uvloop rounds timers, so some end early
                 message = f"the request's deadline passed while it waited for an engine; {engines}"
                 raise TimedOut(message, Code.DEADLINE_EXCEEDED) from None
@@ -234,6 +236,12 @@ class ServiceQueue:
         now = self.loop.time()
         ticket.exclude_engine(now)
         self.pool.note_full(ticket.bound_engine, now)
+
+    def note_behind(self, ticket: Ticket) -> None:
+        """Send this request to other engines for a while, because a rollout has yet to replace the engine."""
+        ticket.met_old_engine = True
+        ticket.exclude_engine(self.loop.time())
+        self.pool.note_answer(ticket.bound_engine)
 
     def note_no_place(self, ticket: Ticket) -> None:
         """Record that all places of the engine are taken.

@@ -43,6 +43,7 @@ class Ticket:
     times_full: int = 0
     full_until: float = 0.0
     turn: asyncio.Future[None] | None = None  # set while the request waits
+    met_old_engine: bool = False  # an engine did not serve its model yet
     refused_by: GatewayError | None = None  # the error that ends its wait
 
     @property

@@ -5,11 +5,13 @@
 EngineRefused            the engine did not accept the request (no connection or 503); any number of others may be tried
 ├── EngineUnreachable    it accepted no connection within the time-out; a second attempt would lose as much time
 ├── EngineFull           it had no room for this request (429); it may have room for one with fewer choices
-└── EngineHasNoPlace     all its places are taken (429 with a header); it grants one on a query
+├── EngineHasNoPlace     all its places are taken (429 with a header); it grants one on a query
+└── EngineIsBehind       it does not serve a model that the service has now (404 with a header); newer engines do
 EngineLost               it failed before the answer's first byte, or sent 502; one more engine may be tried
 EngineBroke              it failed in the middle of the answer; no other engine may be tried
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -37,6 +39,10 @@ class EngineHasNoPlace(EngineRefused):
     pass
 
 
+class EngineIsBehind(EngineRefused):
+    pass
+
+
 class EngineLost(Exception):
     pass
 
@@ -53,6 +59,7 @@ class EngineRequest:
     headers: CIMultiDict[str]
     body: bytes
     reservation: Reservation  # counts the body, and the collected part of the answer
+    is_coming: Callable[[str], bool]  # whether a rollout brings engines that serve the model of this name
 
     def protect(self) -> None:
         """Protect the request from eviction and drop its body.

@@ -9,6 +9,7 @@ the client gets a 502 instead of half a document.
 from collections.abc import AsyncIterator
 from functools import lru_cache
 from typing import Final
+from urllib.parse import unquote
 
 import aiohttp
 from yarl import URL
@@ -20,6 +21,7 @@ from conveyor_gateway.engines.exchange import (
     EngineBroke,
     EngineFull,
     EngineHasNoPlace,
+    EngineIsBehind,
     EngineLost,
     EngineRefused,
     EngineRequest,
@@ -35,12 +37,13 @@ from conveyor_protocol.request_headers import (
     PLACE_HEADER,
     PLACE_IF_FREE,
     REQUEST_TIMEOUT_HEADER,
+    UNKNOWN_MODEL_HEADER,
     USAGE_PATH,
 )
 
 # Answers that are not event streams are collected up to this size. The rest is forwarded as it arrives.
 MAX_COLLECTED_BYTES: Final = 1 << 20
-_FULL, _LOST, _REFUSED = 429, 502, 503
+_UNKNOWN, _FULL, _LOST, _REFUSED = 404, 429, 502, 503
 KEPT_BACK: Final = frozenset((_FULL, _LOST, _REFUSED))  # statuses of engines that are not forwarded to clients
 _CONNECT_SECONDS: Final = 3.0  # to connect; `_post` lowers it to half of the request's remaining time
 _MIN_CONNECT_SECONDS: Final = 0.25
@@ -102,7 +105,7 @@ class EngineSession:
 
         An answer that is not a stream is returned whole if it is small enough. `is_granted`: the engine has reserved a
         place for the request. The engine uses `level` as the request's priority, whatever the body says. Raises
-        EngineRefused (EngineUnreachable, EngineFull, EngineHasNoPlace), EngineLost and EngineBroke. After connecting,
+        EngineRefused (one of its subclasses, or itself), EngineLost and EngineBroke. After connecting,
         there is no time limit. The caller may cancel this call, which aborts the request at the engine.
         """
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
@@ -111,7 +114,7 @@ class EngineSession:
         response = await self._post(address, request, remaining_seconds)
         held_bytes = request.reservation.size_bytes
         try:
-            return await _receive(response, request.reservation)
+            return await _receive(response, request)
         except BaseException:
             response.close()
             request.reservation.shrink(held_bytes)
@@ -142,18 +145,21 @@ def _limit_connecting(seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=None, sock_connect=seconds)
 
 
-async def _receive(response: aiohttp.ClientResponse, reservation: Reservation) -> EngineAnswer:
+async def _receive(response: aiohttp.ClientResponse, request: EngineRequest) -> EngineAnswer:
     try:
         if response.status in (_FULL, _REFUSED):
             # The body is not read. If it came with the headers, the connection stays open.
             raise _find_refusal(response)(f"the engine responded {response.status}")
+        unknown_model = response.headers.get(UNKNOWN_MODEL_HEADER)
+        if response.status == _UNKNOWN and unknown_model and request.is_coming(unquote(unknown_model)):
+            raise EngineIsBehind("the engine does not serve the model yet")
         if response.status == _LOST or not 200 <= response.status < 600:
             raise EngineLost(f"the engine responded {response.status}")
         answer = EngineAnswer(response)
         if answer.is_event_stream:
             answer.first = await answer.read_piece()
         else:
-            answer.set_collected(*await _collect(response.content, reservation))
+            answer.set_collected(*await _collect(response.content, request.reservation))
         return answer
     except (aiohttp.ClientError, OSError) as error:
         raise EngineLost(describe(error)) from error

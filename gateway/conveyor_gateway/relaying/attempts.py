@@ -15,6 +15,7 @@ from conveyor_gateway.engines.exchange import (
     EngineBroke,
     EngineFull,
     EngineHasNoPlace,
+    EngineIsBehind,
     EngineLost,
     EngineRefused,
     EngineRequest,
@@ -93,6 +94,9 @@ class Attempts:
                 self.queue.note_no_place(self.ticket)
             case EngineFull():
                 self.queue.note_full(self.ticket)
+            case EngineIsBehind():
+                reason = "behind"
+                self.queue.note_behind(self.ticket)
             case EngineRefused():
                 self.queue.note_failure(self.ticket, isinstance(error, EngineUnreachable))
             case EngineBroke():

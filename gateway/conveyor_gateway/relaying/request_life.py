@@ -11,6 +11,7 @@ a short grace period.
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp.web import BaseRequest, StreamResponse
 
@@ -99,7 +100,8 @@ class RequestLife:
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
         reservation.hold_request(service.key, len(body), self.cancellation.evict, priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
-        return service, EngineRequest(self.route.fill_path(model), headers, body, reservation), priority
+        is_coming = partial(self.parts.directory.is_coming, service.key)
+        return service, EngineRequest(self.route.fill_path(model), headers, body, reservation, is_coming), priority
 
     def _find_model(self, body: bytes) -> tuple[NamedModel, bytes]:
         """Return the service with the named model, and the body with the model name that its engines expect.

@@ -50,6 +50,7 @@ class Service:
     refuses_priority: bool = False  # `priority` in a body has no effect, so it is rejected
     start_failure: str = ""  # why no engine can start until somebody acts
     adapters: tuple[str, ...] = ()  # names of LoRA adapters
+    is_rolling_out: bool = False  # engines of the current spec are still to come
 
     @property
     def key(self) -> str:
@@ -104,6 +105,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         refuses_priority=spec.runtime == "Conveyor" and not spec.queue.classes,
         start_failure=_find_start_failure(resource),
         adapters=tuple(adapter.name for adapter in spec.adapters),
+        is_rolling_out=_find_rollout(resource),
     )
 
 
@@ -114,6 +116,14 @@ def _find_start_failure(resource: InferenceService) -> str:
         return ""
     ready = (each for each in status.conditions if (each.type, each.status) == (ConditionType.READY, "False"))
     return next((each.reason for each in ready if each.reason in LASTING_FAILURES), "")
+
+
+def _find_rollout(resource: InferenceService) -> bool:
+    """Return whether engines of the current spec are still to come, and no lasting failure keeps them from coming."""
+    status = resource.status
+    if status.observed_generation != resource.metadata.generation:
+        return True
+    return any((each.type, each.status) == (ConditionType.PROGRESSING, "True") for each in status.conditions)
 
 
 class Directory:
@@ -163,6 +173,13 @@ class Directory:
             return NamedModel(service)
         service = self.services.get(self.names.find_service(base) or "")
         return NamedModel(service, adapter) if service is not None and adapter in service.adapters else None
+
+    def is_coming(self, key: str, model: str) -> bool:
+        """Return whether a rollout of the service `key` brings engines that serve the model of this name."""
+        service = self.services.get(key)
+        if service is None or not service.is_rolling_out:
+            return False
+        return any(model == join_names(service.model_name, adapter) for adapter in ("", *service.adapters))
 
     def _orders(self, service: Service) -> list[list[str]]:
         return [self._keys, self._listed] if service.listed else [self._keys]

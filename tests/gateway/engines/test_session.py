@@ -288,7 +288,7 @@ async def test_an_engine_that_takes_no_connection_in_time_is_told_from_one_that_
 ) -> None:
     monkeypatch.setattr(session_module, "_CONNECT_SECONDS", 0.2)
     client = EngineSession()
-    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Reservation(Capacity(1), ""))
+    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Reservation(Capacity(1), ""), is_coming=bool)
     try:
         for absent, error in ((silent_address, EngineUnreachable), (refusing_address, EngineRefused)):
             with absent() as (host, port), pytest.raises(EngineRefused) as raised:
@@ -300,7 +300,7 @@ async def test_an_engine_that_takes_no_connection_in_time_is_told_from_one_that_
 
 async def test_connecting_leaves_time_for_another_engine() -> None:
     client = EngineSession()
-    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Reservation(Capacity(1), ""))
+    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Reservation(Capacity(1), ""), is_coming=bool)
     try:
         with silent_address() as (host, port), pytest.raises(EngineRefused) as raised:
             async with asyncio.timeout(1):

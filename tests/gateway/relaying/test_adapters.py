@@ -1,13 +1,20 @@
-"""Tests that engines get the name of an adapter that they know, whatever name the client used at the root."""
+"""Tests that engines get the name of an adapter that they know, whatever name the client used at the root.
 
+During a rollout, the requests for a new adapter go to the engines that have it.
+"""
+
+import asyncio
 import json
 from io import BytesIO
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
 from tests.gateway.engine_servers import answering, running_engine
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack, post
+
+from conveyor_protocol.request_headers import UNKNOWN_MODEL_HEADER
 
 
 async def test_on_the_root_an_adapter_is_named_to_the_engine_as_the_engine_knows_it(
@@ -36,3 +43,35 @@ async def test_on_the_root_an_adapter_is_named_to_the_engine_as_the_engine_knows
     assert (bodies[0], bodies[2]) == (exact, other)
     assert json.loads(bodies[1]) == {"model": f"{own_name}:sql", "x": 1}
     assert f'name="model"\r\n\r\n{own_name}:sql\r\n'.encode() in bodies[3]
+
+
+async def test_while_a_rollout_brings_an_adapter_its_requests_go_to_the_engines_that_have_it(
+    gateway: GatewayProcess, stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    adapters = [{"name": "sql", "uri": "hf://org/sql"}]
+    await stack.apply_service(adapters=adapters, queue={"timeout": "100s"})
+    name = "qwen:sql"
+    body, by_key = (json.dumps({"model": each}).encode() for each in (name, f"{stack.key}:sql"))
+    told = {"error": {"message": "not here"}}
+    says_404 = answering(web.json_response, data=told, status=404, headers={UNKNOWN_MODEL_HEADER: quote(name)})
+    async with running_engine(says_404) as old, running_engine(answering(web.json_response, data={})) as new:
+        await stack.add_engine(old.port)
+        asking = [
+            asyncio.create_task(post(http, stack.completions, body)),
+            asyncio.create_task(post(http, f"{gateway.url}/v1/completions", by_key)),
+        ]
+        await stack.wait(lambda: len(old.requests) >= 2)
+        await stack.wait_demand(queued=2)
+        await stack.add_engine(new.port)
+        assert [(await each)[0] for each in asking] == [200, 200]
+        assert {json.loads(sent)["model"] for _, sent in old.requests + new.requests} == {name}
+        assert stack.metric("retries_total", reason="behind") == len(old.requests)
+        before = len(old.requests)
+        for _ in range(4):
+            assert (await post(http, stack.completions, body))[0] == 200
+        assert len(old.requests) <= before + 4
+        await stack.set_engine_ready(new.port, False)
+        await stack.complete_rollout()
+        status, got, headers = await post(http, stack.completions, body)
+    assert (status, got) == (404, told)
+    assert UNKNOWN_MODEL_HEADER not in headers

@@ -11,7 +11,7 @@ from tests.gateway.builders import claim
 from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_api.names import ENGINE_PORT_NAME
-from conveyor_gateway.watching.catalog import Catalog, Service, ServiceTable, parse_service
+from conveyor_gateway.watching.catalog import Catalog, Directory, Service, ServiceTable, parse_service
 from conveyor_gateway.watching.slices import SliceTable, parse_slice
 from conveyor_kube.resources import ServiceBody
 from conveyor_kube.wanted_json import decode_item
@@ -45,6 +45,7 @@ def test_nothing_that_is_read_of_a_service_is_left_out_where_it_is_decoded() -> 
     status = {"desiredReplicas": 0, "observedGeneration": 3, "conditions": [starting, failing]}
     full["status"] = {**full.get("status", {}), **status}
     bare["metadata"] |= {"namespace": "other"}
+    bare["status"] = {"observedGeneration": 0}
     read = asdict(parse_service(full))
     assert asdict(parse_service(decode_item(msgspec.Raw(msgspec.json.encode(full)), ServiceBody))) == read
     of_bare = asdict(parse_service(bare))
@@ -75,6 +76,22 @@ def test_a_start_that_fails_for_good_is_known_by_its_reason(
     assert parse_service(body).start_failure == found
 
 
+@pytest.mark.parametrize(
+    ("observed", "progressing", "coming"),
+    [(1, "False", True), (2, "True", True), (2, "False", False), (2, "Unknown", False)],
+)
+def test_a_rollout_brings_the_models_of_the_spec(observed: int, progressing: str, coming: bool) -> None:
+    body = make_service("qwen", "default", adapters=[{"name": "sql", "uri": "hf://org/sql"}])
+    body["metadata"]["generation"] = 2
+    condition = {"type": "Progressing", "status": progressing, "reason": "RollingOut", "lastTransitionTime": CREATED}
+    body["status"] = {"observedGeneration": observed, "conditions": [condition]}
+    directory = Directory()
+    directory.put(parse_service(body))
+    named = {model: directory.is_coming("default/qwen", model) for model in ("qwen", "qwen:sql", "qwen:x", "sql", "")}
+    assert named == {"qwen": coming, "qwen:sql": coming, "qwen:x": False, "sql": False, "": False}
+    assert not directory.is_coming("default/other", "qwen")
+
+
 def test_a_service_carries_what_the_queue_needs() -> None:
     body = make_service(
         "qwen",
@@ -86,7 +103,7 @@ def test_a_service_carries_what_the_queue_needs() -> None:
     )
     body["metadata"]["creationTimestamp"] = CREATED
     expected = Service("default", "qwen", "Qwen/Qwen3", False, 1795219200, 32, 36, 0.05, 7, 8, 9)
-    assert parse_service(body) == dataclasses.replace(expected, refuses_priority=True)
+    assert parse_service(body) == dataclasses.replace(expected, refuses_priority=True, is_rolling_out=True)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 Used by the app's handlers, and by the formats for errors in streams.
 """
 
+from urllib.parse import quote
+
 import msgspec
 from starlette.responses import Response
 
@@ -23,11 +25,12 @@ from conveyor_engine.errors import (
 )
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 from conveyor_protocol.answer_codes import ErrorType, find_error_form
-from conveyor_protocol.request_headers import NO_PLACE, PLACE_HEADER
+from conveyor_protocol.request_headers import NO_PLACE, PLACE_HEADER, UNKNOWN_MODEL_HEADER
 
 RETRY_AFTER_SECONDS = 1
 MESSAGE_CHARACTERS_MAX = 1000  # messages may quote text of any length from a client or a template
 PARAM_CHARACTERS_MAX = 100
+MODEL_CHARACTERS_MAX = 1000  # the gateway is told of no longer name; no service has one
 
 # By class: the code for its errors that have no code of their own. The first matching class counts.
 _CODES: tuple[tuple[type[ConveyorEngineError], ErrorCode], ...] = (
@@ -84,6 +87,8 @@ def failure_response(error: ConveyorEngineError, path: str = "") -> Response:
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
     if isinstance(error, NoPlace):
         headers[PLACE_HEADER] = NO_PLACE
+    if isinstance(error, UnknownModel) and 0 < len(error.model) <= MODEL_CHARACTERS_MAX:
+        headers[UNKNOWN_MODEL_HEADER] = quote(error.model, errors="replace")
     return Response(failure_body(error, path), status, headers, media_type="application/json")
 
 

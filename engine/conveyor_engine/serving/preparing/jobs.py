@@ -56,7 +56,7 @@ class ServedModel:
         known = f"{self.name!r} is"
         if len(names) > 1:
             known = f"these are: {', '.join(names[:_NAMED_MAX])}{', ...' if len(names) > _NAMED_MAX else ''}"
-        raise UnknownModel(f"the model {asked[:200]!r} is not served here; {known}", param="model")
+        raise UnknownModel(f"the model {asked[:200]!r} is not served here; {known}", param="model", model=asked)
 
 
 class Prepared(Protocol):
