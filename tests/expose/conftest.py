@@ -117,7 +117,6 @@ def names_lead_to_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
 def authority(crd: Api, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Authority:
     """Creates the page's Secret with the page's command, from a certificate of this test's authority."""
     install_definitions(crd)
-    crd.create("/api/v1/namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
     folder = tmp_path_factory.mktemp("authority")
     authority = Authority(folder, "authority")
     authority.issue("models", HOST, names=[HOST])
