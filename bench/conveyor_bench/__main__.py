@@ -45,6 +45,8 @@ COMMANDS = {
     "gateway-beside": Command(
         "gateway.beside", "latency that the gateway adds, beside one that reads no bodies or is of an earlier commit"
     ),
+    "prefixes": Command("gateway.prefixes", "prefix caches of several engines, with homes for prefixes and without"),
+    "homes": Command("gateway.homes", "ways to choose an engine by prefix, in virtual time"),
     "overload": Command("gateway.overload", "answers and waits at ten times the load that an engine can do"),
     "offline": Command("gateway.offline", "live requests beside an offline job, and what the job gets done"),
     "reconcile": Command("control.reconcile", "the operator's time, memory and calls with 200 services"),

@@ -7,11 +7,9 @@ read there.
 import sys
 
 from conveyor_gateway.__main__ import main
-from conveyor_gateway.relaying import priority
-from conveyor_gateway.relaying.bodies import OrderFields
-
-_UNREAD = OrderFields()
+from conveyor_gateway.relaying import request_life
+from conveyor_gateway.relaying.bodies import NO_FIELDS
 
 if __name__ == "__main__":
-    priority.read_order_fields = lambda body: _UNREAD  # type: ignore[attr-defined]
+    request_life.read_queue_fields = lambda body: NO_FIELDS  # type: ignore[attr-defined]
     sys.exit(main())

@@ -50,6 +50,7 @@ class Dispatcher:
         else:
             ticket.end_exclusions()
         ticket.state = TicketState.QUEUED
+        ticket.home = self.pool.find_home(ticket.prefix)
         self.waiting.add(ticket)
         self.match()
 
@@ -118,7 +119,7 @@ class Dispatcher:
         for _ in range(MAX_WAKES_A_TURN):
             if not self.waiting or (ticket := self._find_match(now)) is None:
                 return True
-            engine = self.pool.choose(now, ticket.excluded)
+            engine = self.pool.choose(now, ticket.excluded, ticket.prefix)
             assert engine is not None, "`_find_match` found the ticket for a free place"
             if ticket.excluded & FIRST_TRY:
                 self.retries.spend(now)
@@ -128,7 +129,8 @@ class Dispatcher:
     def _find_match(self, now: float) -> Ticket | None:
         """Return the first request for which an engine has a place.
 
-        This request overtakes only requests that engines rejected before, or whose class uses its whole share.
+        This request overtakes only requests that engines rejected before, whose class uses its whole share, or whose
+        home is another engine.
         """
         places = self.pool.find_places(now)
         if places and not self.retries.has_one(now):

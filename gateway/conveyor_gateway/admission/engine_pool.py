@@ -1,14 +1,19 @@
-"""Chooses the engine for the next request: of the engines below the place limit, the least loaded one.
+"""Chooses the engine for the next request, among the engines below the place limit.
 
-The load of an engine is the number of this gateway's requests there. In the modes with a batching window, the pool
-instead chooses the most loaded engine below the limit. So one engine's batch is full before another engine's batch
-begins. An engine rejects requests while it runs a batch. Used by `dispatcher` and `service_queue`, which change an
-`Engine` only through the pool. Pure bookkeeping: the caller passes the time, and nothing here does I/O or waits.
+The load of an engine is the number of this gateway's requests there. A request whose prompt has a known beginning goes
+to the home of this beginning, unless the home's load is far above the average. Other requests go to the least loaded
+engine. In the modes with a batching window, the pool instead chooses the most loaded engine below the limit. So one
+engine's batch is full before another engine's batch begins. An engine rejects requests while it runs a batch.
+
+Used by `dispatcher` and `service_queue`, which change an `Engine` only through the pool. Pure bookkeeping: the caller
+passes the time, and nothing here does I/O or waits.
 """
 
+import hashlib
 import heapq
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 # An engine that refused or broke a connection is left out for this time. It doubles with each failure in a row.
@@ -19,6 +24,10 @@ MAX_LEFT_OUT_SECONDS: Final = 2.0
 PROBE_SECONDS: Final = 4.0
 # This many of the lowest bits of a mask do not stand for engines. `ticket` uses them for properties of a request.
 NUM_RESERVED_BITS: Final = 2
+# A home gets no further request while it has more than this many times the average load. This bounds the load of each
+# engine (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016).
+MAX_HOME_LOAD: Final = 1.5
+_64_BITS: Final = (1 << 64) - 1
 
 
 def left_out_seconds(failures: int) -> float:
@@ -40,6 +49,18 @@ class Engine:
     full_until: float = 0.0
     last_chosen: int = 0
     unreachable: bool = False  # the last failed request could not connect in time
+    _seed: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._seed = int.from_bytes(hashlib.blake2b(self.address.encode(), digest_size=8).digest())
+
+    def rank_as_home(self, prefix: int) -> int:
+        """Return the engine's rank for this beginning of a prompt: the home has the highest rank.
+
+        These are rendezvous hashes (Thaler and Ravishankar, 1998), so all gateways compute the same ranks. When an
+        engine comes or goes, only its own beginnings move.
+        """
+        return _mix(prefix ^ self._seed)
 
     def rank(self, now_seconds: float) -> tuple[bool, int, int]:
         """Return the sort key for the choice of an engine. The lowest key is chosen."""
@@ -48,6 +69,13 @@ class Engine:
     def rank_to_fill(self, now_seconds: float) -> tuple[bool, int, str]:
         """Return the sort key in modes that fill batches: most requests first, and the same order at all gateways."""
         return self.full_until > now_seconds, -self.load, self.address
+
+
+def _mix(bits: int) -> int:
+    """Hash 64 bits to 64 bits (SplitMix64's last step: Steele, Lea and Flood, 2014)."""
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & _64_BITS
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & _64_BITS
+    return bits ^ (bits >> 31)
 
 
 class EnginePool:
@@ -89,11 +117,13 @@ class EnginePool:
                 places |= engine.bit
         return places
 
-    def choose(self, now_seconds: float, excluded: int = 0) -> Engine | None:
-        """Occupy a place on the least loaded engine and return the engine; None if no place is free.
+    def choose(self, now_seconds: float, excluded: int = 0, prefix: int | None = None) -> Engine | None:
+        """Occupy a place on an engine and return the engine; None if no place is free.
 
-        Among equally loaded engines, the one chosen longest ago wins. An engine that recently had no room comes after
-        all others. Engines in the mask `excluded` are not chosen.
+        prefix: the beginning of the prompt (`relaying.prefixes`). Its home is chosen, or among the next in rank the
+        first one below the bound. Without a prefix, the least loaded engine is chosen. Among equally loaded engines,
+        the one chosen longest ago wins. An engine that recently had no room comes after all others. Engines in the
+        mask `excluded` are not chosen.
         """
         places = [
             engine
@@ -101,10 +131,25 @@ class EnginePool:
             if not engine.bit & excluded and self._has_place(engine, now_seconds)
         ]
         rank = Engine.rank_to_fill if self.fills_batches else Engine.rank
-        best = min(places, key=lambda engine: rank(engine, now_seconds), default=None)
+        best = None if prefix is None else self._choose_home(places, now_seconds, prefix)
+        best = best or min(places, key=lambda engine: rank(engine, now_seconds), default=None)
         if best is not None:
             self._occupy(best, now_seconds)
         return best
+
+    def _choose_home(self, places: Iterable[Engine], now_seconds: float, prefix: int) -> Engine | None:
+        loads = [engine.load for engine in self._engines.values() if engine.ready]
+        bound = math.ceil(MAX_HOME_LOAD * (sum(loads) + 1) / max(1, len(loads)))
+        near = [engine for engine in places if engine.load < bound and engine.full_until <= now_seconds]
+        return max(near, key=lambda engine: engine.rank_as_home(prefix), default=None)
+
+    def find_home(self, prefix: int | None) -> int:
+        """Return the mask with the bit of the prefix's home; 0 without a prefix or an engine."""
+        if prefix is None:
+            return 0
+        ready = [engine for engine in self._engines.values() if engine.ready]
+        home = max(ready, key=lambda engine: engine.rank_as_home(prefix), default=None)
+        return 0 if home is None else home.bit
 
     def occupy_granted(self, engine: Engine, now_seconds: float) -> bool:
         """Occupy the place that `engine` has granted; return False if that is not possible.

@@ -64,6 +64,11 @@ class ServiceQueue:
         return self.pool.num_ready
 
     @property
+    def has_homes(self) -> bool:
+        """Whether it matters to which engine a request goes, because another one may have its prefix."""
+        return self.num_engines > 1 and not self.pool.fills_batches
+
+    @property
     def idle_seconds(self) -> float:
         """Seconds since the latest of these events: a request ended, or an engine became ready while no other was.
 
@@ -125,17 +130,24 @@ class ServiceQueue:
         message = f"no engine can start ({self._start_failure}); the owner of the service must fix that"
         return Unavailable(message, Code.START_FAILED)
 
-    def admit(self, deadline: float, request_class: QueueClass = UNCLASSED, offset_seconds: float = 0.0) -> Ticket:
+    def admit(
+        self,
+        deadline: float,
+        request_class: QueueClass = UNCLASSED,
+        offset_seconds: float = 0.0,
+        prefix: int | None = None,
+    ) -> Ticket:
         """Queue a new request, or dispatch it at once if a place is free. The caller must finish the ticket.
 
         `deadline` is on the loop's clock. The request counts as if it had arrived `offset_seconds` later (earlier if
-        negative). In a full queue, the new request replaces a less urgent one.
+        negative). `prefix` is the hashed beginning of its prompt, if engines cache prefixes. In a full queue, the new
+        request replaces a less urgent one.
         Raises QueueFull, or the error that the queue was closed with.
         """
         self._check_open()
         self._admitted += 1
         now, level = self.loop.time(), request_class.level
-        ticket = Ticket(self._admitted, now, deadline, request_class, level, offset_seconds)
+        ticket = Ticket(self._admitted, now, deadline, request_class, level, offset_seconds, prefix)
         self._dispatcher.enqueue(ticket)
         if ticket.state is TicketState.QUEUED and (error := self._find_full(ticket)) is not None:
             self.finish(ticket)

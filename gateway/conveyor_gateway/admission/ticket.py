@@ -35,6 +35,8 @@ class Ticket:
     request_class: QueueClass = UNCLASSED
     level: int = 0  # of its class, or after a delay the least urgent level; lower goes first
     offset_seconds: float = 0.0  # the request is ordered as if it had arrived this much later
+    prefix: int | None = None  # the beginning of its prompt, hashed; None: it has no home
+    home: int = 0  # the bit of the engine that is the home of `prefix`; 0: none
     state: TicketState = TicketState.QUEUED
     engine: Engine | None = None
     is_granted: bool = False  # the engine has reserved the place

@@ -1,20 +1,23 @@
-"""The requests of one service that wait, in order, indexed by the engines that cannot take them.
+"""The requests of one service that wait, in order, indexed by their homes and by the engines that cannot take them.
 
 Used by `dispatcher` and `service_queue`. Pure bookkeeping: no clock, no I/O.
 
 The index is a treap (Seidel and Aragon, "Randomized search trees", 1996) for each level, ordered by `sort_key`. Each
-node also stores the engines that all requests of its subtree exclude. A search skips a subtree that none of the wanted
-engines can serve. So each operation costs O(levels x log n) for n waiting requests, whichever engines they exclude.
+node also stores the engines that all requests of its subtree exclude, and those that are the home of any of them. A
+search skips a subtree that none of the wanted engines can serve. So each operation costs O(levels x log n) for n
+waiting requests, whichever engines they exclude.
 """
 
 import heapq
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from conveyor_gateway.admission.ticket import Ticket
 from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS
 
+# A request at its home overtakes only requests that arrived at most this much earlier.
+HOME_SECONDS: Final = 0.5
 _NOBODY: Final = -1  # a mask with all bits: an empty subtree excludes every engine
 
 Key = tuple[float, int]
@@ -31,23 +34,29 @@ def sort_key(ticket: Ticket) -> Key:
 
 
 class _Node:
-    __slots__ = ("above", "below", "excluded", "excluded_by_all", "key", "ticket", "weight")
+    __slots__ = ("above", "below", "excluded", "excluded_by_all", "home", "homes", "key", "ticket", "weight")
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
         self.key = sort_key(ticket)
         self.excluded = self.excluded_by_all = ticket.excluded
+        self.home = self.homes = ticket.home & ~ticket.excluded
         self.weight = random.random()
         self.below: _Node | None = None  # requests that come before this one
         self.above: _Node | None = None
 
     def update(self) -> "_Node":
         self.excluded_by_all = self.excluded & _excluded_by_all(self.below) & _excluded_by_all(self.above)
+        self.homes = self.home | _homes(self.below) | _homes(self.above)
         return self
 
 
 def _excluded_by_all(node: _Node | None) -> int:
     return _NOBODY if node is None else node.excluded_by_all
+
+
+def _homes(node: _Node | None) -> int:
+    return 0 if node is None else node.homes
 
 
 class _Tree:
@@ -94,6 +103,17 @@ class _Tree:
                 node = node.above
         return None
 
+    def first_at_home(self, wanted: int) -> Ticket | None:
+        node = self.root
+        while node is not None and wanted & node.homes:
+            if wanted & _homes(node.below):
+                node = node.below
+            elif wanted & node.home:
+                return node.ticket
+            else:
+                node = node.above
+        return None
+
     def last(self) -> Ticket:
         node = self.root
         assert node is not None, "each level with a tree has tickets"
@@ -105,7 +125,7 @@ class _Tree:
 class Waiting:
     """The waiting tickets of a service. Engines are bits of a mask (`Engine.bit`).
 
-    `Ticket.excluded` and the fields that `sort_key` reads must not change while a ticket waits.
+    `Ticket.excluded`, `Ticket.home` and the fields that `sort_key` reads must not change while a ticket waits.
     """
 
     def __init__(self) -> None:
@@ -149,19 +169,27 @@ class Waiting:
             del self._trees[ticket.level]
 
     def first(self, wanted: int, below_level: int | None = None) -> Ticket | None:
-        """Return the first ticket below `below_level` whose `excluded` lacks at least one bit of `wanted`."""
-        first: Ticket | None = None
-        for level, tree in self._trees.items():
-            if below_level is not None and level >= below_level:
-                continue
-            found = tree.first(wanted)
-            if found is not None and (first is None or sort_key(found) < sort_key(first)):
-                first = found
+        """Return the ticket below `below_level` that comes next, if the engines of the mask `wanted` have places.
+
+        This is the first ticket whose `excluded` lacks at least one bit of `wanted`. If none of these engines is its
+        home, a ticket at its home may overtake it (HOME_SECONDS).
+        """
+        trees = [tree for level, tree in self._trees.items() if below_level is None or level < below_level]
+        first = min(_found(tree.first(wanted) for tree in trees), key=sort_key, default=None)
+        if first is None or first.home & ~first.excluded & wanted:
+            return first
+        at_home = min(_found(tree.first_at_home(wanted) for tree in trees), key=sort_key, default=None)
+        if at_home is not None and sort_key(at_home)[0] <= sort_key(first)[0] + HOME_SECONDS:
+            return at_home
         return first
 
     def last(self) -> Ticket | None:
         """Return the last ticket of the least urgent level; None without tickets."""
         return self._trees[max(self._trees)].last() if self._trees else None
+
+
+def _found(tickets: Iterable[Ticket | None]) -> Iterator[Ticket]:
+    return (ticket for ticket in tickets if ticket is not None)
 
 
 def _join(below: _Node | None, above: _Node | None) -> _Node | None:

@@ -169,13 +169,24 @@ def asks_for_stream(body: bytes) -> bool:
         return False
 
 
-class OrderFields(msgspec.Struct):
-    """The members of a body that decide its position in the queue."""
+_ABSENT: Final = msgspec.Raw()
+
+
+class QueueFields(msgspec.Struct):
+    """The members of a body that decide its position in the queue, and those that begin its prompt."""
 
     priority: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
+    model: msgspec.Raw = _ABSENT
+    cache_salt: msgspec.Raw = _ABSENT
+    prompt_cache_key: msgspec.Raw = _ABSENT
+    system: msgspec.Raw = _ABSENT  # in Anthropic's API
+    instructions: msgspec.Raw = _ABSENT  # in OpenAI's Responses API, as `input`
+    messages: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = _ABSENT
 
     def count_answer_tokens(self, longest: int) -> int:
         """Return the limit on the answer's tokens; `longest` if the request has none."""
@@ -183,18 +194,19 @@ class OrderFields(msgspec.Struct):
         return max(0, next((limit for limit in limits if limit is not None), longest))
 
 
-_ORDER_FIELDS: Final = msgspec.json.Decoder(OrderFields)
+_QUEUE_FIELDS: Final = msgspec.json.Decoder(QueueFields)
+NO_FIELDS: Final = QueueFields()
 
 
-def read_order_fields(body: bytes) -> OrderFields:
-    """Read the fields from a body of up to MAX_ROUTED_BYTES.
+def read_queue_fields(body: bytes) -> QueueFields:
+    """Read the fields. A body of more than MAX_ROUTED_BYTES is not read.
 
     If a field is invalid, no field is used: the engine then rejects the request.
     """
     try:
-        return _ORDER_FIELDS.decode(body)
+        return _QUEUE_FIELDS.decode(body) if len(body) <= MAX_ROUTED_BYTES else NO_FIELDS
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return OrderFields()
+        return NO_FIELDS
 
 
 def rename_model(body: bytes, model: str) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from conveyor_gateway.errors import Code, InvalidRequest
-from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, OrderFields, read_order_fields
+from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, QueueFields
 from conveyor_gateway.watching.catalog import Service
 from conveyor_gateway.watching.classes import QueueClass, QueueClasses
 from conveyor_protocol.request_headers import CLASS_HEADER, MAX_OFFSET_SECONDS
@@ -35,21 +35,19 @@ def choose_priority(
     service: Service,
     named_class: str | None,
     body: bytes,
+    fields: QueueFields,
     timeout_seconds: float,
     may_generate: bool,
-    *,
-    has_form: bool = False,
 ) -> Priority:
     """Return the priority of a request whose `X-Request-Class` is `named_class`. Raises InvalidRequest.
 
-    has_form: whether the body is a form. A form's fields have no effect on the order.
+    body: with the fields `fields`; empty if it is a form, whose fields have no effect on the order.
     """
     classes = service.classes
-    fields = read_order_fields(body) if not has_form and len(body) <= MAX_ROUTED_BYTES else OrderFields()
     if named_class is not None:
         named: QueueClass | None = _find_named(classes, named_class)
     else:
-        named = _find_by_priority(service, fields.priority, b"" if has_form else body)
+        named = _find_by_priority(service, fields.priority, body)
     granted = classes.lower(named or classes.default)
     offset_seconds = 0.0
     if classes.is_shortest_first:

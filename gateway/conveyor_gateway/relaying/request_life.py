@@ -25,10 +25,18 @@ from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, GatewayError, InvalidRequest, NotFound
 from conveyor_gateway.recording.record import Record, Recorder
 from conveyor_gateway.relaying.attempts import Attempts
-from conveyor_gateway.relaying.bodies import BodyReader, check_encoding, read_model, rename_model
+from conveyor_gateway.relaying.bodies import (
+    NO_FIELDS,
+    BodyReader,
+    check_encoding,
+    read_model,
+    read_queue_fields,
+    rename_model,
+)
 from conveyor_gateway.relaying.cancellation import Cancellation
 from conveyor_gateway.relaying.forms import find_model_field, is_form, rename_model_field
 from conveyor_gateway.relaying.heartbeat import Heartbeat
+from conveyor_gateway.relaying.prefixes import find_prefix
 from conveyor_gateway.relaying.priority import Priority, choose_priority
 from conveyor_gateway.relaying.relay import Relay
 from conveyor_gateway.routing import Route, find_model
@@ -58,6 +66,17 @@ class SharedParts:
     heartbeat_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A request whose body has arrived, and what the gateway read of it."""
+
+    service: Service
+    engine_request: EngineRequest
+    priority: Priority
+    prefix: int | None  # the hashed beginning of its prompt, if engines may have it
+    timeout_seconds: float
+
+
 @dataclass(slots=True)
 class RequestLife:
     """One request. Its methods raise subclasses of GatewayError."""
@@ -72,9 +91,10 @@ class RequestLife:
         """Return the response for the client. A stream is already sent when this returns."""
         parts = self.parts
         with Reservation(parts.capacity, self.route.service or "", client) as reservation:
-            service, engine_request, priority = await self._read(reservation)
+            arrived = await self._read(reservation)
+            service, engine_request = arrived.service, arrived.engine_request
             queue = parts.queues[service.key]
-            ticket = self._admit(service, queue, priority)
+            ticket = self._admit(arrived, queue)
             try:
                 attempts = Attempts(parts.engines, parts.recorder, queue, ticket, self.record)
                 if service.idle_timeout_seconds is not None and self.route.may_stream:
@@ -85,7 +105,7 @@ class RequestLife:
             finally:
                 queue.finish(ticket)
 
-    async def _read(self, reservation: Reservation) -> tuple[Service, EngineRequest, Priority]:
+    async def _read(self, reservation: Reservation) -> _Arrived:
         request, record = self.request, self.record
         has_form = is_form(request.headers.get("Content-Type"))
         is_parsed = self.route.service is None and not self.route.model and not has_form
@@ -94,14 +114,16 @@ class RequestLife:
         service = model.service
         record.service = service.key
         named_class, timeout_seconds = request.headers.get(CLASS_HEADER), _find_timeout_seconds(request, service)
-        priority = choose_priority(
-            service, named_class, body, timeout_seconds, self.route.may_stream, has_form=has_form
-        )
+        fields, json_body = (NO_FIELDS, b"") if has_form else (read_queue_fields(body), body)
+        priority = choose_priority(service, named_class, json_body, fields, timeout_seconds, self.route.may_stream)
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
         reservation.hold_request(service.key, len(body), self.cancellation.evict, priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
         is_coming = partial(self.parts.directory.is_coming, service.key)
-        return service, EngineRequest(self.route.fill_path(model), headers, body, reservation, is_coming), priority
+        engine_request = EngineRequest(self.route.fill_path(model), headers, body, reservation, is_coming)
+        has_homes = self.route.may_stream and self.parts.queues[service.key].has_homes
+        prefix = find_prefix(fields) if has_homes else None
+        return _Arrived(service, engine_request, priority, prefix, timeout_seconds)
 
     def _find_model(self, body: bytes) -> tuple[NamedModel, bytes]:
         """Return the service with the named model, and the body with the model name that its engines expect.
@@ -128,14 +150,14 @@ class RequestLife:
             body = rename_model(body, found.engine_name)
         return found, body
 
-    def _admit(self, service: Service, queue: ServiceQueue, priority: Priority) -> Ticket:
-        timeout_seconds = _find_timeout_seconds(self.request, service) - self.record.age_seconds()
+    def _admit(self, arrived: _Arrived, queue: ServiceQueue) -> Ticket:
+        priority, timeout_seconds = arrived.priority, arrived.timeout_seconds - self.record.age_seconds()
         deadline = asyncio.get_running_loop().time() + timeout_seconds
-        ticket = queue.admit(deadline, priority.request_class, priority.offset_seconds)
+        ticket = queue.admit(deadline, priority.request_class, priority.offset_seconds, arrived.prefix)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "event=admitted id=%s service=%s path=%s queued=%d dispatched=%d engines=%d timeout_seconds=%.1f",
-                self.record.request_id, service.key, self.record.path, queue.queued, queue.dispatched,
+                self.record.request_id, arrived.service.key, self.record.path, queue.queued, queue.dispatched,
                 queue.num_engines, timeout_seconds,
             )  # fmt: skip
         return ticket

@@ -8,7 +8,7 @@ from tests.gateway.builders import make_known_service
 
 from conveyor_api.queue import Queue
 from conveyor_gateway.errors import Code, InvalidRequest
-from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES
+from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, NO_FIELDS, read_queue_fields
 from conveyor_gateway.relaying.priority import Priority, choose_priority
 from conveyor_gateway.watching.catalog import Service
 from conveyor_gateway.watching.classes import parse_classes
@@ -23,7 +23,8 @@ def make_service(classes: list[dict[str, Any]] = CLASSES, **queue: Any) -> Servi
 
 
 def choose(service: Service, named: str | None = None, /, timeout_seconds: float = 600.0, **body: Any) -> Priority:
-    return choose_priority(service, named, json.dumps(body).encode(), timeout_seconds, may_generate=True)
+    sent = json.dumps(body).encode()
+    return choose_priority(service, named, sent, read_queue_fields(sent), timeout_seconds, may_generate=True)
 
 
 def name_of(priority: Priority) -> str:
@@ -107,4 +108,4 @@ def test_shortest_first_orders_by_prompt_and_answer_up_to_a_bound() -> None:
     offsets = [choose(service, **body).offset_seconds for body in bodies]
     assert offsets == sorted(set(offsets))
     assert 0 < offsets[0] < offsets[-1] == MAX_OFFSET_SECONDS
-    assert choose_priority(service, None, b"{}", 600.0, may_generate=False).offset_seconds == 0.0
+    assert choose_priority(service, None, b"{}", NO_FIELDS, 600.0, may_generate=False).offset_seconds == 0.0

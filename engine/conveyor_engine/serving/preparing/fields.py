@@ -73,6 +73,7 @@ def _as_json(value: object) -> str:
 _LABEL = "labels the request or its user"
 _PLACE = "selects where, when or with what help the request is computed"
 _CACHE = "is a hint for a prompt cache; prefixes are cached in any case"
+_KEY = "has no effect in the engine; the gateway chooses the engine by it (prefixes.md)"
 _NO_BEAMS = "beam search is not supported; send `n` and a `seed`"
 _WITHOUT = "concerns inputs that the path does not accept, or a kind of answer that this engine does not give"
 _HOSTED = "concerns tools that OpenAI runs"
@@ -117,7 +118,7 @@ TABLE: tuple[Row, ...] = (
     *_ignored(_PLACE, [VLLM], "stream_interval"),
     *_ignored(_PLACE, [SGLANG], "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank"),
     *_ignored(_PLACE, [SGLANG], "bootstrap_host", "bootstrap_port", "bootstrap_room", "ngram_corpus_id"),
-    *_ignored(_CACHE, [OPENAI], "prompt_cache_key"),
+    *_ignored(_KEY, [OPENAI], "prompt_cache_key"),
     *_ignored(_CACHE, [OPENAI], "prompt_cache_retention", "prompt_cache_options", on=(*BOTH, *_RESPONSES)),
     *_ignored(_HOSTED, [OPENAI], "max_tool_calls", on=_RESPONSES),
     *_ignored(_LABEL, [VLLM], "request_id", on=_RESPONSES),

@@ -229,7 +229,7 @@ class ResponsesRequest(ChoosingFields):
     safety_identifier: Label | None = None
     """The answer repeats it."""
     prompt_cache_key: Label | None = None
-    """The answer repeats it. Prefixes are cached in any case."""
+    """The answer repeats it. The gateway chooses the engine by it."""
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -1,0 +1,101 @@
+"""Tests which requests have the same prefix, and that those go to the same engine through a whole gateway."""
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tests.gateway.engine_servers import answering, running_engine
+from tests.gateway.stack import Stack, post
+
+from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, read_queue_fields
+from conveyor_gateway.relaying.prefixes import MAX_BEGINNING_BYTES, find_prefix
+
+Json = dict[str, Any]
+LONG = "x" * MAX_BEGINNING_BYTES
+
+
+def find(**body: Any) -> int | None:
+    return find_prefix(read_queue_fields(json.dumps(body).encode()))
+
+
+def say(role: str, content: Any) -> Json:
+    return {"role": role, "content": content}
+
+
+HELLO = say("user", "Hello")
+
+
+def test_each_turn_of_a_conversation_has_the_prefix_of_the_first() -> None:
+    begin = [say("system", "Be brief."), HELLO]
+    turns = [begin, [*begin, say("assistant", "Hi"), say("user", "And now?")]]
+    assert len({find(messages=messages, temperature=number) for number, messages in enumerate(turns)}) == 1
+    assert find(messages=turns[0]) is not None
+    in_input = [{"type": "message", **message} for message in begin]
+    assert find(input=in_input) == find(input=[*in_input, say("assistant", "Hi")])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"messages": [say("user", "a")]}, {"messages": [say("user", "b")]}),
+        ({"messages": [say("system", f"{LONG}a"), HELLO]}, {"messages": [say("system", f"{LONG}b"), HELLO]}),
+        ({"messages": [say("developer", "a")]}, {"messages": [say("developer", "a"), say("user", "b")]}),
+        ({"prompt": "a"}, {"prompt": "b"}),
+        ({"prompt": [1, 2]}, {"prompt": [1, 3]}),
+        ({"input": "a"}, {"input": "b"}),
+        ({"input": "a", "instructions": "b"}, {"input": "a", "instructions": "c"}),
+        ({"messages": [say("user", "a")], "system": "b"}, {"messages": [say("user", "a")], "system": "c"}),
+        ({"prompt": "a", "cache_salt": "b"}, {"prompt": "a", "cache_salt": "c"}),
+        ({"prompt": "a", "prompt_cache_key": "b"}, {"prompt": "a", "prompt_cache_key": "c"}),
+        ({"prompt": "a", "model": "m:b"}, {"prompt": "a", "model": "m:c"}),
+    ],
+)  # fmt: skip
+def test_requests_that_share_no_cached_prompt_have_different_prefixes(one: Json, other: Json) -> None:
+    assert len({find(**one), find(**other), None}) == 3
+
+
+def test_of_long_texts_the_beginning_counts() -> None:
+    assert find(prompt=LONG + "a") == find(prompt=LONG + "b")
+    assert find(messages=[say("user", LONG + "a")]) == find(messages=[say("user", LONG + "b")])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{}", b"[]", b"{", b'{"prompt": "\\ud800"}',
+        b'{"prompt": "a", "max_tokens": "many"}', b'{"prompt": "%s"}' % (b"x" * MAX_ROUTED_BYTES),
+    ],
+)  # fmt: skip
+def test_a_body_without_a_prompt_or_that_is_not_read_has_no_prefix(body: bytes) -> None:
+    assert find_prefix(read_queue_fields(body)) is None
+
+
+@pytest.mark.parametrize("messages", [[None], [1, "a"], [[]], [{"role": 1}], "text", {"role": "user"}])
+def test_messages_of_any_form_are_read(messages: Any) -> None:
+    assert find(messages=messages) is not None
+
+
+async def test_the_turns_of_conversations_stay_at_their_engines(stack: Stack, http: aiohttp.ClientSession) -> None:
+    answers = [answering(web.json_response, data={"engine": number}) for number in range(3)]
+    async with (
+        running_engine(answers[0]) as one,
+        running_engine(answers[1]) as two,
+        running_engine(answers[2]) as three,
+    ):
+        for engine in (one, two, three):
+            await stack.add_engine(engine.port)
+        asked: list[set[int]] = []
+        for number in range(12):
+            messages, engines = [say("system", "Be brief."), say("user", f"Question {number}")], set()
+            for _ in range(3):
+                status, answer, _ = await post(
+                    http, f"{stack.url}/chat/completions", json.dumps({"messages": messages}).encode()
+                )
+                assert status == 200
+                engines.add(answer["engine"])
+                messages += [say("assistant", "Yes."), say("user", "And?")]
+            asked.append(engines)
+    assert all(len(engines) == 1 for engines in asked), asked
+    assert len(set.union(*asked)) == 3
