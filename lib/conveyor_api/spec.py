@@ -319,8 +319,8 @@ class InferenceServiceSpec(ApiModel):
     drain: Drain = Drain()
     """How a pod shuts down."""
     profile: Name | None = None
-    """Name of a profile (the chart's value `profiles`). It fills the fields of `resources` and `pod` that are not set;
-    see `status.effective`."""
+    """Name of a profile (the chart's value `profiles`). It fills the fields of `resources` and `pod` that are not set,
+    and then the profile `default` does; see `status.effective`."""
     resources: Resources = Resources()
     """Resources of the engine's container."""
     pod: Pod = Pod()

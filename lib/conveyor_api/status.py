@@ -144,7 +144,7 @@ class EffectiveStatus(_StatusModel):
     queue_classes: Annotated[list[QueueClassStatus], Field(max_length=MAX_CLASSES), KeyedBy("name")] | None = None
     """Classes of the queue with their limits, the lowest level first."""
     from_profile: Annotated[list[Word], Field(max_length=64)] | None = None
-    """Fields of the spec that the profile set."""
+    """Fields of the spec that the profiles set."""
     tensor_parallel_size: Count | None = None
     """GPUs that compute the model of one engine together, if there are several."""
     derived: Annotated[list[DerivedStatus], Field(max_length=8), KeyedBy("name")] | None = None

@@ -1,22 +1,25 @@
 """Profiles: fields that the platform team defines, and that a service gets if it names the profile.
 
-The service's own fields take precedence. Maps are merged key by key. A list or a value of the service is kept
-unchanged. The result is validated like the spec of a service, so a profile cannot set anything that a service cannot.
-Profiles are read once, at the start. Used by `resource`.
+The profile `default` is for all services. The service's own fields take precedence, then those of the profile that it
+names. Maps are merged key by key, and so are lists whose entries have a key, such as `env`. Another list or a value of
+the service is kept unchanged. The result is validated like the spec of a service, so a profile cannot set anything that
+a service cannot. Profiles are read once, at the start. Used by `resource`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from conveyor_api.base import KeyedBy
 from conveyor_api.errors import InvalidResource, Problem
 from conveyor_api.profile import Profile
 from conveyor_operator.loop.owner import Object
 
-_MOST_TOLD = 64  # the limit of the status's field
+DEFAULT: Final = "default"  # the profile of all services
+_MOST_TOLD, _MOST_CHARACTERS = 64, 253  # the limits of the status's field
 
 
 class Profiles:
@@ -26,17 +29,21 @@ class Profiles:
         self._profiles = profiles
 
     def fill(self, body: Object) -> tuple[Object, list[str]]:
-        """Return the InferenceService with its profile's fields, and the paths of these fields.
+        """Return the InferenceService with the fields of its profiles, and the paths of these fields.
 
         Raises InvalidResource.
         """
         spec = body.get("spec")
-        name = spec.get("profile") if isinstance(spec, dict) else None
-        if not isinstance(spec, dict) or not isinstance(name, str):
+        if not isinstance(spec, dict):
             return body, []
+        named = spec.get("profile")
+        names = [named] if isinstance(named, str) else []
+        names += [DEFAULT] if DEFAULT in self._profiles and DEFAULT not in names else []
         filled: list[str] = []
-        given = self._find(name)
-        return {**body, "spec": _fill(spec, given, "", filled)}, sorted(filled)[:_MOST_TOLD]
+        for name in names:
+            spec = _fill(spec, self._find(name), "", filled)
+        told = [path[:_MOST_CHARACTERS] for path in sorted(filled)[:_MOST_TOLD]]
+        return ({**body, "spec": spec} if names else body), told
 
     def _find(self, name: str) -> Object:
         if name not in self._profiles:
@@ -63,10 +70,35 @@ def _fill(own: Object, given: Object, path: str, filled: list[str]) -> Object:
         here, said = f"{path}.{name}".removeprefix("."), own.get(name)
         if isinstance(value, dict) and isinstance(said, dict | None):
             merged[name] = _fill(said or {}, value, here, filled)
+        elif here in _KEYS and isinstance(said, list | None):
+            merged[name] = _fill_entries(said or [], value, _KEYS[here], here, filled)
         elif said is None:
             merged[name] = value
             filled.append(here)
     return merged
+
+
+def _fill_entries(own: list[Any], given: list[Object], key: str, path: str, filled: list[str]) -> list[Any]:
+    """Return the given entries whose key the service does not have, and then the service's own.
+
+    So a variable of the service may refer to a variable of the profile.
+    """
+    named = [entry.get(key) for entry in own if isinstance(entry, dict)]
+    added = [entry for entry in given if entry[key] not in named]
+    filled += [f"{path}[{entry[key]}]" for entry in added]
+    return [*added, *own]
+
+
+def _find_keys(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of each list with keyed entries that a profile may have, and the name of the key."""
+    for name, field in model.model_fields.items():
+        here = f"{path}.{field.alias or name}".removeprefix(".")
+        yield from ((here, mark.key) for mark in field.metadata if isinstance(mark, KeyedBy))
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _find_keys(field.annotation, here)
+
+
+_KEYS: Final = dict(_find_keys(Profile))
 
 
 def _wrong(message: str) -> InvalidResource:
