@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.engine.fetching.hubs import NOWHERE, WEIGHTS, Fetch, partial_of, runn
 from conveyor_engine.errors import ModelError, StartError
 from conveyor_engine.fetching.fetch import MARKER
 from conveyor_engine.fetching.hub import has_one_origin
+from e2e.cluster.certificates import Authority
 from e2e.hub.repository import Repository
 from e2e.hub.server import Hub
 
@@ -280,3 +282,19 @@ def test_the_hub_runs_as_a_process(fetch_from: Fetch, root: Path, target: Path) 
         fetch_from(first.strip().partition("url=")[2], "hf://org/tiny", target)
         process.terminate()
         assert process.wait(timeout=30) == 0
+
+
+def test_a_hub_whose_certificate_is_of_ones_own_authority(
+    fetch_from: Fetch, hub: Hub, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path / "authority", "authority")
+    pair = authority.issue("hub", "hub", names=["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    hub.socket = context.wrap_socket(hub.socket, server_side=True)
+    url = hub.url.replace("http:", "https:")
+    with pytest.raises(ModelError, match="CERTIFICATE_VERIFY_FAILED"):
+        fetch_from(url, "hf://org/tiny", target)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    fetch_from(url, "hf://org/tiny", target)
+    assert (target / WEIGHTS).exists()
