@@ -1,6 +1,7 @@
-"""Queries engines for free places while requests wait. Each engine has at most one open query.
+"""Queries engines for free places while requests wait. At each address, one query or one return is open at most.
 
-Used by `dispatcher` only. The engine answers when it has reserved a place for this gateway.
+Used by `dispatcher` only. The engine answers when it has reserved a place for this gateway. An engine may be a tenant's
+own program, and never answer.
 """
 
 import asyncio
@@ -13,20 +14,24 @@ from conveyor_gateway.engines.session import EngineSession
 class Asking:
     """Calls `on_answer(engine, is_granted)` after each query. `on_answer` returns whether a request uses the place.
 
-    A query stays open until the engine answers. A place that no request uses is given back.
+    A query stays open until the engine answers. A place that no request uses is given back. `on_end` is called when the
+    engine can be queried again.
     """
 
-    def __init__(self, engines: EngineSession, on_answer: Callable[[Engine, bool], bool]) -> None:
+    def __init__(
+        self, engines: EngineSession, on_answer: Callable[[Engine, bool], bool], on_end: Callable[[], None]
+    ) -> None:
         self._engines = engines
         self._on_answer = on_answer
-        self._asked: set[Engine] = set()
+        self._on_end = on_end
+        self._asked: set[str] = set()  # addresses, because a pod that is ready again is a new `Engine`
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, engines: Iterable[Engine], level: int) -> None:
         """Query each engine for a place, unless a query to it is open. A lower `level` is more urgent."""
         for engine in engines:
-            if engine not in self._asked:
-                self._asked.add(engine)
+            if engine.address not in self._asked:
+                self._asked.add(engine.address)
                 task = asyncio.create_task(self._ask(engine, level))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -36,7 +41,9 @@ class Asking:
             task.cancel()
 
     async def _ask(self, engine: Engine, level: int) -> None:
-        granted = await self._engines.ask_for_place(engine.address, level)
-        self._asked.discard(engine)  # first, because `on_answer` may start the next query
+        address = engine.address
+        granted = await self._engines.ask_for_place(address, level)
         if not self._on_answer(engine, granted) and granted:
-            await self._engines.give_place_back(engine.address)
+            await self._engines.give_place_back(address)
+        self._asked.discard(address)
+        self._on_end()

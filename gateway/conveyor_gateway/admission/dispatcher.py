@@ -36,7 +36,7 @@ class Dispatcher:
         self._num_of_level = Counter[int]()  # number of dispatched tickets by level
         self.retries = RetryBudget(loop.time())
         self._loop = loop
-        self._asking = Asking(engines, self._use_answer)
+        self._asking = Asking(engines, self._use_answer, self.match)
         self._exclusions = Exclusions()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -170,7 +170,6 @@ class Dispatcher:
             self.pool.leave_out(engine, now)
         is_used = granted and self._use_granted(engine, now)
         self.pool.note_place_answer(engine, asks_again=is_used and bool(self.waiting))
-        self.match()
         return is_used
 
     def _use_granted(self, engine: Engine, now: float) -> bool:

@@ -47,7 +47,9 @@ _UNKNOWN, _FULL, _LOST, _REFUSED = 404, 429, 502, 503
 KEPT_BACK: Final = frozenset((_FULL, _LOST, _REFUSED))  # statuses of engines that are not forwarded to clients
 _CONNECT_SECONDS: Final = 3.0  # to connect; `_post` lowers it to half of the request's remaining time
 _MIN_CONNECT_SECONDS: Final = 0.25
-_USAGE_SECONDS: Final = 5.0  # limit for a query for used tokens, which the engine answers once the request has ended
+_ANSWER_SECONDS: Final = (
+    5.0  # limit for what an engine answers at once: the tokens of an ended request, a returned place
+)
 _PIECE_BYTES: Final = 256 << 10  # of a request's body
 
 
@@ -75,10 +77,12 @@ class EngineSession:
 
     async def give_place_back(self, address: str) -> None:
         """Release a place that the engine has reserved and that no request needs."""
-        await self._request_place("DELETE", address, {})
+        await self._request_place("DELETE", address, {}, _ANSWER_SECONDS)
 
-    async def _request_place(self, method: str, address: str, headers: dict[str, str]) -> bool:
-        url, timeout = f"http://{address}/place", _limit_connecting(_CONNECT_SECONDS)
+    async def _request_place(
+        self, method: str, address: str, headers: dict[str, str], seconds: float | None = None
+    ) -> bool:
+        url, timeout = f"http://{address}/place", aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
         try:
             response = await self._session.request(method, url, headers=headers, allow_redirects=False, timeout=timeout)
         except (aiohttp.ClientError, OSError):
@@ -92,7 +96,7 @@ class EngineSession:
             async with self._session.get(
                 URL(f"http://{address}{USAGE_PATH}?key={key}", encoded=True),
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=_USAGE_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS),
             ) as response:
                 return parse_usage(bytes(await read_answer(response.content, MAX_REPORT_BYTES)))
         except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError):

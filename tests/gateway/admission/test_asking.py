@@ -17,6 +17,7 @@ class Engines:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.given_back: list[str] = []
+        self.takes_back = True
         self._answers: dict[str, asyncio.Future[bool]] = {}
 
     async def ask_for_place(self, address: str, level: int) -> bool:
@@ -26,6 +27,8 @@ class Engines:
 
     async def give_place_back(self, address: str) -> None:
         self.given_back.append(address)
+        while not self.takes_back:
+            await asyncio.sleep(0)
 
     async def answer(self, address: str, granted: bool = True) -> None:
         self._answers.pop(address).set_result(granted)
@@ -112,3 +115,34 @@ async def test_a_queue_that_ends_takes_nothing_more() -> None:
     await settle()
     assert engines.asked == ["a:1"]
     assert all(task.done() for task in queue._dispatcher._asking._tasks)
+
+
+async def test_an_engine_that_takes_no_place_back_is_not_asked_meanwhile_and_at_once_afterwards() -> None:
+    queue = make_queue(engines := Engines(), "a:1")
+    engines.takes_back = False
+    await refuse(queue, first := queue.admit(FAR))
+    queue.finish(first)
+    await engines.answer("a:1")
+    assert (engines.asked, engines.given_back) == (["a:1"], ["a:1"])
+    await refuse(queue, queue.admit(FAR))
+    assert (engines.asked, engines.given_back) == (["a:1"], ["a:1"])
+    engines.takes_back = True
+    await settle()
+    assert engines.asked == ["a:1", "a:1"]
+
+
+async def test_a_pod_that_is_ready_again_gets_no_second_query_beside_the_open_one() -> None:
+    queue = make_queue(engines := Engines(), "a:1")
+    for _ in range(3):
+        ticket = queue.admit(FAR)
+        await refuse(queue, ticket)
+        queue.finish(ticket)
+        queue.set_engines([])
+        queue.set_engines(["a:1"])
+    assert engines.asked == ["a:1"]
+    await refuse(queue, waiting := queue.admit(FAR))
+    await engines.answer("a:1")
+    assert engines.given_back == ["a:1"], "the place was granted to the pod before"
+    assert engines.asked == ["a:1", "a:1"]
+    await engines.answer("a:1")
+    assert where(waiting) == ["a:1"]
