@@ -3,6 +3,7 @@
 {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "qwen", "messages": [...]}}
 """
 
+import codecs
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,6 +48,8 @@ _BODIES: Final = msgspec.json.Decoder(_Body)
 
 def parse_line(line: bytes) -> BatchRequest:
     """Return the request of a line. Raises InvalidLine."""
+    if line.startswith(codecs.BOM_UTF8):
+        raise InvalidLine("it begins with a byte order mark (BOM): save the file as UTF-8 without it")
     try:
         parsed = _LINES.decode(line)
         body = _BODIES.decode(parsed.body)

@@ -13,6 +13,7 @@ process is killed before that, the request is sent again, so each request has on
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
@@ -106,6 +107,7 @@ class Results:
         self._done = bytearray(num_requests)
         self._files: dict[str, BinaryIO] = {}
         self._closing = contextlib.ExitStack()
+        self._failure: OSError | None = None
         self.counts = Counts()
 
     def __enter__(self) -> Self:
@@ -167,8 +169,20 @@ class Results:
 
     def _write(self, name: str, number: int, request: BatchRequest, response: object, error: object) -> None:
         result = {"id": f"{_ID}{number}", "custom_id": request.custom_id, "response": response, "error": error}
-        self._files[name].write(msgspec.json.encode(result) + b"\n")
+        with self._writing():
+            self._files[name].write(msgspec.json.encode(result) + b"\n")
         self._done[number] = 1
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise the first error of the disk again from then on: a line after a half line would break the file."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except OSError as error:
+            self._failure = error
+            raise
 
     def _count(self, name: str, body: bytes) -> None:
         if name == ERRORS:
@@ -188,8 +202,9 @@ class Results:
 
     def flush(self) -> None:
         """Give what was added to the operating system."""
-        for file in self._files.values():
-            file.flush()
+        with self._writing():
+            for file in self._files.values():
+                file.flush()
 
     def sync(self) -> None:
         """Wait until what was flushed is on the disk. Takes long, so it may run in another thread."""

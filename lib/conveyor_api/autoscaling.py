@@ -12,6 +12,7 @@ from conveyor_api.base import ApiModel, Rule
 from conveyor_api.quantities import Duration, Quantity, between, parse_duration_seconds
 
 LONGEST_PERIOD_SECONDS: Final = 1800
+MAX_REPLICAS: Final = 1000
 """Kubernetes' limit for the period of a scaling policy."""
 
 
@@ -95,12 +96,12 @@ class Autoscaling(ApiModel):
     that KEDA creates from Conveyor's ScaledObject. External: your own autoscaler of the Deployment `NAME-engine`. With
     External, Conveyor starts with `minReplicas` and then does not change the number."""
 
-    min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
     """Lower limit of replicas. A new service starts with this number, at least one. 0: the service scales to zero after
     `idleTimeout` without requests. The next request waits in the gateway and starts an engine."""
     idle_timeout: Annotated[Duration, between("5s", "168h")] | None = None
     """Time without requests after which the service scales to zero, if `minReplicas` is 0; default: 5 minutes."""
-    max_replicas: Annotated[int, Field(ge=1, le=1000)]
+    max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
     """Upper limit of replicas."""
     target_utilization_percent: Annotated[int, Field(ge=1, le=100)] = 75
     """Target for the requests in flight per replica (queued or at an engine), in percent of its batch size. If the KV

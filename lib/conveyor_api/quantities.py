@@ -14,11 +14,12 @@ from pydantic_core import CoreSchema
 
 from conveyor_api.base import Rule
 
-_QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))([KMGTPE]i|[eE][+-]?[0-9]{1,2}|[numkMGTPE])?")
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))([KMGTPE]i|[eE][+-]?[0-9]+|[numkMGTPE])?")
 _DURATION = re.compile(r"(?:[0-9]{1,6}(?:ms|s|m|h))+")
 _PERCENT = re.compile(r"(?:0|[1-9][0-9]{0,2})%")
 _DECIMAL_POWER: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY_POWER: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_MOST_POWER: Final = 100  # no amount needs a larger one, and Kubernetes clamps it to 64 bits
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -30,8 +31,8 @@ def parse_quantity(value: int | str) -> Decimal:
     number, suffix = Decimal(match[1]), match[2] or ""
     if suffix in _BINARY_POWER:
         return number * (1 << _BINARY_POWER[suffix])
-    power = _DECIMAL_POWER[suffix] if suffix in _DECIMAL_POWER else int(suffix[1:])
-    return number.scaleb(power)
+    power = _DECIMAL_POWER[suffix] if suffix in _DECIMAL_POWER else Decimal(suffix[1:])
+    return number.scaleb(int(max(-_MOST_POWER, min(power, _MOST_POWER))))
 
 
 def format_quantity(value: float) -> str:
@@ -74,7 +75,7 @@ Quantity = Annotated[
     int | str,
     IntOrString(),
     Rule(
-        "type(self) == int || isQuantity(string(self))",
+        "type(self) == int || size(string(self)) <= 32 && isQuantity(string(self))",
         "must be a quantity such as 500m, 2 or 10Gi",
         _is_quantity,
     ),

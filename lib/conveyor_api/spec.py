@@ -11,7 +11,7 @@ from pydantic import Field
 
 from conveyor_api import names
 from conveyor_api.adapters import ADAPTER_RULES, Adapters
-from conveyor_api.autoscaling import Autoscaling
+from conveyor_api.autoscaling import MAX_REPLICAS, Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_BATCH_SIZE_CUDA, Batching, KVCache
 from conveyor_api.engine import (
@@ -309,7 +309,7 @@ class InferenceServiceSpec(ApiModel):
     """Limits of the queue in the gateways."""
     request_timeout: Annotated[Duration, between("1s", "24h")] = "10m"
     """Longest time from a request's arrival to its last byte. After it the client gets 504, or its stream ends."""
-    replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
+    replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
     """Number of engines; cannot be set together with `autoscaling`. Default: 1, or the last number of an autoscaler
     that was removed. Set it if something else scales the service through `/scale`."""
     autoscaling: Autoscaling | None = None

@@ -129,8 +129,8 @@ def read_service(path: Path) -> InferenceServiceSpec:
     """Read an InferenceService from a file. Raises ValueError if it cannot be simulated."""
     try:
         service = InferenceService.parse(yaml.safe_load(path.read_text(encoding="utf-8")), known_only=True)
-    except InvalidResource as error:
-        raise ValueError(f"{path}: {error}") from None
+    except (InvalidResource, yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
     spec = service.settled_spec
     if spec.autoscaling is None:
         raise ValueError(f"{path}: spec.autoscaling is not set, so the replicas never change")
@@ -144,7 +144,7 @@ def read_service(path: Path) -> InferenceServiceSpec:
 def build_trace(flags: argparse.Namespace) -> Trace:
     """Build the load from the flags. Raises ValueError for an invalid file of arrivals."""
     if flags.csv is not None:
-        with flags.csv.open(encoding="utf-8", newline="") as lines:
+        with flags.csv.open(encoding="utf-8-sig", newline="") as lines:
             return read_csv(lines)
     low, high, at, length, total = flags.low, flags.high, flags.at, flags.length, flags.seconds
     match flags.trace:

@@ -14,7 +14,10 @@ from conveyor_api.resource import InferenceService
 
 Path = tuple[str | int, ...]
 MISSING = object()
-VALUES: tuple[Any, ...] = (MISSING, -1, 10**12, True, "", "x", "1", "é", "a" * 600, [], {"a": 1}, [{"name": "x"}])
+VALUES: tuple[Any, ...] = (
+    *(MISSING, -1, 10**12, True, "", "x", "1", "é", "a" * 600, "1e100", "1" * 40),
+    *([], {"a": 1}, [{"name": "x"}]),
+)
 
 
 def paths(value: Any, path: Path = ()) -> Iterator[Path]:

@@ -28,6 +28,10 @@ from conveyor_api.quantities import format_quantity, is_zero, parse_duration_sec
         ("1e3", "1000"),
         ("1E3", "1000"),
         ("-2", "-2"),
+        ("1e100", "1e100"),
+        ("1e1000", "1e100"),
+        ("1e00000002", "100"),
+        ("1E-99999999999999999999", "1e-100"),
     ],
 )
 def test_a_quantity_is_a_number(text: int | str, number: str) -> None:

@@ -57,3 +57,8 @@ def test_no_bytes_are_anything_but_a_request_or_invalid(line: bytes) -> None:
 def test_a_deeply_nested_line_is_invalid() -> None:
     with pytest.raises(InvalidLine):
         parse_line(b'{"custom_id": "a", "url": "/v1/completions", "body": {"x": ' + b"[" * 100_000)
+
+
+def test_a_byte_order_mark_is_told_as_such() -> None:
+    with pytest.raises(InvalidLine, match="byte order mark"):
+        parse_line(b"\xef\xbb\xbf" + json.dumps(make_line("a")).encode())

@@ -1,6 +1,9 @@
 """Tests the files with the results: their format, and what a job that is started again finds in them."""
 
+import contextlib
 import json
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,28 @@ def test_what_is_done_is_found_again_and_a_torn_line_is_not(tmp_path: Path) -> N
         assert counts.expired == 1
         results.add(1, REQUEST, GOOD)
     assert [line["id"] for line in read_lines(output)] == ["batch_req_2", "batch_req_1"]
+
+
+def test_after_a_half_written_line_nothing_more_is_written_so_that_the_next_start_can_go_on(tmp_path: Path) -> None:
+    large = Response(200, "id-1", json.dumps({"text": "x" * 100_000}).encode())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with contextlib.suppress(OSError), Results(tmp_path, 4) as results:
+            results.add(0, REQUEST, GOOD)
+            results.flush()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+            with pytest.raises(OSError, match="File too large"):
+                results.add(1, REQUEST, large)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            for write in (lambda: results.add(2, REQUEST, GOOD), results.flush):
+                with pytest.raises(OSError, match="File too large"):
+                    write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    with Results(tmp_path, 4) as results:
+        assert [results.is_done(number) for number in range(4)] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("line", ["{}", '{"id": "batch_req_9"}', '{"id": "batch_req_-1"}', "no", '{"id": "x"}'])

@@ -91,6 +91,7 @@ def make_child(kind: str = "Deployment", name: str = "qwen-engine", **changes: A
         fingerprint="as-applied",
         labels=names.child_labels(OWNER.name),
         controller=f"{names.KIND}/{OWNER.name}",
+        controller_group=names.GROUP,
         controller_uid=OWNER.uid,
     )
     return replace(child, **changes)

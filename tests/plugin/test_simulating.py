@@ -44,8 +44,9 @@ def test_a_service_scales_as_its_spec_says(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_arrivals_of_a_file_are_simulated_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file begins with a byte order mark, as Excel writes it."""
     arrivals, picture = tmp_path / "arrivals.csv", tmp_path / "picture.svg"
-    arrivals.write_text("at,seconds\n" + "".join(f"{second},20\n" for second in range(0, 200, 2)))
+    arrivals.write_text("\ufeffat,seconds\n" + "".join(f"{second},20\n" for second in range(0, 200, 2)))
     assert main(["simulate", f"--csv={arrivals}", "--seeds=1", f"--plot={picture}"]) == 0
     assert str(arrivals) in capsys.readouterr().out
     drawing = ElementTree.parse(picture).getroot()
@@ -67,6 +68,14 @@ def test_what_cannot_be_simulated_is_said_in_one_line(tmp_path: Path, capsys: py
         assert len(said) == 1
         assert words in said[0]
     assert main(["simulate", "--csv=/nowhere"]) == 2
+    capsys.readouterr()
+    file = tmp_path / "broken.yaml"
+    for text in ("a: 1\n---\nb: 2\n", "a: [", "&a [*a]", "\x00"):
+        file.write_text(text)
+        assert main(["simulate", f"--service={file}"]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1
+        assert str(file) in said[0]
     with pytest.raises(SystemExit):
         main(["simulate", "--seeds=0"])
     assert "--seeds: must be a whole number from 1 to 1000, not '0'" in capsys.readouterr().err

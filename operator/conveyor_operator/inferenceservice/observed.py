@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conveyor_api import names
+from conveyor_api.autoscaling import MAX_REPLICAS
 from conveyor_operator.inferenceservice.kinds import CHILDREN
 from conveyor_operator.inferenceservice.pods import PodState, observe_pod
 from conveyor_operator.inferenceservice.replica_sets import ReplicaSetState, hash_pod_template, observe_replica_set
@@ -48,6 +49,7 @@ class DeploymentState:
     pod_template: str = ""
     """Hash of the pod template in the API server. The newest ReplicaSet has the same hash."""
     held_replicas: str = ""
+    """The number in HELD_REPLICAS_ANNOTATION; "" if there is none that a service could have."""
     max_surge: int | str = 0
     """Additional pods during a rollout: a number or a percentage."""
     revision: int = 0
@@ -207,7 +209,7 @@ def observe_deployment(body: Object) -> DeploymentState:
         engine_image=_own_image(spec["template"]["spec"]),
         config_hash=str((template.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         pod_template=hash_pod_template(spec["template"]),
-        held_replicas=str(annotations.get(HELD_REPLICAS_ANNOTATION, "")),
+        held_replicas=_read_held(str(annotations.get(HELD_REPLICAS_ANNOTATION, ""))),
         max_surge=((spec.get("strategy") or {}).get("rollingUpdate") or {}).get("maxSurge", 0),
         revision=_whole(annotations.get(REVISION_ANNOTATION)),
         replicas=int(status.get("replicas", 0)),
@@ -263,6 +265,11 @@ def observe_ready_endpoints(body: Object) -> int:
 def _tolerance(spec: Object, direction: str) -> str:
     rules = (spec.get("behavior") or {}).get(direction) or {}
     return str(rules.get("tolerance", "0.1"))
+
+
+def _read_held(text: str) -> str:
+    """Return the number of replicas in the annotation; "" for anything else. Who edits Deployments can set it."""
+    return text if text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) <= MAX_REPLICAS else ""
 
 
 def _whole(text: object) -> int:

@@ -29,6 +29,8 @@ class Child:
     """The child's labels, limited to the keys that Conveyor sets on every child. Other labels are left out."""
     controller: str = ""
     """`Kind/name` of the controlling owner, empty without one."""
+    controller_group: str = ""
+    """API group of the controlling owner. Another group may have a kind of the same name."""
     controller_uid: str = ""
     access_mode: str = ""
     """For a PersistentVolumeClaim: its immutable access mode."""
@@ -53,6 +55,7 @@ def observe_child(body: Mapping[str, Any], labels: Iterable[str] = ()) -> Child:
         fingerprint=fingerprint(body),
         labels={key: str(found[key]) for key in labels if key in found},
         controller=f"{controller['kind']}/{controller['name']}" if controller else "",
+        controller_group=str(controller.get("apiVersion", "")).rpartition("/")[0],
         controller_uid=str(controller.get("uid", "")),
         access_mode=spec["accessModes"][0] if kind == "PersistentVolumeClaim" else "",
         replicas=int(spec.get("replicas", 1)) if kind == "Deployment" else None,

@@ -58,12 +58,13 @@ def find_obstacle(owner: Owner, child: Child) -> Obstacle | None:
     if child.controller_uid == owner.uid:
         return None
     kind = owner.kind.kind
-    if child.controller == f"{kind}/{owner.name}":
+    if (child.controller_group, child.controller) == (owner.kind.group, f"{kind}/{owner.name}"):
         message = f"{child.kind} {child.name} belongs to a deleted {kind} of this name; waiting for garbage collection"
         return Obstacle(child.kind, child.name, Reason.CHILD_NOT_OWNED, message, temporary=True)
     if not child.controller_uid and all(child.labels.get(key) == value for key, value in owner.labels.items()):
         return None
-    whose = f"belongs to {child.controller}" if child.controller else "was not created by Conveyor"
+    group = f" of {child.controller_group}" if child.controller.startswith(f"{kind}/") else ""
+    whose = f"belongs to {child.controller}{group}" if child.controller else "was not created by Conveyor"
     message = f"{child.kind} {child.name} already exists and {whose}. Delete it, or use another name for the {kind}."
     return Obstacle(child.kind, child.name, Reason.CHILD_NOT_OWNED, message)
 

@@ -17,7 +17,8 @@ class Engines:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.given_back: list[str] = []
-        self.takes_back = True
+        self.takes_back = asyncio.Event()
+        self.takes_back.set()
         self._answers: dict[str, asyncio.Future[bool]] = {}
 
     async def ask_for_place(self, address: str, level: int) -> bool:
@@ -27,8 +28,7 @@ class Engines:
 
     async def give_place_back(self, address: str) -> None:
         self.given_back.append(address)
-        while not self.takes_back:
-            await asyncio.sleep(0)
+        await self.takes_back.wait()
 
     async def answer(self, address: str, granted: bool = True) -> None:
         self._answers.pop(address).set_result(granted)
@@ -119,14 +119,14 @@ async def test_a_queue_that_ends_takes_nothing_more() -> None:
 
 async def test_an_engine_that_takes_no_place_back_is_not_asked_meanwhile_and_at_once_afterwards() -> None:
     queue = make_queue(engines := Engines(), "a:1")
-    engines.takes_back = False
+    engines.takes_back.clear()
     await refuse(queue, first := queue.admit(FAR))
     queue.finish(first)
     await engines.answer("a:1")
     assert (engines.asked, engines.given_back) == (["a:1"], ["a:1"])
     await refuse(queue, queue.admit(FAR))
     assert (engines.asked, engines.given_back) == (["a:1"], ["a:1"])
-    engines.takes_back = True
+    engines.takes_back.set()
     await settle()
     assert engines.asked == ["a:1", "a:1"]
 

@@ -63,3 +63,13 @@ def test_a_child_of_another_controller_is_not_adopted(stage: Stage) -> None:
         condition = stage.space.wait_condition("qwen", "Ready", "False", "ChildNotOwned")
     assert "belongs to ConfigMap/other" in condition["message"]
     assert stage.space.need("PodDisruptionBudget", "qwen-engine")["spec"]["maxUnavailable"] == 2
+
+
+def test_a_service_of_kserve_s_inferenceservice_of_the_same_name_is_told_as_such(stage: Stage) -> None:
+    theirs = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "name": "qwen", "uid": "uid-0"}
+    metadata = {"name": "qwen", "ownerReferences": [{**theirs, "controller": True}]}
+    stage.space.create("Service", {"metadata": metadata, "spec": {"ports": [{"port": 80}]}})
+    with stage.operator():
+        stage.space.make_service()
+        condition = stage.space.wait_condition("qwen", "Ready", "False", "ChildNotOwned")
+    assert "belongs to InferenceService/qwen of serving.kserve.io" in condition["message"]

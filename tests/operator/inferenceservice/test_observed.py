@@ -3,10 +3,12 @@
 import copy
 from typing import Any
 
+import pytest
 from tests.operator.builders import ROLLING_OUT, build, build_one, make_child, make_deployment, make_pod
 
 from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.observed import (
+    HELD_REPLICAS_ANNOTATION,
     DeploymentState,
     Observed,
     observe,
@@ -173,3 +175,12 @@ def test_a_copy_with_our_label_is_not_taken_for_the_deployment() -> None:
 def test_other_services_are_not_mixed_in() -> None:
     store = make_store(Deployment=[(make_child(), make_deployment())], Pod=[make_pod()], EndpointSlice=[1])
     assert observe(store, KEY._replace(name="other")) == Observed()
+
+
+@pytest.mark.parametrize(
+    ("text", "read"), [("4", "4"), ("1000", "1000"), ("1001", ""), ("\u00b2", ""), ("9" * 11, ""), ("-1", "")]
+)
+def test_only_a_number_that_a_service_may_have_is_read_from_the_annotation(text: str, read: str) -> None:
+    body = live()
+    body["metadata"].setdefault("annotations", {})[HELD_REPLICAS_ANNOTATION] = text
+    assert observe_deployment(body).held_replicas == read

@@ -157,6 +157,15 @@ def test_a_child_of_the_former_service_of_this_name_is_waited_for() -> None:
     assert obstacle.temporary
 
 
+def test_a_child_of_another_group_s_inferenceservice_is_somebody_else_s() -> None:
+    theirs = make_child("Service", "qwen", controller_group="serving.kserve.io", controller_uid="uid-of-theirs")
+    observed = all_there({})
+    observed = replace(observed, children={**observed.children, theirs_id(theirs): theirs})
+    (obstacle,) = find_differences(desire(), observed, remember({})).obstacles
+    assert not obstacle.temporary
+    assert "belongs to InferenceService/qwen of serving.kserve.io. Delete it" in obstacle.message
+
+
 def test_an_orphan_with_all_our_labels_is_taken_back() -> None:
     observed = make_observed(make_child(controller="", controller_uid=""))
     assert find_differences(desire(), observed, remember()).obstacles == ()
