@@ -72,8 +72,9 @@ async def test_the_metrics_servers(backlogs: list[int]) -> None:
 
 
 def test_the_engines(backlogs: list[int]) -> None:
-    _listen("127.0.0.1", 0).close()
-    assert backlogs == [BACKLOG]
+    for opened in _listen("", 0):
+        opened.close()
+    assert set(backlogs) == {BACKLOG}
 
 
 CLIENTS = 160
@@ -152,10 +153,10 @@ def test_the_engine_accepts_all_that_wait() -> None:
         config.load()
         server = _Server(config)
         server.lifespan = config.lifespan_class(config)
-        listening = _listen("127.0.0.1", 0)
-        await server.startup([listening])
+        listening = listen("127.0.0.1", 0)
+        await server.startup(listening)
         try:
-            with clients(listening.getsockname()[1], FLOOD, CLIENTS):
+            with clients(listening[0].getsockname()[1], FLOOD, CLIENTS):
                 await take_turns()
                 return len(server.server_state.connections)
         finally:

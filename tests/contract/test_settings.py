@@ -42,5 +42,5 @@ def test_a_setting_of_one_name_may_be_the_same_in_every_program() -> None:
     for program in (OPERATOR, GATEWAY, METRICS, ENGINE):
         for row in program.rows():
             said.setdefault(row.flag, set()).add(row.must_be)
-    # An engine names its address. A gateway drains as long as the longest request of any service may take, a day.
-    assert {flag for flag, words in said.items() if len(words) > 1} == {"--host", "--drain-timeout-seconds"}
+    # A gateway drains as long as the longest request of any service may take, a day.
+    assert {flag for flag, words in said.items() if len(words) > 1} == {"--drain-timeout-seconds"}

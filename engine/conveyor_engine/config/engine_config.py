@@ -14,6 +14,7 @@ from conveyor_process.kinds import (
     DAY_SECONDS,
     LOG_FORMAT,
     PORT,
+    TEXT,
     TRUE_OR_FALSE,
     WORDS,
     among,
@@ -267,7 +268,7 @@ class EngineConfig:
         600.0, "time limit for one request; a client can set a shorter time", seconds(DAY_SECONDS, least=0.001)
     )
     drain_timeout_seconds: float = setting(120.0, "how long running requests may continue after SIGTERM", seconds(3600))
-    host: str = setting("0.0.0.0", "address to listen on", WORDS)
+    host: str = setting("", "address to listen on; empty: all addresses", TEXT)
     port: int = setting(8000, "port to listen on; 0 = any free port, which is logged", PORT)
     padding: Padding | None = setting(
         None,

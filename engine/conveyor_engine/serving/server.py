@@ -30,7 +30,7 @@ from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.serving.preparing.process import ForkServer
-from conveyor_process.listening import BACKLOG, Acceptor, allow_open_files, close_port
+from conveyor_process.listening import BACKLOG, Acceptor, allow_open_files, close_port, listen
 
 _FLUSH_SECONDS = 5.0  # for the last bytes to reach their clients
 _STUCK_LOOK_SECONDS = 1.0  # during a drain: the time between two checks whether the engine hangs
@@ -69,7 +69,7 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     """
     allow_open_files()
     model = fork_server.model
-    listener = _listen(config.host, config.port)
+    listeners = _listen(config.host, config.port)
     metrics = EngineMetrics(model.name, load_about(config.task).cost_unit, model.adapters)
     engine = EngineClient(config, metrics.observe_step, engine_program)
     metrics.snapshot.num_waiting = lambda: engine.num_waiting
@@ -87,28 +87,27 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     await workers.start()
     await engine.start()
     gc.freeze()  # exclude loaded objects from collections, which would pause every stream for 0.1 s
-    serving = asyncio.create_task(server.serve([listener]))
+    serving = asyncio.create_task(server.serve(listeners))
     served = asyncio.Event()
     serving.add_done_callback(lambda _: served.set())
-    _log.info("event=listening host=%s port=%d model=%s", config.host, listener.getsockname()[1], model.name)
+    _log.info("event=listening host=%s port=%d model=%s", config.host, listeners[0].getsockname()[1], model.name)
     try:
         await _until_stopped(engine, server, served, stopping, config.drain_timeout_seconds)
         await serving
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
         await engine.stop()
         await workers.stop()
     return engine.death
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets. Raises ConfigError."""
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return listen(host, port)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener
+        raise ConfigError(f"cannot listen on {host or 'all addresses'} port {port}: {error.strerror}") from error
 
 
 class _Stopping:

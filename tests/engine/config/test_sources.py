@@ -32,7 +32,7 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
     environment = {"CONVEYOR_ENGINE_PORT": "2", "CONVEYOR_ENGINE_MAX_NUM_SEQS": "3", "PATH": "/bin"}
     config = parse("--config", path, "--max-num-seqs", "4", environment=environment)
     assert (config.model, config.max_num_seqs, config.port, config.block_size) == ("/file", 4, 2, 8)
-    assert config.host == "0.0.0.0"
+    assert config.host == ""
 
 
 def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:

@@ -312,6 +312,14 @@ def test_a_model_that_is_not_there_says_so(tmp_path: Path) -> None:
         assert server.termination()["reason"] == "ModelNotFound"
 
 
+def test_by_default_a_server_answers_ipv4_and_ipv6(chat_model: Path, tmp_path: Path) -> None:
+    host = EngineConfig(model=str(chat_model)).host
+    with EngineServer(tmp_path, chat_model, IDLE, host=host) as server:
+        port = httpx.URL(server.url).port
+        for address in ("127.0.0.1", "[::1]"):
+            assert server.client.get(f"http://{address}:{port}/livez").status_code == 200
+
+
 def test_a_port_in_use_says_so(chat_model: Path, tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
