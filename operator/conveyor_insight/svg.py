@@ -84,8 +84,8 @@ def short(value: float) -> str:
 Place = Callable[[float], float]
 
 
-def _frame(title: str, subtitle: str, axis: Axis, series: Sequence[Series], body: str, height: int = HEIGHT) -> str:
-    inner = height - _TOP - _BOTTOM
+def _frame(title: str, subtitle: str, axis: Axis, series: Sequence[Series], body: str) -> str:
+    inner = HEIGHT - _TOP - _BOTTOM
     grid = ""
     for tick in axis.ticks():
         y = _TOP + inner * (1 - axis.share(tick))
@@ -98,9 +98,9 @@ def _frame(title: str, subtitle: str, axis: Axis, series: Sequence[Series], body
         legend += f'<text class="fg small" x="{x + 14:.0f}" y="55">{escape(one.name)}</text>'
         x += 26 + 6.3 * len(one.name)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(title)}. {escape(subtitle)}">{_STYLE}'
-        f'<rect class="paper" width="{WIDTH}" height="{height}"/>'
+        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>'
         f'<text class="fg title" x="12" y="20">{escape(title)}</text>'
         f'<text class="dim small" x="12" y="37">{escape(subtitle)}</text>{grid}{body}{legend}</svg>'
     )
