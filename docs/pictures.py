@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from conveyor_insight.svg import Axis, Series, axis_for, bars, lines
+from conveyor_bench.modes.charts import MarkedAxis, bars
+from conveyor_insight.svg import Series, axis_for, lines
 
 _DOCS = Path(__file__).parent
 _PICTURES = _DOCS / "pictures"
@@ -80,7 +81,7 @@ def _draw_painted(title: str, subtitle: str, column: int) -> str:
     }
     series = [Series(mode, colour, values[mode]) for mode, colour in (("Continuous", 3), ("Dynamic", 1))]
     rates = sorted({rate for points in values.values() for rate, _ in points})
-    across = Axis(0.0, rates[-1] * 1.05, "pictures that arrive in a second", marks=tuple(rates))
+    across = MarkedAxis(0.0, rates[-1] * 1.05, "pictures that arrive in a second", marks=tuple(rates))
     axis = axis_for([value for points in values.values() for _, value in points], "")
     return lines(title, f"{subtitle}; demo-paint on one thread of a CPU", series, across, axis) + "\n"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from conveyor_bench.modes.charts import log_axis_for
 from conveyor_bench.modes.cost import DEVICES, Roofline, Shape, StepCounts
 from conveyor_bench.modes.figures import Observed, percentile
 from conveyor_bench.modes.running import VirtualClock, run_requests
@@ -23,7 +24,7 @@ from conveyor_engine.loop.executor import Sample
 from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, RequestOutput
 from conveyor_engine.wire.step import StepPlan, StepResult
-from conveyor_insight.svg import Axis, Series, axis_for, lines
+from conveyor_insight.svg import Axis, Series, lines
 
 DEVICE = "A100-40G"
 BERT_BASE = Shape(
@@ -191,7 +192,7 @@ def draw(told: dict[str, Any]) -> str:
         f"{told['device']}, BERT base, in virtual time. Up: P95 of a request, ms. Right: requests a second",
         series,
         Axis(0.0, 1.05 * max(x for x, _ in points), "requests/s"),
-        axis_for([y for _, y in points], "ms", is_log=True),
+        log_axis_for([y for _, y in points], "ms"),
     )
 
 

@@ -6,7 +6,8 @@ Used by `page`. Takes the objects of the JSON files, and uses no engine.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conveyor_insight.svg import Axis, Series, axis_for, bars, lines, ranges
+from conveyor_bench.modes.charts import LogAxis, MarkedAxis, bars, log_axis_for, ranges
+from conveyor_insight.svg import Series, axis_for, lines
 
 COLOURS = {"none": 0, "static": 1, "dynamic": 2, "continuous": 3, "transformers": 4}
 NAMES = {
@@ -20,7 +21,7 @@ BANDS = {"Static": (0.60, 0.80), "Dynamic": (0.70, 0.85), "Continuous": (0.90, 0
 """The ranges of device utilisation that guides to batching claim."""
 
 Modes = Mapping[str, Mapping[str, Mapping[str, float]]]
-_PERCENT = Axis(0.0, 1.06, "%", marks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+_PERCENT = MarkedAxis(0.0, 1.06, "%", marks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 _SYSTEM_COLOURS = (5, 6, 7, 4)
 
 
@@ -61,7 +62,7 @@ def draw_ratio(systems: Mapping[str, Mapping[str, Any]]) -> str:
         for number, (name, told) in enumerate(systems.items())
     ]
     values = [ratio for one in series for _, ratio in one.values]
-    across = Axis(24.0, 2200.0, "longest output kept, tokens", is_log=True, marks=(32.0, 128.0, 512.0, 1536.0))
+    across = LogAxis(24.0, 2200.0, "longest output kept, tokens", marks=(32.0, 128.0, 512.0, 1536.0))
     return lines(
         "Continuous over Static: it grows with the variance of the lengths",
         "Ratio of output tokens a second",
@@ -82,7 +83,7 @@ def draw_latency(latency: Mapping[str, Mapping[str, Mapping[str, float]]], kind:
         )
         for name in latency[rates[0]]
     ]
-    axis = axis_for([value for one in series for each in one.values for value in each], "s", is_log=True)
+    axis = log_axis_for([value for one in series for each in one.values for value in each], "s")
     groups = [f"{float(rate):.3g} requests/s" for rate in rates]
     return ranges(title, f"{where}: seconds; large dot P50, then P95 and P99", groups, series, axis)
 
@@ -107,7 +108,7 @@ def draw_limits(systems: Mapping[str, Mapping[str, Any]]) -> str:
         "Up: output tokens a second of the device. Right: of one user (median). Labels: maxBatchSize",
         series,
         axis_for(users, "tokens/s for each user"),
-        axis_for(devices, "tokens/s", is_log=True),
+        log_axis_for(devices, "tokens/s"),
     )
 
 
