@@ -93,7 +93,8 @@ def _choose_mode(service: InferenceService, traffic: Traffic) -> tuple[str, str]
         return "Continuous", "Continuous: vLLM has no other mode."
     if service.task is None:
         told = "the model's task is not known until an engine has read its files; Continuous fits models that generate"
-        return service.batching.mode or "Continuous", f"{service.batching.mode}: {told}, Dynamic all others."
+        mode = str(service.batching.mode)
+        return mode, f"{mode}: {told}, Dynamic all others."
     if service.task in TASKS_OF_ONE_STEP:
         return "Dynamic", f"Dynamic: task {service.task} takes one step, so requests share a batch and leave together."
     if service.task in TASKS_WITHOUT_TOKENS:

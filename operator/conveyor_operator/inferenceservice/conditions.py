@@ -117,10 +117,9 @@ def judge_progressing(situation: Situation) -> Judged:
 def judge_model(situation: Situation) -> Judged:
     """Compute the model's condition from the pods of the current spec, because older pods may have another model."""
     type, pods = ConditionType.MODEL_AVAILABLE, situation.pods
-    if situation.prewarming and situation.blocker is None:
-        return Judged(type, "False", Reason.MODEL_DOWNLOADING, _PREWARMING)
-    if situation.prewarming and situation.blocker is not None:
-        return _blocked(type, situation.blocker)
+    if situation.prewarming:
+        blocker = situation.blocker
+        return _blocked(type, blocker) if blocker else Judged(type, "False", Reason.MODEL_DOWNLOADING, _PREWARMING)
     if any(pod.ready for pod in pods):
         return Judged(type, "True", Reason.MODEL_LOADED, "at least one engine has loaded the model")
     if situation.wants_none:
