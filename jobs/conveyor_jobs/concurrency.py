@@ -2,8 +2,8 @@
 
 Additive increase and multiplicative decrease, as in TCP (Chiu and Jain, "Analysis of the increase and decrease
 algorithms for congestion avoidance in computer networks", 1989). The signal is that the service refuses a request.
-After a refusal, nothing is sent until a response shows that there is room again, or until a pause is over. Used by
-`job`; times are of one clock, in seconds.
+After a refusal, nothing is sent until a response shows that there is room again, or until a pause is over. Times
+are of one clock, in seconds.
 """
 
 import random

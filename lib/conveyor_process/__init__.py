@@ -1,6 +1,5 @@
 """The common parts of every program.
 
 `settings` reads flags and variables, `log` writes log lines, `listening` opens ports, and `running` runs a program from
-its settings to its exit code. Used by operator, gateway, metrics server and engine. Needs only Python's standard
-library.
+its settings to its exit code. Needs only Python's standard library.
 """

@@ -1,4 +1,4 @@
-"""Queues new connections by the peer that opened them. Used by `listening` only. Pure bookkeeping.
+"""Queues new connections by the peer that opened them. Pure bookkeeping.
 
 Peers take turns, so a peer that opens many connections delays only itself. If too many connections wait, the peer that
 needs most turns loses its newest connection. The cost of an operation does not depend on how many connections wait.

@@ -1,6 +1,6 @@
 """Finds the events of an InferenceService: changes from one status to the next, and edits of its children. Pure.
 
-Called by `loop.report`, which creates Kubernetes Events from the results.
+`loop.report` creates Kubernetes Events from the results.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,4 @@
-"""What the operator remembers of one InferenceService, in addition to `loop.steps.Memory`.
-
-Used by `case` and `plan`.
-"""
+"""What the operator remembers of one InferenceService, in addition to `loop.steps.Memory`."""
 
 from dataclasses import dataclass
 

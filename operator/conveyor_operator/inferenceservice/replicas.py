@@ -1,4 +1,4 @@
-"""Decides who owns the Deployment's replicas, and hands over ownership without stopping a pod. Pure; used by `plan`.
+"""Decides who owns the Deployment's replicas, and hands over ownership without stopping a pod. Pure.
 
 Fixed (no `autoscaling`): the operator owns the field and sends a number. Autoscaled: the HPA owns the field, and the
 operator does not send it. An HPA cannot scale to zero or from zero, so the operator does that itself (docs/adr/0031).

@@ -1,8 +1,7 @@
 """Explains how the service scales, as a condition and in words, by repeating the HPA's arithmetic. Pure.
 
-Used by `conditions` and `status`. The HPA computes ceil(total / target) for each metric and uses the largest result,
-limited by minReplicas and maxReplicas. Its tolerance or stabilization may keep the current number (kubernetes:
-pkg/controller/podautoscaler).
+The HPA computes ceil(total / target) for each metric and uses the largest result, limited by minReplicas and
+maxReplicas. Its tolerance or stabilization may keep the current number (kubernetes: pkg/controller/podautoscaler).
 """
 
 from collections.abc import Mapping
