@@ -19,8 +19,8 @@ from conveyor_operator.inferenceservice.plan import plan
 from conveyor_operator.inferenceservice.situation import Situation, read_former
 from conveyor_operator.inferenceservice.status import Written, build_status
 from conveyor_operator.kinds import DEPLOYMENT, SCALED_OBJECT
-from conveyor_operator.loop.child import Child, ChildId
-from conveyor_operator.loop.differences import hash_applied, id_of
+from conveyor_operator.loop.child import Child, ChildId, id_of
+from conveyor_operator.loop.differences import hash_applied
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Step
 from conveyor_operator.metrics_api.answer import MetricsApi

@@ -14,8 +14,8 @@ from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.rollout import PATIENCE
 from conveyor_operator.inferenceservice.wording import explain_refusal
 from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, JOB, SCALED_OBJECT
-from conveyor_operator.loop.child import Child
-from conveyor_operator.loop.differences import find_obstacle, find_obstacles, id_of
+from conveyor_operator.loop.child import Child, id_of
+from conveyor_operator.loop.differences import find_obstacle, find_obstacles
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Obstacle
 

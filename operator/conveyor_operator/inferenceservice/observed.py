@@ -28,6 +28,7 @@ _DEFAULT_REPLICAS = 1
 # By the type of an HPA's metric: the field with its content. Conveyor's HPA has metrics of the type Object. KEDA's HPA
 # has metrics of the type External.
 _SOURCES = {"Object": "object", "External": "external"}
+_DEFAULT_TOLERANCE = "0.1"  # Kubernetes' own
 
 Conditions = Mapping[str, tuple[str, str, str]]
 """type -> (status, reason, message)"""
@@ -58,8 +59,7 @@ class DeploymentState:
     updated_replicas: int = 0
     ready_replicas: int = 0
     available_replicas: int = 0
-    conditions: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
-    """type -> (status, reason, message)"""
+    conditions: Conditions = field(default_factory=dict)
 
     @property
     def is_first(self) -> bool:
@@ -99,10 +99,10 @@ class AutoscalerState:
     targets: Mapping[str, str] = field(default_factory=dict)
     currents: Mapping[str, str] = field(default_factory=dict)
     """metric -> current value for each replica, as a quantity"""
-    conditions: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
-    tolerance_up: str = "0.1"
-    tolerance_down: str = "0.1"
-    """Ratios, as quantities, by which a metric may differ from its target without scaling; Kubernetes' defaults."""
+    conditions: Conditions = field(default_factory=dict)
+    tolerance_up: str = _DEFAULT_TOLERANCE
+    tolerance_down: str = _DEFAULT_TOLERANCE
+    """Ratios, as quantities, by which a metric may differ from its target without scaling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,11 @@ class Observed:
         """Return a copy with one child replaced by `body`, which the API server has just returned."""
         child = observe_child(body, LABELS)
         changed = replace(self, children={**self.children, (child.kind, child.name): child})
-        if child.kind == "Deployment":
+        if child.kind == DEPLOYMENT.kind:
             return replace(changed, deployment=observe_deployment(body))
-        if child.kind == "HorizontalPodAutoscaler":
+        if child.kind == AUTOSCALER.kind:
             return replace(changed, autoscaler=observe_autoscaler(body))
-        if child.kind == "ScaledObject":
+        if child.kind == SCALED_OBJECT.kind:
             return replace(changed, scaled_object=observe_scaled_object(body))
         return changed
 
@@ -264,7 +264,7 @@ def observe_ready_endpoints(body: Object) -> int:
 
 def _tolerance(spec: Object, direction: str) -> str:
     rules = (spec.get("behavior") or {}).get(direction) or {}
-    return str(rules.get("tolerance", "0.1"))
+    return str(rules.get("tolerance", _DEFAULT_TOLERANCE))
 
 
 def _read_held(text: str) -> str:

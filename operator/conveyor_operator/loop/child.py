@@ -42,6 +42,10 @@ class Child:
     """For a Job that has not had a pod yet: its creation time; otherwise empty."""
 
 
+def id_of(body: Mapping[str, Any]) -> ChildId:
+    return str(body["kind"]), str(body["metadata"]["name"])
+
+
 def observe_child(body: Mapping[str, Any], labels: Iterable[str] = ()) -> Child:
     """Build the value for a child's `body`, which must have a `kind`. `labels`: the labels to keep."""
     metadata, spec = body["metadata"], body.get("spec") or {}

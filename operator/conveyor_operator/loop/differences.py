@@ -6,7 +6,7 @@ Used by each resource's plan. Level-triggered: nothing here knows which event ca
 from collections.abc import Iterable, Iterator, Mapping
 
 from conveyor_api.conditions import Reason
-from conveyor_operator.loop.child import Child, ChildId, hash_of
+from conveyor_operator.loop.child import Child, ChildId, hash_of, id_of
 from conveyor_operator.loop.owner import Object, Owner
 from conveyor_operator.loop.steps import Applied, Apply, Delete, Memory, Obstacle
 
@@ -82,10 +82,6 @@ def is_restored(apply: Apply, before: Child | None, former: Applied | None, appl
     if former is None or former.sent != applied.sent:
         return False
     return before is None or before.fingerprint != applied.fingerprint or _replicas_drifted(apply.body, before)
-
-
-def id_of(body: Object) -> ChildId:
-    return str(body["kind"]), str(body["metadata"]["name"])
 
 
 def _why_apply(body: Object, child: Child | None, applied: Applied | None) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from conveyor_api.conditions import Reason
-from conveyor_operator.loop.child import ChildId
+from conveyor_operator.loop.child import ChildId, id_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Apply:
 
     @property
     def id(self) -> ChildId:
-        return str(self.body["kind"]), str(self.body["metadata"]["name"])
+        return id_of(self.body)
 
 
 @dataclass(frozen=True, slots=True)

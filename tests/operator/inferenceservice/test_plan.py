@@ -13,8 +13,7 @@ from conveyor_operator.inferenceservice.differences import find_differences
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.plan import plan
-from conveyor_operator.loop.child import ChildId, hash_of
-from conveyor_operator.loop.differences import id_of
+from conveyor_operator.loop.child import ChildId, hash_of, id_of
 from conveyor_operator.loop.steps import Applied, Apply, Delete, Hold, Obstacle, Reason, RequeueAt, Step
 
 AUTOSCALING = {"maxReplicas": 4}

@@ -14,8 +14,7 @@ from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice import differences, plan
 from conveyor_operator.inferenceservice.differences import find_differences
 from conveyor_operator.inferenceservice.memory import ServiceMemory
-from conveyor_operator.loop.child import hash_of
-from conveyor_operator.loop.differences import id_of
+from conveyor_operator.loop.child import hash_of, id_of
 from conveyor_operator.loop.steps import Applied, RequeueAt
 
 MODEL: Json = {"uri": "hf://example/model", "cache": {"strategy": "PVC", "size": "10Gi", "prewarm": True}}
