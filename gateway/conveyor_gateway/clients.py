@@ -2,12 +2,15 @@
 
 Built by `server`, called by `listening`. The gateway does not authenticate clients, so a client is an address, usually
 the peer's. Behind trusted proxies, the client is the last address in X-Forwarded-For that is not a trusted proxy's.
-Earlier addresses in this header cannot be trusted.
+Earlier addresses in this header cannot be trusted. A trusted proxy that has checked a key or a login can instead name
+the client in a header of its own.
 """
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import Final, NamedTuple
 
 from aiohttp.web import BaseRequest
 
@@ -15,20 +18,38 @@ from conveyor_process.arrivals import MAX_A_ROUND, Peer
 from conveyor_process.kinds import Network
 from conveyor_process.listening import name_peer
 
-_CLIENT_PREFIX_BITS = 64  # an IPv6 client usually has a whole network with this prefix
+_CLIENT_PREFIX_BITS: Final = 64  # an IPv6 client usually has a whole network with this prefix
+_NAME: Final = re.compile(r"[\x21-\x7e]{1,128}")  # can be logged unchanged
+
+
+class Client(NamedTuple):
+    """A client: its name if a proxy named it, otherwise its IPv4 address or IPv6 network; "" if it is unknown."""
+
+    id: str
+    is_named: bool = False
 
 
 class Clients:
-    """`trusted_proxies` are networks of proxies that append to X-Forwarded-For."""
+    """`trusted_proxies` are networks of proxies that append to X-Forwarded-For.
 
-    def __init__(self, trusted_proxies: Sequence[Network]) -> None:
+    name_header: the header in which these proxies name the client; empty if they do not.
+    """
+
+    def __init__(self, trusted_proxies: Sequence[Network], name_header: str = "") -> None:
         self._trusted_proxies = trusted_proxies
+        self._name_header = name_header
 
-    def find(self, request: BaseRequest) -> str:
-        """Return the client's IPv4 address or IPv6 network; "" if it is unknown."""
+    def find(self, request: BaseRequest) -> Client:
+        """Return the request's client. A name that cannot be logged is ignored."""
         client, description = _find_peer(request.remote or "")
         if client is None or not self._is_trusted(client):
-            return description
+            return Client(description)
+        names = request.headers.getall(self._name_header, ()) if self._name_header else ()
+        if names and _NAME.fullmatch(names[-1]):  # a proxy that appends writes the last one
+            return Client(names[-1], is_named=True)
+        return Client(self._find_address(request, client))
+
+    def _find_address(self, request: BaseRequest, client: IPv4Address | IPv6Address) -> str:
         forwarded = ",".join(request.headers.getall("X-Forwarded-For", ()))
         for text in reversed(forwarded.split(",")):
             address = _parse_address(text)

@@ -109,7 +109,7 @@ class Server:
     ) -> Listener:
         settings = self._settings
         cors = Cors(frozenset(settings.allowed_origins))
-        clients = Clients(settings.trusted_proxies)
+        clients = Clients(settings.trusted_proxies, settings.client_header)
         public = PublicApp(
             self._open_requests,
             catalog,

@@ -10,6 +10,7 @@ from typing import Literal
 from conveyor_api.names import GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
 from conveyor_process.kinds import (
+    HEADER,
     HOSTS,
     LOG_FORMAT,
     LOG_LEVEL,
@@ -63,6 +64,13 @@ class Settings:
         "address in X-Forwarded-For that is not a proxy's. For others, it is the connecting address. The requests and "
         "bytes of each client are limited",
         NETWORKS,
+    )
+    client_header: str = setting(
+        "",
+        "header in which the trusted proxies name the client, for example X-Client, after they have checked its key. "
+        "The name then replaces the address in shares, in the log, and in the metrics of tokens by client. The proxies "
+        "must replace or remove this header of their clients. Empty: no header",
+        HEADER,
     )
     allowed_origins: tuple[str, ...] = setting(
         (),
@@ -126,6 +134,8 @@ def _find_conflicts(settings: Settings) -> Iterator[tuple[str, str]]:
             "is less than twice `max_request_bytes`: one service gets at most half, so its longest request could never "
             "be accepted",
         )
+    if settings.client_header and not settings.trusted_proxies:
+        yield "client_header", "has no effect without `trusted_proxies`: anybody could write it"
 
 
 PROGRAM = Program(

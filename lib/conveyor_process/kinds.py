@@ -112,7 +112,14 @@ def _list_of(pattern: str, words: str, read: Callable[[str], str] = str) -> Kind
     return Kind(f"{words} with commas between", parse)
 
 
+def _parse_header(text: str) -> str:
+    if not re.fullmatch("[A-Za-z0-9-]{0,64}", text):
+        raise ValueError
+    return text
+
+
 NAMESPACES: Final = _list_of("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "names of namespaces")
+HEADER: Final = Kind("the name of an HTTP header, or empty", _parse_header)
 NETWORKS: Final = Kind("networks in CIDR notation with commas between, each without host bits", _parse_networks)
 ORIGINS: Final = _list_of(r"\*|[a-z][a-z0-9+.-]*://[^/,\s]+", "origins SCHEME://HOST[:PORT] or *", str.lower)
 HOSTS: Final = _list_of("[a-z0-9]([a-z0-9.-]*[a-z0-9])?", "DNS names", str.lower)

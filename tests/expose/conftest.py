@@ -130,7 +130,9 @@ def gateway(crd: Api, kubeconfig: Path, authority: Authority) -> Iterator[Gatewa
     """A gateway that Contour finds behind the chart's Service."""
     service = find(render(), "Service", "conveyor-gateway")
     crd.apply(path_of(crd, service), service)
-    with GatewayProcess(kubeconfig, "--host", "") as gateway:
+    trusted = f"127.0.0.0/8,{own_address()}/32"
+    flags = ("--host", "", "--trusted-proxies", trusted, "--client-header", "X-Client")
+    with GatewayProcess(kubeconfig, *flags) as gateway:
         labels = {"kubernetes.io/service-name": "conveyor-gateway"}
         body = {
             "metadata": {"name": "conveyor-gateway-process", "labels": labels},

@@ -133,6 +133,13 @@ async def test_a_route_lets_in_the_key_of_its_namespace_only(exposed: Exposed, p
         for key in ("sk-of-team-b", "none"):
             with pytest.raises(openai.NotFoundError):
                 await connect(exposed, published, client, key).models.list()
+        async with running_engine(answering(web.json_response, data={})) as engine:
+            await published.add_engine(engine.port)
+            headers = {"Authorization": "Bearer sk-of-team-a", "X-Client": "forged"}
+            answer = await client.post(f"{exposed.url(published)}/completions", content=b"{}", headers=headers)
+            assert answer.status_code == 200
+    (line,) = [each for each in published.gateway.log if f" id={answer.headers['X-Request-Id']} " in each]
+    assert " client=team-a " in line
 
 
 @pytest.mark.parametrize("exposed", ["HTTPRoute"], indirect=True)

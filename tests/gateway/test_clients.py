@@ -1,19 +1,20 @@
-"""Tests whose share a request takes: the peer's, or that of the last address that is not a trusted proxy's."""
+"""Tests whose share a request takes: the peer's, that of the last address that is no trusted proxy's, or a name's."""
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
-from conveyor_gateway.clients import Clients
+from conveyor_gateway.clients import Client, Clients
 from conveyor_gateway.settings import PROGRAM
 from conveyor_process.arrivals import MAX_A_ROUND, Peer
+from conveyor_process.settings import SettingsError
 
 CLIENTS = Clients(PROGRAM.parse(["--trusted-proxies=10.0.0.0/8,fd00::/8"], {}).trusted_proxies)
 
 
 def find(peer: str, *forwarded: str, clients: Clients = CLIENTS) -> str:
     headers = CIMultiDict(("X-Forwarded-For", each) for each in forwarded)
-    return clients.find(make_mocked_request("POST", "/", headers=headers).clone(remote=peer))
+    return clients.find(make_mocked_request("POST", "/", headers=headers).clone(remote=peer)).id
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,34 @@ def test_the_client_is_the_last_address_that_is_not_a_trusted_proxys(
 
 def test_without_trusted_proxies_a_client_is_the_peer() -> None:
     assert find("10.0.0.1", "198.51.100.7", clients=Clients(())) == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("peer", "names", "client"),
+    [
+        ("10.0.0.1", ["team-a"], Client("team-a", is_named=True)),
+        ("10.0.0.1", ["forged", "team-a"], Client("team-a", is_named=True)),  # the proxy appended the last one
+        ("192.0.2.1", ["team-a"], Client("192.0.2.1")),  # not trusted
+        ("10.0.0.1", [], Client("198.51.100.7")),
+        ("10.0.0.1", [""], Client("198.51.100.7")),
+        ("10.0.0.1", ["a b"], Client("198.51.100.7")),
+        ("10.0.0.1", ["x" * 129], Client("198.51.100.7")),
+        ("10.0.0.1", ["\u00e9"], Client("198.51.100.7")),
+    ],
+)
+def test_a_trusted_proxy_names_the_client_in_the_header_of_the_setting(
+    peer: str, names: list[str], client: Client
+) -> None:
+    settings = PROGRAM.parse(["--trusted-proxies=10.0.0.0/8", "--client-header=x-client"], {})
+    headers = CIMultiDict([("X-Forwarded-For", "198.51.100.7"), *(("X-Client", name) for name in names)])
+    request = make_mocked_request("POST", "/", headers=headers).clone(remote=peer)
+    assert Clients(settings.trusted_proxies, settings.client_header).find(request) == client
+    assert not CLIENTS.find(request).is_named, "without the setting"
+
+
+def test_a_header_without_trusted_proxies_is_refused() -> None:
+    with pytest.raises(SettingsError, match="has no effect without `trusted_proxies`"):
+        PROGRAM.parse(["--client-header=X-Client"], {})
 
 
 def test_a_trusted_proxy_opens_connections_for_many_clients() -> None:

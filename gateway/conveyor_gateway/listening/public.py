@@ -97,7 +97,7 @@ class PublicApp:
         assert route.service is not None, "the route of a document has a service"
         service, engines = self.catalog.directory.services[route.service], self.catalog.engines(route.service)
         client = self.clients.find(request)
-        return await send_document(request, client, route.path, service, engines, self.pages, self.capacity)
+        return await send_document(request, client.id, route.path, service, engines, self.pages, self.capacity)
 
 
 def _find_host(request: BaseRequest) -> str:

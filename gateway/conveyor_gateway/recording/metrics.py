@@ -1,11 +1,13 @@
 """All Prometheus metrics of the gateway.
 
 `record` and `listening` count them. The gauges are read from the queues at scrape time. Labels name only known
-services, and the series of a deleted service are dropped. So clients cannot increase the number of series.
+services, and the series of a deleted service are dropped. So clients cannot increase the number of series. Only trusted
+proxies can, by the names that they give to clients, up to MAX_NAMED.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -26,6 +28,9 @@ from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 
 _SERVICE = ("namespace", "inference_service")
+# The limit of pairs of a client and a service with series of their own. Further clients are counted as OTHER_CLIENTS.
+MAX_NAMED: Final = 1_000
+OTHER_CLIENTS: Final = "other"
 _BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -81,6 +86,13 @@ class Metrics:
         self._uncounted = self._counter(
             "uncounted_requests", "Requests whose engine reported no tokens: it has another runtime, or has ended."
         )
+        self._client_prompt_tokens = self._counter(
+            "client_prompt_tokens", "Tokens of prompts, by the client that a trusted proxy named.", "client"
+        )
+        self._client_generation_tokens = self._counter(
+            "client_generation_tokens", "Tokens generated, by the client that a trusted proxy named.", "client"
+        )
+        self._named: set[tuple[str, str]] = set()  # pairs of a service and a client
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
 
@@ -129,6 +141,16 @@ class Metrics:
         series.cached_tokens.inc(usage.cached_tokens)
         series.generation_tokens.inc(usage.completion_tokens)
 
+    def count_used_by_client(self, service: str, client: str, usage: Usage) -> None:
+        """Count the tokens of a request of a client that a trusted proxy has named."""
+        if (service, client) not in self._named:
+            if len(self._named) < MAX_NAMED:
+                self._named.add((service, client))
+            else:
+                client = OTHER_CLIENTS
+        self._client_prompt_tokens.labels(*_split(service), client).inc(usage.prompt_tokens)
+        self._client_generation_tokens.labels(*_split(service), client).inc(usage.completion_tokens)
+
     def _find_series(self, service: str) -> _ServiceSeries:
         found = self._series.get(service)
         if found is None:
@@ -147,6 +169,7 @@ class Metrics:
         """Drop all series of a deleted service."""
         self._series.pop(service, None)
         self._requests_by_code.pop(service, None)
+        self._named = {pair for pair in self._named if pair[0] != service}
         labels = dict(zip(_SERVICE, _split(service), strict=True))
         for metric in self._of_services:
             metric.remove_by_labels(labels)

@@ -29,7 +29,8 @@ class Record:
 
     request_id: str
     path: str
-    client: str  # its address
+    client: str  # its name or address
+    has_name: bool = False  # `client` is a name that a trusted proxy has given
     began: float = field(default_factory=time.monotonic)
     service: str = ""
     request_class: str = ""  # empty without classes
@@ -104,6 +105,8 @@ class Recorder:
             self._metrics.count_lowered(label)
         if record.engine != "-":
             self._metrics.count_used(label, record.engine_seconds, record.usage)
+            if record.has_name and record.usage is not None:
+                self._metrics.count_used_by_client(label, record.client, record.usage)
         logger.info(
             "event=request id=%s service=%s client=%s path=%s status=%d reason=%s engine=%s attempts=%d "
             "wait_seconds=%.4f first_byte_seconds=%s engine_seconds=%.4f seconds=%.4f bytes=%d prompt_tokens=%s "

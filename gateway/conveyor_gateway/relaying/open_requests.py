@@ -11,6 +11,7 @@ from typing import Final
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
+from conveyor_gateway.clients import Client
 from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.cancellation import Cancellation
@@ -31,15 +32,15 @@ class OpenRequests:
         self._ended_at = -math.inf
         self._stopped = False
 
-    async def handle(self, request: BaseRequest, route: Route, client: str) -> StreamResponse:
+    async def handle(self, request: BaseRequest, route: Route, client: Client) -> StreamResponse:
         """Return the response for the client. A stream is already sent when this returns."""
-        record = Record(find_request_id(request), route.path, client or "-")
+        record = Record(find_request_id(request), route.path, client.id or "-", client.is_named)
         cancellation = Cancellation()
         self._running.add(cancellation)
         try:
             if self._stopped:
                 raise build_stopping()
-            return await RequestLife(self._parts, request, route, record, cancellation).run(client)
+            return await RequestLife(self._parts, request, route, record, cancellation).run(client.id)
         except GatewayError as error:
             return _refuse(error, record)
         except asyncio.CancelledError:

@@ -6,11 +6,13 @@ They are in the log and the counters, and clients do not see them.
 import asyncio
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 from tests.gateway.engine_servers import answering, begin_stream, running_engine, running_raw_engine
+from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
 from conveyor_gateway.usage import MAX_REPORT_BYTES
@@ -163,3 +165,26 @@ async def test_an_engine_that_dies_in_its_answer_leaves_what_it_said_first(
             error = json.loads((await got.read()).split(b"\n\n")[1].removeprefix(b"data: "))
         assert error["error"]["code"] == "engine_broke"
         assert used(await find_line(stack, got.headers["X-Request-Id"])) == ("7", "2", "1")
+
+
+async def test_tokens_are_counted_for_the_client_that_a_trusted_proxy_names(
+    kubeconfig: Path, stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    answer = answering(web.json_response, data={}, headers={"X-Engine-Usage": LAST.decode()})
+    flags = ("--trusted-proxies=127.0.0.0/8", "--client-header=X-Client")
+    async with running_engine(answer) as engine:
+        await stack.add_engine(engine.port)
+        with GatewayProcess(kubeconfig, *flags) as gateway:
+            url = f"{gateway.url}/{stack.key}/v1/completions"
+            for headers in ({"X-Client": "team-a"}, {"X-Client": "team-a"}, {}):
+                async with http.post(url, data=b"{}", headers=headers) as got:
+                    assert got.status == 200
+            assert "X-Client" not in engine.requests[0][0].headers
+            labels = {"namespace": stack.cluster.namespace, "inference_service": "qwen"}
+            counted = gateway.metric("conveyor_gateway_client_prompt_tokens_total", client="team-a", **labels)
+            assert (counted, gateway.metric("conveyor_gateway_prompt_tokens_total", **labels)) == (14, 21)
+            assert [" client=team-a " in line for line in gateway.log if " event=request " in line] == [
+                True,
+                True,
+                False,
+            ]
