@@ -91,7 +91,9 @@ ADAPTERS_VOLUME: Final = "adapters"  # downloaded adapters, if the model's volum
 ADAPTER_VOLUME: Final = "adapter"  # followed by a number
 SHARED_MEMORY_VOLUME: Final = "shared-memory"
 SCRATCH_VOLUME: Final = "scratch"
-POD_VOLUMES: Final = (CONFIG_VOLUME, MODEL_VOLUME, SHARED_MEMORY_VOLUME, SCRATCH_VOLUME)
+FIXED_VOLUMES: Final = (CONFIG_VOLUME, MODEL_VOLUME)
+REPLACEABLE_VOLUMES: Final = (SHARED_MEMORY_VOLUME, SCRATCH_VOLUME)  # a service may set their size and medium
+POD_VOLUMES: Final = (*FIXED_VOLUMES, *REPLACEABLE_VOLUMES)
 
 # Devices: GPUs, of which an engine may use several, and MIG slices, of which it may use one.
 GPU_VENDOR: Final = "nvidia.com/"

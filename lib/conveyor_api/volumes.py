@@ -93,7 +93,9 @@ class EmptyDirVolume(ApiModel):
 
 
 class Volume(ApiModel):
-    """One volume of the pods, of exactly one kind."""
+    """One volume of the pods, of exactly one kind.
+
+    An emptyDir with the name `shared-memory` or `scratch` replaces Conveyor's own, which is at `/dev/shm` or `/tmp`."""
 
     rules: ClassVar = (
         Rule(
@@ -103,6 +105,11 @@ class Volume(ApiModel):
             lambda volume: (
                 [volume.config_map, volume.secret, volume.persistent_volume_claim, volume.empty_dir].count(None) == 3
             ),
+        ),
+        Rule(
+            f"!(self.name in {list(names.REPLACEABLE_VOLUMES)}) || has(self.emptyDir)",
+            f"{' and '.join(names.REPLACEABLE_VOLUMES)} replace Conveyor's own volumes, so they must be an emptyDir",
+            lambda volume: volume.name not in names.REPLACEABLE_VOLUMES or volume.empty_dir is not None,
         ),
     )
 
@@ -115,9 +122,9 @@ class Volume(ApiModel):
             lambda name: re.fullmatch(_NAME_PATTERN, name) is not None,
         ),
         Rule(
-            f"!(self in {list(names.POD_VOLUMES)})",
-            f"must not be the name of one of Conveyor's own volumes: {', '.join(names.POD_VOLUMES)}",
-            lambda name: name not in names.POD_VOLUMES,
+            f"!(self in {list(names.FIXED_VOLUMES)})",
+            f"must not be the name of one of Conveyor's own volumes: {', '.join(names.FIXED_VOLUMES)}",
+            lambda name: name not in names.FIXED_VOLUMES,
         ),
     ]
     """Name that `volumeMounts` use."""

@@ -507,6 +507,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     volume("volume of two kinds", "", "exactly one of configMap, secret", secret={"secretName": "a"}),
     volume("volume of no kind", "", "exactly one of configMap, secret", configMap=None),
     volume("volume of ours", ".name", "must not be the name of one of Conveyor's own volumes", name="models"),
+    volume("our folder as another kind", "", "so they must be an emptyDir", name="scratch"),
     volume("volume in capitals", ".name", "must be the name of a volume", name="Extra"),
     volume("folder without a limit", ".emptyDir.sizeLimit", "Required value", configMap=None, emptyDir={}),
     volume(

@@ -317,6 +317,21 @@ def test_the_volumes_that_may_not_be_named_are_those_that_are_there() -> None:
     assert {volume["name"] for volume in template()["spec"]["volumes"]} == set(names.POD_VOLUMES)
 
 
+def test_an_empty_dir_of_the_spec_replaces_ours_of_the_same_name_at_its_mount_points() -> None:
+    memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}
+    scratch = {"name": "scratch", "emptyDir": {"sizeLimit": "20Gi"}}
+    pods = template(pod={"volumes": [memory, scratch]})["spec"]
+    assert {volume["name"]: volume for volume in pods["volumes"]} == {
+        **{volume["name"]: volume for volume in template()["spec"]["volumes"]},
+        "shared-memory": memory,
+        "scratch": scratch,
+    }
+    assert len(pods["volumes"]) == len(names.POD_VOLUMES)
+    (engine,) = pods["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in engine["volumeMounts"]}
+    assert (mounts["shared-memory"], mounts["scratch"]) == ("/dev/shm", "/tmp")
+
+
 def test_pods_are_replaced_as_the_spec_says() -> None:
     strategy = build_one("Deployment", rollout={"maxSurge": "25%", "maxUnavailable": 0})["spec"]["strategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 0}}

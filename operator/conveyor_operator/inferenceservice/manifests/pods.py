@@ -29,8 +29,10 @@ FETCH_CONTAINER = "fetch"
 _EXIT_MARGIN_SECONDS = 10
 _STARTUP_PERIOD_SECONDS = 2
 _STARTUP_SECONDS = 30 * 60  # for reading a large model from a slow disk, compiling and warming up
-_SHARED_MEMORY_SIZE = "1Gi"
-_SCRATCH_SIZE = "2Gi"  # compilers' caches; CUDA's alone may take 1 GiB
+_EMPTY_DIRS: Mapping[str, Object] = {
+    names.SHARED_MEMORY_VOLUME: {"medium": "Memory", "sizeLimit": "1Gi"},
+    names.SCRATCH_VOLUME: {"sizeLimit": "2Gi"},  # compilers' caches; CUDA's alone may take 1 GiB
+}
 _AS_GIVEN = (
     "nodeSelector",
     "tolerations",
@@ -186,13 +188,14 @@ def _probe(path: str, period_seconds: int, failures: int) -> Object:
 
 
 def _volumes(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig, adapters: AdapterVolumes) -> list[Object]:
+    given: list[Object] = spec.pod.to_manifest().get("volumes", [])
+    replaced = {volume["name"] for volume in given}
     return [
         {"name": names.CONFIG_VOLUME, "configMap": {"name": names.config_map_name(owner.name, config.hash)}},
         build_model_volume(owner, spec),
         *adapters.volumes,
-        {"name": names.SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY_SIZE}},
-        {"name": names.SCRATCH_VOLUME, "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
-        *spec.pod.to_manifest().get("volumes", []),
+        *({"name": name, "emptyDir": content} for name, content in _EMPTY_DIRS.items() if name not in replaced),
+        *given,
     ]
 
 
