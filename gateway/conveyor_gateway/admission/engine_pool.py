@@ -131,8 +131,8 @@ class EnginePool:
             if not engine.bit & excluded and self._has_place(engine, now_seconds)
         ]
         rank = Engine.rank_to_fill if self.fills_batches else Engine.rank
-        best = None if prefix is None else self._choose_home(places, now_seconds, prefix)
-        best = best or min(places, key=lambda engine: rank(engine, now_seconds), default=None)
+        home = None if prefix is None or self.fills_batches else self._choose_home(places, now_seconds, prefix)
+        best = home or min(places, key=lambda engine: rank(engine, now_seconds), default=None)
         if best is not None:
             self._occupy(best, now_seconds)
         return best

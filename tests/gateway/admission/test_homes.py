@@ -81,6 +81,12 @@ def test_a_request_waits_for_no_home() -> None:
     assert pool.choose(0.0, 0, 7) is None
 
 
+def test_where_batches_are_filled_a_prefix_that_still_waits_has_no_home() -> None:
+    pool = make_pool(place_limit=2)
+    pool.fills_batches = True
+    assert [choose(pool, prefix).address for prefix in (1, 2, 3, None)] == [ADDRESSES[0]] * 2 + [ADDRESSES[1]] * 2
+
+
 def test_an_engine_that_has_or_had_no_room_is_nobody_s_home() -> None:
     pool = make_pool()
     home = choose(pool, 7)
