@@ -125,7 +125,6 @@ class PretendedModel:
         self._seeds: dict[int, int] = {}
         self._num_prompt_tokens: dict[int, int] = {}
         self.breaks = False  # the next row's logits are not finite
-        self.withholds = False  # the next row gets no token, as if all of its drafts had been wrong
         self.poison: set[int] = set()
         self.memory_tokens = 10**9
 
@@ -181,12 +180,8 @@ class PretendedModel:
 
     def _sample(self, row: int, length: int, allowed: bytes | None) -> list[int]:
         token_ids = self._token_ids[row][:length]
-        if len(token_ids) < length:  # planned before it was known that a token was withheld
-            return [0]
+        assert len(token_ids) == length, "all its tokens are known"
         self._token_ids[row] = token_ids
-        if self.withholds:
-            self.withholds = False
-            return []
         token_id = next_allowed(token_ids, allowed)
         if self.breaks:
             self.breaks, token_id = False, -1

@@ -41,29 +41,28 @@ class Outputs:
         outputs, self.pending = self.pending, []
         return outputs
 
-    def add_tokens(
+    def add_token(
         self,
         work: Work,
-        token_ids: list[int],
+        token_id: int | None,
         logprobs: Sequence[TokenLogprobs] | None,
         payload: bytes | None = None,
     ) -> None:
-        """Add the request's tokens from this step. payload: a payload for its output; None: no payload.
+        """Record that a step of the request is computed, and add the token that it sampled.
 
-        If there are fewer tokens than logits, the executor has rejected draft tokens (speculative decoding). Later
-        steps that have already begun used the rejected tokens, so their results for this request are discarded.
+        token_id: None if no token was sampled. payload: a payload for the request's output; None: no payload.
         """
-        request, num_wrong = work.request, work.num_logits - len(token_ids)
-        request.num_computed_tokens += work.num_tokens - num_wrong
+        request = work.request
+        request.num_computed_tokens += work.num_tokens
         request.num_awaited_tokens -= work.num_logits
-        if num_wrong:
-            request.rewind(request.num_computed_tokens)
         if request.padded_from is not None and request.num_pending_tokens == 1:
             request.unpad()
-        if token_ids and request.finished is None:
-            self._append_tokens(request, token_ids, logprobs, payload)
-        elif token_ids:
-            self._append_dummy(request, token_ids)
+        if token_id is None:
+            return
+        if request.finished is None:
+            self._append_token(request, token_id, logprobs, payload)
+        else:
+            self._append_dummy(request, token_id)
 
     def add_scores(self, request: RequestState, logprobs: Sequence[TokenLogprobs]) -> None:
         """Add the log probabilities of the next tokens of the request's prompt. Every mode sends them at once."""
@@ -99,28 +98,27 @@ class Outputs:
         else:
             self.finish(request, FinishReason.STOP, output=output)
 
-    def _append_tokens(
+    def _append_token(
         self,
         request: RequestState,
-        token_ids: list[int],
+        token_id: int,
         logprobs: Sequence[TokenLogprobs] | None,
         payload: bytes | None,
     ) -> None:
-        """Append the tokens up to the one that ends the request. Hold them back in a batch that keeps together."""
-        if min(token_ids) < 0:
-            self._fail(request, nothing_allowed=NOTHING_ALLOWED in token_ids)
+        """Append the token, and end the request if it is the last one. A batch that keeps together holds it back."""
+        if token_id < 0:
+            self._fail(request, nothing_allowed=token_id == NOTHING_ALLOWED)
             return
         if request.num_output_tokens == 0:
             self._counters.count_prompt(request)
-        token_ids, reason = request.append(token_ids)
-        self._counters.count_generated(len(token_ids))
+        reason = request.append(token_id)
+        self._counters.count_generated(1)
         if reason is not None:
             error = request.num_output_tokens - self.expected_output_tokens
             self.expected_output_tokens += error * _ESTIMATE_WEIGHT
             num_shared_blocks = request.num_cached_tokens // self._facts.block_size
             self._carried.learn(len(request.block_table) - num_shared_blocks)
-        kept_logprobs = None if logprobs is None else list(logprobs[: len(token_ids)])
-        output = request.output(list(token_ids), kept_logprobs)
+        output = request.output([token_id], None if logprobs is None else list(logprobs))
         output.payload = payload
         if self._policy.keeps_together:
             request.hold_output(output)
@@ -139,13 +137,13 @@ class Outputs:
         self._batch.evict(request)
         self.finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
 
-    def _append_dummy(self, request: RequestState, token_ids: list[int]) -> None:
+    def _append_dummy(self, request: RequestState, token_id: int) -> None:
         """Let a finished row of a padded batch continue in the next step.
 
         The sampled token becomes its next dummy token. At `max_model_len` it computes its last token again instead.
         """
         if len(request.token_ids) < self._facts.max_model_len:
-            request.token_ids.append(max(0, token_ids[0]))
+            request.token_ids.append(max(0, token_id))
         else:
             request.rewind(request.num_computed_tokens - 1)
 

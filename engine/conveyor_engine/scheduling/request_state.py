@@ -296,19 +296,12 @@ class RequestState:
             self.stop_strings = None
             return False
 
-    def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
-        """Append the tokens up to the one that ends the request.
-
-        Returns these tokens, and why the request ends, or None if it does not end.
-        """
-        for index, token_id in enumerate(token_ids):
-            self.token_ids.append(token_id)
-            if self.constraint is not None:
-                self.constraint.accept(token_id)
-            reason = self._finish_reason_after(token_id)
-            if reason is not None:
-                return token_ids[: index + 1], reason
-        return token_ids, None
+    def append(self, token_id: int) -> FinishReason | None:
+        """Append the token. Returns why the request ends with it; None if it does not end."""
+        self.token_ids.append(token_id)
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+        return self._finish_reason_after(token_id)
 
     def output(self, new_token_ids: list[int], logprobs: list[TokenLogprobs] | None = None) -> RequestOutput:
         """Return an output of the request with these new tokens."""

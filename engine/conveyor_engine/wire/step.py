@@ -58,13 +58,12 @@ class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step: first the changes since the last step, then the rows that take part, decodes first.
 
-    Row `rows[i]` computes `num_tokens[i]` tokens from position `num_computed_tokens[i]` on, and samples after each of
+    Row `rows[i]` computes `num_tokens[i]` tokens from position `num_computed_tokens[i]` on, and logits after each of
     the last `num_logits[i]` of them. `num_logits[i]` is 0 while the prompt is still being prefilled, otherwise 1. It is
     larger if log probabilities of the prompt were requested. The result then has these, and a token only after the
-    last prompt token. It is also larger if an executor verifies draft tokens, which none does yet. The executor
-    stores sampled tokens in the row, so the next plan may compute them before any other process has seen them. If the
-    task takes one step, each row is a whole request that this plan admits. Nothing is sampled, and the row's only
-    output is a payload.
+    last prompt token. The executor stores sampled tokens in the row, so the next plan may compute them before any
+    other process has seen them. If the task takes one step, each row is a whole request that this plan admits. Nothing
+    is sampled, and the row's only output is a payload.
     """
 
     number: int  # repeated in the result
@@ -87,7 +86,8 @@ class RowMask(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """The result of a step: an entry for each row with logits, in the plan's order.
 
-    A row gets 0 to `num_logits` tokens, and before them the log probabilities of prompt tokens. Token -1 means that the
+    A row gets one token, and before it the log probabilities of prompt tokens. It gets no token if the step does not
+    compute its last prompt token. Token -1 means that the
     logits were not finite, and `NOTHING_ALLOWED` that the parameters forbid all tokens. If the task takes one step, the
     row gets a payload instead of tokens, which the task reads. An empty payload means a result that was not finite.
     A task with tokens may add a payload for each row of the plan. It is empty for rows that have none.

@@ -1,11 +1,10 @@
 """Tests results that arrive a step late: what is planned before them, and which of them are no longer wanted."""
 
-import pytest
 from tests.engine.builders import EOS, make_request, make_scheduler, names_of, result_of, run_all, work_of
 
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.request import FinishReason
-from conveyor_engine.wire.step import StepPlan, StepResult
+from conveyor_engine.wire.step import StepPlan
 
 
 def planned(scheduler: Scheduler) -> StepPlan:
@@ -124,53 +123,3 @@ def test_who_shares_a_prefix_with_one_that_left_before_it_was_written_starts_ane
     assert works == [], "nobody else computes what they count on"
     assert names_of(scheduler.waiting) == ["b", "c", "d"]
     assert work_of(scheduler, planned(scheduler)) == {"b": 13, "c": 1, "d": 4}
-
-
-def draft(scheduler: Scheduler, plan: StepPlan, num_drafts: int) -> None:
-    """Change the plan as if the only request's next tokens had been guessed and were computed with the known one."""
-    step = scheduler._batch._steps[plan.number]
-    work = step.work[0]
-    step.work[0] = work._replace(num_tokens=1 + num_drafts, num_logits=1 + num_drafts)
-    work.request.num_scheduled_tokens += num_drafts
-    work.request.num_awaited_tokens += num_drafts
-
-
-@pytest.mark.parametrize(
-    ("token_ids", "said", "computed"), [([7, 8, 9], [7, 8, 9], 7), ([7, 8], [7, 8], 6), ([7], [7], 5), ([], None, 4)]
-)
-def test_a_request_gets_as_many_tokens_as_its_drafts_were_right(
-    token_ids: list[int], said: list[int] | None, computed: int
-) -> None:
-    scheduler = make_scheduler()
-    scheduler.add_request(make_request("a", max_tokens=20))
-    scheduler.update(result_of(planned(scheduler), 6))
-    scheduler.take_outputs()
-    plan = planned(scheduler)
-    draft(scheduler, plan, 2)
-    scheduler.update(StepResult(plan.number, [token_ids]))
-    assert told(scheduler).get("a") == said
-    assert scheduler.requests["a"].num_computed_tokens == computed
-    assert planned(scheduler).num_computed_tokens == [computed]
-
-
-def test_tokens_of_one_step_behind_a_stop_are_discarded() -> None:
-    scheduler = make_scheduler()
-    scheduler.add_request(make_request("a", max_tokens=20))
-    scheduler.update(result_of(planned(scheduler), 6))
-    scheduler.take_outputs()
-    plan = planned(scheduler)
-    draft(scheduler, plan, 3)
-    scheduler.update(StepResult(plan.number, [[7, EOS, 8, 9]]))
-    (output,) = scheduler.take_outputs()
-    assert (output.new_token_ids, output.finish_reason) == ([7, EOS], FinishReason.STOP)
-    assert scheduler.stats().generation_tokens == 3
-
-
-def test_a_later_step_that_counted_on_a_withheld_token_is_discarded_for_that_request() -> None:
-    scheduler = make_scheduler()
-    scheduler.add_request(make_request("a", max_tokens=20))
-    first, second = planned(scheduler), planned(scheduler)
-    scheduler.update(StepResult(first.number, [[]]))
-    scheduler.update(result_of(second, 8))
-    assert told(scheduler) == {}
-    assert planned(scheduler).num_computed_tokens == [3], "its last known token again"

@@ -47,7 +47,7 @@ PROMPTS = ([5], HEAD[:4], HEAD, [*HEAD, 6], [*HEAD, *range(200, 208)], list(rang
 
 
 class History(SchedulerHistory):
-    """add, abort, step, let time pass, break a row's logits, withhold a token, make steps raise; perhaps drain.
+    """add, abort, step, let time pass, break a row's logits, make steps raise; perhaps drain.
 
     Results come up to two steps late; so do errors.
     """
@@ -166,10 +166,6 @@ class History(SchedulerHistory):
     @rule()
     def break_next(self) -> None:
         self.model.breaks = True
-
-    @rule()
-    def withhold_next(self) -> None:
-        self.model.withholds = True
 
     @rule(choice=st.integers(0, 1000))
     def poison(self, choice: int) -> None:

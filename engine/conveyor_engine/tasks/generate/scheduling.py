@@ -11,13 +11,11 @@ from conveyor_engine.scheduling.tasks import wrong_task
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
 from conveyor_engine.wire.step import StepResult
 
-_NO_TOKENS: list[int] = []
-
 
 class Generate:
     """The task that generates text. A prompt may be split over several steps.
 
-    A row whose logits are computed in a step gets tokens. Other rows get none.
+    A row whose logits are computed in a step gets a token. Other rows get none.
     """
 
     whole_prompts = False
@@ -60,13 +58,13 @@ class Generate:
         sampled = zip(result.token_ids, logprobs, strict=False)
         for work in step.work:
             has_logits = work.num_logits or work.num_scored
-            token_ids, token_logprobs = next(sampled) if has_logits else (_NO_TOKENS, None)
+            token_ids, token_logprobs = next(sampled) if has_logits else ([], None)
             if not work.is_wanted:
                 continue
             if work.num_scored and token_logprobs is not None:
                 outputs.add_scores(work.request, token_logprobs[: work.num_scored])
                 token_logprobs = token_logprobs[work.num_scored :] or None
-            outputs.add_tokens(work, token_ids, token_logprobs)
+            outputs.add_token(work, token_ids[0] if work.num_logits else None, token_logprobs)
 
 
 TASK: Final = Generate

@@ -52,9 +52,9 @@ class Transcribe:
         payloads = repeat(b"") if result.payloads is None else result.payloads
         sampled = zip(result.token_ids, result.logprobs or (), strict=True)
         for work, payload in zip(step.work, payloads, strict=False):
-            token_ids, logprobs = next(sampled) if work.num_logits else ([], None)
+            (token_id,), logprobs = next(sampled) if work.num_logits else ((None,), None)
             if work.is_wanted:
-                outputs.add_tokens(work, token_ids, logprobs, payload or None)
+                outputs.add_token(work, token_id, logprobs, payload or None)
 
 
 TASK: Final = Transcribe
