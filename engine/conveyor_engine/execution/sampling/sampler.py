@@ -14,16 +14,9 @@ import torch
 from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts, find_few, find_top_k
 from conveyor_engine.execution.sampling.draw import BELOW_ONE, BLOCK, Choices, Way, uniform_numbers
-from conveyor_engine.execution.sampling.logit_processors import (
-    GREEDY_BELOW,
-    MinP,
-    Temperature,
-    build_processors,
-    find_floor,
-    mask_rows,
-)
+from conveyor_engine.execution.sampling.logit_processors import GREEDY_BELOW, build_processors, find_floor, mask_rows
 from conveyor_engine.execution.sampling.logprobs import Asked, Logprobs, compute_logprobs
-from conveyor_engine.execution.sampling.processor import Int64, LogitProcessor, Pipeline, Samples
+from conveyor_engine.execution.sampling.processor import Int64, Pipeline, Samples
 from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import NOTHING_ALLOWED, RowMask, RowSampling, StepPlan
@@ -65,25 +58,13 @@ class Found:
 class Sampler:
     """Samples tokens for all rows, each with its own parameters."""
 
-    def __init__(
-        self,
-        max_num_seqs: int,
-        vocab_size: int,
-        device: torch.device,
-        token_ids: torch.Tensor,
-        processors: Sequence[LogitProcessor] | None = None,
-    ) -> None:
-        """token_ids: the tokens of all rows.
-
-        processors: used instead of `build_processors`; those with `changes_best` are applied first.
-        """
-        if processors is None:
-            processors = build_processors(max_num_seqs, device, token_ids)
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device, token_ids: torch.Tensor) -> None:
+        """token_ids: the tokens of all rows."""
+        processors = build_processors(max_num_seqs, device, token_ids)
         self._device = device
-        of_drawing = [p for p in processors if not p.changes_best]
         self._of_all = Pipeline([p for p in processors if p.changes_best], max_num_seqs)
-        self._of_drawing = Pipeline(of_drawing, max_num_seqs)
-        self._at_once = _find_kernel(device) if _kernels_do(of_drawing) else None
+        self._of_drawing = Pipeline([p for p in processors if not p.changes_best], max_num_seqs)
+        self._at_once = _find_kernel(device)  # does what the processors of `_of_drawing` do
         self._drawn_at_once = RowValues.full(max_num_seqs, 0, np.float32, device, width=2)  # temperature or 0, floor
         self._cut = _find_cut(device) if self._at_once is not None else None
         self._cut_by_kernel = RowValues.full(max_num_seqs, 0, np.float32, device, width=4)  # the same two, top_k, top_p
@@ -255,11 +236,6 @@ def _find_cut(device: torch.device) -> Cut | None:
 
         return cut
     return None
-
-
-def _kernels_do(processors: Sequence[LogitProcessor]) -> bool:
-    """Return whether the processors for entries that draw are those that the kernels implement."""
-    return [type(processor) for processor in processors] == [Temperature, MinP]
 
 
 def _group(ways: npt.NDArray[np.int8]) -> Iterator[tuple[Way, Int64]]:
