@@ -212,16 +212,6 @@ class Tokenizer:
             problem = f"the model's chat template makes more than {max_characters} characters of your messages"
             raise context_exceeded(max_tokens, f"{problem}. {SHORTEN}", param="messages") from None
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        max_tokens: int,
-        variables: Mapping[str, Any] | None = None,
-        asked: Rendering = RENDERING,
-    ) -> list[int]:
-        """Return the token ids of the rendered chat. Raises InvalidRequest."""
-        return self.encode_rendered(self.render_chat(messages, max_tokens, variables, asked), max_tokens)
-
     def encode_rendered(self, text: str, max_tokens: int, truncation: Truncation | None = None) -> list[int]:
         """Return the token ids of a chat's rendered text. Raises InvalidRequest."""
         return self.encode(text, max_tokens, add_special_tokens=False, param="messages", truncation=truncation)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers
 
 from conveyor_engine.errors import GenerationFailed, InvalidRequest, ModelError
-from conveyor_engine.text.chat_template import Rendering
+from conveyor_engine.text.chat_template import RENDERING, Rendering
 from conveyor_engine.text.tokenizer import Tokenizer, Truncation, read_chat_template
 
 TEXT = "naïve café 🙂 — 日本語 the fox\n\tdef f(x):"
@@ -38,20 +38,30 @@ def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = No
     return "".join(stream.push(i) for i in ids)
 
 
+def encode_chat(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    max_tokens: int,
+    variables: dict[str, Any] | None = None,
+    asked: Rendering = RENDERING,
+) -> list[int]:
+    return tokenizer.encode_rendered(tokenizer.render_chat(messages, max_tokens, variables, asked), max_tokens)
+
+
 def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) -> None:
     from transformers import PreTrainedTokenizerFast
 
     theirs = PreTrainedTokenizerFast.from_pretrained(directory)
     assert tokenizer.encode(TEXT, 1000) == theirs(TEXT)["input_ids"]
     chat = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert tokenizer.encode_chat(MESSAGES, 1000) == chat
+    assert encode_chat(tokenizer, MESSAGES, 1000) == chat
     begun = [*MESSAGES, {"role": "assistant", "content": "The "}]
     for messages in (MESSAGES, begun):
         continued = theirs.apply_chat_template(messages, continue_final_message=True, return_dict=True)["input_ids"]
         asked = Rendering(add_generation_prompt=False, continue_final_message=True)
-        assert tokenizer.encode_chat(messages, 1000, asked=asked) == continued
+        assert encode_chat(tokenizer, messages, 1000, asked=asked) == continued
     alone = theirs.apply_chat_template(MESSAGES, add_generation_prompt=False, return_dict=True)["input_ids"]
-    assert tokenizer.encode_chat(MESSAGES, 1000, asked=Rendering(add_generation_prompt=False)) == alone
+    assert encode_chat(tokenizer, MESSAGES, 1000, asked=Rendering(add_generation_prompt=False)) == alone
 
 
 def test_a_template_that_trims_messages_is_continued_where_it_ends(directory: Path, tmp_path: Path) -> None:
@@ -63,10 +73,10 @@ def test_a_template_that_trims_messages_is_continued_where_it_ends(directory: Pa
     made = Tokenizer(tmp_path)
     asked = Rendering(False, True, [{"text": "a"}, {"text": "b"}])
     messages = [{"role": "user", "content": " x "}, {"role": "assistant", "content": " so "}]
-    assert made.encode_chat(messages, 100, asked=asked) == made.encode("a,b[x][so", 100)
+    assert encode_chat(made, messages, 100, asked=asked) == made.encode("a,b[x][so", 100)
     (tmp_path / "chat_template.jinja").write_text("nothing")
     with pytest.raises(InvalidRequest, match="does not show the last message"):
-        Tokenizer(tmp_path).encode_chat(messages, 100, asked=asked)
+        encode_chat(Tokenizer(tmp_path), messages, 100, asked=asked)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -97,10 +107,10 @@ def test_a_template_sees_the_clients_variables(directory: Path, tmp_path: Path) 
     (tmp_path / "chat_template.jinja").write_text(template)
     made = Tokenizer(tmp_path)
     for variables, text in ((None, "yes"), ({"enable_thinking": False}, "no"), ({"eos": 1}, "yes")):
-        assert made.encode_chat(MESSAGES, 100, variables) == made.encode(text + END, 100)
+        assert encode_chat(made, MESSAGES, 100, variables) == made.encode(text + END, 100)
     for name in ("messages", "eos_token", "add_generation_prompt", "tools", "raise_exception", "chat_template"):
         with pytest.raises(InvalidRequest, match=f"^chat_template_kwargs.{name} is not for requests to set"):
-            made.encode_chat(MESSAGES, 100, {name: []})
+            encode_chat(made, MESSAGES, 100, {name: []})
 
 
 def test_text_streams_back_byte_for_byte(tokenizer: Tokenizer) -> None:
@@ -204,14 +214,14 @@ def test_a_text_too_long_is_refused_by_its_beginning(tokenizer: Tokenizer, text:
 
 def test_what_the_template_refuses_is_the_clients_fault(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="no system here") as caught:
-        tokenizer.encode_chat([{"role": "system", "content": "a"}], 100)
+        encode_chat(tokenizer, [{"role": "system", "content": "a"}], 100)
     assert caught.value.param == "messages"
 
 
 def test_a_template_may_name_special_tokens_and_mark_generations(directory: Path, tmp_path: Path) -> None:
     template = "{{ bos_token }}{% generation %}{{ messages[0].content | tojson }}{% endgeneration %}{{ eos_token }}"
     tokenizer = with_config(directory, tmp_path, chat_template=template, bos_token={"content": USER})
-    assert tokenizer.encode_chat([{"role": "user", "content": "<é>"}], 100) == tokenizer.encode(
+    assert encode_chat(tokenizer, [{"role": "user", "content": "<é>"}], 100) == tokenizer.encode(
         f'{USER}"<é>"{END}', 100
     )
 
@@ -227,23 +237,23 @@ def test_a_template_may_ask_for_tools_that_are_not_there(directory: Path, tmp_pa
     tokenizer = with_config(directory, tmp_path, chat_template=template)
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     rendered = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
-    assert tokenizer.encode_chat(MESSAGES, 1000) == tokenizer.encode(rendered, 1000)
+    assert encode_chat(tokenizer, MESSAGES, 1000) == tokenizer.encode(rendered, 1000)
 
 
 def test_named_templates_use_the_default(directory: Path, tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": ASSISTANT}]
-    assert with_config(directory, tmp_path, chat_template=named).encode_chat(MESSAGES, 100) == [2]
+    assert encode_chat(with_config(directory, tmp_path, chat_template=named), MESSAGES, 100) == [2]
 
 
 def test_a_model_without_a_template_says_what_to_use_instead(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="/v1/completions"):
-        with_config(directory, tmp_path).encode_chat(MESSAGES, 100)
+        encode_chat(with_config(directory, tmp_path), MESSAGES, 100)
 
 
 def test_templates_cannot_reach_python(directory: Path, tmp_path: Path) -> None:
     template = "{{ messages.__class__.__mro__ }}"
     with pytest.raises(InvalidRequest, match="unsafe"):
-        with_config(directory, tmp_path, chat_template=template).encode_chat(MESSAGES, 100)
+        encode_chat(with_config(directory, tmp_path, chat_template=template), MESSAGES, 100)
 
 
 def test_what_cannot_be_a_model_is_refused_with_a_reason(directory: Path, tmp_path: Path) -> None:
