@@ -36,8 +36,7 @@ class PairEncoder:
 
         Raises InvalidRequest if the text is too long.
         """
-        self._tokenizer, self._text = tokenizer, first
-        self._truncation, self._max_tokens = truncation, max_tokens
+        self._tokenizer, self._text, self._max_tokens = tokenizer, first, max_tokens
         wanted = max_tokens if truncation is None else truncation.max_tokens
         self._room = wanted - tokenizer.num_pair_tokens
         if self._room < 0:
