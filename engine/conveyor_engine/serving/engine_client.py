@@ -72,7 +72,7 @@ class EngineClient:
         self.idle = asyncio.Event()  # set while no generation is open
         self.idle.set()
         self._turns = ReadTurns()
-        self.places = Places(self._batch_size, fills=config.batching_mode in ("static", "dynamic"))
+        self.places = Places(self._max_num_seqs, fills=config.batching_mode in ("static", "dynamic"))
         self._generations: dict[str, Generation] = {}  # by request id, until the last output
         self._held = HeldRequests()
         self._num_sent = self._num_added = self._num_arriving = 0
@@ -205,7 +205,7 @@ class EngineClient:
     @property
     def _num_at_engine_max(self) -> int:
         """The most engine requests of one HTTP request that may be at the engine. A single part may have more."""
-        return min(PARTS_BATCHES * self._batch_size, self.num_requests_max)
+        return min(PARTS_BATCHES * self._max_num_seqs, self.num_requests_max)
 
     def abort(self, request_ids: list[str]) -> None:
         """End these requests. No more outputs come for them."""
@@ -247,10 +247,6 @@ class EngineClient:
     def _max_num_seqs(self) -> int:
         return self.facts.max_num_seqs if self.facts else self._config.choose_num_seqs()
 
-    @property
-    def _batch_size(self) -> int:
-        return 1 if self._config.batching_mode == "none" else self._max_num_seqs
-
     # --- messages of the engine ---
 
     async def _read(self) -> None:
@@ -277,7 +273,7 @@ class EngineClient:
                 _log.info(line)
             case Ready(facts, longest_warmup_step_seconds, warmup_seconds):
                 self.facts = facts
-                self.places.batch_size = self._batch_size
+                self.places.batch_size = self._max_num_seqs
                 load_seconds = time.monotonic() - self._began - warmup_seconds
                 self.start_seconds = {"load": load_seconds, "warm_up": warmup_seconds}
                 self._stuck_seconds = max(STEP_STUCK_SECONDS, STEP_STUCK_TIMES * longest_warmup_step_seconds)
@@ -305,7 +301,7 @@ class EngineClient:
                 self._close(output.request_id)
                 self._send_parts(generation)
         limit = step.stats.max_running
-        self.places.batch_size = self._batch_size if limit is None else limit
+        self.places.batch_size = self._max_num_seqs if limit is None else limit
         self.places.observe_step(step.stats.num_running)
         self._on_step(step)
 
