@@ -97,7 +97,7 @@ class EngineCore:
         return self.scheduler.take_outputs()
 
     def has_unfinished(self) -> bool:
-        """Return whether any request has not had its last output yet."""
+        """Return whether any request has not had its last output yet, or a step is open."""
         return self.scheduler.has_unfinished()
 
     def next_wakeup(self, now: float) -> float | None:

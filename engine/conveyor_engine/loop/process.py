@@ -119,23 +119,18 @@ class EngineLoop:
     def run(self) -> None:
         """Run until Disconnected or an exception of the core is raised."""
         while True:
-            for message in self._channel.receive(self._idle_seconds()):
+            for message in self._channel.receive(self._wait_seconds(time.monotonic())):
                 self._handle(message)
             now = time.monotonic()
-            if self._core.has_unfinished() and self._due(now):
+            if self._wait_seconds(now) == 0.0:
                 with self._pulse:
                     outputs = self._core.step(now)
                 self._channel.send(StepOutputs(outputs, self._core.stats(), self._num_added))
 
-    def _idle_seconds(self) -> float | None:
+    def _wait_seconds(self, now: float) -> float | None:
         """Return how many seconds to wait for messages: 0 if a step is due, None if no step will become due."""
-        now = time.monotonic()
-        wakeup = self._core.next_wakeup(now) if self._core.has_unfinished() else None
-        return None if wakeup is None else max(0.0, wakeup - now)
-
-    def _due(self, now: float) -> bool:
         wakeup = self._core.next_wakeup(now)
-        return wakeup is not None and wakeup <= now
+        return None if wakeup is None else max(0.0, wakeup - now)
 
     def _handle(self, message: ToEngine) -> None:
         match message:

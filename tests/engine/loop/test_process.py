@@ -44,11 +44,8 @@ class Core:
     def abort(self, request_id: str) -> None:
         self.history.append(f"abort {request_id}")
 
-    def has_unfinished(self) -> bool:
-        return bool(self.num_open)
-
-    def next_wakeup(self, now: float) -> float:
-        return now
+    def next_wakeup(self, now: float) -> float | None:
+        return now if self.num_open else None
 
     def step(self, now: float) -> list[RequestOutput]:
         self.stepping.set()
