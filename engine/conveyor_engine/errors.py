@@ -145,6 +145,12 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError | OSError) and any(words in str(error).lower() for words in _NO_MEMORY)
 
 
+def explain_crash(error: Exception) -> tuple[FailureReason, str]:
+    """Return the termination reason and the message for an unexpected exception, which ends the process."""
+    reason = FailureReason.OUT_OF_MEMORY if is_out_of_memory(error) else FailureReason.ENGINE_ERROR
+    return reason, one_line(f"{type(error).__name__}: {error}")
+
+
 class RequestError(ConveyorEngineError):
     """One request is refused; nothing else is affected."""
 

@@ -14,13 +14,12 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final
 
-from conveyor_engine.errors import StartError, is_out_of_memory, one_line
+from conveyor_engine.errors import StartError, explain_crash, one_line
 from conveyor_engine.execution.build import load_rank
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.wire.frames import encode_frame, read_payloads
 from conveyor_engine.wire.ranks import BeginStep, LoadRank, RankFailed, SampleStep, ToRank, to_rank_decoder
 from conveyor_engine.wire.step import RowMask, StepResult
-from conveyor_protocol.failure_reasons import FailureReason
 
 _PROGRAM: Final = "conveyor_engine.execution.rank_process"
 _log = logging.getLogger(_PROGRAM)
@@ -66,8 +65,8 @@ def main() -> None:
         failed = RankFailed(error.reason, str(error))
     except Exception as error:  # the only handler for all exceptions in this process
         _log.exception("event=rank_failed")
-        reason = FailureReason.OUT_OF_MEMORY if is_out_of_memory(error) else FailureReason.ENGINE_ERROR
-        failed = RankFailed(reason, one_line(f"a rank failed: {type(error).__name__}: {error}"))
+        reason, message = explain_crash(error)
+        failed = RankFailed(reason, one_line(f"a rank failed: {message}"))
     with contextlib.suppress(OSError):
         end.sendall(encode_frame(failed))
     sys.stderr.flush()

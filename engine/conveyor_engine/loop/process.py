@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import InvalidRequest, Overloaded, StartError, is_out_of_memory, one_line
+from conveyor_engine.errors import InvalidRequest, Overloaded, StartError, explain_crash
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Executor
@@ -204,7 +204,7 @@ def run(channel: Channel, load: Load) -> int:
         last_words: FromEngine = StartFailed(error.reason, str(error))
     except Exception as error:  # any other exception ends the process
         _log.exception("event=engine_failed")
-        last_words = Failed(_reason(error), one_line(f"{type(error).__name__}: {error}"))
+        last_words = Failed(*explain_crash(error))
     with contextlib.suppress(Disconnected):
         channel.send(last_words)
     return 1
@@ -247,11 +247,6 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
 
     channel.on_arrival = compile_grammar
     return EngineCore(config, runner, progress, tokenizer, overlap=facts.device != "cpu", constrain=constrain)
-
-
-def _reason(error: Exception) -> FailureReason:
-    """Return the termination reason for an unexpected exception."""
-    return FailureReason.OUT_OF_MEMORY if is_out_of_memory(error) else FailureReason.ENGINE_ERROR
 
 
 def main(load: Load = _load) -> int:
