@@ -176,10 +176,8 @@ def context_exceeded(max_model_len: int, problem: str, *, param: str) -> Invalid
 class UnknownModel(InvalidRequest):
     """The request names a model that is not served here. `model` is that name; empty if only the version is wrong."""
 
-    def __init__(
-        self, message: str, *, param: str | None = None, code: ErrorCode | None = None, model: str = ""
-    ) -> None:
-        super().__init__(message, param=param, code=code)
+    def __init__(self, message: str, *, param: str | None = None, model: str = "") -> None:
+        super().__init__(message, param=param)
         self.model = model
 
 

@@ -74,7 +74,7 @@ class Failure(msgspec.Struct, tag=True, array_like=True):
     @classmethod
     def of(cls, error: ConveyorEngineError) -> Self:
         if isinstance(error, UnknownModel):
-            return cls(type(error).__name__, str(error), error.param, error.code, error.model)
+            return cls(type(error).__name__, str(error), error.param, model=error.model)
         if isinstance(error, InvalidRequest):
             return cls(type(error).__name__, str(error), error.param, error.code)
         return cls(type(error).__name__, str(error))
@@ -82,7 +82,7 @@ class Failure(msgspec.Struct, tag=True, array_like=True):
     def error(self) -> ConveyorEngineError:
         kind = _ERRORS[self.kind]
         if issubclass(kind, UnknownModel):
-            return kind(self.message, param=self.param, code=self.code, model=self.model)
+            return kind(self.message, param=self.param, model=self.model)
         if issubclass(kind, InvalidRequest):
             return kind(self.message, param=self.param, code=self.code)
         return kind(self.message)

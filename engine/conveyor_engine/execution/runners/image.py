@@ -33,7 +33,7 @@ class ImageClassifyRunner:
     extra_warmup_tokens = 0
     graph_sizes: Sequence[int] = ()
 
-    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
+    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model. Raises ConfigError or ModelError."""
         _check_settings(config)
         start = Start(config, placement, progress, IMAGE_CLASSIFIER)

@@ -26,7 +26,7 @@ from conveyor_engine.wire.step import AdmittedRow
 class PoolRunner(PackedRunner):
     """One embedding model on one device."""
 
-    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
+    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model. Raises ConfigError or ModelError."""
         check_settings(config)
         start = Start(config, placement, progress, TEXT_ENCODER)

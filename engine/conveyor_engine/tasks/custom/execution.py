@@ -51,7 +51,7 @@ class CustomRunner:
     graph_sizes: Sequence[int] = ()
     extra_warmup_tokens = 0  # the constructor already runs the largest batch
 
-    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
+    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model and run its largest batch. Raises ConfigError or ModelError."""
         _check_settings(config)
         self.device = placement.device

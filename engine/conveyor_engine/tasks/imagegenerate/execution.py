@@ -70,7 +70,7 @@ class PaintRunner:
 
     graph_sizes: Sequence[int] = ()
 
-    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
+    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model. Raises ConfigError or ModelError."""
         _check_settings(config)
         self.device, directory = placement.device, Path(config.model)
