@@ -1,12 +1,12 @@
 """Starts a runner: configuration, limits, weights, our own layers, memory and facts.
 
 A runner creates a `Start`, calls `load`, and runs the loaded model once as a check. It then calls the other methods
-that it needs: `fuse`, `find_step_bytes`, `plan_num_blocks`, `facts`. So log lines and errors are the same for all
+that it needs: `fuse`, `find_step_bytes`, `allocate_cache`, `facts`. So log lines and errors are the same for all
 runners. Knows no plans and no rows.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution import machine
+from conveyor_engine.execution.attention.backend import AttentionBackend, LayerShape
 from conveyor_engine.execution.kv_budget import plan_num_blocks
 from conveyor_engine.execution.largest_step import estimate_step, measure_step
 from conveyor_engine.execution.limits import choose_batch_limits, dtype_name
@@ -101,11 +102,30 @@ class Start:
             return measure_step(self.device, f"{num_tokens} tokens", settings, run)
         return estimate_step(model, num_tokens, num_logits)
 
-    def plan_num_blocks(self, max_model_len: int, block_bytes: int, step_bytes: int) -> int:
-        """Return the number of KV blocks that fit into the memory that the weights and the largest step leave.
+    def allocate_cache(
+        self,
+        backend: AttentionBackend,
+        layers: Sequence[LayerShape],
+        max_model_len: int,
+        step_bytes: int,
+        num_spare: int = 0,
+    ) -> int:
+        """Allocate the KV caches in the memory that the weights and the largest step leave.
 
-        All ranks use the number of the rank with the least memory. Raises ConfigError.
+        Returns the number of blocks, without `num_spare` further ones. Raises ConfigError if the cache is too small.
         """
+        block_size = self.config.block_size
+        block_bytes = backend.block_bytes(layers, block_size, self.dtype)
+        num_blocks = self._plan_num_blocks(max_model_len, block_bytes, step_bytes + num_spare * block_bytes)
+        backend.allocate(layers, num_blocks + num_spare, block_size, self.dtype, self.device)
+        self.progress(
+            f"event=kv_cache_allocated backend={backend.name} blocks={num_blocks} block_size={block_size} "
+            f"mib={num_blocks * block_bytes / 2**20:.0f}"
+        )
+        return num_blocks
+
+    def _plan_num_blocks(self, max_model_len: int, block_bytes: int, step_bytes: int) -> int:
+        """Return the number of blocks. All ranks use the number of the rank with the least memory."""
         num_blocks = plan_num_blocks(
             self.config,
             max_num_seqs=self.max_num_seqs,

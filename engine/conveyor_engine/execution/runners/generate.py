@@ -99,24 +99,15 @@ class GenerateRunner:
         return adapters
 
     def _allocate(self, start: Start, layers: list[LayerShape], max_model_len: int, num_spare: int) -> int:
-        """Allocate the KV caches in the memory that the largest step leaves. Returns the number of blocks without spare
-        ones."""
-        block_size, dtype = start.config.block_size, start.dtype
-        block_bytes = self.backend.block_bytes(layers, block_size, dtype)
+        """Allocate the KV caches. Returns the number of blocks without spare ones."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
         step_bytes = self._find_step_bytes(start, start.max_num_batched_tokens, max_model_len)
         step_bytes += peak_bytes(start.max_num_seqs, vocab_size, self.device)
         if num_spare:  # graphs keep the memory of their largest step
             largest = max(start.max_num_seqs, token_sizes(start.max_num_batched_tokens)[-1])
             num_sets = 1 if self._adapters is None else 2
-            step_bytes += num_sets * self._find_step_bytes(start, largest, max_model_len) + num_spare * block_bytes
-        num_blocks = start.plan_num_blocks(max_model_len, block_bytes, step_bytes)
-        self.backend.allocate(layers, num_blocks + num_spare, block_size, dtype, self.device)
-        start.progress(
-            f"event=kv_cache_allocated backend={self.backend.name} blocks={num_blocks} block_size={block_size} "
-            f"mib={num_blocks * block_bytes / 2**20:.0f}"
-        )
-        return num_blocks
+            step_bytes += num_sets * self._find_step_bytes(start, largest, max_model_len)
+        return start.allocate_cache(self.backend, layers, max_model_len, step_bytes, num_spare)
 
     def _find_step_bytes(self, start: Start, num_tokens: int, max_model_len: int) -> int:
         """Return the bytes that a forward of `num_tokens` tokens needs, with logits for every row."""

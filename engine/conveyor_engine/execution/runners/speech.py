@@ -105,21 +105,10 @@ class SpeechRunner:
             raise ModelError(f"the model cannot transcribe: {checks.on_one_line(error)}") from error
 
     def _allocate(self, start: Start, max_model_len: int, vocab_size: int) -> int:
-        """Allocate the KV caches so that the largest step still fits. Return the number of blocks.
-
-        Raises ConfigError if the cache is too small.
-        """
-        shapes, block_size = self._decoder.shapes, self._block_size
-        block_bytes = self._backend.block_bytes(shapes, block_size, start.dtype)
+        """Allocate the KV caches. Returns the number of blocks. Raises ConfigError if the cache is too small."""
         step_bytes = self._find_step_bytes(start, max_model_len)
         step_bytes += peak_bytes(start.max_num_seqs, vocab_size, self.device)
-        num_blocks = start.plan_num_blocks(max_model_len, block_bytes, step_bytes)
-        self._backend.allocate(shapes, num_blocks, block_size, start.dtype, self.device)
-        start.progress(
-            f"event=kv_cache_allocated backend={self._backend.name} blocks={num_blocks} block_size={block_size} "
-            f"mib={num_blocks * block_bytes / 2**20:.0f}"
-        )
-        return num_blocks
+        return start.allocate_cache(self._backend, self._decoder.shapes, max_model_len, step_bytes)
 
     def _find_step_bytes(self, start: Start, max_model_len: int) -> int:
         """Return the bytes of the largest step: it begins as many windows as fit, and every row gets a token."""
