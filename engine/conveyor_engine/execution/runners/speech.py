@@ -19,7 +19,6 @@ from conveyor_engine.execution.attention.backend import AttentionMetadata
 from conveyor_engine.execution.attention.packed import choose_packed
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.batch import Batch, build_batch, lay_out
-from conveyor_engine.execution.largest_step import estimate_step
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.alignment import Alignment, Listened, find_positions
 from conveyor_engine.execution.models.kinds import SPEECH
@@ -114,15 +113,13 @@ class SpeechRunner:
         """Return the bytes of the largest step: it begins as many windows as fit, and every row gets a token."""
         budget = start.config.max_num_batched_tokens
         number = start.max_num_seqs if budget is None else max(1, min(start.max_num_seqs, budget // max_model_len))
-        if self.device.type != "cuda":
-            return estimate_step(self.model, number * self._of_task.num_positions, start.max_num_seqs)
+        num_tokens, settings = number * self._of_task.num_positions, "`max_num_seqs` or `max_num_batched_tokens`"
 
         def run() -> torch.Tensor:
             encoded = self._encode([b""] * number)
             return self._decoder.score(encoded[: start.max_num_seqs])
 
-        settings = "`max_num_seqs` or `max_num_batched_tokens`"
-        return start.find_step_bytes(self.model, number * self._of_task.num_positions, settings, run)
+        return start.find_step_bytes(self.model, num_tokens, settings, run, num_logits=start.max_num_seqs)
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
         """Begin a step: encode the windows that begin, and compute logits. Return a function that samples.
