@@ -4,8 +4,8 @@ Many models load and run here but give wrong answers, because they need somethin
 batch does not provide. Called by `loader`. All checks raise ModelError.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -21,6 +21,7 @@ TRANSFORMERS_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, SafetensorError,
     StrictDataclassError, TypeError, ValueError,
 )  # fmt: skip
+Result = TypeVar("Result")
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # The frequencies of these types depend on the longest sequence in the batch, not on each request's own length.
 _ROPE_TYPES_REFUSED = frozenset({"dynamic", "longrope"})
@@ -38,6 +39,16 @@ def raise_if_of_device(error: Exception) -> None:
     """
     if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
         raise error
+
+
+def run_once(problem: str, run: Callable[[], Result]) -> Result:
+    """Run the model as a trial. Raises ModelError, which begins with `problem`, if its parts do not fit each other."""
+    try:
+        with torch.inference_mode():
+            return run()
+    except TRANSFORMERS_ERRORS as error:
+        raise_if_of_device(error)
+        raise ModelError(f"{problem}: {on_one_line(error)}") from error
 
 
 def check_config(config: PretrainedConfig, model_kind: ModelKind) -> None:

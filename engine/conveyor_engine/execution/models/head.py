@@ -73,12 +73,8 @@ def split_head(model: PreTrainedModel, *, per_token: bool) -> tuple[PreTrainedMo
 
     per_token: the model labels each token. Raises ModelError for a head that reads several tokens at once.
     """
-    try:
-        with torch.inference_mode():
-            return _split(model, ("each",) if per_token else ("first", "last"))
-    except checks.TRANSFORMERS_ERRORS as error:
-        checks.raise_if_of_device(error)
-        raise ModelError(f"the head of {type(model).__name__} cannot be run: {checks.on_one_line(error)}") from error
+    places: tuple[Place, ...] = ("each",) if per_token else ("first", "last")
+    return checks.run_once(f"the head of {type(model).__name__} cannot be run", lambda: _split(model, places))
 
 
 def _split(model: PreTrainedModel, places: tuple[Place, ...]) -> tuple[PreTrainedModel, Head, Place]:

@@ -20,8 +20,9 @@ from conveyor_engine.execution.largest_step import measure_step
 from conveyor_engine.execution.limits import choose_max_model_len
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.kinds import DUAL_ENCODER
-from conveyor_engine.execution.placement import Placement, free_cached_memory
+from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.pooling import finish
+from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.start import Progress, Start
 from conveyor_engine.execution.transfer import HostCopy, stack_pictures, to_device
 from conveyor_engine.images.processor import load_processor
@@ -32,11 +33,8 @@ from conveyor_engine.wire.step import StepPlan, StepResult
 _TOKENS_MAX: Final = 2**13  # maximum for one image
 
 
-class DualRunner:
+class DualRunner(Runner):
     """One model on one device, ready to run after construction."""
-
-    extra_warmup_tokens = 0
-    graph_sizes: Sequence[int] = ()
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model. Raises ConfigError or ModelError."""
@@ -72,15 +70,13 @@ class DualRunner:
         and of texts differ in size.
         """
         pixels = torch.zeros((1, *self._shape), dtype=self._dtype, device=self.device)
-        try:
-            with torch.inference_mode():
-                encoded = self.model.get_image_features(pixel_values=pixels)
-                sizes = encoded.pooler_output.shape[-1], self._embed_texts([[0]]).shape[-1]
-        except checks.TRANSFORMERS_ERRORS as error:
-            checks.raise_if_of_device(error)
-            made = " x ".join(map(str, self._shape))
-            message = f"the model does not take the {made} that its image processor makes: {checks.on_one_line(error)}"
-            raise ModelError(message) from error
+        made = " x ".join(map(str, self._shape))
+
+        def run() -> tuple[Any, tuple[int, int]]:
+            encoded = self.model.get_image_features(pixel_values=pixels)
+            return encoded, (encoded.pooler_output.shape[-1], self._embed_texts([[0]]).shape[-1])
+
+        encoded, sizes = checks.run_once(f"the model does not take the {made} that its image processor makes", run)
         if sizes[0] != sizes[1]:
             raise ModelError(f"its images have {sizes[0]} dimensions and its texts {sizes[1]}: they must be equal")
         num_tokens = encoded.last_hidden_state.shape[1]
@@ -153,10 +149,6 @@ class DualRunner:
                 row[len(text) :] = text[-1]
         vectors: torch.Tensor = self.model.get_text_features(input_ids=to_device(ids, self.device)).pooler_output
         return vectors.float()
-
-    def free_memory(self) -> None:
-        """Return cached memory to the device after a failed step. Raises if the device is broken."""
-        free_cached_memory(self.device)
 
 
 def _find_pad_token(directory: Path, of_text: Any) -> int:

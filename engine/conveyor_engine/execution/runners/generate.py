@@ -31,6 +31,7 @@ from conveyor_engine.execution.models.native_layers import join_layers
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.rows import Rows
+from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.sampling.logprobs import Logprobs
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Found, Sampled, Sampler, peak_bytes
@@ -40,7 +41,7 @@ from conveyor_engine.wire.request import TokenLogprobs
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 
-class GenerateRunner:
+class GenerateRunner(Runner):
     """One model on one device, ready to run after construction. `loop.core` warms it up."""
 
     def __init__(
@@ -206,10 +207,6 @@ class GenerateRunner:
     def _find_used(self, plan: StepPlan) -> Sequence[int]:
         """Return the numbers of the adapters that rows of the step use."""
         return self._rows.list_adapters(plan.rows) if self._adapters is not None else ()
-
-    def free_memory(self) -> None:
-        """Return cached memory to the device after a failed step. Raises if the device is broken."""
-        free_cached_memory(self.device)
 
     def _forward(
         self,

@@ -17,7 +17,8 @@ from conveyor_engine.execution.largest_step import measure_step
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.classifier_files import describe_classifier
 from conveyor_engine.execution.models.kinds import IMAGE_CLASSIFIER
-from conveyor_engine.execution.placement import Placement, free_cached_memory
+from conveyor_engine.execution.placement import Placement
+from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.start import Progress, Start
 from conveyor_engine.execution.transfer import HostCopy, stack_pictures
 from conveyor_engine.images.processor import SIDE_MAX, load_processor
@@ -27,11 +28,8 @@ from conveyor_engine.wire.step import StepPlan, StepResult
 _PIXELS_MAX: Final = SIDE_MAX**2  # of a processed image
 
 
-class ImageClassifyRunner:
+class ImageClassifyRunner(Runner):
     """One image classifier on one device, ready to run after construction."""
-
-    extra_warmup_tokens = 0
-    graph_sizes: Sequence[int] = ()
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model. Raises ConfigError or ModelError."""
@@ -62,14 +60,10 @@ class ImageClassifyRunner:
 
     def _try(self, shape: Shape) -> None:
         """Run the model once. Raises ModelError if it does not accept the output of its image processor."""
-        try:
-            with torch.inference_mode():
-                self._forward(torch.zeros((1, *shape), dtype=self._dtype, device=self.device))
-        except checks.TRANSFORMERS_ERRORS as error:
-            checks.raise_if_of_device(error)
-            made = f"{shape.channels} x {shape.height} x {shape.width}"
-            message = f"the model does not take the {made} that its image processor makes: {checks.on_one_line(error)}"
-            raise ModelError(message) from error
+        pixels = torch.zeros((1, *shape), dtype=self._dtype, device=self.device)
+        made = f"{shape.channels} x {shape.height} x {shape.width}"
+        problem = f"the model does not take the {made} that its image processor makes"
+        checks.run_once(problem, lambda: self._forward(pixels))
 
     def _measure(self, shape: Shape, progress: Progress) -> None:
         """Run the largest step. Raises ModelError if it does not fit into memory beside the weights."""
@@ -110,10 +104,6 @@ class ImageClassifyRunner:
         """Compute logits, float32 (images, labels), from pixels (images, channels, height, width)."""
         logits: torch.Tensor = self.model(pixel_values=pixels).logits
         return logits.float()
-
-    def free_memory(self) -> None:
-        """Return cached memory to the device after a failed step. Raises if the device is broken."""
-        free_cached_memory(self.device)
 
 
 def _check_settings(config: EngineConfig) -> None:

@@ -22,7 +22,7 @@ from conveyor_engine.execution.largest_step import too_large
 from conveyor_engine.execution.limits import choose_max_model_len, find_context
 from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.probe import run_probe
-from conveyor_engine.execution.placement import free_cached_memory
+from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.start import Start
 from conveyor_engine.execution.transfer import HostCopy, to_device
 from conveyor_engine.wire.step import AdmittedRow, StepPlan, StepResult
@@ -30,10 +30,8 @@ from conveyor_engine.wire.step import AdmittedRow, StepPlan, StepResult
 _ATTENTION = "packed"
 
 
-class PackedRunner(ABC):
+class PackedRunner(Runner, ABC):
     """One encoder on one device, ready to run after construction."""
-
-    graph_sizes: Sequence[int] = ()
 
     def __init__(self, start: Start, encoder: PreTrainedModel, longest: int | None, of_task: bytes) -> None:
         """Check the loaded encoder and replace its layers. Raises ConfigError or ModelError.
@@ -120,10 +118,6 @@ class PackedRunner(ABC):
         It may exceed a step's token budget, and is then a step of its own.
         """
         return self.facts.max_model_len
-
-    def free_memory(self) -> None:
-        """Return cached memory to the device after a failed step. Raises if the device is broken."""
-        free_cached_memory(self.device)
 
 
 def check_settings(config: EngineConfig) -> None:

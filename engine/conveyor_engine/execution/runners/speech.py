@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ConfigError, ModelError
+from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution.attention.backend import AttentionMetadata
 from conveyor_engine.execution.attention.packed import choose_packed
 from conveyor_engine.execution.attention.select import select_backend
@@ -25,8 +25,9 @@ from conveyor_engine.execution.models.kinds import SPEECH
 from conveyor_engine.execution.models.speech import TranscriptRules
 from conveyor_engine.execution.models.speech_files import describe_speech, read_alignment_heads, read_median_width
 from conveyor_engine.execution.models.whisper import Decoder, Encoder
-from conveyor_engine.execution.placement import Placement, free_cached_memory
+from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.rows import Rows
+from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.sampling.sampler import Sampler, peak_bytes
 from conveyor_engine.execution.start import Progress, Start
 from conveyor_engine.execution.transfer import HostCopy, to_device
@@ -52,11 +53,8 @@ class _Found(NamedTuple):
     fits: list[torch.Tensor]  # float32 (tokens, positions) for each window whose tokens get times
 
 
-class SpeechRunner:
+class SpeechRunner(Runner):
     """One speech model on one device, ready to run after construction."""
-
-    extra_warmup_tokens = 0
-    graph_sizes: Sequence[int] = ()
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model and allocate the KV caches. Raises ConfigError or ModelError."""
@@ -96,12 +94,10 @@ class SpeechRunner:
     def _try(self, start: Start) -> None:
         """Run the model once on a silent window. Raises ModelError if its parts do not fit each other."""
         tokens = torch.tensor([[self._of_task.start]], device=start.device)
-        try:
-            with torch.inference_mode():
-                self.model(input_features=self._stack([b""]), decoder_input_ids=tokens)
-        except checks.TRANSFORMERS_ERRORS as error:
-            checks.raise_if_of_device(error)
-            raise ModelError(f"the model cannot transcribe: {checks.on_one_line(error)}") from error
+        checks.run_once(
+            "the model cannot transcribe",
+            lambda: self.model(input_features=self._stack([b""]), decoder_input_ids=tokens),
+        )
 
     def _allocate(self, start: Start, max_model_len: int, vocab_size: int) -> int:
         """Allocate the KV caches. Returns the number of blocks. Raises ConfigError if the cache is too small."""
@@ -268,10 +264,6 @@ class SpeechRunner:
             numbers = np.frombuffer(each, dtype=np.float32)
             window[: len(numbers)] = numbers
         return to_device(stacked, self.device).to(self._dtype).transpose(1, 2)
-
-    def free_memory(self) -> None:
-        """Return cached memory to the device after a failed step. Raises if the device is broken."""
-        free_cached_memory(self.device)
 
 
 def _cut_sound(plan: StepPlan, num_sound: int) -> StepPlan:

@@ -1,7 +1,7 @@
 """Runs the steps of a custom model. Items are joined to batches, and each item gets its outputs or its own error."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -12,7 +12,8 @@ from conveyor_engine.errors import ConfigError, ModelError, StartError, is_out_o
 from conveyor_engine.execution.build import Build
 from conveyor_engine.execution.limits import dtype_name
 from conveyor_engine.execution.models.checks import raise_if_of_device
-from conveyor_engine.execution.placement import Placement, free_cached_memory
+from conveyor_engine.execution.placement import Placement
+from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.start import Progress
 from conveyor_engine.loop.executor import Executor
 from conveyor_engine.tasks.custom.batches import Batches, Item
@@ -45,11 +46,8 @@ class Program(Protocol):
         ...
 
 
-class CustomRunner:
-    """One model on one device, ready to run after construction."""
-
-    graph_sizes: Sequence[int] = ()
-    extra_warmup_tokens = 0  # the constructor already runs the largest batch
+class CustomRunner(Runner):
+    """One model on one device, ready to run after construction, which has already run the largest batch."""
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model and run its largest batch. Raises ConfigError or ModelError."""
@@ -80,10 +78,6 @@ class CustomRunner:
                 for index, payload in zip(group, self._compute([items[index] for index in group]), strict=True):
                     payloads[index] = payload
         return lambda _: lambda: StepResult(plan.number, [], payloads=payloads)
-
-    def free_memory(self) -> None:
-        """Return cached memory to the device after a failed step. Raises if the device is broken."""
-        free_cached_memory(self.device)
 
     def _compute(self, items: list[Item]) -> list[bytes]:
         """Compute the payload of each item.

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from conveyor_engine.config.engine_config import MAX_TOKENS, EngineConfig
-from conveyor_engine.errors import ConfigError, ModelError
+from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.build import Build
 from conveyor_engine.execution.largest_step import measure_step
 from conveyor_engine.execution.limits import dtype_name
 from conveyor_engine.execution.models import checks
-from conveyor_engine.execution.placement import Placement, free_cached_memory
+from conveyor_engine.execution.placement import Placement
+from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.start import Progress
 from conveyor_engine.execution.transfer import HostCopy, to_device
 from conveyor_engine.loop.executor import Executor
@@ -65,10 +66,8 @@ class Row:
         return self.num_done == len(self.scheduler.timesteps) or self.num_done in self.request.previews
 
 
-class PaintRunner:
+class PaintRunner(Runner):
     """One pipeline on one device, ready to run after construction."""
-
-    graph_sizes: Sequence[int] = ()
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model. Raises ConfigError or ModelError."""
@@ -80,12 +79,16 @@ class PaintRunner:
         self._parts = load_parts(directory, self._dtype, self.device)
         self._rows: dict[int, Row] = {}
         self.facts = _describe(config, self._parts, self.device, self._dtype)
-        self.extra_warmup_tokens = min(self.facts.max_model_len, self.facts.max_num_batched_tokens)
         scheduler = type(self._parts.scheduler).__name__
         progress(f"event=model_loaded size={self._parts.size} scheduler={scheduler} safety_checker=none")
         self._try_smallest()
         if self.device.type == "cuda":
             self._measure(progress)
+
+    @property
+    def extra_warmup_tokens(self) -> int:
+        """Return the cost of the largest picture, if a step may cost as much."""
+        return min(self.facts.max_model_len, self.facts.max_num_batched_tokens)
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
         """Begin a step; on a GPU this only launches its work.
@@ -114,10 +117,6 @@ class PaintRunner:
             return StepResult(plan.number, [], payloads=payloads)
 
         return lambda _: read
-
-    def free_memory(self) -> None:
-        """Return cached memory to the device after a failed step. Raises if the device is broken."""
-        free_cached_memory(self.device)
 
     def _take_new(self, plan: StepPlan) -> None:
         """Create the rows that the plan admits, except those that a failed run of the same step already created."""
@@ -193,11 +192,8 @@ class PaintRunner:
 
     def _try_smallest(self) -> None:
         """Make the smallest picture. Raises ModelError if the parts do not fit each other."""
-        try:
-            self._run_alone([self._build(Size(self._parts.multiple, self._parts.multiple))])
-        except checks.TRANSFORMERS_ERRORS as error:
-            checks.raise_if_of_device(error)
-            raise ModelError(f"the model cannot make a picture: {checks.on_one_line(error)}") from error
+        smallest = self._build(Size(self._parts.multiple, self._parts.multiple))
+        checks.run_once("the model cannot make a picture", lambda: self._run_alone([smallest]))
 
     def _measure(self, progress: Progress) -> None:
         """Run the largest step. Raises ModelError if the step and the weights do not fit into memory together."""
