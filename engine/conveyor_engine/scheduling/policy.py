@@ -107,19 +107,19 @@ class _Closed:
 
     joins = False
     keeps_together = False
-    pads = False
 
     def __init__(
         self,
         limits: BatchLimits,
         window_seconds: float,
         *,
+        pads: bool = False,
         groups: bool = True,
         lengths: bool = True,
         eager: bool = False,
     ) -> None:
         """`groups`: whether batches prefer one bucket. `lengths`: whether requests are put into buckets by length."""
-        self.limits = limits
+        self.limits, self.pads = limits, pads
         self._window_seconds = window_seconds
         self._groups, self._lengths = groups, groups and lengths
         self._eager = eager
@@ -177,19 +177,6 @@ class Static(_Closed):
     """Starts when a batch is full, or when its first request's window ends. All its answers are returned together."""
 
     keeps_together = True
-
-    def __init__(
-        self,
-        limits: BatchLimits,
-        window_seconds: float,
-        *,
-        pads: bool,
-        groups: bool = True,
-        lengths: bool = True,
-        eager: bool = False,
-    ) -> None:
-        super().__init__(limits, window_seconds, groups=groups, lengths=lengths, eager=eager)
-        self.pads = pads
 
 
 class Dynamic(_Closed):

@@ -81,10 +81,6 @@ class OneStep:
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidRequest if the request has parameters for generated tokens."""
-        self.check_params(request)
-
-    def check_params(self, request: EngineRequest) -> None:
-        """Raise InvalidRequest if the request has parameters for generated tokens."""
         if request.params is not None:
             raise wrong_task(self._task)
 

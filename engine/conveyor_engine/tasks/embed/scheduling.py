@@ -3,7 +3,7 @@
 from array import array
 from typing import Final
 
-from conveyor_engine.scheduling.tasks import OneStepPrompt
+from conveyor_engine.scheduling.tasks import OneStep, OneStepPrompt
 from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
@@ -35,7 +35,7 @@ class Embed(OneStepPrompt):
         if self._pictures is None or request.prompt_token_ids:
             super().check(request)
         else:
-            self.check_params(request)
+            OneStep.check(self, request)
 
 
 TASK: Final = Embed
