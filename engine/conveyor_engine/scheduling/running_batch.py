@@ -1,7 +1,8 @@
 """The admitted requests, their rows and KV blocks, and the steps that are not over.
 
 Used by `scheduler`, which decides which requests are admitted, and by `outputs`, which frees finished ones. No other
-module changes this state. Pure: no torch, no clock.
+module changes rows, blocks or open steps. `outputs` and `scheduler` also change the requests themselves: their tokens,
+counts and ends. Pure: no torch, no clock.
 """
 
 from collections import Counter
