@@ -288,7 +288,12 @@ class EngineConfig:
         optional(whole_number(1, 1024)),
     )
     log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)
-    warmup: bool = setting(True, "run the largest step once before being ready", TRUE_OR_FALSE)
+    warmup: bool = setting(
+        True,
+        "before being ready, run the largest step, a step with each adapter and the steps of the workload, "
+        "and reject a model if none of its results is finite",
+        TRUE_OR_FALSE,
+    )
 
     @property
     def workload(self) -> Workload | None:
