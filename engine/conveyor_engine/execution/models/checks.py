@@ -1,7 +1,7 @@
 """Rejects models that this engine cannot run, with a reason, before the first request.
 
 Many models load and run here but give wrong answers, because they need something that our attention or the packed
-batch does not provide. Called by `loader`. All checks raise ModelError.
+batch does not provide. All checks raise ModelError. Also turns errors of transformers into ModelErrors.
 """
 
 from collections.abc import Callable, Mapping

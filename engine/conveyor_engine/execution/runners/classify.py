@@ -1,6 +1,6 @@
 """Runs plans of a model with a classification head, which turns the hidden states of each prompt into logits.
 
-Built once by `build`, for the tasks rerank and classify. See `runners.packed`.
+For the tasks rerank and classify. See `runners.packed`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,7 @@
 """Runs plans of a model that embeds images and texts in one vector space (CLIP, SigLIP), with one encoder for each.
 
-`build` creates it once, for models of this kind. It implements the protocol `loop.executor` for one device. It keeps no
-state between steps. Both encoders are those of transformers. All images of a step are computed in one forward, and all
-texts in another.
+It implements the protocol `loop.executor` for one device. It keeps no state between steps. Both encoders are those of
+transformers. All images of a step are computed in one forward, and all texts in another.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """Runs plans: packed batch -> forward -> sampled tokens. On a request's path, no code before this file uses torch.
 
-`build` creates the runner once, then `loop` calls it for each step. It implements the protocol `loop.executor` for one
-device. It owns the model, the KV caches and the rows, and knows nothing about requests, queues or policies. If there
-are CUDA graphs, `graphs` replays most steps. The other steps run eagerly.
+`loop` calls the runner for each step. It implements the protocol `loop.executor` for one device. It owns the model, the
+KV caches and the rows, and knows nothing about requests, queues or policies. If there are CUDA graphs, `graphs` replays
+most steps. The other steps run eagerly.
 """
 
 from collections.abc import Callable, Sequence

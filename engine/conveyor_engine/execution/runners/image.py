@@ -1,7 +1,7 @@
 """Runs plans of a model that classifies images: computes logits from pixels with the model's own forward.
 
-`build` creates it once, for models of this kind. It implements the protocol `loop.executor` for one device. It keeps no
-state between steps. Worker processes have prepared the pixels. Images of one shape are computed in one forward.
+It implements the protocol `loop.executor` for one device. It keeps no state between steps. Worker processes have
+prepared the pixels. Images of one shape are computed in one forward.
 """
 
 from collections.abc import Callable, Sequence

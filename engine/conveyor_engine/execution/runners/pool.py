@@ -1,6 +1,6 @@
 """Runs plans of an embedding model, which turns the hidden states of each prompt into one vector.
 
-Built once by `build`. See `runners.packed`.
+See `runners.packed`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """Runs the scheduler's plans on a model that transcribes speech: encodes windows, and generates their transcripts.
 
-Built once by `build`. Like `generate`, it implements the protocol `loop.executor` for one device. The sound of a window
-is the first part of its row in the KV cache (`models.whisper`), so plans count it as tokens. The first step of a row
-computes its sound and its prompt. The features come from the worker processes.
+Like `generate`, it implements the protocol `loop.executor` for one device. The sound of a window is the first part of
+its row in the KV cache (`models.whisper`), so plans count it as tokens. The first step of a row computes its sound and
+its prompt. The features come from the worker processes.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,7 +3,7 @@
 This module has the fields of all requests and those that all requests for text share. `completion_schemas`,
 `chat_schemas`, `inputs` and the tasks have the rest. An invalid value is an error that names the field. Null is the
 same as an absent field. A field that no API defines is ignored, and `ModelFields.ignored` counts such fields at the top
-level of a request. Used by `prepare` and `sampling_defaults`. Pure.
+level of a request. Pure.
 """
 
 from collections.abc import Mapping

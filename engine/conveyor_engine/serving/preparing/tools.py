@@ -1,7 +1,4 @@
-"""The fields for tool calls: the tools that a model may call, those that it must call, and earlier calls.
-
-Used by `chat_schemas`, which has the fields, and by `prepare`.
-"""
+"""The fields for tool calls: the tools that a model may call, those that it must call, and earlier calls."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
