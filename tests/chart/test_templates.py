@@ -38,6 +38,7 @@ FULL = (
     "gateway.autoscaling.enabled=true",
     "metrics.extraArgs={--gateway-timeout-seconds=2}",
     "networkPolicies.prometheusNamespaces={monitoring}",
+    "networkPolicies.clientNamespaces={projectcontour}",
 )
 GATEWAY = ("gateway.drainTimeoutSeconds=30", "gateway.replicas=3")
 VALUES = {
@@ -267,3 +268,18 @@ def test_the_notes_name_the_next_commands() -> None:
     notes = text.partition("NOTES:")[2]
     assert "kubectl --namespace somewhere port-forward service/conveyor-gateway" in notes
     assert "kubectl --namespace default wait --for=condition=Ready" in notes
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ((), "every pod of the cluster may connect"),
+        (("networkPolicies.clientNamespaces={team-a}",), "may connect to the gateways: somewhere, team-a"),
+        (("networkPolicies.create=false",), ""),
+    ],
+)
+def test_the_notes_say_who_may_connect_to_the_gateways(values: tuple[str, ...], told: str) -> None:
+    options = [f"--set={each}" for each in ("crds.create=false", *values)]
+    notes = helm("install", "conveyor", CHART, "--namespace=somewhere", "--dry-run=client", *options)
+    assert told in notes
+    assert ("may connect" in notes) == bool(told)

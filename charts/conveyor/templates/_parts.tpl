@@ -186,7 +186,7 @@ subjects:
 {{- define "conveyor.peers" -}}
 {{- range . }}
 - namespaceSelector:
-    matchLabels: {kubernetes.io/metadata.name: {{ . }}}
+    matchLabels: {kubernetes.io/metadata.name: {{ . | quote }}}
 {{- end }}
 {{- end }}
 
