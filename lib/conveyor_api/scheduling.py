@@ -96,7 +96,7 @@ class PodTerm(ApiModel):
     topology_key: Key
     """Node label whose equal values mean near, for example `kubernetes.io/hostname`."""
     label_selector: LabelSelector | None = None
-    """The pods."""
+    """The pods; default: the engines of this service."""
     match_label_keys: LabelKeys = Field(default_factory=list)
     """Labels whose values must equal those of the engine's pods."""
     mismatch_label_keys: LabelKeys = Field(default_factory=list)
@@ -160,7 +160,7 @@ class TopologySpreadConstraint(ApiModel):
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
     """Action for a pod that would exceed `maxSkew`."""
     label_selector: LabelSelector | None = None
-    """The pods that are counted."""
+    """The pods that are counted; default: the engines of this service."""
     match_label_keys: LabelKeys = Field(default_factory=list)
     """Labels whose values must equal those of the engine's pods for a pod to be counted."""
     min_domains: Annotated[int, Field(ge=1, le=10_000)] | None = None

@@ -94,7 +94,8 @@ def test_another_fetch_is_another_job_and_another_engine_is_not() -> None:
 
 def test_where_one_node_has_the_claim_the_job_runs_there() -> None:
     required, preferred = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
-    rack, zone = {"topologyKey": "rack"}, {"weight": 1, "podAffinityTerm": {"topologyKey": "zone"}}
+    others = {"labelSelector": {"matchLabels": {"app": "other"}}}
+    rack, zone = others | {"topologyKey": "rack"}, {"weight": 1, "podAffinityTerm": others | {"topologyKey": "zone"}}
     near = {"podAffinity": {required: [rack], preferred: [zone]}}
     alone, shared = job_pod(pod={"affinity": near}), job_pod(replicas=2, pod={"affinity": near})
     assert shared["spec"]["affinity"] == near

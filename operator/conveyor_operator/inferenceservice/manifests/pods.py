@@ -20,6 +20,7 @@ from conveyor_operator.inferenceservice.manifests.config import EngineConfig
 from conveyor_operator.inferenceservice.manifests.model import build_credentials, build_model_mount, build_model_volume
 from conveyor_operator.inferenceservice.manifests.program import ENGINE, PRE_STOP_SECONDS
 from conveyor_operator.inferenceservice.manifests.resources import complete_resources, without_devices
+from conveyor_operator.inferenceservice.manifests.scheduling import select_engines
 from conveyor_operator.inferenceservice.manifests.vllm import build_vllm
 from conveyor_operator.loop.owner import Object, Owner
 
@@ -69,7 +70,7 @@ def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineC
             "initContainers": _fetch_containers(spec, adapters),
             "containers": [_engine_container(spec, adapters)],
             "volumes": _volumes(owner, spec, config, adapters),
-            **_as_given(spec),
+            **select_engines(_as_given(spec), owner.name),
         },
     }
 

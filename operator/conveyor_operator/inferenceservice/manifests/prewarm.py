@@ -2,7 +2,8 @@
 
 The Job's pod runs the same fetch containers as the engine's pods, those of adapters first. It does not mount claims and
 images that already contain an adapter: another node may have the claim. The Job's name contains a hash of its content,
-so a different fetch is a new Job. The selectors for engine pods do not match the Job's pod.
+so a different fetch is a new Job. The selectors for engine pods do not match the Job's pod. Terms of the affinity that
+select the engines are left out: with an engine on each node, no node would be far enough from all of them.
 """
 
 import re
@@ -10,6 +11,7 @@ from typing import Any
 
 from conveyor_api import names
 from conveyor_operator.inferenceservice.manifests.resources import of_fetch
+from conveyor_operator.inferenceservice.manifests.scheduling import without_terms_about_engines
 from conveyor_operator.loop.child import hash_of
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
@@ -53,8 +55,10 @@ def _build_template(owner: Owner, template: Object, image: str, one_node: bool) 
         "containers": [fetch],
         "volumes": [volume for volume in pods["volumes"] if volume["name"] not in left_out],
     }
+    if "affinity" in pods:
+        spec["affinity"] = without_terms_about_engines(pods["affinity"], owner.name)
     if one_node:
-        spec["affinity"] = _beside_engines(owner, pods.get("affinity", {}))
+        spec["affinity"] = _beside_engines(owner, spec.get("affinity", {}))
     labels = {**metadata["labels"], **names.prewarm_labels(owner.name)}
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
