@@ -4,12 +4,16 @@ import re
 import subprocess
 from pathlib import Path
 
+from tests.chart.installation import find, render_json
 from tests.operator.served_names.test_claims import Teams, holders, name, serve, teams, wait_told
 
 from e2e.cluster.paths import REPOSITORY
 from e2e.cluster.tools import binary
 
 __all__ = ["name", "teams"]  # fixtures
+
+
+STOP = "kubectl -n conveyor-system scale deployment conveyor-operator --replicas=0"
 
 
 def read_commands() -> tuple[str, str]:
@@ -51,3 +55,14 @@ def test_names_stay_with_their_holders_when_the_page_s_backup_is_restored(
     wait_told(teams.a, "waits", "False", "NameTaken")
     wait_told(teams.b, "holder", "True", "NameClaimed")
     assert holders(teams.a, teams.b) == before
+
+
+def test_the_page_s_command_stops_the_chart_s_operator(teams: Teams, kubeconfig: Path, tmp_path: Path) -> None:
+    deployment = find(render_json(), "Deployment", "conveyor-operator")
+    path = f"/apis/apps/v1/namespaces/{deployment['metadata']['namespace']}/deployments"
+    teams.a.api.create(path, deployment)
+    try:
+        run(STOP, kubeconfig, tmp_path)
+        assert teams.a.api.get(f"{path}/conveyor-operator")["spec"]["replicas"] == 0
+    finally:
+        teams.a.api.delete(f"{path}/conveyor-operator")
