@@ -10,12 +10,12 @@ from e2e.cluster.paths import REPOSITORY
 
 def read_blocks(page: str, section: str) -> list[str]:
     """Return the YAML blocks of a section of a page."""
-    text = (REPOSITORY / "docs" / page).read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    text = (REPOSITORY / page).read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
     return [block.partition("```")[0] for block in text.split("```yaml\n")[1:]]
 
 
 def test_the_policy_for_addresses_is_taken(api: Api, kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
-    _, policy = read_blocks("expose.md", "Close the port behind the proxy")
+    _, policy = read_blocks("docs/expose.md", "Close the port behind the proxy")
     manifest = tmp_path / "policy.yaml"
     manifest.write_text(policy.replace("conveyor-system", namespace))
     kubectl(kubeconfig, namespace, "apply", "--filename", str(manifest))
