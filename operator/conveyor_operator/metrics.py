@@ -3,10 +3,62 @@
 The operator's other modules write them, and `health` serves them. This module has no other state.
 """
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 _START_BUCKETS_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200)
 _LATENCY_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """What is exposed of one InferenceService. The builder limits the number of entries."""
+
+    conditions: tuple[tuple[str, str, str], ...]
+    """Type, status and reason of each condition."""
+    replicas: Mapping[str, int]
+    """Numbers of replicas by what they count."""
+
+
+class ServiceStates(Collector):
+    """The state of each InferenceService, as series that are built at the scrape.
+
+    A state replaces the former one whole, so that no series with an old reason stays.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[tuple[str, str], ServiceState] = {}
+
+    def put(self, namespace: str, name: str, state: ServiceState) -> None:
+        self._states[namespace, name] = state
+
+    def drop(self, namespace: str, name: str) -> None:
+        """Remove the series of a service that no longer exists."""
+        self._states.pop((namespace, name), None)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        service = ["namespace", "inference_service"]
+        conditions = GaugeMetricFamily(
+            "conveyor_operator_condition",
+            "1 for the present status and reason of each condition of an InferenceService.",
+            labels=[*service, "type", "status", "reason"],
+        )
+        replicas = GaugeMetricFamily(
+            "conveyor_operator_replicas",
+            "Replicas of an InferenceService: desired, ready, and with autoscaling the maximum.",
+            labels=[*service, "of"],
+        )
+        for key, state in self._states.items():
+            for condition in state.conditions:
+                conditions.add_metric([*key, *condition], 1)
+            for of, count in state.replicas.items():
+                replicas.add_metric([*key, of], count)
+        yield conditions
+        yield replicas
 
 
 class Metrics:
@@ -75,3 +127,5 @@ class Metrics:
             "When the metrics server's serving certificate expires; 0 without a certificate.",
             registry=self.registry,
         )
+        self.services = ServiceStates()
+        self.registry.register(self.services)

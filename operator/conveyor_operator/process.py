@@ -71,6 +71,7 @@ class Operator:
         namespaces, system_namespace = settings.watch_namespaces, settings.system_namespace
         self.served_names = ServedNames(cluster, namespaces, system_namespace, self._mark_service)
         self.store.follow(INFERENCE_SERVICE, self.served_names.see)
+        self.store.follow(INFERENCE_SERVICE, self._drop_series)
         self.resources: Sequence[Resource] = build_resources(
             settings,
             metrics,
@@ -96,6 +97,10 @@ class Operator:
         key = Key(INFERENCE_SERVICE, namespace, name)
         if self.store.uid(key) is not None:
             self.workers.mark(key)
+
+    def _drop_series(self, key: Key, value: object) -> None:
+        if value is None:
+            self.metrics.services.drop(key.namespace, key.name)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set or a signal arrives. Raises if watching ends, for example if the CRD is deleted."""

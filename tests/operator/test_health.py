@@ -4,14 +4,15 @@ import pytest
 from aiohttp import ClientSession
 
 from conveyor_operator.health import Health, HealthServer
-from conveyor_operator.metrics import Metrics
+from conveyor_operator.metrics import Metrics, ServiceState
 
 
 class Fixture:
     def __init__(self) -> None:
         self.running_seconds = 0.0
         self.health = Health(lambda: self.running_seconds)
-        self.server = HealthServer(self.health, Metrics(), "127.0.0.1", 0)
+        self.metrics = Metrics()
+        self.server = HealthServer(self.health, self.metrics, "127.0.0.1", 0)
 
     async def get(self, path: str) -> tuple[int, str]:
         async with ClientSession() as client, client.get(f"http://127.0.0.1:{self.server.port}{path}") as answer:
@@ -39,6 +40,7 @@ async def test_a_working_process_is_ready(served: Fixture) -> None:
 
 async def test_a_process_that_stands_by_is_ready_and_has_one_metric(served: Fixture) -> None:
     served.health.leads = False
+    served.metrics.services.put("default", "qwen", ServiceState((("Ready", "True", "Ready"),), {"ready": 1}))
     assert await served.get("/livez") == (200, "alive; waiting for: starting\n")
     assert await served.get("/readyz") == (200, "standing by\n")
     names = {line.split()[0] for line in (await served.get("/metrics"))[1].splitlines() if line[0] != "#"}

@@ -23,6 +23,7 @@ from conveyor_operator.inferenceservice.naming import find_wish
 from conveyor_operator.inferenceservice.observed import observe, project
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.profiles import read_profiles
+from conveyor_operator.inferenceservice.series import read_state
 from conveyor_operator.inferenceservice.starts import PodStarts, Start
 from conveyor_operator.inferenceservice.status import build_invalid_status
 from conveyor_operator.kinds import SCALED_OBJECT, Key, Kind
@@ -121,6 +122,10 @@ class InferenceServices:
 
     def build_invalid_status(self, body: Object, message: str, now: datetime) -> Object:
         return build_invalid_status(message, int(body["metadata"]["generation"]), body.get("status") or {}, now)
+
+    def expose(self, body: Object, status: Object) -> None:
+        metadata = body["metadata"]
+        self._metrics.services.put(metadata["namespace"], metadata["name"], read_state(body, status))
 
     def find_events(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
         return events.find_events(before, after)

@@ -158,6 +158,8 @@ class Reconciler:
             await self._reporter.record_restored(body, memory, child, resource.restored(child, deleted))
 
     async def _write_status(self, key: Key, resource: Resource, body: Object, status: Object) -> None:
+        if self._store.uid(key) is not None:  # otherwise a service that was deleted meanwhile would be exposed for ever
+            resource.expose(body, status)
         written = await self._reporter.write(resource.kind, body, status)
         if written is not None:
             self._store.bodies.put(key, written)

@@ -70,6 +70,13 @@ class Resource(Protocol):
 
     def build_invalid_status(self, body: Object, message: str, now: datetime) -> Object: ...
 
+    def expose(self, body: Object, status: Object) -> None:
+        """Update the metrics about the resource. Called with the status of each reconcile, even if it is unchanged.
+
+        The resource still exists. A follower of the store removes what it exposes when it is deleted.
+        """
+        ...
+
     def find_events(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[Event]:
         """Return the Events for the change from one status to the next."""
         ...

@@ -1,4 +1,4 @@
-"""Stores the newest known state of the cluster's objects, by key. Calls the follower of a kind after each change.
+"""Stores the newest known state of the cluster's objects, by key. Calls the followers of a kind after each change.
 
 `watches` puts in the projection of each object that the API server sends. The reconcile of a resource reads the
 projections of this resource's objects. Objects are stored by uid, because for a moment there may be two objects with
@@ -28,13 +28,13 @@ class Store:
     def __init__(self) -> None:
         self._objects: defaultdict[Kind, dict[str, Entry]] = defaultdict(dict)
         self._by_key: defaultdict[Kind, dict[Key, dict[str, Entry]]] = defaultdict(dict)
-        self._followers: dict[Kind, Callable[[Key, Any], None]] = {}
+        self._followers: defaultdict[Kind, list[Callable[[Key, Any], None]]] = defaultdict(list)
         self.bodies = Bodies()
         """The bodies of the resources themselves."""
 
     def follow(self, kind: Kind, tell: Callable[[Key, Any], None]) -> None:
         """Call `tell(key, value)` after each change of an object of this kind. value: None if no object is left."""
-        self._followers[kind] = tell
+        self._followers[kind].append(tell)
 
     def put(self, kind: Kind, uid: str, key: Key, value: Any) -> Key | None:
         """Store the value of an object and replace its previous one. Returns the previous key if that differs."""
@@ -80,5 +80,7 @@ class Store:
         return [entry.value for entry in self._by_key[kind].get(key, {}).values()]
 
     def _tell(self, kind: Kind, key: Key) -> None:
-        if (tell := self._followers.get(kind)) is not None:
-            tell(key, next(reversed(self.values(kind, key)), None))
+        if followers := self._followers.get(kind):
+            value = next(reversed(self.values(kind, key)), None)
+            for tell in followers:
+                tell(key, value)

@@ -109,6 +109,9 @@ class Widgets:
     def build_invalid_status(self, body: Object, message: str, now: datetime) -> Object:
         return {"says": message}
 
+    def expose(self, body: Object, status: Object) -> None:
+        pass
+
     def find_events(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
         return [Event("Says", str(after["says"]))] if after["says"] else []
 

@@ -1,0 +1,28 @@
+"""Reads from an InferenceService what the operator's metrics expose of it. Pure; used by `resource`.
+
+There are at most ten series for a service: one for each condition, and three for replicas.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from conveyor_api.conditions import ConditionType
+from conveyor_operator.metrics import ServiceState
+
+
+def read_state(body: Mapping[str, Any], status: Mapping[str, Any]) -> ServiceState:
+    """Return the state. The spec may be invalid; the status then has what was known before.
+
+    Leaves out conditions of other types, which a newer operator may have written.
+    """
+    by_type = {condition["type"]: condition for condition in status.get("conditions") or ()}
+    found = [by_type[type] for type in ConditionType if type in by_type]
+    counts = {
+        "desired": status.get("desiredReplicas"),
+        "ready": status.get("readyReplicas"),
+        "maximum": (body["spec"].get("autoscaling") or {}).get("maxReplicas"),
+    }
+    return ServiceState(
+        conditions=tuple((each["type"], each["status"], each["reason"]) for each in found),
+        replicas={of: count for of, count in counts.items() if isinstance(count, int)},
+    )
