@@ -18,6 +18,7 @@ from tests.chart.installation import find, render_json
 from tests.gateway.process import GatewayProcess
 from tests.metrics.aggregation import Aggregated
 from tests.metrics.test_server import read_health
+from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Stage, wait_until
 from tests.operator.test_process import process
 
@@ -33,20 +34,25 @@ MISSED = f"1x19 stale 1x{LENGTH}"
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The /metrics pages of each program. The gateway has two: without requests, and while a request waits."""
+    """The /metrics pages of each program.
+
+    The gateway has two: without requests, and while a request waits. The operator has one from before the service was
+    ready, and one from after that.
+    """
 
     namespace: str
     gateway: str
     waiting: str
+    starting: str
     operator: str
     metrics: str
 
-    def scrape(self, gateway: str) -> list[Series]:
+    def scrape(self, gateway: str, operator: str = "") -> list[Series]:
         """Return the series of two gateways, a leading operator, one that stands by, and a metrics server."""
         monitor = find(render_json(podMonitors={"create": True}), "PodMonitor", "conveyor")
         honors = monitor["spec"]["podMetricsEndpoints"][0].get("honorLabels", False)
         found = [each for number in (1, 2) for each in scrape(gateway, "gateway", number, honor_labels=honors)]
-        found += scrape(self.operator, "operator", honor_labels=honors)
+        found += scrape(operator or self.operator, "operator", honor_labels=honors)
         found += scrape("conveyor_operator_leader 0\n", "operator", 2, honor_labels=honors)
         return [*found, *scrape(self.metrics, "metrics", honor_labels=honors)]
 
@@ -54,7 +60,7 @@ class Pages:
 @pytest.fixture
 def pages(stage: Stage, gateway: GatewayProcess, aggregated: Aggregated) -> Pages:
     with process(stage) as operator:
-        stage.space.make_service(queue={"timeout": "10s"})
+        stage.space.make_service(queue={"timeout": "10s"}, autoscaling={"minReplicas": 1, "maxReplicas": 3})
         stage.space.wait_children("qwen")
         service = {"namespace": stage.space.namespace, "inference_service": "qwen"}
         asking = threading.Thread(target=ask, args=(f"{gateway.url}/{stage.space.namespace}/qwen/v1/completions",))
@@ -63,11 +69,17 @@ def pages(stage: Stage, gateway: GatewayProcess, aggregated: Aggregated) -> Page
         wait_until("a request waits", lambda: gateway.metric("conveyor_gateway_queued_requests", **service))
         waiting = gateway.admin("/metrics")[1]
         asking.join(60)
+        idle, starting = gateway.admin("/metrics")[1], operator.get("/metrics")[1]
+        with Kubelet(stage.space, ready):
+            stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+            wait_until("it is up to date", lambda: 'reason="UpToDate"' in operator.get("/metrics")[1])
+            started = operator.get("/metrics")[1]
         return Pages(
             namespace=stage.space.namespace,
-            gateway=gateway.admin("/metrics")[1],
+            gateway=idle,
             waiting=waiting,
-            operator=operator.get("/metrics")[1],
+            starting=starting,
+            operator=started,
             metrics=read_health(aggregated.admin_port, "/metrics")[1],
         )
 
@@ -117,6 +129,16 @@ def change(series: Iterable[Series], values: str, **wanted: str) -> list[Series]
     return [replace(each, values=values) if is_meant(each) else each for each in found]
 
 
+def judge(series: Iterable[Series], type: str, status: str, reason: str) -> list[Series]:
+    """Return the series. The operator's condition of this type has another status and reason."""
+    found = list(series)
+    assert any(each.labels.get("type") == type for each in found), f"the operator exposes no condition {type}"
+    return [
+        each.change(each.values, status=status, reason=reason) if each.labels.get("type") == type else each
+        for each in found
+    ]
+
+
 def stop(series: Iterable[Series], **labels: str) -> list[Series]:
     """Return the series. Those with these labels end after ten minutes."""
     ended = f"x19 stale _x{LENGTH}"
@@ -146,6 +168,18 @@ def build_scenes(pages: Pages) -> list[Scene]:
 
     def grow(name: str, **labels: str) -> list[Series]:
         return add(healthy, gateway_page, name, "gateway", **service, **labels)
+
+    def judged(type: str, status: str, reason: str, values: str) -> list[Series]:
+        """Return only the condition, with values of its own."""
+        series = judge(healthy, type, status, reason)
+        return [replace(each, values=values) for each in series if each.labels.get("type") == type]
+
+    def replicas(desired: int, maximum: int, queue: str) -> list[Series]:
+        counts = {"desired": desired, "maximum": maximum}
+        series = change(healthy, queue, name="conveyor_gateway_queue_depth", **service)
+        for of, count in counts.items():
+            series = change(series, constant(count), name="conveyor_operator_replicas", of=of, **service)
+        return series
 
     queue = "conveyor_gateway_queued_requests"
     stuck = change(change(healthy, constant(3), name=queue, **service), constant(1),
@@ -181,6 +215,31 @@ def build_scenes(pages: Pages) -> list[Scene]:
                    watch=f"inferenceservices/{pages.namespace}"),
             fires("ConveyorGatewayWatchSilent", pod="conveyor-gateway-2"),
         ),
+        Scene(
+            "a service is not ready", pages.scrape(pages.gateway, pages.starting),
+            {9: [], **fires("ConveyorServiceNotReady", **service)},
+        ),
+        Scene("the reason changes", [*judged("Ready", "False", "ImagePullFailed", f"1x30 stale _x{LENGTH}"),
+                                     *judged("Ready", "False", "CrashLoop", f"_x30 1x{LENGTH}"),
+                                     *(each for each in healthy if each.labels.get("type") != "Ready")],
+              {20: [{"alertname": "ConveyorServiceNotReady", **service}]}),
+        Scene("nobody wants an engine", judge(healthy, "Ready", "False", "ScaledToZero"), {150: []}),
+        Scene(
+            "a rollout fails", judge(healthy, "Progressing", "False", "ImagePullFailed"),
+            {9: [], **fires("ConveyorRolloutFails", **service)},
+        ),
+        Scene("a rollout runs", judge(healthy, "Progressing", "True", "RollingOut"), {150: []}),
+        Scene(
+            "the first start fails",
+            judge(judge(healthy, "Progressing", "False", "NoDevice"), "Ready", "False", "NoDevice"),
+            fires("ConveyorServiceNotReady", **service),
+        ),
+        Scene("at the maximum with a queue", replicas(3, 3, queue=constant(2)),
+              {29: [], **fires("ConveyorServiceAtMaximum", **service)}),
+        Scene("at the maximum, and the queue is short now and then",
+              replicas(3, 3, queue="4 0 " * (LENGTH // 2)), fires("ConveyorServiceAtMaximum", **service)),
+        Scene("at the maximum without a queue", replicas(3, 3, queue=constant(0)), {150: []}),
+        Scene("below the maximum with a queue", replicas(2, 3, queue=constant(2)), {150: []}),
         Scene(
             "reconciles fail",
             add(healthy, pages.operator, "conveyor_operator_reconciles_total", "operator", result="error"),
