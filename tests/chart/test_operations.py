@@ -121,7 +121,7 @@ def test_the_values_behind_a_proxy_are_taken(release: Release, tmp_path: Path) -
 
 def test_the_page_for_a_real_cluster_is_taken(release: Release, tmp_path: Path) -> None:
     page = (REPOSITORY / "docs/real-cluster.md").read_text()
-    (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    shown = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
     (tmp_path / "service.yaml").write_text(shown)
     release.upgrade()
     wait_until("the kind's name and fields", lambda: "maxBatchSize" in explain(release))

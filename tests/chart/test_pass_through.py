@@ -59,6 +59,7 @@ TERM = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
 AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [TERM]}}}
 LEAST_HOST = {"type": "Localhost", "localhostProfile": "profiles/conveyor.json"}
 ZONES = {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+EVICTABLE = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 OF_ALL = {**ZONES, "labelSelector": {"matchLabels": {"team": "a"}}}
 
 PASSED: dict[str, Passed] = {
@@ -200,7 +201,17 @@ def test_what_the_chart_makes_of_a_security_context_stays_beside_what_is_set() -
 def test_profiles_restart_the_operator_beside_annotations_of_others() -> None:
     objects = render_json(operator={"podAnnotations": {"a": "b"}}, profiles={"l4": {}})
     marks = pod_marks(find(objects, "Deployment", "conveyor-operator"))
-    assert marks["annotations"].keys() == {"a", "conveyor.dev/profiles-hash"}
+    assert marks["annotations"].keys() == {"a", "conveyor.dev/profiles-hash", EVICTABLE}
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_the_cluster_autoscaler_may_remove_the_nodes_of_the_pods(process: str) -> None:
+    """It looks for volumes on the node that this annotation does not name. `podAnnotations` can name others too."""
+    more = {"volumes": [{"name": "more", "emptyDir": {}}], "podAnnotations": {EVICTABLE: "tmp,more"}}
+    for values, expected in (({}, {"tmp"}), (more, {"tmp", "more"})):
+        deployment = find(render_json(**{process: values}), "Deployment", f"conveyor-{process}")
+        local = {each["name"] for each in pod(deployment)["volumes"] if {"emptyDir", "hostPath"} & each.keys()}
+        assert set(pod_marks(deployment)["annotations"][EVICTABLE].split(",")) == local == expected
 
 
 @pytest.mark.parametrize("process", PROCESSES)

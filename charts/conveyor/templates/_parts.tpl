@@ -37,15 +37,17 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* What is written on a process's pods; "annotations" of the argument are the chart's own. */}}
+{{/*
+What is written on a process's pods; "annotations" of the argument are the chart's own. By default, the Cluster
+Autoscaler removes no node with a pod that has a volume on the node; what is in /tmp here may be lost.
+*/}}
 {{- define "conveyor.marks" -}}
 {{- $own := index .root.Values .process -}}
+{{- $evictable := dict "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes" "tmp" -}}
 labels:
   {{- include "conveyor.ownLabels" (merge dict $own.podLabels .root.Values.commonLabels) | indent 2 }}
   {{- include "conveyor.selector" . | nindent 2 }}
-{{- with merge dict (.annotations | default dict) $own.podAnnotations }}
-annotations: {{- toYaml . | nindent 2 }}
-{{- end }}
+annotations: {{- toYaml (merge dict (.annotations | default dict) $own.podAnnotations $evictable) | nindent 2 }}
 {{- end }}
 
 {{/* Where and as whom a process's pod runs. As it stands it fits the Pod Security level "restricted". */}}

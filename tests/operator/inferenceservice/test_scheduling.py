@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.api.test_platform_pages import read_blocks
 from tests.operator.builders import build_one
 from tests.operator.stage import Stage, wait_until
 
 from conveyor_api import names
+from conveyor_operator.inferenceservice.profiles import Profiles
 from e2e.cluster import programs
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
@@ -20,6 +22,7 @@ from e2e.cluster.control_plane import ControlPlane
 Json = dict[str, Any]
 
 REQUIRED, PREFERRED = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
+EVICTABLE = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 ENGINES = {"matchLabels": {names.INFERENCE_SERVICE_LABEL: "qwen"}}
 OTHERS = {"matchLabels": {"app": "other"}}
 SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
@@ -55,6 +58,21 @@ def test_the_job_that_fetches_the_model_keeps_no_distance_from_engines(replicas:
     found = pods_of("Job", model=SHARED_CACHE, replicas=replicas, pod={"affinity": near})["affinity"]
     assert found["podAntiAffinity"] == {REQUIRED: [other], PREFERRED: []}
     assert found["podAffinity"][PREFERRED] == []
+
+
+def test_the_profile_of_the_page_lets_every_volume_of_an_engine_go() -> None:
+    """The Cluster Autoscaler keeps the node of a pod with a volume on the node that this annotation does not name."""
+    values, service = read_blocks("docs/real-cluster.md", "Nodes that are added on demand")
+    body = yaml.safe_load(service)
+    adapters = [{"name": "a", "uri": "hf://example/adapter"}]
+    for more in ({}, {"adapters": adapters, "model": {"uri": "pvc://models/demo"}}):
+        spec = body["spec"] | more
+        filled, _ = Profiles(yaml.safe_load(values)["profiles"]).fill(body | {"spec": spec})
+        template = build_one("Deployment", **filled["spec"])["spec"]["template"]
+        local = {volume["name"] for volume in template["spec"]["volumes"] if {"emptyDir", "hostPath"} & volume.keys()}
+        assert local
+        assert local <= set(template["metadata"]["annotations"][EVICTABLE].split(","))
+        assert template["spec"]["topologySpreadConstraints"][0]["labelSelector"] == ENGINES
 
 
 @contextmanager
