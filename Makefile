@@ -45,13 +45,14 @@ cluster-tools: ## Those that a cluster of pods needs: nearly all of them for loc
 	@python3 -m e2e.cluster.preflight cluster
 	@python3 -m e2e.cluster.tools.build cluster
 
-generate: venv ## Write the CRD, the chart's copy of it and the generated documentation
+generate: venv ## Write the CRD, the chart's copy of it and its dashboard, and the generated documentation
 	$(PY) crds/generate.py
 	$(PY) docs/configuration.py > docs/configuration.md
 	$(PY) docs/openai_fields.py > docs/openai-fields.md
 	$(PY) docs/errors.py > docs/errors.md
 	$(PY) docs/alerts.py > docs/alerts.md
 	$(PY) docs/gpu_models.py > docs/gpu-models.md
+	$(PY) charts/dashboard.py > charts/conveyor/dashboards/conveyor.json
 
 docs: venv ## Build the site into build/site, without a network; fails if a link leads nowhere
 	.venv/bin/zensical build --strict
@@ -66,11 +67,13 @@ check: venv check-generated ## Lint, format, types, layers, generated files
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-check-generated: venv ## Whether the CRD, the generated pages, the pictures and uv.lock are what their sources say
+check-generated: venv ## Whether the CRD, the dashboard, the generated pages, the pictures and uv.lock are what their sources say
 	$(PY) crds/generate.py --check
 	$(PY) docs/pictures.py --check
 	for page in alerts configuration errors gpu-models openai-fields; do \
 		$(PY) docs/$${page//-/_}.py | diff -u docs/$$page.md - || { echo "docs/$$page.md is out of date: run make generate"; exit 1; }; done
+	$(PY) charts/dashboard.py | diff -u charts/conveyor/dashboards/conveyor.json - || \
+		{ echo "the chart's dashboard is out of date: run make generate"; exit 1; }
 	$(UV) lock --check
 
 # What needs no program of Kubernetes.

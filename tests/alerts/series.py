@@ -35,14 +35,18 @@ def growing(step: float = 3) -> str:
     return f"0+{step!r}x{LENGTH}"
 
 
-def scrape(page: str, program: str, number: int = 1, *, honor_labels: bool) -> Iterator[Series]:
-    """Yield each sample of a page of /metrics as a constant series, with the labels of a PodMonitor's target."""
+def scrape(page: str, program: str, number: int = 1, *, honor_labels: bool, **labels: str) -> Iterator[Series]:
+    """Yield each sample of a page of /metrics as a constant series, with the labels of a PodMonitor's target.
+
+    labels: those of another target than a program of the chart.
+    """
     target = {
         "job": f"{SYSTEM_NAMESPACE}/conveyor",
         "namespace": SYSTEM_NAMESPACE,
         "container": program,
         "endpoint": "admin",
         "pod": f"conveyor-{program}-{number}",
+        **labels,
     }
     for family in text_string_to_metric_families(page):
         for sample in family.samples:

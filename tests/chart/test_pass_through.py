@@ -1,5 +1,6 @@
 """Tests that values for a part's pods reach only these pods, and that every value of the chart has an effect."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,7 @@ WHOLE: Json = {
     "networkPolicies": {"create": False},
     "podMonitors": {"create": True},
     "prometheusRules": {"create": True},
+    "dashboards": {"create": True},
 }
 DEFAULTS: Json = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -317,6 +319,10 @@ def test_pod_monitors_find_the_pods_and_their_ports(rendered: list[Json]) -> Non
     assert engines["spec"]["selector"]["matchLabels"].items() <= names.child_labels("qwen").items()
     assert engines["spec"]["podMetricsEndpoints"][0]["port"] == names.ENGINE_PORT_NAME
     assert "honorLabels" not in engines["spec"]["podMetricsEndpoints"][0], "tenants write what engines expose"
+    (relabeling,) = engines["spec"]["podMetricsEndpoints"][0]["relabelings"]
+    of_the_pod = re.sub(r"\W", "_", names.INFERENCE_SERVICE_LABEL)  # as Prometheus writes a label's name
+    assert relabeling["sourceLabels"] == [f"__meta_kubernetes_pod_label_{of_the_pod}"]
+    assert relabeling["targetLabel"] == "inference_service"
     assert engines["spec"]["namespaceSelector"] == {"matchNames": ["team-a"]}
     assert {item["metadata"]["labels"]["release"] for item in (ours, engines)} == {"prometheus"}
     everywhere = find(render_json(podMonitors=settings), "PodMonitor", "conveyor-engine")

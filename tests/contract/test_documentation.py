@@ -46,9 +46,12 @@ async def expose() -> str:
 
 
 async def test_a_metric_that_a_page_names_is_exposed() -> None:
-    exposed = set(re.findall(r"^# TYPE (\S+)", await expose(), re.MULTILINE))
-    rules = REPOSITORY / "charts" / "conveyor" / "alerts.yaml"
-    named = {name for page in (*PAGES, rules) for name in _NAME.findall(page.read_text())}
+    types = re.findall(r"^# TYPE (\S+) (\w+)", await expose(), re.MULTILINE)
+    exposed = {name for name, _ in types}
+    exposed |= {f"{name}_{part}" for name, kind in types if kind == "histogram" for part in ("bucket", "sum", "count")}
+    chart = REPOSITORY / "charts" / "conveyor"
+    files = (*PAGES, chart / "alerts.yaml", chart / "dashboards" / "conveyor.json")
+    named = {name for page in files for name in _NAME.findall(page.read_text())}
     assert len(named) > 30
     assert named <= exposed
 
