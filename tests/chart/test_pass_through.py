@@ -95,6 +95,7 @@ OWN: dict[str, Json] = {
         "url": "https://inference.example.com",
         "publicHosts": ["inference.example"],
         "trustedProxies": ["10.244.0.0/16"],
+        "clientHeader": "X-Client",
         "cors": {"allowedOrigins": ["https://chat.example.com"]},
         "rootModels": "All",
         "drainTimeoutSeconds": 30,

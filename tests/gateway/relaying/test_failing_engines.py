@@ -28,9 +28,9 @@ async def test_an_engine_that_refuses_is_left_out_and_another_one_answers(
         await stack.add_engine(refusing.port)
         await stack.add_engine(other.port)
         for _ in range(8):
-            assert (await post(http, stack.completions, b'{"prompt": "x"}'))[:2] == (200, {"from": "the other"})
+            assert (await post(http, stack.completions, b'{"n": 1}'))[:2] == (200, {"from": "the other"})
     assert 1 <= len(refusing.requests) < 8
-    assert {body for _, body in refusing.requests + other.requests} == {b'{"prompt": "x"}'}
+    assert {body for _, body in refusing.requests + other.requests} == {b'{"n": 1}'}
     assert stack.metric("retries_total", reason="refused") == len(refusing.requests)
 
 
