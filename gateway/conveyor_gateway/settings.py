@@ -140,7 +140,7 @@ def _find_conflicts(settings: Settings) -> Iterator[tuple[str, str]]:
 
 PROGRAM = Program(
     "conveyor_gateway",
-    "Accepts the requests for all InferenceServices, queues them, and sends each to the least loaded engine.",
+    "Accepts the requests for all InferenceServices, queues them, and sends each to an engine with a free place.",
     Settings,
     _find_conflicts,
 )

@@ -47,9 +47,8 @@ _UNKNOWN, _FULL, _LOST, _REFUSED = 404, 429, 502, 503
 KEPT_BACK: Final = frozenset((_FULL, _LOST, _REFUSED))  # statuses of engines that are not forwarded to clients
 _CONNECT_SECONDS: Final = 3.0  # to connect; `_post` lowers it to half of the request's remaining time
 _MIN_CONNECT_SECONDS: Final = 0.25
-_ANSWER_SECONDS: Final = (
-    5.0  # limit for what an engine answers at once: the tokens of an ended request, a returned place
-)
+# Limit for what an engine answers at once: the tokens of an ended request, and the return of a place.
+_ANSWER_SECONDS: Final = 5.0
 _PIECE_BYTES: Final = 256 << 10  # of a request's body
 
 

@@ -35,28 +35,29 @@ def find_prefix(fields: QueueFields) -> int | None:
     if not beginning:
         return None
     names = (fields.model, fields.cache_salt, fields.prompt_cache_key, fields.system, fields.instructions)
-    hashed = hashlib.blake2b(digest_size=8)
-    for part in (*names, *beginning):
-        hashed.update(part)
-        hashed.update(b"\0")  # JSON does not contain it
-    return int.from_bytes(hashed.digest())
+    parts = b"\0".join([*names, *beginning])  # JSON contains no such byte
+    return int.from_bytes(hashlib.blake2b(parts, digest_size=8).digest())
 
 
-def _find_beginning(prompt: msgspec.Raw) -> Iterator[bytes]:
+def _find_beginning(prompt: msgspec.Raw) -> Iterator[memoryview]:
     """Yield the system messages and the beginning of the first other message, or the beginning of another prompt."""
     for message in _split_messages(prompt):
         if not _is_system(message):
-            yield bytes(message)[:MAX_BEGINNING_BYTES]
+            yield memoryview(message)[:MAX_BEGINNING_BYTES]
             return
-        yield bytes(message)
+        yield memoryview(message)
 
 
 def _split_messages(prompt: msgspec.Raw) -> list[msgspec.Raw]:
     """Return the messages. Any other prompt, such as a text or a list of tokens, counts as one message."""
-    if not bytes(prompt).startswith(b"["):
-        return [prompt] if bytes(prompt) else []
+    if _first_byte(prompt) != b"[":
+        return [prompt] if _first_byte(prompt) else []
     items = _ITEMS.decode(prompt)
-    return items if items and bytes(items[0]).startswith(b"{") else [prompt]
+    return items if items and _first_byte(items[0]) == b"{" else [prompt]
+
+
+def _first_byte(json: msgspec.Raw) -> bytes:
+    return bytes(memoryview(json)[:1])  # without a copy of the rest
 
 
 def _is_system(item: msgspec.Raw) -> bool:
