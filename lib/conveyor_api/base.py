@@ -53,6 +53,20 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantRule(Rule):
+    """A constraint on what a service sets itself. A profile, which the platform team writes, may set more.
+
+    The parser does not evaluate it if its validation context has `is_filled`.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_after_validator_function(self._checked_by_author, handler(source))
+
+    def _checked_by_author(self, value: Any, info: core_schema.ValidationInfo) -> Any:
+        return value if (info.context or {}).get("is_filled") else self._checked(value)
+
+
+@dataclass(frozen=True, slots=True)
 class KeyedBy:
     """Marks a list of objects as a map: no two entries share `key`, and server-side apply merges entry by entry."""
 

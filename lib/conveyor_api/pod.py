@@ -4,12 +4,13 @@ They are copied into the pods unchanged, in addition to Conveyor's own settings,
 is typed and limited. An untyped member would let a tenant put JSON of any depth into an object that all processes read.
 """
 
+import re
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from conveyor_api import names
-from conveyor_api.base import ApiModel, KeyedBy, Rule
+from conveyor_api.base import ApiModel, KeyedBy, Rule, TenantRule
 from conveyor_api.env import Env
 from conveyor_api.scheduling import Affinity, Label, Labels, Name, Toleration, TopologySpreadConstraint
 from conveyor_api.volumes import VolumeMounts, Volumes
@@ -28,6 +29,16 @@ PodLabels = Annotated[
     ),
 ]
 
+# Annotations that Kubernetes, container runtimes and network plug-ins read. Some switch off what "restricted" demands:
+# AppArmor's and seccomp's profiles, devices by CDI and NRI, the runtime's options, Multus' networks, Istio's volumes.
+_OF_THE_NODE: Final = (
+    r"(^|[.])(kubernetes[.]io|k8s[.]io|cncf[.]io|crio[.]io|cri-o[.]io|containerd[.]io|nri[.]io|multus-cni[.]io"
+    r"|networking[.]gke[.]io|projectcalico[.]org|cilium[.]io|ovn[.]org)(/|$)"
+    r"|^(io[.]kubernetes|io[.]containerd|io[.]katacontainers|io[.]cilium|dev[.]gvisor|org[.]systemd|run[.]oci)[.]"
+    r"|^sidecar[.]istio[.]io/userVolume"
+)
+_HARMLESS: Final = r"^(cluster-autoscaler|kubectl)[.]kubernetes[.]io/"
+
 PodAnnotations = Annotated[
     dict[str, Annotated[str, Field(max_length=4096)]],
     Field(max_length=32),
@@ -35,6 +46,13 @@ PodAnnotations = Annotated[
         f"self.all(key, !key.startsWith('{names.GROUP}/'))",
         f"must not contain Conveyor's own annotations, those of {names.GROUP}/",
         lambda annotations: not any(key.startswith(f"{names.GROUP}/") for key in annotations),
+    ),
+    TenantRule(
+        f"self.all(key, !key.matches('{_OF_THE_NODE}') || key.matches('{_HARMLESS}'))",
+        "must not contain annotations that Kubernetes, the container runtime or the network plug-in reads, except "
+        "those of cluster-autoscaler.kubernetes.io/ and kubectl.kubernetes.io/: some of them weaken a pod; a profile "
+        "may set them",
+        lambda annotations: all(re.search(_HARMLESS, key) or not re.search(_OF_THE_NODE, key) for key in annotations),
     ),
 ]
 

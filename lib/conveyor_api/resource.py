@@ -113,15 +113,18 @@ class InferenceService(ApiModel):
     status: InferenceServiceStatus = InferenceServiceStatus()
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any], *, known_only: bool = False) -> Self:
+    def parse(cls, body: Mapping[str, Any], *, known_only: bool = False, is_filled: bool = False) -> Self:
         """Parse `body`, JSON from the API server. Raises InvalidResource, which names every field that is wrong.
 
         Unknown fields are ignored. The API server rejects or prunes fields that its CRD lacks. So an unknown field
         belongs to a newer release, during an upgrade or after a downgrade. With `known_only`, this method rejects
-        unknown fields, as `kubectl` does.
+        unknown fields, as `kubectl` does. is_filled: the body has fields of profiles, which
+        may set more than a service.
         """
+        extra: Literal["ignore"] | None = None if known_only else "ignore"
+        context = {"is_filled": is_filled}
         try:
-            return cls.model_validate(dict(body), by_alias=True, by_name=False, extra=None if known_only else "ignore")
+            return cls.model_validate(dict(body), by_alias=True, by_name=False, extra=extra, context=context)
         except ValidationError as error:
             raise InvalidResource.of(error) from error
 

@@ -500,6 +500,22 @@ BAD_SERVICES: tuple[Bad, ...] = (
         "must not contain Conveyor's own annotations",
         annotations={names.CONFIG_HASH_ANNOTATION: "x"},
     ),
+    *(
+        pod(f"annotation {key}", ".annotations", "some of them weaken a pod", annotations={key: "x"})
+        for key in (
+            "container.apparmor.security.beta.kubernetes.io/engine",
+            "container.seccomp.security.alpha.kubernetes.io/engine",
+            "k8s.v1.cni.cncf.io/networks",
+            "cdi.k8s.io/gpu",
+            "devices.nri.io/container.engine",
+            "io.kubernetes.cri-o.userns-mode",
+            "irq-load-balancing.crio.io",
+            "io.katacontainers.config.hypervisor.path",
+            "org.systemd.property.MemoryMax",
+            "cni.projectcalico.org/allowedSourcePrefixes",
+            "sidecar.istio.io/userVolumeMount",
+        )
+    ),
     pod("root", ".securityContext.runAsUser", "greater than or equal to 1", securityContext={"runAsUser": 0}),
     pod("privileges", ".securityContext.privileged", "unknown field", securityContext={"privileged": True}),
     pod("the node's network", ".hostNetwork", "unknown field", hostNetwork=True),

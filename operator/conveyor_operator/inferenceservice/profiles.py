@@ -3,7 +3,7 @@
 The profile `default` is for all services. The service's own fields take precedence, then those of the profile that it
 names. Maps are merged key by key, and so are lists whose entries have a key, such as `env`. Another list or a value of
 the service is kept unchanged. The result is validated like the spec of a service, so a profile cannot set anything that
-a service cannot. Profiles are read once, at the start. Used by `resource`.
+a service cannot, except annotations that the node reads. Profiles are read once, at the start. Used by `resource`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from conveyor_api.base import KeyedBy
 from conveyor_api.errors import InvalidResource, Problem
 from conveyor_api.profile import Profile
+from conveyor_api.resource import InferenceService
 from conveyor_operator.loop.owner import Object
 
 DEFAULT: Final = "default"  # the profile of all services
@@ -28,11 +29,19 @@ class Profiles:
     def __init__(self, profiles: Mapping[str, Any]) -> None:
         self._profiles = profiles
 
-    def fill(self, body: Object) -> tuple[Object, list[str]]:
+    def parse(self, body: Object) -> tuple[InferenceService, list[str]]:
         """Return the InferenceService with the fields of its profiles, and the paths of these fields.
 
-        Raises InvalidResource.
+        Its own fields must be valid without those of the profiles. Raises InvalidResource.
         """
+        filled, paths = self.fill(body)
+        if filled is body:
+            return InferenceService.parse(body), paths
+        InferenceService.parse(body)
+        return InferenceService.parse(filled, is_filled=True), paths
+
+    def fill(self, body: Object) -> tuple[Object, list[str]]:
+        """Return the body with the fields of its profiles, and the paths of these fields. Raises InvalidResource."""
         spec = body.get("spec")
         if not isinstance(spec, dict):
             return body, []
@@ -50,9 +59,9 @@ class Profiles:
             known = ", ".join(sorted(self._profiles)) or "none"
             raise _wrong(f"there is no profile {name}; those of the chart (value `profiles`): {known}")
         try:
-            return Profile.model_validate(self._profiles[name], by_alias=True, by_name=False).model_dump(
-                exclude_unset=True, exclude_none=True
-            )
+            context = {"is_filled": True}
+            profile = Profile.model_validate(self._profiles[name], by_alias=True, by_name=False, context=context)
+            return profile.model_dump(exclude_unset=True, exclude_none=True)
         except ValidationError as error:
             raise _wrong(
                 f"profile {name} of the chart (value `profiles`) is invalid: {InvalidResource.of(error)}"

@@ -78,8 +78,7 @@ class InferenceServices:
         return ServiceMemory(uid)
 
     def begin(self, body: Object, store: Store, memory: ServiceMemory) -> ServiceCase:
-        filled, from_profile = self._profiles.fill(body)
-        service, previous = InferenceService.parse(filled), body.get("status") or {}
+        (service, from_profile), previous = self._profiles.parse(body), body.get("status") or {}
         observed = observe(store, Key(self.kind, service.namespace, service.name))
         if memory.pod_starts is None:  # the first reconcile of this operator
             memory.former_hash = service.status.children_hash or ""

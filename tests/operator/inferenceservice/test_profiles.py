@@ -151,6 +151,25 @@ def test_a_profile_that_is_missing_or_may_not_be_is_refused(profiles: dict[str, 
         Profiles(profiles).fill(build_body(profile="l4"))
 
 
+APPARMOR = {"container.apparmor.security.beta.kubernetes.io/engine": "localhost/engine"}
+
+
+def test_only_a_profile_may_set_annotations_that_the_node_reads(stage: Stage, tmp_path: Path) -> None:
+    file = tmp_path / "profiles.yaml"
+    file.write_text(yaml.safe_dump({"guarded": {"pod": {"annotations": APPARMOR}}}))
+    with stage.operator(profiles=file):
+        stage.space.make_service(profile="guarded", pod={"annotations": {"example.com/team": "a"}})
+        stage.space.wait_children("qwen")
+        template = stage.space.need("Deployment", "qwen-engine")["spec"]["template"]
+        assert template["metadata"]["annotations"].items() >= {**APPARMOR, "example.com/team": "a"}.items()
+
+
+def test_annotations_from_before_the_rule_are_refused_beside_a_profile() -> None:
+    body = build_body(profile="l4", pod={"annotations": APPARMOR})
+    with pytest.raises(InvalidResource, match="a profile may set them"):
+        Profiles({"l4": L4}).parse(body)
+
+
 def test_a_service_of_a_profile_has_its_fields_and_says_so(stage: Stage, tmp_path: Path) -> None:
     file = tmp_path / "profiles.yaml"
     proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
