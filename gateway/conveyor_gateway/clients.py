@@ -1,9 +1,9 @@
 """Finds the client of a request. Each client has a share of the gateway's capacity.
 
 Built by `server`, called by `listening`. The gateway does not authenticate clients, so a client is an address, usually
-the peer's. Behind trusted proxies, the client is the last address in X-Forwarded-For that is not a trusted proxy's.
-Earlier addresses in this header cannot be trusted. A trusted proxy that has checked a key or a login can instead name
-the client in a header of its own.
+the peer's. Behind trusted proxies, the client is the last address in X-Forwarded-For that is not a trusted proxy's, or
+the first of the last MAX_FORWARDED. Earlier addresses in this header cannot be trusted. A trusted proxy that has
+checked a key or a login can instead name the client in a header of its own.
 """
 
 import re
@@ -18,6 +18,7 @@ from conveyor_process.arrivals import MAX_A_ROUND, Peer
 from conveyor_process.kinds import Network
 from conveyor_process.listening import name_peer
 
+MAX_FORWARDED: Final = 16  # addresses of X-Forwarded-For that are read, from the last one; each proxy appends one
 _CLIENT_PREFIX_BITS: Final = 64  # an IPv6 client usually has a whole network with this prefix
 _NAME: Final = re.compile(r"[\x21-\x7e]{1,128}")  # can be logged unchanged
 
@@ -51,7 +52,7 @@ class Clients:
 
     def _find_address(self, request: BaseRequest, client: IPv4Address | IPv6Address) -> str:
         forwarded = ",".join(request.headers.getall("X-Forwarded-For", ()))
-        for text in reversed(forwarded.split(",")):
+        for text in reversed(forwarded.rsplit(",", MAX_FORWARDED)[-MAX_FORWARDED:]):
             address = _parse_address(text)
             if address is None:
                 break

@@ -30,6 +30,8 @@ _OWN_PATHS: Final = frozenset(endpoint.path for endpoint in ENDPOINTS)
 _SERVICE_PATH = re.compile(rf"/({_LABEL})/({_LABEL})(/v1/.*|/v2/models/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")
 _ROOT_PATHS: Final = ("/v1/models/", "/v2/models/", "/v2/health/")  # at the root, with any model name
 _BATCH_PATHS: Final = ("/v1/files", "/v1/batches")  # of OpenAI's Batch API: docs/jobs.md
+# A segment `.` or `..`, after decoding. A proxy beside an engine could resolve it and reach another of its paths.
+_DOTS: Final = re.compile(r"(?:^|[/\\])\.\.?(?:[/\\]|$)")
 _SERVICE_HOST = re.compile(rf"({_LABEL})\.({_LABEL})(?:\.svc(?:\..+)?)?")
 
 
@@ -70,6 +72,8 @@ def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Dir
 
     The route's service is in `directory`. Raises NotFound, MethodNotAllowed or InvalidRequest.
     """
+    if _has_dots(path):
+        raise NotFound(f"no such path: {path}; a segment may not be `.` or `..`, encoded or not", Code.PATH_NOT_FOUND)
     is_own = path in _OWN_PATHS or path.startswith(_ROOT_PATHS)  # /v1/images is not a service in a namespace v1
     if not is_own and (match := _SERVICE_PATH.fullmatch(path)):
         namespace, name, rest = match.groups()
@@ -80,6 +84,10 @@ def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Dir
             Code.PATH_NOT_FOUND,
         )
     return _parse_rest(method, path, _parse_host(host, own, directory))
+
+
+def _has_dots(path: str) -> bool:
+    return ("." in path or "%" in path) and _DOTS.search(unquote(unquote(path))) is not None
 
 
 def _parse_rest(method: str, path: str, service: str | None) -> Route:

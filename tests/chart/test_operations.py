@@ -116,7 +116,7 @@ def test_the_values_behind_a_proxy_are_taken(release: Release, tmp_path: Path) -
     release.upgrade(more=["--values", str(tmp_path / "values.yaml")])
     operator = release.api.get(DEPLOYMENT.replace("gateway", "operator"))
     assert "https://models.example.com" in str(operator["spec"]["template"])
-    assert "10.244.0.0/16" in str(release.api.get(DEPLOYMENT)["spec"]["template"])
+    assert "10.244.7.0/28" in str(release.api.get(DEPLOYMENT)["spec"]["template"])
 
 
 def test_the_page_for_a_real_cluster_is_taken(release: Release, tmp_path: Path) -> None:

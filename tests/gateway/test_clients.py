@@ -4,7 +4,8 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
-from conveyor_gateway.clients import Client, Clients
+from conveyor_gateway import clients as clients_module
+from conveyor_gateway.clients import MAX_FORWARDED, Client, Clients
 from conveyor_gateway.settings import PROGRAM
 from conveyor_process.arrivals import MAX_A_ROUND, Peer
 from conveyor_process.settings import SettingsError
@@ -39,6 +40,15 @@ def test_the_client_is_the_last_address_that_is_not_a_trusted_proxys(
     peer: str, forwarded: list[str], client: str
 ) -> None:
     assert find(peer, *forwarded) == client
+
+
+def test_only_the_last_addresses_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = list[str]()
+    parse = clients_module._parse_address
+    monkeypatch.setattr(clients_module, "_parse_address", lambda text: parsed.append(text) or parse(text))
+    proxies = [f"10.1.{number // 256}.{number % 256}" for number in range(1000)]
+    assert find("10.0.0.1", "198.51.100.7", ", ".join(proxies)) == proxies[-MAX_FORWARDED]
+    assert len(parsed) <= MAX_FORWARDED + 1  # and the peer
 
 
 def test_without_trusted_proxies_a_client_is_the_peer() -> None:

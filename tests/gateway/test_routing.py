@@ -301,10 +301,27 @@ def test_the_id_that_an_adapter_is_listed_with_leads_to_it() -> None:
         ("/v2/models/team-a%2Fllama/infer", "/v2/models/Meta/Llama/infer"),
         ("/v2/models/Meta%2FLlama/versions/1/infer", "/v2/models/Meta/Llama/versions/1/infer"),
         ("/team-a/llama/v2/models/Meta%2FLlama/infer", "/v2/models/Meta/Llama/infer"),
-        ("/team-a/llama/v2/models/other/versions/..%2F1/infer", "/v2/models/other/versions/..%2F1/infer"),
+        ("/team-a/llama/v2/models/other/versions/a%2F1/infer", "/v2/models/other/versions/a%2F1/infer"),
         ("/team-a/llama/v2/models/%7Bversion%7D%3Fa%23%0D/infer", "/v2/models/%7Bversion%7D%3Fa%23%0D/infer"),
     ],
 )
 def test_an_engine_is_sent_the_name_that_it_knows(path: str, filled: str) -> None:
     found = route(path)
     assert found.fill_path(find_route_model(found, DIRECTORY)) == filled
+
+
+@pytest.mark.parametrize("base", ["", "/default/qwen"])
+@pytest.mark.parametrize(
+    "model",
+    ["..", ".", "..%2f..%2fplace", "%2e%2e", "%2E%2E%2Fplace", "a/../place", "a%2F..", "..%5Cplace", "%252e%252e%2fa"],
+)
+def test_a_path_with_a_segment_of_dots_reaches_no_engine(base: str, model: str) -> None:
+    for method, path in (("GET", ""), ("POST", "/infer"), ("GET", "/ready"), ("POST", "/versions/1/infer")):
+        with pytest.raises(NotFound, match=r"segment may not be `\.` or `\.\.`") as caught:
+            route(f"{base}/v2/models/{model}{path}", method=method)
+        assert caught.value.code == "path_not_found"
+
+
+@pytest.mark.parametrize("model", ["qwen-2.5", "a..b", "..a", "Meta%2FLlama-3.1"])
+def test_other_dots_are_part_of_a_name(model: str) -> None:
+    assert route(f"/default/qwen/v2/models/{model}", method="GET").model == unquote(model)

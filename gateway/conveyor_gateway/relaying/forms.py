@@ -1,7 +1,8 @@
 """Reads `model` from forms with files (multipart/form-data) at the root, where it selects the service. Pure.
 
-Called by `request_life`. A form may be as long as any body, because only its first bytes are parsed: clients send
-`model` before the files. The engine parses forms with the same library, and rejects a form with two models.
+Called by `request_life`. A form may be as long as any body, because only its beginning is parsed: clients send `model`
+before the files. The engine parses forms with the same library, and rejects a form with two models. ADR 125 has the
+limits of the beginning.
 """
 
 from typing import Final, NamedTuple
@@ -11,7 +12,10 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from conveyor_gateway.errors import Code, InvalidRequest
 
+# The limits of the part of a form that is parsed to find `model`.
 HEAD_BYTES_MAX: Final = 64 << 10
+PARTS_MAX: Final = 64  # the engine's own limit
+HEADERS_MAX: Final = 256  # of all parts together
 _FORM: Final = "multipart/form-data"
 
 
@@ -29,7 +33,7 @@ def is_form(content_type: str | None) -> bool:
 
 
 def find_model_field(body: bytes, content_type: str) -> ModelField:
-    """Find the field in the first HEAD_BYTES_MAX bytes of the form. Raises InvalidRequest."""
+    """Find the field in the first HEAD_BYTES_MAX bytes and PARTS_MAX parts of the form. Raises InvalidRequest."""
     try:
         boundary = parse_options_header(content_type)[1].get(b"boundary")
     except UnicodeEncodeError:
@@ -54,10 +58,7 @@ def find_model_field(body: bytes, content_type: str) -> ModelField:
         return ModelField(bytes(body[head.start : head.stop]).decode(errors="replace"), head.start, head.stop)
     except FormParserError as error:
         raise _invalid(str(error)) from None
-    message = (
-        f"the form has no model in its first {HEAD_BYTES_MAX} bytes: it selects the service, so send it before files"
-    )
-    raise InvalidRequest(message, Code.NO_MODEL, "model")
+    raise _no_model(f"{HEAD_BYTES_MAX} bytes")
 
 
 def rename_model_field(body: bytes, field: ModelField, model: str) -> bytes:
@@ -70,9 +71,15 @@ class _Found(Exception):
 
 
 class _Head:
-    """The state of the part that the parser is in."""
+    """The state of the part that the parser is in. Raises InvalidRequest for too many parts or headers."""
+
+    def __init__(self) -> None:
+        self.num_parts = self.num_headers = 0
 
     def begin(self) -> None:
+        self.num_parts += 1
+        if self.num_parts > PARTS_MAX:
+            raise _no_model(f"{PARTS_MAX} parts")
         self._name, self._value, self._is_model = b"", b"", False
         self.start = self.stop = 0
 
@@ -83,6 +90,9 @@ class _Head:
         self._value += data[start:end]
 
     def end_header(self) -> None:
+        self.num_headers += 1
+        if self.num_headers > HEADERS_MAX:
+            raise _no_model(f"{HEADERS_MAX} headers")
         if self._name.lower() == b"content-disposition":
             self._is_model = parse_options_header(self._value)[1].get(b"name") == b"model"
         self._name = self._value = b""
@@ -93,6 +103,11 @@ class _Head:
     def end(self) -> None:
         if self._is_model:
             raise _Found
+
+
+def _no_model(beginning: str) -> InvalidRequest:
+    message = f"the form has no model in its first {beginning}: it selects the service, so send it as the first field"
+    return InvalidRequest(message, Code.NO_MODEL, "model")
 
 
 def _invalid(what: str) -> InvalidRequest:

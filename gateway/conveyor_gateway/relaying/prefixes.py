@@ -2,11 +2,12 @@
 
 Called by `request_life`. `admission` sends requests with the same prefix to the same engine, as far as its load allows.
 The prefix of a conversation is the same in each of its turns: the system messages, and the beginning of the first other
-message. ADR 122 has the reasons.
+message. ADR 122 has the reasons, and ADR 125 the limits of what is read.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -15,15 +16,35 @@ from conveyor_gateway.relaying.bodies import QueueFields
 
 # Of a first message or a prompt. OpenAI hashes about 256 tokens (https://developers.openai.com/api/docs/guides/prompt-caching).
 MAX_BEGINNING_BYTES: Final = 1024
-_SYSTEM_ROLES: Final = frozenset(("system", "developer"))
+MAX_MESSAGES: Final = 16  # further messages are not decoded
+MAX_SYSTEM_BYTES: Final = 64 << 10  # hashed of all system messages and other fields together
+_SYSTEM_ROLES: Final = frozenset((b'"system"', b'"developer"'))
+_MAX_ROLE_BYTES: Final = max(map(len, _SYSTEM_ROLES))
+_ABSENT: Final = msgspec.Raw()
+
+
+class _Enough(Exception):
+    """Raised to stop decoding after the last message that counts."""
 
 
 class _Message(msgspec.Struct):
-    role: str = ""
+    """A message. The decoder creates the messages of a list one by one, and each is added to `_decoded`."""
+
+    role: msgspec.Raw = _ABSENT
+    content: msgspec.Raw = _ABSENT
+
+    def __post_init__(self) -> None:
+        _decoded.append(self)
+        if not self.is_system or len(_decoded) == MAX_MESSAGES:
+            raise _Enough
+
+    @property
+    def is_system(self) -> bool:
+        return bytes(memoryview(self.role)[: _MAX_ROLE_BYTES + 1]) in _SYSTEM_ROLES
 
 
-_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_MESSAGE: Final = msgspec.json.Decoder(_Message)
+_MESSAGES: Final = msgspec.json.Decoder(list[_Message])
+_decoded: Final[list[_Message]] = []  # by the current call, because `__post_init__` gets no other context
 
 
 def find_prefix(fields: QueueFields) -> int | None:
@@ -31,37 +52,29 @@ def find_prefix(fields: QueueFields) -> int | None:
 
     Requests with different `model`, `cache_salt` or `prompt_cache_key` have different prefixes.
     """
-    beginning = list(_find_beginning(fields.messages or fields.input or fields.prompt))
-    if not beginning:
+    prompt = fields.messages or fields.input or fields.prompt
+    if not prompt:
         return None
+    messages = _read_messages(prompt)
+    system = [message.content for message in messages if message.is_system]
+    others = [message.content for message in messages if not message.is_system] if messages else [prompt]
     names = (fields.model, fields.cache_salt, fields.prompt_cache_key, fields.system, fields.instructions)
-    parts = b"\0".join([*names, *beginning])  # JSON contains no such byte
+    beginning = [memoryview(other)[:MAX_BEGINNING_BYTES] for other in others]
+    parts = b"\0".join([*_cut((*names, *system), MAX_SYSTEM_BYTES), *beginning])  # JSON contains no such byte
     return int.from_bytes(hashlib.blake2b(parts, digest_size=8).digest())
 
 
-def _find_beginning(prompt: msgspec.Raw) -> Iterator[memoryview]:
-    """Yield the system messages and the beginning of the first other message, or the beginning of another prompt."""
-    for message in _split_messages(prompt):
-        if not _is_system(message):
-            yield memoryview(message)[:MAX_BEGINNING_BYTES]
-            return
-        yield memoryview(message)
+def _read_messages(prompt: msgspec.Raw) -> list[_Message]:
+    """Return the leading system messages and the first other one. Empty for any other prompt, such as a text."""
+    _decoded.clear()
+    with contextlib.suppress(_Enough, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        _MESSAGES.decode(prompt)
+    return _decoded.copy()
 
 
-def _split_messages(prompt: msgspec.Raw) -> list[msgspec.Raw]:
-    """Return the messages. Any other prompt, such as a text or a list of tokens, counts as one message."""
-    if _first_byte(prompt) != b"[":
-        return [prompt] if _first_byte(prompt) else []
-    items = _ITEMS.decode(prompt)
-    return items if items and _first_byte(items[0]) == b"{" else [prompt]
-
-
-def _first_byte(json: msgspec.Raw) -> bytes:
-    return bytes(memoryview(json)[:1])  # without a copy of the rest
-
-
-def _is_system(item: msgspec.Raw) -> bool:
-    try:
-        return _MESSAGE.decode(item).role in _SYSTEM_ROLES
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
+def _cut(texts: Iterable[msgspec.Raw], most: int) -> Iterator[memoryview]:
+    """Yield the texts, up to `most` bytes of all together."""
+    for text in texts:
+        kept = memoryview(text)[:most]
+        most -= len(kept)
+        yield kept

@@ -52,6 +52,40 @@ def test_of_two_models_the_last_counts_as_for_the_engine() -> None:
     assert read_model(b'{"model": "a", "m\\u006fdel": "b"}') == "b"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[{"model":"a/b"}], "model" : "a/b" , "top_p":1}',
+        b'{"x":"\\"model\\":\\"a/b\\"","model":"a\\/b"}',
+        b'{"model":"a/b","tool":{"model":"a/b"}}',
+        b'{"model":"x","model":"a/b"}',
+    ],
+)
+def test_only_the_model_of_the_body_itself_is_replaced(body: bytes) -> None:
+    renamed = rename_model(body, "q")
+    assert json.loads(renamed) == {**json.loads(body), "model": "q"}
+
+
+def test_a_model_that_is_not_found_is_an_error_that_says_what_to_do() -> None:
+    decoys = b'{"x":[' + b'{"model":"a"},' * 10 + b'0],"model":"a"}'
+    for body in (b'{"m\\u006fdel":"a"}', decoys):
+        with pytest.raises(InvalidRequest, match="once and without escapes, before other members"):
+            rename_model(body, "q")
+
+
+@pytest.mark.parametrize("member", [b'"%x":0,', b'"":0,', b'"model":"b",'])
+def test_replacing_the_model_splits_the_body_into_no_members(member: bytes) -> None:
+    members = b"".join(member % number if b"%" in member else member for number in range(50_000))
+    body = b"{" + members + b'"model":"a/b"}'
+    tracemalloc.start()
+    try:
+        renamed = rename_model(body, "q")
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
+    finally:
+        tracemalloc.stop()
+    assert renamed == b"{" + members + b'"model":"q"}'
+
+
 @pytest.mark.parametrize("piece", [b"[[[[[]]]]],", b"{},", b'{"a":1},', b"1e9,"])
 def test_finding_the_model_builds_nothing_of_the_rest(piece: bytes) -> None:
     body = b'{"model":"m","x":[' + (piece * (MAX_ROUTED_BYTES // len(piece)))[:-1] + b"]}"

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor_gateway.errors import InvalidRequest
-from conveyor_gateway.relaying.forms import HEAD_BYTES_MAX, find_model_field, is_form, rename_model_field
+from conveyor_gateway.relaying.forms import (
+    HEAD_BYTES_MAX,
+    HEADERS_MAX,
+    PARTS_MAX,
+    find_model_field,
+    is_form,
+    rename_model_field,
+)
 
 TYPE = "multipart/form-data; boundary=xYz"
 
@@ -75,6 +82,25 @@ def test_a_form_without_a_model_to_read_is_refused(body: bytes, content_type: st
     with pytest.raises(InvalidRequest) as caught:
         find_model_field(body, content_type)
     assert (caught.value.code, caught.value.status) == (code, 400)
+
+
+def test_the_model_is_found_after_as_many_fields_as_an_engine_takes() -> None:
+    fields = [part("top_k", b"3")] * (PARTS_MAX - 1)
+    assert find_model_field(form(*fields, part("model", b"p")), TYPE).model == "p"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "limit"),
+    [
+        (b"--xYz\r\n\r\n\r\n" * 5000, f"{PARTS_MAX} parts"),
+        (b"--xYz\r\na:\r\n\r\n\r\n" * 5000, f"{PARTS_MAX} parts"),
+        ((b"--xYz\r\n" + b"a:\r\n" * 7 + b"\r\n\r\n") * 500, f"{HEADERS_MAX} headers"),
+    ],
+)
+def test_parsing_stops_after_a_number_of_parts_and_headers(pieces: bytes, limit: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"no model in its first {limit}: .* send it as the first field") as caught:
+        find_model_field(pieces + part("model", b"p"), TYPE)
+    assert (caught.value.code, caught.value.status) == ("no_model", 400)
 
 
 @given(st.binary(max_size=300), st.text(max_size=40))

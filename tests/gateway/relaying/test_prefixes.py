@@ -9,8 +9,9 @@ from aiohttp import web
 from tests.gateway.engine_servers import answering, running_engine
 from tests.gateway.stack import Stack, post
 
+from conveyor_gateway.relaying import prefixes
 from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, read_queue_fields
-from conveyor_gateway.relaying.prefixes import MAX_BEGINNING_BYTES, find_prefix
+from conveyor_gateway.relaying.prefixes import MAX_BEGINNING_BYTES, MAX_MESSAGES, MAX_SYSTEM_BYTES, find_prefix
 
 Json = dict[str, Any]
 LONG = "x" * MAX_BEGINNING_BYTES
@@ -75,6 +76,38 @@ def test_a_body_without_a_prompt_or_that_is_not_read_has_no_prefix(body: bytes) 
 @pytest.mark.parametrize("messages", [[None], [1, "a"], [[]], [{"role": 1}], "text", {"role": "user"}])
 def test_messages_of_any_form_are_read(messages: Any) -> None:
     assert find(messages=messages) is not None
+
+
+SYSTEM = say("system", "Be brief.")
+
+
+@pytest.mark.parametrize(
+    ("messages", "num_decoded"),
+    [
+        ([SYSTEM] * 20_000, MAX_MESSAGES),
+        ([SYSTEM, HELLO] + [SYSTEM] * 20_000, 2),
+        ([{}] * 50_000, 1),
+        ([1] * 300_000, 0),
+        ([[]] * 50_000, 0),
+    ],
+)
+def test_few_messages_of_a_long_list_are_decoded(messages: list[Any], num_decoded: int) -> None:
+    assert find(messages=messages) is not None
+    assert len(prefixes._decoded) == num_decoded
+
+
+@pytest.mark.parametrize("depth", range(900, 1100, 7))
+def test_nested_content_of_any_depth_is_no_error(depth: int) -> None:
+    body = b'{"messages":[{"role":"user","content":%b}]}' % (b"[" * depth + b"]" * depth)
+    find_prefix(read_queue_fields(body))
+
+
+def test_of_long_system_messages_the_beginning_counts() -> None:
+    long = "x" * MAX_SYSTEM_BYTES
+    one, other = ([say("system", long + each), HELLO] for each in "ab")
+    assert find(messages=one) == find(messages=other)
+    assert find(messages=one) != find(messages=[say("system", long), say("user", "Bye")])
+    assert find(system=long + "a", messages=[HELLO]) == find(system=long + "b", messages=[HELLO])
 
 
 async def test_the_turns_of_conversations_stay_at_their_engines(stack: Stack, http: aiohttp.ClientSession) -> None:
