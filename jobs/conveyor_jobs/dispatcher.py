@@ -25,7 +25,10 @@ _OUTAGE_SECONDS: Final = 300.0
 
 
 class JobRefused(Exception):
-    """The service, or a proxy before it, accepts no request of this job. `lasts`: another start would get the same."""
+    """The service, or a proxy before it, accepts no request of this job, or there is no service.
+
+    lasts: another start would get the same.
+    """
 
     def __init__(self, message: str, *, lasts: bool) -> None:
         super().__init__(message)
@@ -59,9 +62,12 @@ class Dispatcher:
     _num_answers: int = 0  # good ones, of this start
     _changed: asyncio.Event = field(default_factory=asyncio.Event)  # a request has ended, or the job must stop
     _stopping: bool = False
+    _began_at: float = field(default_factory=time.monotonic)
+    _is_found: bool = field(init=False)  # the service has responded, now or in an earlier start of the job
 
     def __post_init__(self) -> None:
         self.concurrency = Concurrency(self.settings.max_concurrency)
+        self._is_found = self.results.counts.done > 0
 
     @property
     def in_flight(self) -> int:
@@ -119,6 +125,7 @@ class Dispatcher:
         others_work: whether other requests got good responses meanwhile.
         """
         again_at = now = time.monotonic()
+        self._require_service(response, now)
         match response.verdict:
             case Verdict.FULL:
                 self.concurrency.note_full(sent_at, now, response.retry_after)
@@ -140,6 +147,17 @@ class Dispatcher:
                 return
         self.held_by = response.describe()
         heapq.heappush(self._again, (again_at, pending.number, pending))
+
+    def _require_service(self, response: Response, now: float) -> None:
+        """Raise JobRefused if there has been no service at the job's address for the whole time that it may take."""
+        self._is_found = self._is_found or not response.is_of_no_service
+        seconds = self.settings.service_timeout_seconds
+        if not self._is_found and now - self._began_at >= seconds:
+            raise JobRefused(
+                f"there is no service at {self.settings.url}, after {seconds:g} s ({response.describe()}): "
+                "correct --url, or create the service first",
+                lasts=response.status != 0,
+            )
 
     def _is_last_failure(self, pending: _Pending, response: Response, now: float) -> bool:
         """Count the failure, and return whether the request has no attempts left.

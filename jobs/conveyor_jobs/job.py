@@ -10,13 +10,13 @@ import logging
 import signal
 import time
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any, Final
 
 import aiohttp
 
 from conveyor_jobs.dispatcher import Dispatcher, JobRefused
 from conveyor_jobs.input_file import InputError, InputFile, InvalidInput, open_input
+from conveyor_jobs.outcome import COMPLETED, EXPIRED, FINAL, ExitCode, choose_exit_code
 from conveyor_jobs.results import (
     ERRORS,
     OUTPUT,
@@ -35,19 +35,7 @@ logger = logging.getLogger(__name__)
 
 _SYNC_SECONDS: Final = 1.0
 _PROGRESS_SECONDS: Final = 10.0
-
-
-class ExitCode(IntEnum):
-    """0: every request has a result, good or not."""
-
-    DONE = 0
-    FAILED = 1  # the disk, the network, the key, or another process in the folder; another start may help
-    INVALID = 2  # the settings, the class, the input or the output folder; another start would end in the same way
-    EXPIRED = 3  # the completion window ended; requests without a response have expired
-    STOPPED = 128 + signal.SIGTERM  # another start continues
-
-
-_ENDED: Final = {"completed": ExitCode.DONE, "expired": ExitCode.EXPIRED}  # the final states
+_WAITING: Final = "waiting_for_engine"  # requests are in flight, and none has got a response
 
 
 def run_job(settings: Settings) -> ExitCode:
@@ -81,10 +69,9 @@ def _run(settings: Settings) -> ExitCode:
         )
     with Results(settings.output, opened.num_requests) as results:
         status = earlier["status"] if earlier is not None else ""
-        if status in _ENDED and results.counts.done == opened.num_requests:
-            _log_end(status, results, opened.num_requests)
-            return _ENDED[status]
-        state = _begin(opened) if earlier is None or status in _ENDED else earlier
+        if status in FINAL and results.counts.done == opened.num_requests:
+            return _end(status, results, opened.num_requests, settings)
+        state = _begin(opened) if earlier is None or status in FINAL else earlier
         state["completion_window"] = f"{settings.completion_window_seconds:g}s"
         state["expires_at"] = state["created_at"] + int(settings.completion_window_seconds)
         logger.info(
@@ -160,10 +147,9 @@ class _Job:
         if self.dispatcher.failure is not None:
             self._save("in_progress")
             raise self.dispatcher.failure
-        status = "in_progress" if counts.done < total else "expired" if counts.expired else "completed"
+        status = "in_progress" if counts.done < total else EXPIRED if counts.expired else COMPLETED
         self._save(status)
-        _log_end(status, self.results, total)
-        return _ENDED.get(status, ExitCode.STOPPED)
+        return _end(status, self.results, total, self.settings)
 
     async def _sync(self) -> None:
         """Bring the results to the disk, again and again."""
@@ -178,26 +164,32 @@ class _Job:
 
     async def _report(self) -> None:
         """Log the progress and save the state from time to time."""
-        done, at = self.results.counts.done, time.monotonic()
+        done, at, held_by = self.results.counts.done, time.monotonic(), ""
         while True:
             await asyncio.sleep(_PROGRESS_SECONDS)
             counts, now = self.results.counts, time.monotonic()
             rate, left = (counts.done - done) / (now - at), self.input_file.num_requests - counts.done
+            held_by = self._find_holder(held_by, is_moving=counts.done > done)
             logger.info(
                 "event=progress requests=%d completed=%d failed=%d in_flight=%d limit=%d per_second=%.2f "
                 "left_seconds=%s held_by=%s",
                 self.input_file.num_requests, counts.completed, counts.failed, self.dispatcher.in_flight,
-                self.dispatcher.concurrency.limit, rate, f"{left / rate:.0f}" if rate else "-",
-                self.dispatcher.held_by or "-",
+                self.dispatcher.concurrency.limit, rate, f"{left / rate:.0f}" if rate else "-", held_by or "-",
             )  # fmt: skip
             done, at, self.dispatcher.held_by = counts.done, now, ""
             with contextlib.suppress(OSError):  # `_sync` reports a disk that cannot be written
                 self._save("in_progress")
 
+    def _find_holder(self, last: str, *, is_moving: bool) -> str:
+        """Return why requests had to wait since the last report, which was held by `last`."""
+        if self.dispatcher.held_by or is_moving:
+            return self.dispatcher.held_by
+        return _WAITING if self.dispatcher.in_flight else last  # no request is in flight during a pause
+
     def _save(self, status: str) -> None:
         counts = self.results.counts
         self.state["status"] = status
-        if status in _ENDED:
+        if status in FINAL:
             self.state[f"{status}_at"] = int(time.time())
         total = self.input_file.num_requests
         self.state["request_counts"] = {"total": total, "completed": counts.completed, "failed": counts.failed}
@@ -211,12 +203,18 @@ class _Job:
         write_state(self.settings.output, self.state)
 
 
-def _log_end(status: str, results: Results, num_requests: int) -> None:
+def _end(status: str, results: Results, num_requests: int, settings: Settings) -> ExitCode:
+    """Log the end of this start, and return its exit code."""
     counts = results.counts
     logger.info(
         "event=ended status=%s requests=%d completed=%d failed=%d input_tokens=%d output_tokens=%d",
         status, num_requests, counts.completed, counts.failed, counts.input_tokens, counts.output_tokens,
     )  # fmt: skip
+    code = choose_exit_code(status, counts.failed, num_requests, settings.max_failed)
+    if code is ExitCode.TOO_MANY_FAILED:
+        told = f"{counts.failed} of {num_requests} requests failed, more than --max-failed allows: see {ERRORS}"
+        logger.error("event=failed message=%s", told)
+    return code
 
 
 def _build_headers(settings: Settings) -> dict[str, str]:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from typing import Annotated, Any, BinaryIO, Final, Self
 
 import msgspec
 
@@ -29,7 +29,8 @@ STATE: Final = "batch.json"
 _LOCK: Final = "lock"
 _ID: Final = "batch_req_"
 _EXPIRED: Final = "batch_expired"
-_MAX_LINE_BYTES: Final = 8 * MAX_ANSWER_BYTES  # a body that is no JSON may become six times as long
+_MAX_TEXT_BYTES: Final = 64 << 10  # kept of a body that is no JSON, of which escapes may make six times as much
+_MAX_LINE_BYTES: Final = MAX_ANSWER_BYTES + (1 << 20)
 
 
 class ResultsError(Exception):
@@ -57,16 +58,19 @@ class Counts:
         return self.completed + self.failed
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] | None  # a response with another number is not counted
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: _Tokens = None
+    reasoning_tokens: _Tokens = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None  # in /v1/responses and /v1/messages
-    output_tokens: int | None = None
+    prompt_tokens: _Tokens = None
+    completion_tokens: _Tokens = None
+    input_tokens: _Tokens = None  # in /v1/responses and /v1/messages
+    output_tokens: _Tokens = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
@@ -213,12 +217,13 @@ class Results:
 
 
 def _write_in_one_line(body: bytes) -> msgspec.Raw | str:
-    """Return a response's JSON without line breaks; text as a string if it is not JSON."""
+    """Return a response's JSON without line breaks. If it is not JSON, return the beginning of its text."""
     try:
         body.decode()
         return msgspec.Raw(msgspec.json.format(body, indent=-1))
     except (ValueError, RecursionError):
-        return body.decode(errors="replace")
+        text = body[:_MAX_TEXT_BYTES].decode(errors="replace")
+        return text if len(body) <= _MAX_TEXT_BYTES else f"{text}... ({len(body)} bytes in all)"
 
 
 def _make_writable(text: str) -> str:

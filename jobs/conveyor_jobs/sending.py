@@ -14,7 +14,9 @@ from conveyor_jobs.request import BatchRequest
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 MAX_ANSWER_BYTES: Final = 32 << 20
-_ABSENT_CODES: Final = frozenset(("service_not_found", "service_deleted"))
+_MAX_CODE: Final = 100  # characters, because logs contain codes
+_NOT_FOUND: Final = "service_not_found"
+_ABSENT_CODES: Final = frozenset((_NOT_FOUND, "service_deleted"))
 
 
 class Verdict(Enum):
@@ -47,13 +49,20 @@ class Response:
         return 200 <= self.status < 300
 
     @property
+    def is_of_no_service(self) -> bool:
+        """Whether the address is probably wrong: no service has it, or nothing accepts connections there."""
+        if not self.status:
+            return self.without_status is Verdict.ABSENT
+        return self.status == 404 and self.code == _NOT_FOUND
+
+    @property
     def code(self) -> str:
         """The code of an error in OpenAI's format; "" without one."""
         try:
-            answer = msgspec.json.decode(self.body, type=_Answer)
+            error = msgspec.json.decode(self.body, type=_Answer).error
+            return "" if error is None else str(error.code or "")[:_MAX_CODE]
         except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
             return ""
-        return str(answer.error.code or "") if answer.error is not None else ""
 
     @property
     def verdict(self) -> Verdict:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from conveyor_jobs.outcome import MaxFailed
 from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, PATH, WORDS, seconds, whole_number
 from conveyor_process.log import LogFormat
 from conveyor_process.settings import Kind, Program, optional, required, setting
@@ -27,8 +28,16 @@ def _parse_class(text: str) -> str:
     return text
 
 
+def _parse_max_failed(text: str) -> MaxFailed:
+    match = re.fullmatch("([0-9]{1,9})(%?)", text)
+    if match is None or (match[2] and int(match[1]) > 100):
+        raise ValueError(text)
+    return MaxFailed(int(match[1]), is_percentage=bool(match[2]))
+
+
 _BASE: Final = Kind("an address http[s]://HOST[:PORT][/PATH] without user, password and query", _parse_base)
 _CLASS: Final = Kind("the name of a class", _parse_class)
+_MAX_FAILED: Final = Kind("a number of requests, or a percentage such as 5%", _parse_max_failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +64,20 @@ class Settings:
         "most attempts of a request that ends in an error of the service or in a broken connection",
         whole_number(1, 100),
     )
+    max_failed: MaxFailed | None = setting(
+        None,
+        "most requests that may fail. If more fail, the job ends with exit code 4 after all results are written; "
+        "default: all but one",
+        optional(_MAX_FAILED),
+    )
     answer_timeout_seconds: float = setting(
         3600.0, "longest wait for one response; the service's `requestTimeout` is usually shorter", seconds(least=1)
+    )
+    service_timeout_seconds: float = setting(
+        300.0,
+        "longest wait for a service that does not exist or cannot be reached, until it has responded for the first "
+        "time. Then the job ends, because `url` is probably wrong",
+        seconds(least=1),
     )
     completion_window_seconds: float = setting(
         86_400.0,

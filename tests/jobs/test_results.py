@@ -52,6 +52,26 @@ def test_tokens_are_counted_as_far_as_they_are_told(tmp_path: Path) -> None:
     assert (counts.input_tokens, counts.cached_tokens, counts.output_tokens) == (7, 3, 7)
 
 
+@pytest.mark.parametrize("number", ["-5", "9" * 4000, "1e400", '"7"'])
+def test_a_number_of_tokens_that_cannot_be_one_is_not_counted(tmp_path: Path, number: str) -> None:
+    with Results(tmp_path, 1) as results:
+        results.add(
+            0, REQUEST, Response(200, "", b'{"usage": {"prompt_tokens": 1, "output_tokens": %b}}' % number.encode())
+        )
+    assert (results.counts.completed, results.counts.input_tokens, results.counts.output_tokens) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_of_a_large_body_that_is_no_json_the_beginning_is_kept(tmp_path: Path, status: int) -> None:
+    with Results(tmp_path, 1) as results:
+        results.add(0, REQUEST, Response(status, "", bytes(31 << 20)))
+    assert (tmp_path / "errors.jsonl").stat().st_size < 1 << 20
+    (error,) = read_lines(tmp_path / "errors.jsonl")
+    assert error["response"]["body"].endswith("\0... (32505856 bytes in all)")
+    with Results(tmp_path, 1) as results:
+        assert results.is_done(0)
+
+
 def test_what_is_done_is_found_again_and_a_torn_line_is_not(tmp_path: Path) -> None:
     with Results(tmp_path, 4) as results:
         results.add(2, REQUEST, GOOD)
