@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-slow test-nightly nightly test-oldest test-oldest-slow test-oldest-nightly set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests openapi-fuzz oci keda alerts expose bench modes batchers soak faults release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-slow test-nightly nightly test-oldest test-oldest-slow test-oldest-nightly set-up e2e demo demo-url demo-env demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests openapi-fuzz oci keda alerts expose bench modes batchers soak faults release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -197,6 +197,10 @@ fresh: ## Run TARGET (default: set-up, cluster-down) on a fresh clone in a bare 
 demo-url: ## Print the base URL of the demo's service, for curl and OpenAI clients
 	@$(MAKE) --silent --no-print-directory venv >&2
 	@KUBECONFIG=$(KUBECONFIG_FILE) $(PY) -m e2e.gateway
+
+demo-env: ## Print the commands that let a new terminal use the cluster: eval "$(make -s demo-env)"
+	@$(MAKE) --silent --no-print-directory venv >&2
+	@$(PY) -m e2e.cluster env
 
 demo-down: cluster-down ## Remove every trace of the demo
 

@@ -12,8 +12,12 @@ from collections.abc import Callable
 
 from e2e.cluster import images, load, local, programs, provider
 from e2e.cluster.lock import exclusive
-from e2e.cluster.paths import CACHE
-from e2e.cluster.tools import ProgramMissing
+from e2e.cluster.paths import CACHE, REPOSITORY
+from e2e.cluster.tools import ProgramMissing, folder
+
+
+class NoCluster(RuntimeError):
+    """The command needs a cluster, and none is up."""
 
 
 def build_images() -> None:
@@ -57,6 +61,15 @@ def kubeconfig() -> None:
     print(provider.addressed().KUBECONFIG)
 
 
+def env() -> None:
+    """print the shell commands by which kubectl, helm and the plugin find the cluster that is up"""
+    chosen = provider.addressed()
+    if not chosen.running():
+        raise NoCluster("no cluster is up: `make demo` or `make cluster` brings one up")
+    print(f"export KUBECONFIG={chosen.KUBECONFIG}")
+    print(f'export PATH="{folder()}:$PATH:{REPOSITORY}/.venv/bin"')
+
+
 def load_images() -> None:
     """bring the built images to the nodes of KUBECONFIG's cluster (without KUBECONFIG, of the one that is up)"""
     with exclusive():
@@ -77,11 +90,12 @@ COMMANDS: dict[str, Callable[[], None]] = {
     "load": load_images,
     "status": status,
     "kubeconfig": kubeconfig,
+    "env": env,
     "down": down,
 }
 
 
-TO_MEND = (ProgramMissing, images.ImageMissing, local.NotStarted, local.TracesLeft, provider.ContextRefused)
+TO_MEND = (ProgramMissing, NoCluster, images.ImageMissing, local.NotStarted, local.TracesLeft, provider.ContextRefused)
 
 
 def main() -> int:

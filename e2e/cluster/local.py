@@ -16,7 +16,7 @@ from e2e.cluster.api import Api, wait_until
 from e2e.cluster.containerd import Containerd, remove_shim_sockets
 from e2e.cluster.control_plane import ControlPlane, Settings
 from e2e.cluster.node import NAME, PAUSE_IMAGE, Node
-from e2e.cluster.paths import CACHE
+from e2e.cluster.paths import CACHE, REPOSITORY
 from e2e.cluster.processes import Processes, Recorded
 
 CONTEXT = "conveyor-local"
@@ -134,6 +134,8 @@ def _start() -> None:
     processes.start("kube-scheduler", node.scheduler())
     processes.start("kube-proxy", node.proxy())
     processes.start("coredns", node.dns())
+    command = ("python", "-m", "e2e.cluster.provisioner", KUBECONFIG, FOLDER / "volumes")
+    processes.start("provisioner", command, {"PYTHONPATH": str(REPOSITORY)})
     api = Api(KUBECONFIG)
     wait_until("the node", lambda: _node_ready(api), processes.check)
     gpus.fake(KUBECONFIG)

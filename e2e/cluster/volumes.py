@@ -1,4 +1,4 @@
-"""Builds a claim for a folder of the node, for the demo's model and the stories. It replaces a StorageClass.
+"""Builds a claim for a given folder of the node, for the demo's model and for stories that read what pods write.
 
 Pure; the caller applies the manifests.
 """

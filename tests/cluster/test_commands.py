@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from e2e import kube
+from e2e.cluster import __main__ as command_line
 from e2e.cluster import kind, local, lock, provider, tools
 from e2e.cluster.paths import REPOSITORY
 from e2e.cluster.tools import build
@@ -54,6 +55,27 @@ def test_the_variable_cluster_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLUSTER", "local")
     assert provider.addressed() is local
     assert provider.existing() == [local]
+
+
+def test_a_new_terminal_finds_the_cluster_that_is_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch, has_kind=False, up=(local,))
+    command_line.env()
+    find = "for each in kubectl helm kubectl-conveyor; do command -v $each; done"
+    script = f'{capsys.readouterr().out}\necho "$KUBECONFIG"; {find}'
+    environment = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [
+        str(local.KUBECONFIG), *(f"{tools.folder()}/{name}" for name in ("kubectl", "helm")),
+        f"{REPOSITORY}/.venv/bin/kubectl-conveyor",
+    ]  # fmt: skip
+
+
+def test_without_a_cluster_a_new_terminal_is_told_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, has_kind=False)
+    with pytest.raises(command_line.NoCluster, match="`make demo` or `make cluster` brings one up"):
+        command_line.env()
 
 
 def test_images_for_the_local_cluster_are_built_where_it_takes_them_from(monkeypatch: pytest.MonkeyPatch) -> None:

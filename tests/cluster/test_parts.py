@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.chart.installation import find, render
 
-from e2e.cluster import gpus, kind, programs, sysctls, tools
+from e2e.cluster import gpus, kind, programs, provisioner, sysctls, tools
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.paths import REPOSITORY
@@ -35,6 +35,43 @@ def test_a_host_path_claim_is_bound_without_a_storage_class(control_plane: Contr
     path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
     api.create(path, claim)
     wait_until("the claim", lambda: api.get(f"{path}/models")["status"].get("phase") == "Bound")
+
+
+def test_a_claim_of_the_default_class_gets_a_folder_that_is_deleted_with_it(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    """A claim that somebody has bound by hand gets no second volume."""
+    api = Api(control_plane.kubeconfig)
+    path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    by_hand = host_path_claim(namespace, "by-hand", "/nowhere")[0]
+    by_hand["spec"]["storageClassName"] = provisioner.CLASS
+    api.create("/api/v1/persistentvolumes", by_hand)
+    processes = Processes(tmp_path, die_with_parent=True)
+    command = ("python", "-m", "e2e.cluster.provisioner", control_plane.kubeconfig, tmp_path / "volumes")
+    processes.start("provisioner", command, {"PYTHONPATH": str(REPOSITORY)})
+    try:
+        storage_class = f"/apis/storage.k8s.io/v1/storageclasses/{provisioner.CLASS}"
+        wait_until("the class", lambda: api.reachable(storage_class), processes.check)
+        for name in ("models", "by-hand"):
+            api.create(path, {"metadata": {"name": name}, "spec": spec})  # without a class, as the pages do
+        for name in ("models", "by-hand"):
+            claim = f"{path}/{name}"
+            wait_until(name, lambda at=claim: api.get(at)["status"].get("phase") == "Bound", processes.check)  # type: ignore[misc]
+        assert api.get(f"{path}/by-hand")["spec"]["volumeName"] == f"{namespace}-by-hand"
+        volume = api.get(f"{path}/models")["spec"]["volumeName"]
+        assert [(each.name, each.stat().st_mode & 0o777) for each in (tmp_path / "volumes").iterdir()] == [
+            (volume, 0o777)
+        ]
+        (tmp_path / "volumes" / volume / "file").touch()
+        api.delete(f"{path}/models")
+        wait_until("the volume's end", lambda: not api.reachable(f"/api/v1/persistentvolumes/{volume}"))
+        assert list((tmp_path / "volumes").iterdir()) == []
+    finally:
+        processes.stop()
+        api.delete(storage_class)
+        api.delete(f"{path}/by-hand")
+        api.delete(f"/api/v1/persistentvolumes/{namespace}-by-hand")
 
 
 def test_a_process_that_got_the_id_of_a_recorded_one_is_left_alone(tmp_path: Path) -> None:
