@@ -48,6 +48,12 @@ def _group(by: tuple[str, ...]) -> str:
 
 _EACH = ("namespace", "inference_service")
 _NAME = "{{namespace}}/{{inference_service}}"
+_CLIENT = f"{{{{client}}}}: {_NAME}"
+
+
+def _replicas(of: str, *by: str) -> str:
+    return total("conveyor_operator_replicas", *by, where=f'{{of="{of}"}}', how="max")
+
 
 ROWS: dict[str, list[Panel]] = {
     "All services": [
@@ -70,6 +76,28 @@ ROWS: dict[str, list[Panel]] = {
             {_NAME: total("conveyor_gateway_engines", *_EACH, where=ALL, how="max")},
         ),
         Panel(
+            "Services that are not ready, by reason",
+            "1 for each such service: kubectl describe infsvc says what to change, and docs/troubleshooting.md more.",
+            "short",
+            {
+                f"{_NAME}: {{{{reason}}}}": total(
+                    "conveyor_operator_condition",
+                    *_EACH,
+                    "reason",
+                    where='{type="Ready", status="False"}',
+                    how="max",
+                )
+            },
+            width=12,
+        ),
+        Panel(
+            "Missing replicas",
+            "Desired replicas that are not ready: above 0 for longer than a start takes, read the condition Ready.",
+            "short",
+            {_NAME: f"{_replicas('desired', *_EACH)} - {_replicas('ready', *_EACH)}"},
+            width=12,
+        ),
+        Panel(
             "Requests per second by code",
             "All answers: 499 is a client that left, 429 a full queue, and for 502 to 504 see the next panel.",
             "reqps",
@@ -84,7 +112,49 @@ ROWS: dict[str, list[Panel]] = {
             width=12,
         ),
     ],
+    "Use by teams and clients": [
+        Panel(
+            "Requests at engines",
+            "Seconds of engine time that requests use each second, so the average number of requests at engines.",
+            "short",
+            {_NAME: rate("conveyor_gateway_engine_seconds_total", *_EACH, where=ALL)},
+        ),
+        Panel(
+            "Prompt tokens per second by client",
+            "Only with gateway.clientHeader: who sends most to which service, from any namespace.",
+            "short",
+            {_CLIENT: rate("conveyor_gateway_client_prompt_tokens_total", "client", *_EACH, where=ALL)},
+        ),
+        Panel(
+            "Generated tokens per second by client",
+            "Only with gateway.clientHeader: for a bill, sum the increase over the month (docs/operations.md).",
+            "short",
+            {_CLIENT: rate("conveyor_gateway_client_generation_tokens_total", "client", *_EACH, where=ALL)},
+        ),
+    ],
     "Service $namespace/$service": [
+        Panel(
+            "Conditions that are False, by reason",
+            "1 for each condition: ScalingReady explains an autoscaler that does nothing, Progressing a rollout.",
+            "short",
+            {
+                "{{type}}: {{reason}}": total(
+                    "conveyor_operator_condition",
+                    "type",
+                    "reason",
+                    where='{namespace="$namespace", inference_service="$service", status="False"}',
+                    how="max",
+                )
+            },
+            width=12,
+        ),
+        Panel(
+            "Replicas",
+            "Desired at the maximum while requests wait: raise autoscaling.maxReplicas.",
+            "short",
+            {"{{of}}": total("conveyor_operator_replicas", "of", how="max")},
+            width=12,
+        ),
         Panel(
             "Requests and engines",
             "Why it scaled: engines (right axis) follow queued + in flight; if not, run kubectl conveyor explain.",

@@ -116,9 +116,10 @@ class Cluster:
         proxy: str | None = self._client.configuration.proxy
         return proxy
 
-    def may(self, verb: str, kind: Kind, namespace: str) -> bool:
+    def may(self, verb: str, kind: Kind, namespace: str, name: str = "", subresource: str = "") -> bool:
         """Ask the API server whether the user has this permission. The request creates no object."""
         attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
+        attributes |= {"name": name, "subresource": subresource}
         attributes |= {"namespace": namespace} if kind.namespaced else {}
         review = {
             "apiVersion": "authorization.k8s.io/v1",

@@ -21,6 +21,7 @@ from conveyor_kubectl.tuned import Body, Gateway, TunedCopy, TunedService, copy_
 from conveyor_load.open_loop import Limits, open_session
 from conveyor_load.requests import PATHS
 from conveyor_load.traces import Trace
+from conveyor_operator.kinds import SERVICE
 
 DESCRIPTION = """Measure an InferenceService under load with other batch limits, windows and step budgets, and print the
 patch of spec.batching that serves most within an objective. Each setting is a change of the spec, which restarts the
@@ -104,6 +105,7 @@ def tune(cluster: Cluster, flags: argparse.Namespace, show: Callable[[str], None
     if flags.objective is None:
         raise Unanswered("--objective is missing: for example --objective ttft=500ms,itl=40ms")
     job = _prepare(cluster, namespace, flags)
+    _check_rights(cluster, flags)
     if flags.dry_run:
         show(job.describe())
         return 0
@@ -139,6 +141,16 @@ def _check_tunable(service: InferenceService, flags: argparse.Namespace) -> None
         )
     if not service.status.ready_replicas:
         raise Unanswered(f"no engine of {name} is ready, so there is nothing to measure; --replica starts one")
+
+
+def _check_rights(cluster: Cluster, flags: argparse.Namespace) -> None:
+    """Raise Unanswered if the user may not send requests, before anything is changed or a GPU is used."""
+    namespace, name = flags.system_namespace, f"{names.GATEWAY_SERVICE}:{names.GATEWAY_SERVICE_PORT}"
+    if flags.url is None and not cluster.may("create", SERVICE, namespace, name, "proxy"):
+        raise Unanswered(
+            f"you may not create services/proxy of {name} in {namespace}, by which requests would be sent: "
+            f"ask for a Role with this right, or run in a pod with --url http://{names.GATEWAY_SERVICE}.{namespace}"
+        )
 
 
 def _find_gateway(cluster: Cluster, flags: argparse.Namespace) -> tuple[Gateway, ssl.SSLContext | None, str | None]:

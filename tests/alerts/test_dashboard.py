@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.alerts.conftest import CLIENT_HEADER
 from tests.alerts.series import Series, scrape
 from tests.chart.installation import CHART, find, render_json
 from tests.engine.chat_model import write_chat_model
@@ -106,7 +107,9 @@ def ready_at_once(pod: Json) -> Json:
 
 def ask(gateway: GatewayProcess, namespace: str) -> int:
     url, body = f"{gateway.url}/{namespace}/{SERVICE}/v1/completions", {"prompt": "a", "max_tokens": 3}
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"X-Request-Class": "chat"})
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"X-Request-Class": "chat", CLIENT_HEADER: "team-a"}
+    )
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
             return int(answer.status)

@@ -114,6 +114,7 @@ WHOLE: Json = {
     "clusterDomain": "example.org",
     "watchNamespaces": ["team-a"],
     "userRoles": {"create": False},
+    "admissionPolicy": {"create": False},
     "networkPolicies": {"create": False},
     "podMonitors": {"create": True},
     "prometheusRules": {"create": True},
@@ -140,9 +141,9 @@ def test_every_value_of_the_whole_changes_what_is_rendered(rendered: list[Json],
 
 
 @pytest.mark.parametrize(("process", "value"), [(p, v) for p in PROCESSES for v in OWN[p]])
-def test_every_value_of_one_part_changes_what_is_rendered(rendered: list[Json], process: str, value: str) -> None:
-    more = {"httpsPort": 10251} if value == "hostNetwork" else {}
-    assert render_json(**{process: {value: OWN[process][value], **more}}) != rendered
+def test_every_value_of_one_part_changes_what_is_rendered(process: str, value: str) -> None:
+    more = {"hostNetwork": {"httpsPort": 10251}, "clientHeader": {"trustedProxies": ["10.0.0.0/8"]}}.get(value, {})
+    assert render_json(**{process: {value: OWN[process][value], **more}}) != render_json(**{process: more})
 
 
 @pytest.mark.parametrize("value", PASSED)
@@ -345,5 +346,7 @@ def test_alerts_are_a_prometheus_rule_whose_runbook_is_the_page(rendered: list[J
             assert f"\n## {alert['alert']}\n" in page
             assert alert["labels"]["severity"] in ("critical", "warning")
             assert alert["for"]
+    plain_rule = find(render_json(prometheusRules={"create": True}), "PrometheusRule", "conveyor")
+    assert plain_rule["spec"]["groups"] == written
     without = find(render_json(prometheusRules=settings, metrics={"enabled": False}), "PrometheusRule", "conveyor")
     assert {group["name"] for group in without["spec"]["groups"]} == {"conveyor-gateway", "conveyor-operator"}
