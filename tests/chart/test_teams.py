@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 TEAM = "team-a"
 SERVICES = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{TEAM}/inferenceservices"
-PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
-(IMAGE,) = re.findall("^IMAGE=.*$", (REPOSITORY / "docs" / "jobs.md").read_text(), re.MULTILINE)
+PAGE = (REPOSITORY / "docs/operations.md").read_text()
+(IMAGE,) = re.findall("^IMAGE=.*$", (REPOSITORY / "docs/jobs.md").read_text(), re.MULTILINE)
 (ROLE,) = re.findall(r"```yaml\n([^`]*name: tuners.*?)```", PAGE, re.DOTALL)
 
 
