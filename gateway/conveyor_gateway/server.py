@@ -121,7 +121,9 @@ class Server:
             cors,
             lists_all=settings.root_models == "All",
         )
-        return Listener(public.handle, settings.host, settings.port, max_connections, cors, clients.find_peer)
+        keep_alive_seconds = settings.keep_alive_seconds
+        where = (settings.host, settings.port, max_connections)
+        return Listener(public.handle, *where, cors, clients.find_peer, keep_alive_seconds)
 
     async def run(self, stop: asyncio.Event, end_now: asyncio.Event) -> None:
         """Serve until `stop` is set, then drain. `end_now` ends the draining."""

@@ -109,6 +109,12 @@ class Settings:
     body_timeout_seconds: float = setting(
         60.0, "time limit for the arrival of a request body; after 10 s, the body must average 16 KiB/s", seconds()
     )
+    keep_alive_seconds: float = setting(
+        620.0,
+        "how long an idle connection stays open between two requests. Set it above the idle time-out that a proxy in "
+        "front has for its connections to the gateway: 600 s for Google Cloud's load balancers, 60 s for AWS's",
+        seconds(least=1),
+    )
     heartbeat_seconds: float = setting(
         15.0,
         "interval of comments in a stream whose service may be starting from zero. They make proxies keep the "

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from conveyor_api.base import ApiModel, Rule
+from conveyor_api.quantities import Duration, between, parse_duration_seconds
 
 Runtime = Literal["Conveyor", "VLLM"]
 Task = Literal[
@@ -65,6 +66,9 @@ class Engine(ApiModel):
     max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = DEFAULT_QUEUED_REQUESTS
     """Limit of requests that wait inside one engine. Each text or image to embed, rank or classify, and each image to
     generate, counts as one. Requests beyond it get 429. The gateways keep this queue short."""
+    startup_timeout: Annotated[Duration, between("1m", "24h")] = "30m"
+    """Time for an engine to load its model and to warm up, once the model is downloaded. A container that needs longer
+    is restarted."""
     sampling_defaults: Literal["Model", "OpenAI"] = "Model"
     """Sampling parameters of requests that do not set them. Model: temperature, top_p, top_k, min_p and
     repetition_penalty of the model's generation_config.json. OpenAI: temperature 1, without top_p and top_k."""
@@ -99,6 +103,10 @@ class Engine(ApiModel):
         ),
     ] = Field(default_factory=list)
     """Further arguments of `vllm serve`, one list element for each; only for runtime VLLM."""
+
+    @property
+    def startup_timeout_seconds(self) -> float:
+        return parse_duration_seconds(self.startup_timeout)
 
 
 def _flag_of(argument: str) -> str:

@@ -33,7 +33,6 @@ _READ_BUFFER_BYTES: Final = 64 << 10
 _OPTIONS: Final[dict[str, Any]] = {
     "access_log": None,
     "auto_decompress": False,
-    "keepalive_timeout": 75.0,  # maximum pause between two requests
     "lingering_time": 1.0,
     "max_field_size": MAX_LINE_BYTES,
     "max_headers": MAX_HEADERS,
@@ -47,6 +46,7 @@ class Port(web.Server, ABC):
     """The part of a port that its connections use."""
 
     ahead_bytes: int  # unparsed bytes of pipelined requests, on all its connections
+    keep_alive_seconds: float  # maximum pause between two requests of a connection
 
     @abstractmethod
     def make_room(self) -> bool:
@@ -74,7 +74,7 @@ class Connection(web.RequestHandler):
 
     def __init__(self, port: Port) -> None:
         loop = asyncio.get_running_loop()
-        super().__init__(port, loop=loop, **_OPTIONS)
+        super().__init__(port, loop=loop, keepalive_timeout=port.keep_alive_seconds, **_OPTIONS)
         self._parser = HttpRequestParser(
             self,
             loop,

@@ -30,9 +30,11 @@ class Server(Port):
         handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         max_connections: int,
         connection_class: type[Connection] = Connection,
+        keep_alive_seconds: float = 75.0,
         **options: Any,
     ) -> None:
         super().__init__(handler, **options)
+        self.keep_alive_seconds = keep_alive_seconds
         self.max_connections = max_connections
         self._connection_class = connection_class
         self._silent_until = 0.0

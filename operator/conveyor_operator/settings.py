@@ -21,6 +21,9 @@ class Settings:
     user_id: int = setting(
         65532, "user and group ID of engine pods; 0: none, for platforms that assign one", whole_number(0, 2**31 - 1)
     )
+    pod_ip: str = setting(
+        "", "address of this pod; vLLM listens on its family. Empty: IPv4 (Conveyor's engines listen on both)", TEXT
+    )
     profiles: Path | None = setting(
         None, "YAML file of the profiles that services can name; default: no profiles", optional(PATH)
     )
@@ -60,6 +63,11 @@ class Settings:
     )
     log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)
+
+    @property
+    def has_ipv6(self) -> bool:
+        """Return whether the cluster's pods have IPv6 addresses first."""
+        return ":" in self.pod_ip
 
     @property
     def lease_identity(self) -> str:

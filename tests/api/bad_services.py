@@ -176,6 +176,8 @@ BAD_SERVICES: tuple[Bad, ...] = (
     engine("unknown device", ".device", 'supported values: "CUDA", "Auto"', device="cuda"),
     engine("unknown dtype", ".dtype", "supported values:", dtype="fp16"),
     engine("one token", ".maxModelLen", "should be greater than or equal to 2", maxModelLen=1),
+    engine("start-up of seconds", ".startupTimeout", "must be between 1m and 24h", startupTimeout="59s"),
+    engine("start-up of days", ".startupTimeout", "must be between 1m and 24h", startupTimeout="25h"),
     engine("queue of none", ".maxQueuedRequests", "should be greater than or equal to 1", maxQueuedRequests=0),
     bad("unknown runtime", "spec.runtime", 'supported values: "Conveyor", "VLLM"', runtime="SGLang"),
     bad(

@@ -42,6 +42,7 @@ def build_full_body() -> Json:
             "maxModelLen": 4096,
             "tensorParallelSize": 1,
             "maxQueuedRequests": 64,
+            "startupTimeout": "45m",
             "samplingDefaults": "OpenAI",
             "toolParser": "Hermes",
             "reasoningParser": "Think",

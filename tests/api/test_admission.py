@@ -89,6 +89,7 @@ def test_the_defaults_stand_in_the_answer(services: Services) -> None:
             "device": "CUDA",
             "dtype": "Auto",
             "maxQueuedRequests": 256,
+            "startupTimeout": "30m",
             "samplingDefaults": "Model",
             "toolParser": "Auto",
             "reasoningParser": "Auto",

@@ -122,7 +122,7 @@ name: {{ .process }}
 image: {{ include "conveyor.image" (dict "root" .root "image" .root.Values.image) | quote }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext: {{- toYaml (mergeOverwrite $context $own.securityContext) | nindent 2 }}
-{{- with $own.env }}
+{{- with concat (.env | default list) ($own.env | default list) }}
 env: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $own.envFrom }}

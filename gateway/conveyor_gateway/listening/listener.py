@@ -100,11 +100,13 @@ class Listener:
         max_connections: int,
         cors: Cors = NOBODY,
         find_peer: Callable[[str], Peer] = find_peer,
+        keep_alive_seconds: float = 75.0,
     ) -> None:
         self._handler = handler
         self._find_peer = find_peer
         self._cors = cors
         self._max_connections = max_connections
+        self._keep_alive_seconds = keep_alive_seconds
         self._host = host
         self._asked_port = port
         self.port = port
@@ -114,6 +116,7 @@ class Listener:
             self._handler,
             self._max_connections,
             _Connection,
+            self._keep_alive_seconds,
             handler_cancellation=True,
             request_factory=_request_factory(self._cors),
         )

@@ -72,7 +72,7 @@ def build_desired(
     """
     spec = service.spec
     owner = build_owner(service.namespace, service.name, service.metadata.uid)
-    config = build_engine_config(owner, spec)
+    config = build_engine_config(owner, spec, settings.has_ipv6)
     template = build_pod_template(owner, spec, config, settings.user_id)
     image = choose_engine_image(spec, template, settings.engine_image, observed.deployment)
     template_hash = hash_template(template, image)
@@ -84,7 +84,7 @@ def build_desired(
         build_config_map(owner, config),
         build_engine_service(owner),
         build_public_service(owner, settings.gateway_host),
-        build_deployment(owner, strategy, template, image, template_hash),
+        build_deployment(owner, strategy, template, image, template_hash, spec.engine.startup_timeout_seconds),
         build_disruption_budget(owner),
     ]
     if settings.network_policies:

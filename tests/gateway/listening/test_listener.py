@@ -149,3 +149,17 @@ async def test_a_client_that_says_nothing_harms_nobody(gateway: GatewayProcess) 
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.close()
     assert (await asyncio.to_thread(gateway.admin, "/readyz"))[0] == 200
+
+
+async def test_an_idle_connection_is_closed_after_the_time_of_the_setting() -> None:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text="ok")
+
+    opened = Listener(handle, "127.0.0.1", 0, 10, keep_alive_seconds=0.2)
+    await opened.open()
+    reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+    assert await asyncio.wait_for(reader.read(), 20) == b"", "the default is minutes"
+    writer.close()
+    await opened.close()

@@ -185,6 +185,13 @@ def test_the_engine_has_its_probes_and_time_to_drain() -> None:
     assert startup["periodSeconds"] * startup["failureThreshold"] == 1800
 
 
+def test_a_model_that_loads_for_long_gets_the_time_that_its_service_names() -> None:
+    startup = container("engine", engine={"startupTimeout": "3h"})["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 3 * 3600
+    deadline = build_one("Deployment", engine={"startupTimeout": "3h"})["spec"]["progressDeadlineSeconds"]
+    assert deadline > 3 * 3600, "the rollout is no failure while an engine may still start"
+
+
 def test_a_hub_model_is_fetched_into_the_cache_with_the_token_of_its_secret() -> None:
     fetch = container("fetch", model={"uri": "hf://example/model@v1", "secretRef": {"name": "hub"}})
     assert fetch["command"][-4:] == ["--uri", "hf://example/model@v1", "--target", "/models/hf/example/model/v1"]

@@ -85,9 +85,10 @@ class EngineConfig:
     hash: str
 
 
-def build_engine_config(owner: Owner, spec: InferenceServiceSpec) -> EngineConfig:
-    """Return the configuration file of this service's engines."""
-    fields = build_vllm_config(owner, spec) if spec.runtime == "VLLM" else _build_conveyor_config(owner, spec)
+def build_engine_config(owner: Owner, spec: InferenceServiceSpec, has_ipv6: bool = False) -> EngineConfig:
+    """Return the configuration file of this service's engines. has_ipv6: whether pods have IPv6 addresses first."""
+    is_vllm = spec.runtime == "VLLM"
+    fields = build_vllm_config(owner, spec, has_ipv6) if is_vllm else _build_conveyor_config(owner, spec)
     told = {name: value for name, value in fields.items() if value is not None}
     text = yaml.safe_dump(told, sort_keys=False)
     return EngineConfig(text, hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS])

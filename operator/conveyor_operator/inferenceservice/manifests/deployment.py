@@ -1,22 +1,28 @@
 """Builds the engine's Deployment. Pure."""
 
 from collections.abc import Mapping
+from math import ceil
 
 from conveyor_api import names
 from conveyor_operator.inferenceservice.observed import TEMPLATE_HASH_ANNOTATION
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
-# Longer than the longest sensible download plus the start-up: an unfinished rollout is not an error before that.
-_PROGRESS_DEADLINE_SECONDS = 2 * 60 * 60
+_LONGEST_DOWNLOAD_SECONDS = 90 * 60  # the longest sensible one
 
 
 def build_deployment(
-    owner: Owner, rollout: Mapping[str, int | str], template: Object, image: str, template_hash: str
+    owner: Owner,
+    rollout: Mapping[str, int | str],
+    template: Object,
+    image: str,
+    template_hash: str,
+    startup_timeout_seconds: float,
 ) -> Object:
     """Return the Deployment, without `replicas`.
 
     template: from `build_pod_template`. template_hash: from `image.hash_template`.
-    rollout: the parameters of RollingUpdate. image: for containers without an image.
+    rollout: the parameters of RollingUpdate. image: for containers without an image. An unfinished rollout is no error
+    before the longest download and start.
     """
     metadata = build_metadata(owner, names.engine_name(owner.name))
     metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: template_hash}
@@ -27,7 +33,7 @@ def build_deployment(
         "spec": {
             "selector": {"matchLabels": names.pod_selector(owner.name)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": dict(rollout)},
-            "progressDeadlineSeconds": _PROGRESS_DEADLINE_SECONDS,
+            "progressDeadlineSeconds": _LONGEST_DOWNLOAD_SECONDS + ceil(startup_timeout_seconds),
             "revisionHistoryLimit": 1,
             "template": _with_image(template, image),
         },

@@ -29,7 +29,6 @@ FETCH_CONTAINER = "fetch"
 
 _EXIT_MARGIN_SECONDS = 10
 _STARTUP_PERIOD_SECONDS = 2
-_STARTUP_SECONDS = 30 * 60  # for reading a large model from a slow disk, compiling and warming up
 _EMPTY_DIRS: Mapping[str, Object] = {
     names.SHARED_MEMORY_VOLUME: {"medium": "Memory", "sizeLimit": "1Gi"},
     names.SCRATCH_VOLUME: {"sizeLimit": "2Gi"},  # compilers' caches; CUDA's alone may take 1 GiB
@@ -125,7 +124,9 @@ def _engine_container(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> O
             *_mounts(spec),
         ],
         "startupProbe": _probe(
-            program.readiness_path, _STARTUP_PERIOD_SECONDS, _STARTUP_SECONDS // _STARTUP_PERIOD_SECONDS
+            program.readiness_path,
+            _STARTUP_PERIOD_SECONDS,
+            ceil(spec.engine.startup_timeout_seconds / _STARTUP_PERIOD_SECONDS),
         ),
         "readinessProbe": _probe(program.readiness_path, period_seconds=5, failures=2),
         "livenessProbe": _probe(program.liveness_path, period_seconds=10, failures=6),

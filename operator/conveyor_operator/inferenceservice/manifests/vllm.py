@@ -21,28 +21,37 @@ _VARIABLES: Final = {
 }
 
 # vLLM cuts off its answers when it gets SIGTERM. So preStop runs this script, which delays the signal until no request
-# is left, or until drain.timeout has passed.
+# is left, or until drain.timeout has passed. A busy vLLM may not answer in time; that is no reason to end. vLLM's port
+# is on this machine, so the script uses no proxy.
 # With `--disable-log-stats` vLLM does not count requests, so the pod waits for the whole timeout.
 _UNTIL_IDLE: Final = """\
-import sys, time, urllib.request
+import http.client, sys, time, urllib.request
 unseen, drain = map(float, sys.argv[1:])
 time.sleep(unseen)
 end = time.monotonic() + drain
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
 while time.monotonic() < end:
-    page = urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
-    counts = [line.split() for line in page.splitlines() if line.startswith("vllm:num_requests_")]
-    if counts and not any(float(count[-1]) for count in counts):
-        break
+    try:
+        page = opener.open("http://localhost:{port}/metrics", timeout=5).read().decode()
+        counts = [line.split() for line in page.splitlines() if line.startswith("vllm:num_requests_")]
+        if counts and not any(float(count[-1]) for count in counts):
+            break
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        print(error, file=sys.stderr)
     time.sleep(0.5)
 """
 
 
-def build_vllm_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str, Any]:
-    """Return the flags of `vllm serve`. A flag with None keeps vLLM's default."""
+def build_vllm_config(owner: Owner, spec: InferenceServiceSpec, has_ipv6: bool) -> dict[str, Any]:
+    """Return the flags of `vllm serve`. A flag with None keeps vLLM's default.
+
+    has_ipv6: whether pods have IPv6 addresses first. vLLM's own default listens on IPv4 alone.
+    """
     batching, cache = spec.batching, spec.kv_cache
     return {
         "model": spec.model.source.directory,
         "served-model-name": spec.model.name or owner.name,
+        "host": "::" if has_ipv6 else None,
         "port": names.ENGINE_PORT,
         "dtype": spec.engine.dtype.lower(),
         "max-model-len": spec.engine.max_model_len,
