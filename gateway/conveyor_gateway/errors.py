@@ -26,7 +26,12 @@ class Code(AnswerCode):
     """The code, HTTP status and meaning of each error that the gateway itself returns."""
 
     MALFORMED_HTTP = "malformed_http", 400, "the request is not valid HTTP"
-    MALFORMED_BODY = "malformed_body", 400, "the body does not match its Content-Length or chunked encoding"
+    MALFORMED_BODY = (
+        "malformed_body",
+        400,
+        "the body does not match its Content-Length or chunked encoding, or its chunks are too small; the message says "
+        "which",
+    )
     INVALID_JSON = "invalid_json", 400, "at the gateway's root: the body is not a JSON object"
     INVALID_FORM = (
         "invalid_form",
@@ -77,6 +82,11 @@ class Code(AnswerCode):
     )
     HEADERS_TOO_LARGE = "headers_too_large", 431, "request line or headers are too long"
     INTERNAL_ERROR = "internal_error", 500, "a bug in the gateway; its log has the request's id"
+    UNKNOWN_TRANSFER_CODING = (
+        "unknown_transfer_coding",
+        501,
+        "the request has a `Transfer-Encoding` other than `chunked`",
+    )
     ENGINE_LOST = "engine_lost", 502, "two engines died before they responded"
     ENGINE_BROKE = "engine_broke", 502, "the engine died during its response; a stream ends with this error as an event"
     NOT_SYNCED = "not_synced", 503, "the gateway is starting and does not know the services yet"

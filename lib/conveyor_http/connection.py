@@ -1,6 +1,7 @@
 """One HTTP connection from an untrusted client: aiohttp's connection, with limits that aiohttp does not have.
 
 - A head (request line and headers) has a limit in bytes and in time.
+- One turn of the event loop parses a limited number of bytes for each connection, and chunks must not be tiny.
 - One request is read at a time. Pipelined requests stay unparsed, within a limit for the whole port.
 - The unread part of an answer is buffered up to a limit, and a client must not stop reading for long.
 
@@ -14,10 +15,11 @@ from typing import Any, Final, cast
 
 from aiohttp import StreamReader, web
 from aiohttp.http import HttpRequestParser, HttpVersion11, RawRequestMessage
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
 
+from conveyor_http.framing import FREE_CHUNKS, MIN_CHUNK_BYTES, Framing, UnknownCoding, find_coding_error
 from conveyor_process.listening import name_peer
 
 MAX_LINE_BYTES: Final = 8 << 10  # of the request line, and of each header
@@ -28,7 +30,7 @@ MAX_UNREAD_BYTES: Final = 32 << 10  # of an answer, buffered in this process; be
 UNREAD_SECONDS: Final = 30.0  # while a writer waits, the client must read half of MAX_UNREAD_BYTES in this time
 PROBE_SECONDS: Final = 0.5  # between probes of a client that has half-closed its connection
 MAX_AHEAD_BYTES: Final = 8 << 20  # of pipelined requests, on all connections of a port
-_PIECE_BYTES: Final = 16 << 10  # parsed at a time
+PIECE_BYTES: Final = 16 << 10  # parsed for a connection in one turn of the event loop
 _READ_BUFFER_BYTES: Final = 64 << 10
 _OPTIONS: Final[dict[str, Any]] = {
     "access_log": None,
@@ -58,12 +60,15 @@ class Connection(web.RequestHandler):
 
     __slots__ = (
         "_ahead",
+        "_framing",
+        "_has_turn",
         "_head_bytes",
         "_is_answering",
         "_last_body",
         "_port",
         "_probe_timer",
         "_takes_interim",
+        "_unparsed",
         "_unread_bytes",
         "_unread_check",
         "peer",
@@ -88,6 +93,9 @@ class Connection(web.RequestHandler):
         )
         self._port = port
         self._ahead = b""  # bytes that arrived after the current request
+        self._unparsed = b""  # bytes that a later turn of the event loop parses
+        self._has_turn = False  # whether such a turn is scheduled
+        self._framing: Framing | None = None  # of a chunked body that is arriving
         self._head_bytes = 0  # bytes of the incomplete head
         self._is_answering = False
         self._last_body: StreamReader = EMPTY_PAYLOAD  # of the last parsed request
@@ -178,20 +186,41 @@ class Connection(web.RequestHandler):
             self._check_reader_later()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data to aiohttp until one request is read. A head that exceeds its limit is rejected."""
+        """Parse a piece of the data. Later turns of the loop parse the rest, so that other connections are served."""
         if data:
             self.silent_since = self._loop.time()
         elif not self._has_request():
             self._read(b"")  # aiohttp continues with buffered data
-        while data and not (self._close or self._force_close):
-            if self._has_request():
-                self._keep(data)
-                return
-            room = MAX_HEAD_BYTES - self._head_bytes if self._last_body.is_eof() else _PIECE_BYTES
-            piece, data = data[: min(room, _PIECE_BYTES)], data[min(room, _PIECE_BYTES) :]
-            self._read(piece)
-            if self._head_bytes == MAX_HEAD_BYTES:
-                self._refuse_head()
+        if self._unparsed:
+            self._pause_reading_for_buffer()
+        self._unparsed += data
+        if not self._has_turn:
+            self._parse()
+
+    def _parse(self) -> None:
+        """Pass a piece to aiohttp, which stops after each request. A head that exceeds its limit is rejected."""
+        data, self._unparsed, self._has_turn = self._unparsed, b"", False
+        if self._close and self._buffer_paused:
+            self._resume_reading_for_buffer()  # what comes is dropped
+        if not data or self._close or self._force_close:
+            return
+        if self._has_request():
+            self._keep(data)
+            return
+        if self._reading_paused:  # aiohttp calls `data_received` when it continues
+            self._unparsed = data
+            return
+        room = MAX_HEAD_BYTES - self._head_bytes if self._last_body.is_eof() else PIECE_BYTES
+        piece, self._unparsed = data[: min(room, PIECE_BYTES)], data[min(room, PIECE_BYTES) :]
+        self._read(piece)
+        if self._head_bytes == MAX_HEAD_BYTES:
+            self._refuse(LineTooLong("", MAX_HEAD_BYTES))
+        if self._unparsed and not self._close:
+            self._pause_reading_for_buffer()
+            self._has_turn = True
+            self._loop.call_soon(self._parse)
+        elif self._buffer_paused:
+            self._resume_reading_for_buffer()
 
     def _read(self, data: bytes) -> None:
         is_head, known = self._last_body.is_eof(), self._request_count
@@ -199,13 +228,32 @@ class Connection(web.RequestHandler):
         if self._request_count > known:
             message, self._last_body = self._messages[-1]
             self._head_bytes, self._is_answering = 0, True
-            self._takes_interim = isinstance(message, RawRequestMessage) and message.version >= HttpVersion11
+            if isinstance(message, RawRequestMessage):
+                self._begin(message)
         elif is_head and data:
             if not self._head_bytes:
                 self._expect_head()
             self._head_bytes += len(data)
         elif not is_head and self._last_body.is_eof() and not self._is_answering:
             self._read(b"")  # the parser has stopped at the end of an unread body
+        elif self._framing is not None:
+            self._check_framing(self._framing, len(data))
+
+    def _begin(self, message: RawRequestMessage) -> None:
+        """Prepare for the body of a request whose head has arrived."""
+        self._takes_interim = message.version >= HttpVersion11
+        self._framing = Framing(self._last_body) if message.chunked else None
+        if (error := find_coding_error(message)) is not None:
+            self._messages.pop()
+            self._refuse(error)
+
+    def _check_framing(self, framing: Framing, num_bytes: int) -> None:
+        framing.feed(num_bytes)
+        if self._close or self._reading_paused or self._last_body.is_eof() or not framing.is_excessive():
+            return
+        message = f"after {FREE_CHUNKS} chunks, they must have {MIN_CHUNK_BYTES} bytes on average; send larger chunks, "
+        self._last_body.set_exception(RequestPayloadError(f"{message}or a Content-Length"))
+        self._close = True  # the rest of the body is dropped
 
     def _keep(self, data: bytes) -> None:
         """Keep pipelined bytes. If there is no room, close after the current request: clients resend the others."""
@@ -238,6 +286,8 @@ class Connection(web.RequestHandler):
         self._is_answering = bool(self._messages)  # after a declined upgrade, aiohttp has already read further
         if self._messages:
             self._last_body = self._messages[-1][1]
+        elif self._close and not self._last_body.is_eof():
+            self._last_body._exception = None  # aiohttp drops the rest for a while, so that the client reads its answer
         ahead = self._take_ahead() if self._ahead else b""
         if self.transport is None or self._close or self._force_close or not self._last_body.is_eof():
             return
@@ -264,11 +314,11 @@ class Connection(web.RequestHandler):
     def refuse(
         self, request: web.BaseRequest, status: int, error: BaseException | None, said: str | None
     ) -> web.StreamResponse:
-        """Return the response to an invalid request (a status below 500) or to a bug in the handler.
+        """Return the response to an invalid request, or to a bug in the handler (status 500).
 
         said: the parser's error message, if the request is invalid. The client caused this error, so it is not logged.
         """
-        if status >= 500:
+        if status >= 500 and not isinstance(error, UnknownCoding):
             return super().handle_error(request, status, error, said)
         return web.Response(
             status=status, text=f"the request is not valid HTTP: {(said or 'malformed').strip()[:200]}\n"
@@ -281,9 +331,8 @@ class Connection(web.RequestHandler):
         self._next_keepalive_close_time = self._loop.time() + HEAD_SECONDS
         self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
 
-    def _refuse_head(self) -> None:
+    def _refuse(self, error: HttpProcessingError) -> None:
         """Queue a rejection as the last message of this connection. `handle_error` answers it in its turn."""
-        error = LineTooLong("", MAX_HEAD_BYTES)
         self._messages.append((_ErrInfo(error.code, error, error.message), EMPTY_PAYLOAD))
         self._close = True
         if self._waiter is not None and not self._waiter.done():

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -25,6 +26,8 @@ class Port:
         self.go_on = asyncio.Event()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/late":
+            await self.go_on.wait()
         self.bodies.append(await request.read())
         if request.path == "/wait":
             await self.go_on.wait()
@@ -248,3 +251,50 @@ async def test_what_is_no_http_is_answered_and_not_logged(caplog: pytest.LogCapt
     assert answer[:13] == b"HTTP/1.0 400 "
     assert len(answer) < 1000
     assert not caplog.records
+
+
+async def test_a_turn_of_the_loop_parses_a_piece_of_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other connections have their turns in between, whatever one client sends."""
+    turn, parsed = 0, Counter[tuple[int, int]]()
+    read = connection.Connection._read
+
+    def count(self: connection.Connection, data: bytes) -> None:
+        parsed[id(self), turn] += len(data)
+        read(self, data)
+
+    def go_on() -> None:
+        nonlocal turn
+        turn += 1
+        loop.call_soon(go_on)
+
+    monkeypatch.setattr(connection.Connection, "_read", count)
+    loop = asyncio.get_running_loop()
+    body = b"100\r\n" + b"x" * 256 + b"\r\n"
+    async with Port().open() as port:
+        clients = [await port.connect() for _ in range(3)]
+        go_on()
+        for _, writer in clients:
+            writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n" + body * 1_000 + b"0\r\n\r\n" + GET)
+        for client in clients:
+            assert (await answer(client)).startswith(b"HTTP/1.1 200 ")
+            assert (await answer(client)).startswith(b"HTTP/1.1 200 ")
+        assert port.bodies.count(b"x" * 256_000) == 3
+    assert max(parsed.values()) <= 16 << 10
+    assert sum(parsed.values()) > 3 * 256_000
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 100, 10_000, 1 << 20])
+async def test_a_body_that_nobody_reads_stops_nothing(piece_bytes: int) -> None:
+    """The handler reads bodies only when it goes on, so parsing pauses in the middle."""
+    chunks = b"".join(b"%x\r\n%b\r\n" % (size, b"x" * size) for size in range(1, 1_000))
+    sent = POST.replace(b"POST /", b"POST /late") + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n" + GET
+    async with Port().open() as port:
+        client = await port.connect()
+        for start in range(0, len(sent), piece_bytes):
+            client[1].write(sent[start : start + piece_bytes])
+            if start % 50 == 0:
+                await asyncio.sleep(0)
+        port.go_on.set()
+        for _ in range(2):
+            assert (await answer(client)).startswith(b"HTTP/1.1 200 ")
+        assert port.bodies == [b"x" * (999 * 500), b""]

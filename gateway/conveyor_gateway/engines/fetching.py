@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from conveyor_gateway.engines.connection import Connector
 from conveyor_gateway.engines.headers import choose_content_type
 from conveyor_http.reading import AnswerTooLong, read_answer
 
@@ -52,7 +53,7 @@ async def fetch_loads(addresses: Collection[str], timeout_seconds: float) -> dic
 def parse_load(page: EnginePage | None) -> Load:
     try:
         return Load() if page is None else msgspec.json.decode(page.body, type=Load)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return Load()
 
 
@@ -104,7 +105,7 @@ async def fetch(
     if not addresses:
         return {}
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=_MAX_AT_ONCE),
+        connector=Connector(_MAX_AT_ONCE),
         timeout=aiohttp.ClientTimeout(total=timeout_seconds),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,

@@ -19,6 +19,7 @@ from conveyor_gateway.errors import Code, GatewayError, InternalError, InvalidRe
 from conveyor_gateway.listening.cors import NOBODY, Cors
 from conveyor_gateway.responses import build_error, find_request_id
 from conveyor_http.connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
+from conveyor_http.framing import UnknownCoding
 from conveyor_http.server import Server, find_peer, open_port
 from conveyor_process.arrivals import Peer
 from conveyor_process.listening import close_port
@@ -79,6 +80,8 @@ class _Connection(Connection):
                 f"the request line and each header may have {MAX_LINE_BYTES} bytes, and all together {MAX_HEAD_BYTES}",
                 Code.HEADERS_TOO_LARGE,
             )
+        elif isinstance(error, UnknownCoding):
+            refusal = InvalidRequest(error.message, Code.UNKNOWN_TRANSFER_CODING)
         elif status < 500:
             refusal = InvalidRequest(
                 f"the request is not valid HTTP: {(said or 'malformed').strip()[:200]}", Code.MALFORMED_HTTP

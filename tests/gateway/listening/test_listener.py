@@ -13,6 +13,7 @@ from conveyor_gateway.listening.listener import Listener
 from conveyor_http import connection
 
 COMPLETIONS = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = COMPLETIONS + b"Transfer-Encoding: chunked\r\n\r\n"
 MANY_HEADERS = b"".join(b"X-%d: 1\r\n" % number for number in range(200))
 LONG_HEADERS = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 7_000) for number in range(6))
 
@@ -44,6 +45,10 @@ def is_safe(head: bytes) -> bool:
         (COMPLETIONS + b"Content-Length: x\r\n\r\n", 400, "malformed_http"),
         (COMPLETIONS + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "malformed_http"),
         (COMPLETIONS + MANY_HEADERS + b"\r\n", 400, "malformed_http"),
+        (COMPLETIONS + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501, "unknown_transfer_coding"),
+        (CHUNKED.replace(b"/1.1", b"/1.0") + b"1\r\nx\r\n0\r\n\r\n", 400, "malformed_http"),
+        (CHUNKED + b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n", 400, "malformed_body"),
+        (CHUNKED + b"1;a=%b\r\nx\r\n" % (b"b" * 1_000) * 100 + b"0\r\n\r\n", 400, "malformed_body"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "malformed_http"),
         (b"GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "malformed_http"),
         (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404, "path_not_found"),
@@ -63,6 +68,22 @@ async def test_what_is_malformed_is_answered_in_openais_form_and_the_connection_
     answered, head, error = await talk(gateway, sent)
     assert (answered, error["code"]) == (status, code)
     assert is_safe(head)
+
+
+async def test_an_upload_in_tiny_chunks_is_told_what_to_do_while_it_goes_on(gateway: GatewayProcess) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(CHUNKED + b"1\r\nx\r\n" * 500_000)  # the connection is not reset before the answer is read
+    received = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    assert b"send larger chunks, or a Content-Length" in received
+
+
+@pytest.mark.parametrize("chunk_bytes", [64, 1_000, 100_000])
+async def test_larger_chunks_are_a_body(gateway: GatewayProcess, chunk_bytes: int) -> None:
+    chunk = b"%x\r\n%b\r\n" % (chunk_bytes, b" " * chunk_bytes)
+    sent = CHUNKED.replace(b"Host", b"Connection: close\r\nHost") + chunk * (700_000 // chunk_bytes) + b"0\r\n\r\n"
+    status, _, error = await talk(gateway, sent)
+    assert (status, error["code"]) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize("piece_bytes", [1_000, 40_000, 1_000_000])

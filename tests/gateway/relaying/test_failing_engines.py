@@ -293,17 +293,49 @@ async def test_a_few_interim_answers_are_none(stack: Stack, http: aiohttp.Client
         assert (await post(http, stack.completions))[:2] == (200, {})
 
 
-async def test_chunks_of_one_byte_are_passed_on_many_at_a_time(stack: Stack, http: aiohttp.ClientSession) -> None:
-    """Each chunk is parsed alone, but many chunks share a turn of the event loop."""
-    num_bytes = 200_000
+def in_chunks(content_type: bytes, num_chunks: int) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % content_type
+    return head + b"1\r\na\r\n" * num_chunks
+
+
+async def test_an_engine_that_answers_in_tiny_chunks_is_cut_off(stack: Stack, http: aiohttp.ClientSession) -> None:
+    """Each chunk is parsed alone, so they would cost the event loop a hundred times as much as other answers."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        writer.write(b"1\r\na\r\n" * num_bytes + b"0\r\n\r\n")
+        writer.write(in_chunks(b"application/json", 500_000))
+        await reader.read()
+
+    async with running_raw_engine(talk) as port:
+        await stack.add_engine(port)
+        status, body, _ = await post(http, stack.completions)
+        assert (status, body["error"]["code"]) == (502, "engine_broke")
+        assert "too many tiny chunks" in body["error"]["message"]
+
+
+async def test_a_stream_of_tiny_chunks_without_end_ends_with_an_error(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(in_chunks(b"text/event-stream", 500_000))
         await reader.read()
 
     async with running_raw_engine(talk) as port:
         await stack.add_engine(port)
         async with http.post(stack.completions, data=b"{}") as answer:
             received = await answer.read()
-    assert received == b"a" * num_bytes
+    assert b'"code": "engine_broke"' in received
+    assert received.startswith(b"a" * 100)
+
+
+@pytest.mark.parametrize("content_type", [b"application/json", b"text/event-stream"])
+async def test_an_answer_may_have_some_tiny_chunks(
+    stack: Stack, http: aiohttp.ClientSession, content_type: bytes
+) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(in_chunks(content_type, 900) + b"10000\r\n" + b"b" * 65_536 + b"\r\n0\r\n\r\n")
+        await reader.read()
+
+    async with running_raw_engine(talk) as port:
+        await stack.add_engine(port)
+        async with http.post(stack.completions, data=b"{}") as answer:
+            assert await answer.read() == b"a" * 900 + b"b" * 65_536
