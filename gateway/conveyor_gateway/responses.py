@@ -3,11 +3,14 @@
 Used by `listening`, `pages` and `relaying`. This module does not know queues or engines.
 """
 
+import asyncio
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from aiohttp.web import BaseRequest, Response
+from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_gateway.errors import Code, GatewayError, Unavailable
 from conveyor_protocol.answer_codes import speaks_anthropic
@@ -27,6 +30,23 @@ def build_json(content: Any, request_id: str, status: int = 200) -> Response:
 def build_error(error: GatewayError, request_id: str, path: str = "") -> Response:
     answer = build_json(error.to_json(path), request_id, error.status)
     answer.headers.update(error.headers)
+    return answer
+
+
+async def send_pieces(request: BaseRequest, content_type: str, pieces: Iterator[bytes]) -> StreamResponse:
+    """Send a long page. Each piece is built when the client has read those before, in a turn of the loop of its own.
+
+    Returns when the client has received the page or has left.
+    """
+    answer = StreamResponse(headers={REQUEST_ID_HEADER: find_request_id(request), "Content-Type": content_type})
+    with contextlib.suppress(ConnectionError):
+        await answer.prepare(request)
+        for piece in () if request.method == "HEAD" else pieces:
+            await answer.write(piece)
+            if request.protocol.writing_paused:
+                await request.writer.drain()
+            await asyncio.sleep(0)  # lets the event loop serve other requests
+        await answer.write_eof()
     return answer
 
 

@@ -29,7 +29,8 @@ from conveyor_gateway.listening.cors import Cors
 from conveyor_gateway.listening.listener import Listener
 from conveyor_gateway.listening.public import PublicApp
 from conveyor_gateway.listening.self_check import check_for_ever
-from conveyor_gateway.recording.metrics import Metrics, StateCollector
+from conveyor_gateway.recording.gauges import ServiceGauges, StateCollector
+from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.recording.record import Recorder
 from conveyor_gateway.relaying.bodies import BodyReader
 from conveyor_gateway.relaying.open_requests import OpenRequests
@@ -88,7 +89,8 @@ class Server:
             are_names_claimed=lambda: catalog.directory.names.find_holder(own_name) is not None,
         )
         self._gateways = _plan_gateways_watch(settings.system_namespace, queues)
-        metrics.registry.register(StateCollector(catalog, queues, self._readiness, capacity))
+        metrics.gauges = ServiceGauges(queues)
+        metrics.registry.register(StateCollector(catalog, self._readiness, capacity))
         parts = SharedParts(
             catalog.directory,
             queues,

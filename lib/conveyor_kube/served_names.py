@@ -6,7 +6,7 @@ from a watch of ServedNames. The caller adds services from its watch of Inferenc
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -184,10 +184,11 @@ class ClaimSink:
         self.unreadable.forget(key)
         self._remove(key)
 
-    def keep_only(self, keys: set[str], namespace: str) -> None:
+    def keep_only(self, keys: set[str], namespace: str) -> Iterator[None]:
         self.unreadable.forget_others(keys, namespace)
         for key in keys_within(namespace, self._index.claims) - keys:
             self._remove(key)
+            yield
         self._on_listed(namespace)
 
     def _remove(self, key: str) -> None:

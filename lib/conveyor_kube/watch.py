@@ -17,7 +17,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -88,8 +88,12 @@ class Sink(Protocol):
 
     def delete(self, body: Json) -> None: ...
 
-    def keep_only(self, keys: set[str], namespace: str) -> None:
-        """Remove all objects in `namespace` ("" for all namespaces) except those with these keys."""
+    def keep_only(self, keys: set[str], namespace: str) -> Iterable[None]:
+        """Remove all objects in `namespace` ("" for all namespaces) except those with these keys.
+
+        The caller iterates over the result and may pause at each item, so that the removal of many objects can be
+        divided over several turns of the event loop.
+        """
         ...
 
 
@@ -172,6 +176,7 @@ class _Watch:
             async for line in read_lines(response.content):
                 self._take_event(await decode(line, Event))
                 self._heard()
+                await asyncio.sleep(0)  # one read may have many events
 
     async def _list(self) -> str:
         """List the collection into the sink. Returns the resource version to watch from."""
@@ -187,7 +192,8 @@ class _Watch:
             if not page.metadata.more:
                 break
             query["continue"] = page.metadata.more
-        self._sink.keep_only(keys, self._collection.namespace)
+        for _ in self._sink.keep_only(keys, self._collection.namespace):
+            await asyncio.sleep(0)
         if not self._state.synced:
             self._state.synced = True
             logger.info("event=watch_synced watch=%s objects=%d", self._state.name, len(keys))

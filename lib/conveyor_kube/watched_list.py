@@ -1,6 +1,6 @@
 """A sink of a watch that passes the list of all objects to a callback after every change."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from conveyor_kube.wanted_json import Json
 
@@ -23,10 +23,11 @@ class WatchedList:
         self._objects.pop(body["metadata"]["name"], None)
         self._tell()
 
-    def keep_only(self, keys: set[str], namespace: str) -> None:
+    def keep_only(self, keys: set[str], namespace: str) -> Iterable[None]:
         self._objects = {name: body for name, body in self._objects.items() if name in keys}
         self._is_listed = True
         self._tell()
+        return ()
 
     def _tell(self) -> None:
         if self._is_listed:  # not while the list is incomplete

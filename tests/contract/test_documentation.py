@@ -16,7 +16,8 @@ import conveyor_metrics.server  # noqa: F401  fills REGISTRY
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.capacity.reservations import Capacity
-from conveyor_gateway.recording.metrics import Metrics, StateCollector
+from conveyor_gateway.recording.gauges import ServiceGauges, StateCollector
+from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_operator.metrics import Metrics as OperatorMetrics
@@ -39,8 +40,9 @@ async def expose() -> str:
     gateway = Metrics()
     catalog = Catalog()
     queues = Queues(catalog, asyncio.get_running_loop(), NeverAsked(), on_gone=gateway.drop_service)
-    gateway.registry.register(StateCollector(catalog, queues, Readiness([]), Capacity(1)))
-    pages = [gateway.render(), EngineMetrics("m").render()]
+    gateway.gauges = ServiceGauges(queues)
+    gateway.registry.register(StateCollector(catalog, Readiness([]), Capacity(1)))
+    pages = [*gateway.write_page(), EngineMetrics("m").render()]
     pages += [generate_latest(registry) for registry in (REGISTRY, OperatorMetrics().registry)]
     return b"".join(pages).decode()
 

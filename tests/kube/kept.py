@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Json = dict[str, Any]
@@ -23,8 +23,9 @@ class Kept:
     def delete(self, body: Json) -> None:
         self.objects.pop(body["metadata"]["name"], None)
 
-    def keep_only(self, keys: set[str], namespace: str) -> None:
+    def keep_only(self, keys: set[str], namespace: str) -> Iterable[None]:
         self.objects = {name: body for name, body in self.objects.items() if name in keys}
+        return ()
 
 
 async def until(holds: Callable[[], bool]) -> None:

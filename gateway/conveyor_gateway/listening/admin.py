@@ -19,7 +19,7 @@ from conveyor_gateway.pages.demand import read_demand
 from conveyor_gateway.pages.start import read_start
 from conveyor_gateway.pages.status import build_probe
 from conveyor_gateway.recording.metrics import Metrics
-from conveyor_gateway.responses import build_error, build_json, find_request_id
+from conveyor_gateway.responses import build_error, build_json, find_request_id, send_pieces
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 
@@ -32,7 +32,7 @@ class AdminApp:
         self._queues = queues
         self._readiness = readiness
         self._metrics = metrics
-        self._pages: Mapping[str, Callable[[BaseRequest], Awaitable[Response]]] = {
+        self._pages: Mapping[str, Callable[[BaseRequest], Awaitable[StreamResponse]]] = {
             DEMAND_PATH: self._send_demand,
             ACTIVITY_PATH: self._send_activity,
             START_PATH: self._send_start,
@@ -66,9 +66,8 @@ class AdminApp:
         service, pod = (request.query.get(key, "") for key in ("service", "pod"))
         return build_json(await read_start(self._catalog, service, pod), find_request_id(request))
 
-    async def _send_metrics(self, request: BaseRequest) -> Response:
-        content_type = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(body=self._metrics.render(), headers={"Content-Type": content_type})
+    async def _send_metrics(self, request: BaseRequest) -> StreamResponse:
+        return await send_pieces(request, "text/plain; version=0.0.4; charset=utf-8", self._metrics.write_page())
 
     async def _send_probe(self, request: BaseRequest) -> Response:
         return build_probe(request, self._readiness)

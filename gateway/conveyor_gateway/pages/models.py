@@ -6,8 +6,6 @@ as for one that does not exist. The root's list may have many megabytes, so it i
 reads. A client's memory cost therefore does not depend on the number of services.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Iterator
 from typing import Final, Literal, TypedDict
 
@@ -15,10 +13,9 @@ import msgspec
 from aiohttp.web import BaseRequest, StreamResponse
 
 from conveyor_gateway.errors import Code, NotFound
-from conveyor_gateway.responses import find_request_id
+from conveyor_gateway.responses import send_pieces
 from conveyor_gateway.routing import Route, build_no_model, model_id
 from conveyor_gateway.watching.catalog import Directory, NamedModel, Service, join_names
-from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 _MODELS_PER_PIECE: Final = 100
 
@@ -64,17 +61,7 @@ def build_model_list(service: Service) -> ModelList:
 
 async def send_model_list(request: BaseRequest, directory: Directory, lists_all: bool) -> StreamResponse:
     """Send the list of the root's models. Returns when the client has received it or has left."""
-    headers = {REQUEST_ID_HEADER: find_request_id(request), "Content-Type": "application/json"}
-    answer = StreamResponse(headers=headers)
-    with contextlib.suppress(ConnectionError):
-        await answer.prepare(request)
-        for piece in encode_model_list(directory, lists_all):
-            await answer.write(piece)
-            if request.protocol.writing_paused:
-                await request.writer.drain()
-            await asyncio.sleep(0)  # lets the event loop serve other requests
-        await answer.write_eof()
-    return answer
+    return await send_pieces(request, "application/json", encode_model_list(directory, lists_all))
 
 
 def encode_model_list(directory: Directory, lists_all: bool) -> Iterator[bytes]:

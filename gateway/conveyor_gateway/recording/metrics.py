@@ -1,6 +1,7 @@
 """All Prometheus metrics of the gateway.
 
-`record` and `listening` count them. The gauges are read from the queues at scrape time. Labels name only known
+`record` and `listening` count them. `gauges` reads the state of queues at scrape time. The page is written in pieces,
+so that other requests are served in between. Labels name only known
 services, and the series of a deleted service are dropped. So clients cannot increase the number of series. Only trusted
 proxies can, by the names that they give to clients, up to MAX_NAMED.
 """
@@ -9,23 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    GCCollector,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-    generate_latest,
-)
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
-from conveyor_gateway.admission.queues import Queues
-from conveyor_gateway.capacity.reservations import Capacity
+from conveyor_gateway.recording.gauges import ServiceGauges
+from conveyor_gateway.recording.series import Counter, Counters, Family, Histogram, Histograms, Series
 from conveyor_gateway.usage import Usage
-from conveyor_gateway.watching.catalog import Catalog
-from conveyor_gateway.watching.readiness import Readiness
 
 _SERVICE = ("namespace", "inference_service")
 # The limit of pairs of a client and a service with series of their own. Further clients are counted as OTHER_CLIENTS.
@@ -50,10 +39,15 @@ class Metrics:
     """One registry per process. `service` is always the `namespace/name` of a known service, or empty."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry()  # of series without a service
+        self.gauges: ServiceGauges | None = None
         self._series: dict[str, _ServiceSeries] = {}
         self._requests_by_code: dict[str, dict[int, Counter]] = {}
-        self._of_services: list[Counter | Histogram] = []
+        self._families: list[Family[Counter] | Family[Histogram]] = []
+        # The label values of each service's series, so that its end costs nothing for other services.
+        self._labels: dict[str, set[tuple[Family[Counter] | Family[Histogram], tuple[str, ...]]]] = {}
+        self._named: dict[str, set[str]] = {}  # clients with series of their own, by service
+        self._num_named = 0
         self._requests = self._counter(
             "requests", "Finished requests, by HTTP status (499: the client disconnected).", "code"
         )
@@ -92,32 +86,39 @@ class Metrics:
         self._client_generation_tokens = self._counter(
             "client_generation_tokens", "Tokens generated, by the client that a trusted proxy named.", "client"
         )
-        self._named: set[tuple[str, str]] = set()  # pairs of a service and a client
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        counter = Counter(f"conveyor_gateway_{name}", text, (*_SERVICE, *labels), registry=self.registry)
-        self._of_services.append(counter)
-        return counter
+    def _counter(self, name: str, text: str, *labels: str) -> Counters:
+        family = Counters(f"conveyor_gateway_{name}_total", text, (*_SERVICE, *labels))
+        self._families.append(family)
+        return family
 
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        name = f"conveyor_gateway_{name}"
-        histogram = Histogram(name, text, (*_SERVICE, *labels), buckets=_BUCKETS_SECONDS, registry=self.registry)
-        self._of_services.append(histogram)
-        return histogram
+    def _histogram(self, name: str, text: str, *labels: str) -> Histograms:
+        family = Histograms(f"conveyor_gateway_{name}", text, (*_SERVICE, *labels), _BUCKETS_SECONDS)
+        self._families.append(family)
+        return family
+
+    def _find(self, family: Family[Series], service: str, *values: str) -> Series:
+        """Return the service's series with these values of the other labels."""
+        labels = (*_split(service), *values)
+        series = family.find(labels)
+        if series is None:
+            series = family.add(labels)
+            self._labels.setdefault(service, set()).add((family, labels))
+        return series
 
     def count_request(self, service: str, code: int) -> None:
         by_code = self._requests_by_code.setdefault(service, {})
         if code not in by_code:
-            by_code[code] = self._requests.labels(*_split(service), str(code))
+            by_code[code] = self._find(self._requests, service, str(code))
         by_code[code].inc()
 
     def count_dropped(self, service: str, reason: str) -> None:
-        self._dropped.labels(*_split(service), reason).inc()
+        self._find(self._dropped, service, reason).inc()
 
     def count_retry(self, service: str, reason: str) -> None:
-        self._retries.labels(*_split(service), reason).inc()
+        self._find(self._retries, service, reason).inc()
 
     def observe_answer(self, service: str, waited_seconds: float, first_byte_seconds: float) -> None:
         series = self._find_series(service)
@@ -125,17 +126,17 @@ class Metrics:
         series.first_byte.observe(first_byte_seconds)
 
     def observe_class_wait(self, service: str, request_class: str, waited_seconds: float) -> None:
-        self._class_wait.labels(*_split(service), request_class).observe(waited_seconds)
+        self._find(self._class_wait, service, request_class).observe(waited_seconds)
 
     def count_lowered(self, service: str) -> None:
-        self._lowered.labels(*_split(service)).inc()
+        self._find(self._lowered, service).inc()
 
     def count_used(self, service: str, engine_seconds: float, usage: Usage | None) -> None:
         """Count the engine time and tokens of a request that an engine has processed."""
         series = self._find_series(service)
         series.engine_seconds.inc(engine_seconds)
         if usage is None:
-            self._uncounted.labels(*_split(service)).inc()
+            self._find(self._uncounted, service).inc()
             return
         series.prompt_tokens.inc(usage.prompt_tokens)
         series.cached_tokens.inc(usage.cached_tokens)
@@ -143,25 +144,26 @@ class Metrics:
 
     def count_used_by_client(self, service: str, client: str, usage: Usage) -> None:
         """Count the tokens of a request of a client that a trusted proxy has named."""
-        if (service, client) not in self._named:
-            if len(self._named) < MAX_NAMED:
-                self._named.add((service, client))
+        named = self._named.setdefault(service, set())
+        if client not in named:
+            if self._num_named < MAX_NAMED:
+                named.add(client)
+                self._num_named += 1
             else:
                 client = OTHER_CLIENTS
-        self._client_prompt_tokens.labels(*_split(service), client).inc(usage.prompt_tokens)
-        self._client_generation_tokens.labels(*_split(service), client).inc(usage.completion_tokens)
+        self._find(self._client_prompt_tokens, service, client).inc(usage.prompt_tokens)
+        self._find(self._client_generation_tokens, service, client).inc(usage.completion_tokens)
 
     def _find_series(self, service: str) -> _ServiceSeries:
         found = self._series.get(service)
         if found is None:
-            labels = _split(service)
             found = self._series[service] = _ServiceSeries(
-                self._queue_wait.labels(*labels),
-                self._first_byte.labels(*labels),
-                self._engine_seconds.labels(*labels),
-                self._prompt_tokens.labels(*labels),
-                self._cached_tokens.labels(*labels),
-                self._generation_tokens.labels(*labels),
+                self._find(self._queue_wait, service),
+                self._find(self._first_byte, service),
+                self._find(self._engine_seconds, service),
+                self._find(self._prompt_tokens, service),
+                self._find(self._cached_tokens, service),
+                self._find(self._generation_tokens, service),
             )
         return found
 
@@ -169,64 +171,21 @@ class Metrics:
         """Drop all series of a deleted service."""
         self._series.pop(service, None)
         self._requests_by_code.pop(service, None)
-        self._named = {pair for pair in self._named if pair[0] != service}
-        labels = dict(zip(_SERVICE, _split(service), strict=True))
-        for metric in self._of_services:
-            metric.remove_by_labels(labels)
+        self._num_named -= len(self._named.pop(service, ()))
+        for family, labels in self._labels.pop(service, ()):
+            family.remove(labels)
 
     def drop_class(self, service: str, request_class: str) -> None:
         """Drop the series of a class that was removed from the service."""
-        labels = (*_split(service), request_class)
-        self._class_wait.remove_by_labels(dict(zip((*_SERVICE, "request_class"), labels, strict=True)))
+        self._class_wait.remove((*_split(service), request_class))
 
-    def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
-
-
-class StateCollector(Collector):
-    """The gateway's state at the time of the scrape. Register it with `Metrics.registry`."""
-
-    def __init__(self, catalog: Catalog, queues: Queues, readiness: Readiness, capacity: Capacity) -> None:
-        self._catalog = catalog
-        self._queues = queues
-        self._readiness = readiness
-        self._capacity = capacity
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        queued = _gauge("queued_requests", "Requests waiting for an engine.", _SERVICE)
-        depth = _gauge("queue_depth", "Requests waiting at this gateway for longer than the batching window.", _SERVICE)
-        dispatched = _gauge("dispatched_requests", "Requests sent to an engine and not finished.", _SERVICE)
-        engines = _gauge("engines", "Engines that accept new requests.", _SERVICE)
-        of_class = _gauge(
-            "class_queued_requests", "Requests waiting, by class of `queue.classes`.", (*_SERVICE, "request_class")
-        )
-        for service, queue in self._queues.items():
-            for each in service.classes.ordered:
-                names = (service.namespace, service.name, each.name)
-                of_class.add_metric(names, queue.count_waiting_of(each.level))
-            labels = (service.namespace, service.name)
-            queued.add_metric(labels, queue.queued)
-            depth.add_metric(labels, queue.count_waiting_beyond(service.window_seconds))
-            dispatched.add_metric(labels, queue.dispatched)
-            engines.add_metric(labels, queue.num_engines)
-        yield from (queued, of_class, depth, dispatched, engines)
-        unreadable = _gauge("unreadable_objects", "Objects of the cluster that cannot be parsed.", ("resource",))
-        unreadable.add_metric(("inferenceservices",), len(self._catalog.services.unreadable))
-        unreadable.add_metric(("endpointslices",), len(self._catalog.slices.unreadable))
-        unreadable.add_metric(("servednames",), len(self._catalog.claims.unreadable))
-        yield unreadable
-        silence = _gauge("watch_silence_seconds", "Time since the API server last sent data, by watch.", ("watch",))
-        for name, seconds in self._readiness.silences():
-            silence.add_metric((name,), seconds)
-        yield silence
-        held = _gauge("held_body_bytes", "Bytes of request bodies and buffered responses in memory.", ())
-        held.add_metric((), self._capacity.held_bytes)
-        yield held
-
-
-def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"conveyor_gateway_{name}", text, labels=labels)
+    def write_page(self) -> Iterator[bytes]:
+        """Yield all metrics in Prometheus' text format. Services may be added and removed between two pieces."""
+        yield generate_latest(self.registry)
+        for family in self._families:
+            yield from family.write()
+        if self.gauges is not None:
+            yield from self.gauges.write()
 
 
 def _split(service: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ object cannot be parsed, or exceeds its namespace's limit, its last valid versio
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from conveyor_kube.unreadable import Unreadable
@@ -64,11 +64,12 @@ class Table(ABC, Generic[_Item]):
         self.unreadable.forget(key)
         self._remove(key)
 
-    def keep_only(self, keys: set[str], namespace: str) -> None:
-        """Remove all objects in `namespace` (empty: in all namespaces) except those with these keys."""
+    def keep_only(self, keys: set[str], namespace: str) -> Iterator[None]:
+        """Remove all objects in `namespace` (empty: in all namespaces) except those with these keys, one at a time."""
         self.unreadable.forget_others(keys, namespace)
         for key in keys_within(namespace, self._items) - keys:
             self._remove(key)
+            yield
 
     def _parse_within_limit(self, body: Json) -> _Item:
         item = self._parse(body)

@@ -6,7 +6,7 @@ kind again only after a resource needs the kind, and checks whether a kind was r
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from conveyor_kube.wanted_json import Json
@@ -121,5 +121,6 @@ class _Sink:
     def delete(self, body: Json) -> None:
         self._watches.take(self._kind, "DELETED", body)
 
-    def keep_only(self, keys: set[str], namespace: str) -> None:
+    def keep_only(self, keys: set[str], namespace: str) -> Iterable[None]:
         self._watches.keep_only(self._kind, namespace or None, keys)
+        return ()

@@ -3,7 +3,7 @@
 The watches use a field selector, so that a role with `resourceNames` is enough.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeVar
 
 from conveyor_kube.wanted_json import Json
@@ -50,6 +50,7 @@ class _One:
     def delete(self, body: Json) -> None:
         self._tell(None)
 
-    def keep_only(self, keys: set[str], namespace: str) -> None:
+    def keep_only(self, keys: set[str], namespace: str) -> Iterable[None]:
         if not keys:
             self._tell(None)
+        return ()

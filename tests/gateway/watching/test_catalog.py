@@ -31,7 +31,20 @@ class Changes:
 
 def replace(table: ServiceTable | SliceTable, bodies: list[dict[str, Any]], namespace: str) -> None:
     """Replace all objects, as `watch` does after a list."""
-    table.keep_only({table.put(body) for body in bodies}, namespace)
+    for _ in table.keep_only({table.put(body) for body in bodies}, namespace):
+        pass
+
+
+def test_objects_that_a_list_lacks_are_removed_one_at_a_time() -> None:
+    """The event loop serves requests in between, however many services a tenant deletes at once."""
+    changes = Changes()
+    table = changes.catalog.services
+    bodies = [make_service(f"s{number}", "a") for number in range(50)]
+    keys = [table.put(body) for body in bodies]
+    known = []
+    for _ in table.keep_only(set(keys[:10]), ""):
+        known.append(len(changes.catalog.directory.services))
+    assert known == list(range(49, 9, -1))
 
 
 def test_nothing_that_is_read_of_a_service_is_left_out_where_it_is_decoded() -> None:
