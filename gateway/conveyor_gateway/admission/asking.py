@@ -5,9 +5,9 @@ own program, and never answer.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from conveyor_gateway.admission.engine_pool import Engine
+from conveyor_gateway.admission.engine_order import Engine
 from conveyor_gateway.engines.session import EngineSession
 
 
@@ -27,14 +27,15 @@ class Asking:
         self._asked: set[str] = set()  # addresses, because a pod that is ready again is a new `Engine`
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def ask(self, engines: Iterable[Engine], level: int) -> None:
-        """Query each engine for a place, unless a query to it is open. A lower `level` is more urgent."""
-        for engine in engines:
-            if engine.address not in self._asked:
-                self._asked.add(engine.address)
-                task = asyncio.create_task(self._ask(engine, level))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+    def ask(self, engine: Engine, level: int) -> bool:
+        """Query an engine for a place; return False if a query to it is open. A lower `level` is more urgent."""
+        if engine.address in self._asked:
+            return False
+        self._asked.add(engine.address)
+        task = asyncio.create_task(self._ask(engine, level))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
 
     def stop(self) -> None:
         for task in self._tasks:

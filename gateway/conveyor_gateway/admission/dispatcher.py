@@ -10,7 +10,8 @@ from collections import Counter
 from typing import Final
 
 from conveyor_gateway.admission.asking import Asking
-from conveyor_gateway.admission.engine_pool import Engine, EnginePool
+from conveyor_gateway.admission.engine_order import Engine
+from conveyor_gateway.admission.engine_pool import EnginePool
 from conveyor_gateway.admission.leaving import Leaving
 from conveyor_gateway.admission.retries import Exclusions, RetryBudget
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
@@ -88,11 +89,13 @@ class Dispatcher:
 
         If no request waits, the query only detects when a place is free again.
         """
-        if not (occupied := self.pool.find_occupied(now)):
+        if not (unasked := self.pool.find_unasked(now)):
             return
         first = self.waiting.first(_ANY_ENGINE, self._find_full_level())
         if first is not None or not self.waiting:
-            self._asking.ask(occupied, first.level if first else self.classes.worst_level)
+            for engine in unasked:
+                if self._asking.ask(engine, first.level if first else self.classes.worst_level):
+                    self.pool.note_asked(engine)
 
     def _continue_soon(self) -> None:
         if not self._continues:

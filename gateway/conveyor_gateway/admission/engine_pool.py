@@ -9,12 +9,13 @@ Used by `dispatcher` and `service_queue`, which change an `Engine` only through 
 passes the time, and nothing here does I/O or waits.
 """
 
-import hashlib
 import heapq
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
+
+from conveyor_gateway.admission.engine_order import Engine, FreeEngines, Pauses, Ring
 
 # An engine that refused or broke a connection is left out for this time. It doubles with each failure in a row.
 LEFT_OUT_SECONDS: Final = 0.1
@@ -27,55 +28,11 @@ NUM_RESERVED_BITS: Final = 2
 # A home gets no further request while it has more than this many times the average load. This bounds the load of each
 # engine (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016).
 MAX_HOME_LOAD: Final = 1.5
-_64_BITS: Final = (1 << 64) - 1
 
 
 def left_out_seconds(failures: int) -> float:
     """Return the pause after this number of failures in a row, in seconds."""
     return min(LEFT_OUT_SECONDS * 2.0 ** min(failures - 1, 10), MAX_LEFT_OUT_SECONDS)
-
-
-@dataclass(slots=True, eq=False)
-class Engine:
-    """One engine as this gateway sees it. `load` counts the requests of this gateway that have a place there."""
-
-    address: str
-    bit: int  # the engine's bit in masks of engines
-    load: int = 0
-    ready: bool = True
-    failures: int = 0  # number of failures in a row
-    left_out_until: float = 0.0
-    refusals: int = 0  # number of requests in a row that it rejected because it had no room
-    full_until: float = 0.0
-    last_chosen: int = 0
-    unreachable: bool = False  # the last failed request could not connect in time
-    _seed: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._seed = int.from_bytes(hashlib.blake2b(self.address.encode(), digest_size=8).digest())
-
-    def rank_as_home(self, prefix: int) -> int:
-        """Return the engine's rank for this beginning of a prompt: the home has the highest rank.
-
-        These are rendezvous hashes (Thaler and Ravishankar, 1998), so all gateways compute the same ranks. When an
-        engine comes or goes, only its own beginnings move.
-        """
-        return _mix(prefix ^ self._seed)
-
-    def rank(self, now_seconds: float) -> tuple[bool, int, int]:
-        """Return the sort key for the choice of an engine. The lowest key is chosen."""
-        return self.full_until > now_seconds, self.load, self.last_chosen
-
-    def rank_to_fill(self, now_seconds: float) -> tuple[bool, int, str]:
-        """Return the sort key in modes that fill batches: most requests first, and the same order at all gateways."""
-        return self.full_until > now_seconds, -self.load, self.address
-
-
-def _mix(bits: int) -> int:
-    """Hash 64 bits to 64 bits (SplitMix64's last step: Steele, Lea and Flood, 2014)."""
-    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & _64_BITS
-    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & _64_BITS
-    return bits ^ (bits >> 31)
 
 
 class EnginePool:
@@ -88,34 +45,64 @@ class EnginePool:
         # An ordered set of the engines that reported that all their places are taken. A request is sent to such an
         # engine only after the engine has granted a place.
         self._occupied: dict[Engine, None] = {}
+        self._unasked: dict[Engine, None] = {}  # those of them without an open query
         self._free_bits: list[int] = []  # a heap: the bits of removed engines
         self._choices = 0
+        self._now = 0.0  # the time of the last call
+        self._free = FreeEngines()
+        self._ready = Ring()
+        self._ready_load = 0  # sum of the ready engines' loads
+        self._left_out = Pauses(attrgetter("left_out_until"))
+        self._full = Pauses(attrgetter("full_until"))
 
-    def configure(self, place_limit: int, fills_batches: bool) -> None:
-        self.place_limit, self.fills_batches = place_limit, fills_batches
+    def configure(self, place_limit: int, fills_batches: bool = False) -> None:
+        if (place_limit, fills_batches) != (self.place_limit, self.fills_batches):
+            self.place_limit, self.fills_batches = place_limit, fills_batches
+            self._free = FreeEngines()
+            for engine in self._engines.values():
+                self._rank(engine)
 
     @property
     def num_ready(self) -> int:
-        return sum(engine.ready for engine in self._engines.values())
+        return len(self._ready)
 
     def set_ready(self, addresses: Iterable[str]) -> None:
         """Send new requests only to `addresses` from now on."""
         wanted = set(addresses)
-        for address in sorted(wanted):
-            if address not in self._engines:
-                self._engines[address] = Engine(address, self._allocate_bit())
-            self._engines[address].ready = True
+        for address in sorted(wanted - self._engines.keys()):
+            self._engines[address] = Engine(address, self._allocate_bit(), ready=False)
         for engine in list(self._engines.values()):
-            engine.ready = engine.address in wanted
-            self._drop_if_unused(engine)
+            if engine.ready != (engine.address in wanted):
+                self._set_ready(engine, not engine.ready)
+                self._drop_if_unused(engine)
+
+    def _set_ready(self, engine: Engine, ready: bool) -> None:
+        engine.ready = ready
+        (self._ready.add if ready else self._ready.remove)(engine)
+        self._ready_load += engine.load if ready else -engine.load
+        self._rank(engine)
+
+    def _rank(self, engine: Engine) -> None:
+        """Update the order after any change of the engine."""
+        if not self._has_place(engine):
+            self._free.discard(engine)
+        elif self.fills_batches:
+            self._free.put(engine, engine.rank_to_fill(self._now))
+        else:
+            self._free.put(engine, engine.rank(self._now))
+
+    def _tick(self, now_seconds: float) -> None:
+        """Update the order after pauses that have ended."""
+        self._now = now_seconds
+        for pauses in (self._left_out, self._full):
+            while (engine := pauses.pop_ended(now_seconds)) is not None:
+                if self._engines.get(engine.address) is engine:
+                    self._rank(engine)
 
     def find_places(self, now_seconds: float) -> int:
         """Return the mask of the engines that have a free place."""
-        places = 0
-        for engine in self._engines.values():
-            if self._has_place(engine, now_seconds):
-                places |= engine.bit
-        return places
+        self._tick(now_seconds)
+        return self._free.mask
 
     def choose(self, now_seconds: float, excluded: int = 0, prefix: int | None = None) -> Engine | None:
         """Occupy a place on an engine and return the engine; None if no place is free.
@@ -125,30 +112,28 @@ class EnginePool:
         the one chosen longest ago wins. An engine that recently had no room comes after all others. Engines in the
         mask `excluded` are not chosen.
         """
-        places = [
-            engine
-            for engine in self._engines.values()
-            if not engine.bit & excluded and self._has_place(engine, now_seconds)
-        ]
-        rank = Engine.rank_to_fill if self.fills_batches else Engine.rank
-        home = None if prefix is None or self.fills_batches else self._choose_home(places, now_seconds, prefix)
-        best = home or min(places, key=lambda engine: rank(engine, now_seconds), default=None)
+        self._tick(now_seconds)
+        home = None if prefix is None or self.fills_batches else self._choose_home(~excluded, prefix)
+        best = home or self._free.first(~excluded)
         if best is not None:
-            self._occupy(best, now_seconds)
+            self._occupy(best)
         return best
 
-    def _choose_home(self, places: Iterable[Engine], now_seconds: float, prefix: int) -> Engine | None:
-        loads = [engine.load for engine in self._engines.values() if engine.ready]
-        bound = math.ceil(MAX_HOME_LOAD * (sum(loads) + 1) / max(1, len(loads)))
-        near = [engine for engine in places if engine.load < bound and engine.full_until <= now_seconds]
+    def _choose_home(self, allowed: int, prefix: int) -> Engine | None:
+        places = self._free.mask & allowed
+        bound = math.ceil(MAX_HOME_LOAD * (self._ready_load + 1) / max(1, self.num_ready))
+        near = [
+            engine
+            for engine in self._ready.find_near(prefix)
+            if engine.load < bound and engine.full_until <= self._now and engine.bit & places
+        ]
         return max(near, key=lambda engine: engine.rank_as_home(prefix), default=None)
 
     def find_home(self, prefix: int | None) -> int:
         """Return the mask with the bit of the prefix's home; 0 without a prefix or an engine."""
         if prefix is None:
             return 0
-        ready = [engine for engine in self._engines.values() if engine.ready]
-        home = max(ready, key=lambda engine: engine.rank_as_home(prefix), default=None)
+        home = max(self._ready.find_near(prefix), key=lambda engine: engine.rank_as_home(prefix), default=None)
         return 0 if home is None else home.bit
 
     def occupy_granted(self, engine: Engine, now_seconds: float) -> bool:
@@ -156,54 +141,76 @@ class EnginePool:
 
         The load may exceed the limit by one, because this gateway may not yet have seen the end of another request.
         """
-        if not self._may_be_asked(engine, now_seconds) or engine.load > self.place_limit:
+        self._tick(now_seconds)
+        if not self._may_be_asked(engine) or engine.load > self.place_limit:
             return False
-        self._occupy(engine, now_seconds)
+        self._occupy(engine)
         return True
 
-    def _occupy(self, engine: Engine, now_seconds: float) -> None:
+    def _occupy(self, engine: Engine) -> None:
         self._choices += 1
         engine.last_chosen = self._choices
-        engine.load += 1
+        self._change_load(engine, 1)
         if engine.unreachable:
-            engine.left_out_until = now_seconds + PROBE_SECONDS
+            self._leave_out_until(engine, self._now + PROBE_SECONDS)
 
-    def _may_be_asked(self, engine: Engine, now_seconds: float) -> bool:
-        return engine.ready and engine.left_out_until <= now_seconds
+    def _change_load(self, engine: Engine, change: int) -> None:
+        engine.load += change
+        if engine.ready:
+            self._ready_load += change
+        self._rank(engine)
 
-    def _has_place(self, engine: Engine, now_seconds: float) -> bool:
+    def _leave_out_until(self, engine: Engine, at_seconds: float) -> None:
+        engine.left_out_until = at_seconds
+        self._left_out.note(engine)
+        self._rank(engine)
+
+    def _may_be_asked(self, engine: Engine) -> bool:
+        return engine.ready and engine.left_out_until <= self._now
+
+    def _has_place(self, engine: Engine) -> bool:
         is_free = engine.load < self.place_limit and engine not in self._occupied
-        return is_free and self._may_be_asked(engine, now_seconds)
+        return is_free and self._may_be_asked(engine)
 
-    def find_occupied(self, now_seconds: float) -> list[Engine]:
+    def find_unasked(self, now_seconds: float) -> list[Engine]:
         """Return the engines that `dispatcher` may query for a place, because all their places are taken."""
-        return [each for each in self._occupied if self._may_be_asked(each, now_seconds)]
+        self._tick(now_seconds)
+        return [each for each in self._unasked if self._may_be_asked(each)]
+
+    def note_asked(self, engine: Engine) -> None:
+        """Record that a query to `engine` is open."""
+        self._unasked.pop(engine, None)
 
     def release(self, engine: Engine) -> None:
         """Free one place that `choose` occupied."""
         assert engine.load > 0, "each place is freed only once"
-        engine.load -= 1
+        self._change_load(engine, -1)
         self._drop_if_unused(engine)
 
     def leave_out(self, engine: Engine, now_seconds: float, unreachable: bool = False) -> None:
         """Leave out `engine` for a while after it rejected a request or failed. Simultaneous failures count as one."""
+        self._tick(now_seconds)
         engine.unreachable = unreachable
         if engine.left_out_until > now_seconds:
             return
         engine.failures += 1
-        engine.left_out_until = now_seconds + left_out_seconds(engine.failures)
+        self._leave_out_until(engine, now_seconds + left_out_seconds(engine.failures))
 
     def note_full(self, engine: Engine, now_seconds: float) -> None:
         """Record that `engine` had no room for a request. It may have room for smaller ones, so it is chosen last."""
+        self._tick(now_seconds)
         engine.refusals += 1
         engine.full_until = now_seconds + left_out_seconds(engine.refusals)
+        self._full.note(engine)
+        self._rank(engine)
 
     def note_no_place(self, engine: Engine) -> None:
         """Record that all places of `engine` are taken, maybe by other gateways.
 
         Requests now wait until the engine grants a place.
         """
-        self._occupied[engine] = None
+        self._occupied[engine] = self._unasked[engine] = None
+        self._rank(engine)
 
     def note_place_answer(self, engine: Engine, asks_again: bool) -> None:
         """Record that `engine` has answered a query for a place.
@@ -213,22 +220,29 @@ class EnginePool:
         """
         if not asks_again or self.fills_batches:
             self._occupied.pop(engine, None)
+            self._unasked.pop(engine, None)
+            self._rank(engine)
+        elif engine in self._occupied:
+            self._unasked[engine] = None
 
     def note_answer(self, engine: Engine) -> None:
         """Record that `engine` answered: reset its failures, and send it further requests if this was a probe."""
         if engine.unreachable:
             engine.unreachable, engine.left_out_until = False, 0.0
         engine.failures, engine.refusals, engine.full_until = 0, 0, 0.0
+        self._rank(engine)
 
     def next_return_seconds(self, now_seconds: float) -> float | None:
         """Return the time at which the next left-out engine is used again; None if no engine is left out."""
-        returns = [engine.left_out_until for engine in self._engines.values() if engine.left_out_until > now_seconds]
-        return min(returns, default=None)
+        self._tick(now_seconds)
+        return self._left_out.next_end()
 
     def _drop_if_unused(self, engine: Engine) -> None:
         if not engine.ready and engine.load == 0 and self._engines.pop(engine.address, None) is not None:
             heapq.heappush(self._free_bits, engine.bit)
             self._occupied.pop(engine, None)
+            self._unasked.pop(engine, None)
+            engine.left_out_until = engine.full_until = 0.0  # ends its pauses
 
     def _allocate_bit(self) -> int:
         """Return the lowest bit that no engine has, so that masks stay short.

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from conveyor_gateway.admission.dispatcher import MAX_WAKES_A_TURN, Dispatcher
-from conveyor_gateway.admission.engine_pool import Engine
+from conveyor_gateway.admission.engine_order import Engine
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, GatewayError, QueueFull, TimedOut, Unavailable

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from conveyor_gateway.admission.engine_pool import NUM_RESERVED_BITS, Engine, left_out_seconds
+from conveyor_gateway.admission.engine_order import Engine
+from conveyor_gateway.admission.engine_pool import NUM_RESERVED_BITS, left_out_seconds
 from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.watching.classes import UNCLASSED, QueueClass
 

@@ -1,5 +1,11 @@
 """Tests which engine gets the next request."""
 
+import random
+
+import pytest
+from tests.lines_run import count_lines
+
+from conveyor_gateway.admission.engine_order import MAX_SKIPPED, Engine
 from conveyor_gateway.admission.engine_pool import LEFT_OUT_SECONDS, MAX_LEFT_OUT_SECONDS, PROBE_SECONDS, EnginePool
 
 
@@ -37,7 +43,7 @@ def test_the_least_loaded_comes_before_the_one_whose_turn_it_would_be() -> None:
 def test_where_batches_are_filled_one_engine_has_all_and_the_same_one_for_each_gateway() -> None:
     here, there = make_pool("a:1", "b:1"), make_pool("b:1", "a:1")
     for pool in (here, there):
-        pool.fills_batches = True
+        pool.configure(2, fills_batches=True)
         assert choose(pool, 5) == ["a:1", "a:1", "b:1", "b:1", None]
 
 
@@ -151,3 +157,86 @@ def test_an_engine_that_refused_gets_as_many_requests_as_any_other_after_its_pau
     pool.leave_out(engine, 1.0)
     pool.release(engine)
     assert choose(pool, 4, 2.0).count(engine.address) == 2
+
+
+def rank_all(pool: EnginePool, now: float, excluded: int) -> dict[Engine, tuple[object, ...]]:
+    """Return the rank of each engine that `choose` may choose, by a look at all of them."""
+    rank = Engine.rank_to_fill if pool.fills_batches else Engine.rank
+    return {
+        engine: rank(engine, now)
+        for engine in pool._engines.values()
+        if engine.ready and engine.load < pool.place_limit and engine.left_out_until <= now
+        if engine not in pool._occupied and not engine.bit & excluded
+    }
+
+
+def happen(pool: EnginePool, now: float, draw: random.Random, held: list[Engine]) -> None:
+    """Let something happen to a random engine."""
+    engine = draw.choice(list(pool._engines.values()))
+    events = [
+        lambda: pool.leave_out(engine, now, draw.random() < 0.5),
+        lambda: pool.note_full(engine, now),
+        lambda: pool.note_no_place(engine),
+        lambda: pool.note_place_answer(engine, draw.random() < 0.5),
+        lambda: pool.note_answer(engine),
+        lambda: pool.configure(draw.randrange(1, 4), pool.fills_batches),
+        lambda: pool.set_ready(f"{letter}:1" for letter in "abcdefgh" if letter == "a" or draw.random() < 0.8),
+    ]
+    if held and draw.random() < 0.4:
+        pool.release(held.pop(draw.randrange(len(held))))
+    elif draw.random() < 0.5:
+        draw.choice(events)()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_any_events_the_first_of_all_engines_is_chosen(seed: int) -> None:
+    pool, draw, now, held = make_pool("a:1", "b:1", "c:1"), random.Random(seed), 0.0, list[Engine]()
+    pool.configure(2, fills_batches=seed % 4 == 0)
+    for _ in range(400):
+        happen(pool, now, draw, held)
+        now += draw.choice([0.0, 0.01, 0.3, 5.0])
+        excluded = draw.getrandbits(8) << 2
+        ranks = rank_all(pool, now, excluded)
+        chosen = pool.choose(now, excluded)
+        if chosen is None:
+            assert not ranks
+        else:
+            assert ranks[chosen] == min(ranks.values())
+            held.append(chosen)
+        assert pool._ready_load == sum(engine.load for engine in pool._engines.values() if engine.ready)
+        assert pool.num_ready == sum(engine.ready for engine in pool._engines.values())
+
+
+def make_large_pool(num_engines: int) -> EnginePool:
+    return make_pool(*(f"10.0.{number // 256}.{number % 256}:80" for number in range(num_engines)), place_limit=8)
+
+
+@pytest.mark.parametrize("prefix", [None, 7])
+def test_a_choice_costs_little_more_among_thousands_of_engines(prefix: int | None) -> None:
+    costs = []
+    for num_engines in (100, 5_000):
+        pool = make_large_pool(num_engines)
+        pool.choose(0.0, 0, prefix)
+
+        def run(pool: EnginePool = pool) -> None:
+            pool.find_home(prefix)
+            pool.find_places(1.0)
+            engine = pool.choose(1.0, 0, prefix)
+            assert engine is not None
+            pool.next_return_seconds(1.0)
+            pool.release(engine)
+
+        costs.append(count_lines(run, "/conveyor_gateway/admission/"))
+    assert costs[1] < 1.5 * costs[0], costs
+
+
+def test_a_request_that_excludes_many_engines_gets_another_at_little_cost() -> None:
+    pool = make_large_pool(2_000)
+    excluded = 0
+    for engine in list(pool._engines.values())[:1_990]:
+        excluded |= engine.bit
+    cost = count_lines(lambda: pool.choose(0.0, excluded), "/conveyor_gateway/admission/")
+    assert cost < 20 * MAX_SKIPPED
+    others = [pool.choose(0.0, excluded) for _ in range(79)]
+    assert all(engine is not None and not engine.bit & excluded for engine in others)
+    assert pool.choose(0.0, excluded) is None

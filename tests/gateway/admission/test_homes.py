@@ -1,5 +1,6 @@
 """Tests that requests with one beginning go to one engine, and how far the load and the order bound this."""
 
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -7,7 +8,8 @@ from collections import Counter
 import pytest
 from tests.gateway.admission.queues import FAR, make_queue
 
-from conveyor_gateway.admission.engine_pool import MAX_HOME_LOAD, Engine, EnginePool
+from conveyor_gateway.admission.engine_order import Engine
+from conveyor_gateway.admission.engine_pool import MAX_HOME_LOAD, EnginePool
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket
 from conveyor_gateway.admission.waiting import HOME_SECONDS
@@ -53,9 +55,28 @@ def test_when_an_engine_goes_only_its_own_prefixes_move() -> None:
     assert moved == {prefix for prefix in PREFIXES if before[prefix] == ADDRESSES[0]}
 
 
+def test_among_many_engines_homes_are_spread_and_few_prefixes_move() -> None:
+    addresses = [f"10.0.{number // 250}.{number % 250}:8000" for number in range(1_000)]
+    draw = random.Random(0)
+    prefixes = [draw.getrandbits(64) for _ in range(10_000)]
+    before, after = make_pool(addresses), make_pool(addresses[1:])
+    homes = [before.find_home(prefix) for prefix in prefixes]
+    counts = Counter(homes)
+    assert len(counts) > 990
+    assert max(counts.values()) < 35  # 10 on average
+    bits = {engine.bit: address for address, engine in after._engines.items()}
+    moved = [
+        number
+        for number, prefix in enumerate(prefixes)
+        if before._engines[bits[after.find_home(prefix)]].bit != homes[number]
+    ]
+    of_gone = counts[before._engines[addresses[0]].bit]
+    assert of_gone <= len(moved) <= of_gone + 40
+
+
 def test_all_gateways_choose_the_same_home() -> None:
     program = (
-        "from conveyor_gateway.admission.engine_pool import Engine\n"
+        "from conveyor_gateway.admission.engine_order import Engine\n"
         "print([Engine(address, 4).rank_as_home(1 << 63) for address in ('a:1', 'b:1')])"
     )
     said = {
@@ -83,7 +104,7 @@ def test_a_request_waits_for_no_home() -> None:
 
 def test_where_batches_are_filled_a_prefix_that_still_waits_has_no_home() -> None:
     pool = make_pool(place_limit=2)
-    pool.fills_batches = True
+    pool.configure(2, fills_batches=True)
     assert [choose(pool, prefix).address for prefix in (1, 2, 3, None)] == [ADDRESSES[0]] * 2 + [ADDRESSES[1]] * 2
 
 
