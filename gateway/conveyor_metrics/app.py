@@ -127,12 +127,14 @@ def _metric_value(source: GatewaySource, version: str) -> Handler:
             labels, value = await _read_class(source, service, selector, documents.CLASS_METRICS[metric])
         elif metric == LIMITED_ENGINES_METRIC:
             labels, value = await _read_limited(source, service, selector)
-        elif field := (documents.METRICS | documents.LIMIT_METRICS).get(metric):
+        elif field := (documents.METRICS | documents.COUNT_METRICS | documents.LIMIT_METRICS).get(metric):
             labels = _parse_labels(selector)
             value = getattr(await _read(source, service, labels), field)
         else:
-            known = (*documents.METRICS, *documents.CLASS_METRICS, *documents.LIMIT_METRICS)
-            raise NotFound(f"there is no metric {metric}; the metrics are {', '.join(known)}")
+            known = ", ".join(
+                resource["name"].partition("/")[2] for resource in documents.build_resource_list(version)["resources"]
+            )
+            raise NotFound(f"there is no metric {metric}; the metrics are {known}")
         return web.json_response(documents.build_metric_values(version, namespace, name, metric, value, labels))
 
     return answer

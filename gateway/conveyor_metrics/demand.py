@@ -3,7 +3,8 @@
 Each request counts once. Requests that wait at a gateway are reported only by that gateway. Requests that wait inside
 an engine are counted once for each engine, even if several gateways report them. The HorizontalPodAutoscaler compares
 the sums with the batch size. If engines run fewer requests at once than a batch has, for example because the KV cache
-is small, the sums are raised in this proportion.
+is small, the sums are raised in this proportion. Requests for which starting engines have places are left out as in
+`starting`.
 """
 
 from collections import Counter
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from conveyor_metrics.errors import NotFound
+from conveyor_metrics.starting import Engines, count_in_flight, count_queue_depth
 from conveyor_protocol.pages import ClassDemand, Demand, EngineDemand, ServiceDemand
 
 
@@ -26,11 +28,15 @@ class ClassSum:
 class DemandSum:
     """The demand for one InferenceService: all requests, waiting requests, the engines' limits, and the classes.
 
-    `in_flight` and `queue_depth` are raised if engines run fewer requests at once than a batch has.
+    The four counts of requests are raised if engines run fewer requests at once than a batch has.
     """
 
     in_flight: int
     queue_depth: int
+    requests: int = 0
+    """All requests. `in_flight` is smaller while engines start."""
+    waiting: int = 0
+    """Requests that wait for a place in a batch. `queue_depth` is smaller while engines start."""
     running_limit: int = 0
     """Requests that an engine runs at once: the mean over engines with requests."""
     limited_engines: Mapping[str, int] = field(default_factory=dict)
@@ -48,12 +54,36 @@ def sum_demand(service: str, demands: list[Demand]) -> DemandSum:
     waiting = sum(demand.queue_depth for demand in known)
     waiting += sum(_count_waiting_at(reports, batch_size) for reports in engines)
     carried = [number for reports in engines if (number := _find_carried(reports, batch_size)) is not None]
+    requests, waiting = (_count_places(count, carried, batch_size) for count in (in_flight, waiting))
+    replicas = _find_replicas(known, batch_size)
     return DemandSum(
-        in_flight=_count_places(in_flight, carried, batch_size),
-        queue_depth=_count_places(waiting, carried, batch_size),
+        in_flight=count_in_flight(requests, waiting, replicas) if replicas else requests,
+        queue_depth=count_queue_depth(waiting, replicas) if replicas else waiting,
+        requests=requests,
+        waiting=waiting,
         running_limit=sum(carried) // len(carried) if carried else batch_size,
         limited_engines=Counter(reason for reports in engines if (reason := _find_limit_reason(reports))),
         classes=_sum_classes(known),
+    )
+
+
+def _find_replicas(demands: list[ServiceDemand], batch_size: int) -> Engines | None:
+    """Return the replicas that the gateways report; None if only gateways of an earlier release respond.
+
+    When an engine becomes ready, gateways see it one after another. Until the last one sees it, it counts both as ready
+    and as starting, because that gateway still queues requests for it.
+    """
+    seen = [demand.replicas for demand in demands if demand.replicas is not None]
+    if not seen:
+        return None
+    targets = next((demand.targets for demand in demands if demand.targets is not None), None)
+    return Engines(
+        batch_size=batch_size,
+        ready=max(each.ready for each in seen),
+        starting=max(each.starting for each in seen),
+        desired=max(each.desired for each in seen),
+        in_flight_target=targets.in_flight if targets else None,
+        queue_depth_target=targets.queue_depth if targets else None,
     )
 
 

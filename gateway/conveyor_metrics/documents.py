@@ -20,7 +20,9 @@ from conveyor_api.names import (
     METRICS_GROUP,
     METRICS_VERSIONS,
     QUEUE_DEPTH_METRIC,
+    REQUESTS_METRIC,
     RUNNING_LIMIT_METRIC,
+    WAITING_METRIC,
 )
 from conveyor_kube.wanted_json import Json
 
@@ -28,6 +30,9 @@ RESOURCE = CRD_NAME
 """The plural with its group, as the HorizontalPodAutoscaler spells the described object in the path."""
 
 METRICS = {IN_FLIGHT_METRIC: "in_flight", QUEUE_DEPTH_METRIC: "queue_depth"}
+"""Metric name -> field of `demand.DemandSum`."""
+
+COUNT_METRICS = {REQUESTS_METRIC: "requests", WAITING_METRIC: "waiting"}
 """Metric name -> field of `demand.DemandSum`."""
 
 CLASS_METRICS = {CLASS_QUEUED_METRIC: "queued", CLASS_WAIT_METRIC: "wait_seconds"}
@@ -64,7 +69,7 @@ def build_resource_list(version: str) -> Json:
             "kind": "MetricValueList",
             "verbs": ["get"],
         }
-        for metric in (*METRICS, *CLASS_METRICS, *LIMIT_METRICS)
+        for metric in (*METRICS, *COUNT_METRICS, *CLASS_METRICS, *LIMIT_METRICS)
     ]
     group_version = f"{METRICS_GROUP}/{version}"
     return {

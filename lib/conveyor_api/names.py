@@ -104,6 +104,9 @@ METRICS_GROUP: Final = "custom.metrics.k8s.io"
 METRICS_VERSIONS: Final = ("v1beta2", "v1beta1")
 IN_FLIGHT_METRIC: Final = "inference_in_flight"
 QUEUE_DEPTH_METRIC: Final = "inference_queue_depth"
+# The counts behind the two metrics, without regard to starting engines. `kubectl conveyor explain` reads them.
+REQUESTS_METRIC: Final = "inference_requests"
+WAITING_METRIC: Final = "inference_waiting_requests"
 # Metrics of one class of `queue.classes`, which the label names.
 CLASS_QUEUED_METRIC: Final = "inference_class_queued"
 CLASS_WAIT_METRIC: Final = "inference_class_wait_seconds"

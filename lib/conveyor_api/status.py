@@ -198,6 +198,9 @@ class InferenceServiceStatus(_StatusModel):
     """Pods that exist."""
     ready_replicas: Count | None = None
     """Pods that answer requests."""
+    starting_replicas: Count | None = None
+    """Pods that are expected to be ready soon: not ready, without a failure, and with a running container or younger
+    than `effective.scaleUpPeriod`. The autoscaler's metrics leave out the requests for which they have places."""
     updated_replicas: Count | None = None
     """Pods of the current spec."""
     desired_replicas: Count | None = None

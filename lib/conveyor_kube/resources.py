@@ -25,6 +25,9 @@ class _Autoscaling(TypedDict):
     minReplicas: NotRequired[Any]
     maxReplicas: Any
     idleTimeout: NotRequired[Any]
+    provider: NotRequired[Any]
+    targetUtilizationPercent: NotRequired[Any]
+    queueDepthPerReplica: NotRequired[Any]
 
 
 class _ServiceSpec(TypedDict):
@@ -53,6 +56,7 @@ class _ServiceStatus(TypedDict):
     conditions: NotRequired[list[_Condition] | None]
     model: NotRequired[Any]
     desiredReplicas: NotRequired[Any]
+    startingReplicas: NotRequired[Any]
 
 
 class ServiceBody(TypedDict):

@@ -35,6 +35,23 @@ class ClassDemand(Struct, frozen=True):
     """How long the first queued request of the class has waited."""
 
 
+class Replicas(Struct, frozen=True):
+    """The replicas of a service, as one gateway sees them. Every gateway reports all replicas."""
+
+    ready: Count
+    """Number of engines that accept requests."""
+    starting: Count
+    """Number of desired replicas that are not ready yet, without those that fail to start."""
+    desired: Count
+
+
+class Targets(Struct, frozen=True):
+    """With how many requests per replica Conveyor's autoscaler compares each metric."""
+
+    in_flight: Annotated[float, Meta(gt=0)]
+    queue_depth: Annotated[float, Meta(gt=0)]
+
+
 class ServiceDemand(Struct, frozen=True):
     """The requests that one gateway holds for one InferenceService."""
 
@@ -48,6 +65,9 @@ class ServiceDemand(Struct, frozen=True):
     """Number of requests that one engine runs at once."""
     engines: dict[str, EngineDemand] = {}
     """By address, the engines at which this gateway has a request older than the batching window."""
+    replicas: Replicas | None = None
+    targets: Targets | None = None
+    """None if Conveyor's autoscaler does not set the replicas."""
     classes: dict[str, ClassDemand] = {}
     """The classes by name; empty for a service without classes."""
 

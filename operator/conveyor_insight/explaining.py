@@ -15,8 +15,9 @@ from typing import Any, Final
 from conveyor_api.autoscaling import ScalingRules
 from conveyor_api.conditions import ConditionType
 from conveyor_api.quantities import parse_quantity
-from conveyor_insight.facts import ClassFacts, Facts, LimitFacts
+from conveyor_insight.facts import ClassFacts, Counts, Facts, LimitFacts
 from conveyor_insight.hpa import Hpa
+from conveyor_insight.starting import count_starting, tell_starting
 from conveyor_operator.inferenceservice.observed import DeploymentState
 from conveyor_operator.inferenceservice.replicas import is_asleep, may_sleep
 from conveyor_operator.inferenceservice.scaling import Wish
@@ -81,6 +82,8 @@ class Explanation:
     asked: int
     existing: int
     ready: int
+    starting: int
+    """Desired pods that are not ready, without those that fail to start."""
     bounds: tuple[int, int] | None
     metrics: tuple[Metric, ...]
     desired: int
@@ -93,6 +96,7 @@ class Explanation:
     batch_size: int = 0
     limits: LimitFacts | None = None
     """None for a service without `batching.objectives`."""
+    counts: Counts | None = None
 
 
 _NO_DEPLOYMENT: Final = DeploymentState(asked_replicas=0)
@@ -111,6 +115,7 @@ def explain(facts: Facts) -> Explanation:
         asked=deployment.asked_replicas,
         existing=deployment.replicas,
         ready=deployment.ready_replicas,
+        starting=count_starting(facts),
         bounds=None if hpa is None else (_find_fewest(facts, hpa), hpa.asked.max_replicas),
         metrics=tuple(metrics),
         desired=decision.replicas,
@@ -121,6 +126,7 @@ def explain(facts: Facts) -> Explanation:
         classes=facts.classes,
         batch_size=facts.service.batching.effective_batch_size,
         limits=facts.limits,
+        counts=facts.counts,
     )
 
 
@@ -292,6 +298,8 @@ def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, d
     elif hpa is not None and asked and decision.replicas != hpa.asked.desired_replicas:
         said = hpa.asked.desired_replicas
         told.append(f"The HorizontalPodAutoscaler last decided on {said}; it decides every 15 s by default.")
+    if hpa is not None and (places := tell_starting(facts)):
+        told.append(places)
     if deployment.ready_replicas < asked:
         message = _condition(facts, ConditionType.WORKLOAD_READY)
         ready = f"{deployment.ready_replicas} of {asked} pods are ready"

@@ -54,6 +54,18 @@ class Facts:
     classes: tuple["ClassFacts", ...] = ()
     limits: "LimitFacts | None" = None
     """None for a service without `batching.objectives`."""
+    counts: "Counts | None" = None
+    """None if all pods are ready, without an autoscaler of Conveyor's, or if they could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The counts behind the two metrics, without regard to starting engines."""
+
+    requests: int
+    """Queued in gateways or sent to engines."""
+    waiting: int
+    """Waiting for a place in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +101,13 @@ def read_facts(cluster: Reader, namespace: str, name: str) -> Facts:
     except InvalidResource as error:
         raise Unanswered(f"InferenceService {name} is invalid: {error}") from error
     deployment = cluster.find(DEPLOYMENT.path(namespace, names.engine_name(name)))
+    state = None if deployment is None else observe_deployment(deployment)
     autoscalers = cluster.get(AUTOSCALER.path(namespace))["items"]
     ours = next((hpa for hpa in autoscalers if _is_ours(hpa, name)), None)
     return Facts(
         service=service,
         now=datetime.now(UTC),
-        deployment=None if deployment is None else observe_deployment(deployment),
+        deployment=state,
         autoscaler=ours,
         others=tuple(hpa["metadata"]["name"] for hpa in autoscalers if hpa is not ours and _scales(hpa, name)),
         values=dict(_read_values(cluster, namespace, name, ours)),
@@ -105,7 +118,15 @@ def read_facts(cluster: Reader, namespace: str, name: str) -> Facts:
             for each in service.spec.queue.ordered_classes
         ),
         limits=None if service.spec.batching.objectives is None else _read_limits(cluster, service),
+        counts=_read_counts(cluster, service)
+        if ours and state and state.ready_replicas < state.asked_replicas
+        else None,
     )
+
+
+def _read_counts(cluster: Reader, service: InferenceService) -> Counts | None:
+    requests, waiting = (_read_own(cluster, service, each) for each in (names.REQUESTS_METRIC, names.WAITING_METRIC))
+    return Counts(requests, waiting) if isinstance(requests, int) and isinstance(waiting, int) else None
 
 
 def _read_class(cluster: Reader, service: InferenceService, class_name: str, metric: str) -> int | str:

@@ -1,7 +1,8 @@
 """Replays recorded moments with the recorded HorizontalPodAutoscaler, or with one built from another spec. Pure.
 
 The moments are successive outputs of `kubectl conveyor explain NAME -o json`. `conveyor_insight.hpa` has the
-arithmetic. The replay uses the recorded metrics even when its own replicas differ from the recorded replicas.
+arithmetic. The replay uses the recorded metrics even when its own replicas differ from the recorded replicas. For
+another spec, it computes them from the recorded requests and the recorded ready and starting engines.
 """
 
 import json
@@ -10,8 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from conveyor_api import names
+from conveyor_api.quantities import parse_quantity
 from conveyor_api.resource import InferenceService
 from conveyor_insight.hpa import Hpa
+from conveyor_metrics.starting import Engines, count_in_flight, count_queue_depth
 from conveyor_operator.inferenceservice.desired import build_owner
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler
 from conveyor_operator.inferenceservice.starts import PodStarts
@@ -27,6 +31,18 @@ class Moment:
     values: Mapping[str, int | None]
     recorded: int
     rules: "Rules"
+    counts: "Counts | None" = None
+    """None if all pods were ready, in a record of an earlier release, or if a count could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Recorded counts of requests and engines."""
+
+    requests: int
+    waiting: int
+    ready: int
+    starting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +52,8 @@ class Rules:
     autoscaler: Object
     idle_timeout_seconds: float | None = None
     first_replicas: int = 1
+    batch_size: int | None = None
+    """None for recorded rules, whose metrics are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +83,13 @@ def _read_moment(sample: Object) -> Moment:
         values={metric["name"]: metric["value"] for metric in sample["metrics"]},
         recorded=sample["replicas"]["asked"],
         rules=Rules({"spec": sample["autoscaler"]}, sample.get("idleTimeoutSeconds")),
+        counts=_read_counts(sample),
     )
+
+
+def _read_counts(sample: Object) -> Counts | None:
+    counts, replicas = sample.get("requests"), sample["replicas"]
+    return counts and Counts(counts["all"], counts["waiting"], replicas["ready"], replicas["starting"])
 
 
 def build_rules(service: InferenceService) -> Rules:
@@ -77,7 +101,8 @@ def build_rules(service: InferenceService) -> Rules:
         raise ValueError(
             f"{service.name} has no autoscaler of Conveyor's: set spec.autoscaling, with another provider than External"
         )
-    return Rules(hpa, autoscaling.idle_timeout_seconds, service.spec.first_replicas)
+    batch_size = service.batching.effective_batch_size
+    return Rules(hpa, autoscaling.idle_timeout_seconds, service.spec.first_replicas, batch_size)
 
 
 def replay(moments: Iterable[Moment], other: Rules | None = None) -> Iterator[Look]:
@@ -99,8 +124,23 @@ def replay(moments: Iterable[Moment], other: Rules | None = None) -> Iterator[Lo
         elif not (replicas and moment.recorded):  # the operator scaled the service to or from zero
             replicas = moment.recorded
         yield Look(moment, replicas)
-        values = {name: moment.values.get(name) for name in hpa.asked.targets}
-        replicas = hpa.look(at, replicas, values)
+        replicas = hpa.look(at, replicas, _find_values(moment, rules, hpa, replicas))
+
+
+def _find_values(moment: Moment, rules: Rules, hpa: Hpa, replicas: int) -> dict[str, int | None]:
+    """Return the recorded metrics; with another spec, as the metrics server would have counted them for it."""
+    values = {name: moment.values.get(name) for name in hpa.asked.targets}
+    counts = moment.counts
+    if rules.batch_size is None or counts is None or None in values.values():
+        return values
+    targets = (
+        float(parse_quantity(hpa.asked.targets[each])) for each in (names.IN_FLIGHT_METRIC, names.QUEUE_DEPTH_METRIC)
+    )
+    engines = Engines(rules.batch_size, counts.ready, counts.starting, replicas, *targets)
+    return {
+        names.IN_FLIGHT_METRIC: count_in_flight(counts.requests, counts.waiting, engines),
+        names.QUEUE_DEPTH_METRIC: count_queue_depth(counts.waiting, engines),
+    }
 
 
 def _is_idle(moment: Moment) -> bool:

@@ -17,7 +17,8 @@ _HEAD: Final = ("METRIC", "VALUE", "TARGET", "RATIO", "TOLERANCE", "REPLICAS")
 
 def build_text(found: Explanation) -> str:
     """Return an explanation as text: the replicas, tables of metrics and classes, and sentences."""
-    count = f"{found.asked} replicas desired, {found.existing} current, {found.ready} ready"
+    starting = f", {found.starting} starting" if found.starting else ""
+    count = f"{found.asked} replicas desired, {found.existing} current, {found.ready} ready{starting}"
     bounds = "" if found.bounds is None else f"; between {found.bounds[0]} and {found.bounds[1]}"
     parts = [f"InferenceService {found.namespace}/{found.name}: {count}{bounds}"]
     if found.metrics:
@@ -100,7 +101,13 @@ def build_json(found: Explanation) -> dict[str, Any]:
         "at": found.at.isoformat(),
         "namespace": found.namespace,
         "name": found.name,
-        "replicas": {"asked": found.asked, "existing": found.existing, "ready": found.ready},
+        "replicas": {
+            "asked": found.asked,
+            "existing": found.existing,
+            "ready": found.ready,
+            "starting": found.starting,
+        },
+        "requests": found.counts and {"all": found.counts.requests, "waiting": found.counts.waiting},
         "bounds": bounds,
         "idleTimeoutSeconds": found.idle_timeout_seconds,
         "metrics": [_build_metric(metric) for metric in found.metrics],

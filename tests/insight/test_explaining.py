@@ -9,7 +9,7 @@ from tests.operator.builders import build_one, make_deployment, make_resource
 
 from conveyor_api import names
 from conveyor_insight.explaining import Explanation, Reason, explain
-from conveyor_insight.facts import ClassFacts, Facts, LimitFacts
+from conveyor_insight.facts import ClassFacts, Counts, Facts, LimitFacts
 from conveyor_kubectl.words import build_json, build_text
 from e2e.cluster.paths import REPOSITORY
 
@@ -206,3 +206,30 @@ def test_a_pod_that_cannot_be_made_does_not_count() -> None:
     """The controller counts the pods that exist: 60 is the target of 2 x 30, whatever number is requested."""
     found: Explanation = explain(make_facts(60, 0, asked=3, deployment=make_deployment(3, replicas=2)))
     assert found.metrics[0].ratio == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "ready", "starting", "requests", "told"),
+    [
+        (1, 0, 1, (40, 40), "40 requests wait; 1 starting engine has 40 places; 0 beyond them."),
+        (1, 0, 1, (90, 90), "90 requests wait; 1 starting engine has 40 places; 50 beyond them. "
+         "No engine is ready, so the metrics call for the 3 engines whose batches hold all requests."),
+        (3, 1, 2, (141, 101), "101 requests wait; 2 starting engines have 80 places; 21 beyond them."),
+        (3, 1, 1, (41, 1), "1 request waits; 1 starting engine has 40 places; 0 beyond them."),
+        (3, 2, 2, None, "1 starting engine has 40 places; the metrics leave out the requests for them."),
+    ],
+)  # fmt: skip
+def test_the_places_of_starting_engines_are_told(
+    asked: int, ready: int, starting: int, requests: tuple[int, int] | None, told: str
+) -> None:
+    facts = make_facts(30, 0, asked=asked, deployment=make_deployment(asked, ready_replicas=ready))
+    status = facts.service.status.model_copy(update={"starting_replicas": starting})
+    service = facts.service.model_copy(update={"status": status})
+    found = explain(replace(facts, service=service, counts=requests and Counts(*requests)))
+    assert told in " ".join(found.sentences)
+    assert f"{asked} current, {ready} ready, {found.starting} starting" in build_text(found)
+    assert build_json(found)["replicas"]["starting"] == min(starting, asked - ready)
+
+
+def test_a_pod_that_fails_has_no_places() -> None:
+    assert "places" not in tell(make_facts(30, 0, asked=3, deployment=make_deployment(3, ready_replicas=2)))

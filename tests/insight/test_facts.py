@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from tests.operator.builders import build_one
+
 from conveyor_api import names
-from conveyor_insight.facts import ClassFacts, LimitFacts, read_facts
+from conveyor_insight.facts import ClassFacts, Counts, LimitFacts, read_facts
 
 QUEUE = {"type": "Object", "object": {"metric": {"name": "inference_queue_depth"}, "target": {"averageValue": "4"}}}
 CPU = {"type": "Resource", "resource": {"name": "cpu"}}
@@ -22,15 +24,16 @@ EXTERNAL = {
 class Answers:
     """Responds like `cluster.Cluster`, with a service, its HorizontalPodAutoscaler, and 7 for every metric."""
 
-    def __init__(self, owner: str, *metrics: object, **spec: object) -> None:
+    def __init__(self, owner: str, *metrics: object, deployment: object = None, **spec: object) -> None:
         self._spec = spec
+        self._deployment = deployment
         self._owner = owner
         self._metrics = metrics
         self.asked: dict[str, object] = {}
 
     def find(self, path: str) -> Any:
         if "inferenceservices" not in path:
-            return None
+            return self._deployment
         spec = {"model": {"uri": "pvc://models/qwen"}, **self._spec}
         return {"metadata": {"name": "qwen", "namespace": "a"}, "spec": spec}
 
@@ -75,3 +78,12 @@ def test_the_limits_of_a_service_with_objectives_are_asked_for_with_each_reason(
         "inference_running_limit",
         "inference_limited_engines",
     ]
+
+
+def test_the_counts_behind_the_metrics_are_read_while_pods_are_not_ready() -> None:
+    deployment = build_one("Deployment") | {"status": {"replicas": 1, "readyReplicas": 0}}
+    starting = read_facts(Answers(names.KIND, QUEUE, deployment=deployment), "a", "qwen")  # type: ignore[arg-type]
+    assert starting.counts == Counts(requests=7, waiting=7)
+    deployment["status"]["readyReplicas"] = 1
+    ready = read_facts(Answers(names.KIND, QUEUE, deployment=deployment), "a", "qwen")  # type: ignore[arg-type]
+    assert ready.counts is None

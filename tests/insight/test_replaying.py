@@ -13,7 +13,7 @@ from tests.operator.builders import make_deployment
 
 from conveyor_api import names
 from conveyor_insight.explaining import explain
-from conveyor_insight.facts import Facts
+from conveyor_insight.facts import Counts, Facts
 from conveyor_insight.replaying import Look, read_moments, replay
 from conveyor_kubectl.command import main
 from conveyor_kubectl.words import build_json
@@ -135,3 +135,17 @@ def test_what_cannot_be_replayed_is_one_sentence(
     said = capsys.readouterr().err
     assert said.startswith("kubectl conveyor: cannot replay: ")
     assert told in said
+
+
+def test_requests_for_starting_engines_are_counted_for_the_other_spec(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """40 requests at zero are a whole batch: one engine for any target, and two for half the batch."""
+    facts = make_facts(30, 0, asked=1, deployment=make_deployment(1, ready_replicas=0), counts=Counts(40, 40))
+    status = facts.service.status.model_copy(update={"starting_replicas": 1})
+    moment = replace(facts, service=facts.service.model_copy(update={"status": status}))
+    for spec, replayed in (({}, 1), ({"targetUtilizationPercent": 50}, 1)):
+        assert main(write(tmp_path, record(moment, moment), autoscaling=AUTOSCALING | spec)) == 0
+        assert f"replayed: {replayed} replicas at most" in capsys.readouterr().out
+    main([*write(tmp_path, record(moment, moment), autoscaling=AUTOSCALING, batching={"maxBatchSize": 20})])
+    assert "replayed: 2 replicas at most" in capsys.readouterr().out

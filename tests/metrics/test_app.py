@@ -21,6 +21,7 @@ Json = dict[str, Any]
 StartGateway = Callable[[dict[str, Json]], DemandServer]
 
 METRICS = ("inference_in_flight", "inference_queue_depth")
+COUNTS = ("inference_requests", "inference_waiting_requests")
 OF_CLASSES = ("inference_class_queued", "inference_class_wait_seconds")
 OF_LIMITS = ("inference_running_limit", "inference_limited_engines")
 OF_REASON = "?metricLabelSelector=limit_reason%3D"
@@ -205,8 +206,21 @@ def test_discovery_of_the_api_server_prefers_v1beta2(aggregated: Aggregated) -> 
     for version in METRICS_VERSIONS:
         resources = aggregated.api.get(f"/apis/custom.metrics.k8s.io/{version}")["resources"]
         assert [resource["name"] for resource in resources] == [
-            f"inferenceservices.conveyor.dev/{metric}" for metric in (*METRICS, *OF_CLASSES, *OF_LIMITS)
+            f"inferenceservices.conveyor.dev/{metric}" for metric in (*METRICS, *COUNTS, *OF_CLASSES, *OF_LIMITS)
         ]
+
+
+def test_requests_for_a_starting_engine_are_left_out_of_the_metrics_and_not_of_the_counts(
+    aggregated: Aggregated, start_gateway: StartGateway
+) -> None:
+    """Two gateways hold four requests, which fit the batch of the engine that both see starting."""
+    seen = {"batch_size": 4, "replicas": {"ready": 0, "starting": 1, "desired": 1}}
+    targets = {"targets": {"in_flight": 3.0, "queue_depth": 1.0}}
+    gateways = [start_gateway({"default/qwen": build_demand(each, each) | seen | targets}) for each in (3, 1)]
+    aggregated.set_gateways(*gateways)
+    eventually("4", lambda: read_value(aggregated, "qwen", "inference_requests"))
+    told = [read_value(aggregated, "qwen", metric) for metric in (*METRICS, *COUNTS)]
+    assert told == ["3", "0", "4", "4"]
 
 
 def test_aggregated_discovery_of_the_api_server_is_complete(aggregated: Aggregated) -> None:

@@ -4,10 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from conveyor_metrics.demand import ClassSum, sum_demand
 from conveyor_metrics.errors import NotFound
-from conveyor_protocol.pages import Demand
+from conveyor_protocol.pages import Demand, Replicas, Targets
 
 
 def make_demand(in_flight: int, depth: int, **engines: tuple[int | str | None, ...]) -> Demand:
@@ -97,3 +98,38 @@ def test_of_each_class_what_waits_is_added_up_and_the_longest_wait_counts() -> N
     found = sum_demand("default/qwen", [make(chat=(1, 0.5), batch=(4, 7.9)), make(chat=(2, 3.2), new=(1, 1.0))])
     assert found.classes == {"chat": ClassSum(3, 3), "batch": ClassSum(4, 7), "new": ClassSum(1, 1)}
     assert sum_demand("default/qwen", [make_demand(1, 1)]).classes == {}, "a gateway of an earlier release"
+
+
+def see_replicas(demand: Demand, ready: int, starting: int, desired: int = 1) -> Demand:
+    """Add what the gateway sees of a service with a batch of 4 and the default targets."""
+    service = demand.services["default/qwen"]
+    seen = structs.replace(service, replicas=Replicas(ready, starting, desired), targets=Targets(3.0, 1.0))
+    return Demand({"default/qwen": seen})
+
+
+@pytest.mark.parametrize(
+    ("demands", "in_flight", "depth"),
+    [
+        # Four requests at zero, wherever they wait: the places of the starting engine are left out once.
+        ([see_replicas(make_demand(4, 4), 0, 1)], 3, 0),
+        ([see_replicas(make_demand(3, 3), 0, 1), see_replicas(make_demand(1, 1), 0, 1)], 3, 0),
+        ([see_replicas(make_demand(2, 2), 0, 1), see_replicas(make_demand(2, 2), 0, 1)] * 2, 6, 2),
+        # One gateway has not seen yet that the engine is ready, or is of an earlier release.
+        ([see_replicas(make_demand(3, 0, a=(3, 0)), 1, 0), see_replicas(make_demand(1, 1), 0, 1)], 4, 0),
+        ([see_replicas(make_demand(2, 2), 0, 1), make_demand(2, 2)], 3, 0),
+        ([make_demand(4, 4), make_demand(1, 1)], 5, 5),
+        # A burst on one engine, before the HPA has decided and after it.
+        ([see_replicas(make_demand(10, 5, a=(5, 1)), 1, 0)], 10, 6),
+        ([see_replicas(make_demand(10, 5, a=(5, 1)), 1, 2, 3)], 10, 0),
+        ([see_replicas(make_demand(17, 12, a=(5, 1)), 1, 2, 3)], 15, 5),
+        # Engines run two of a batch of four, so eight requests are sixteen places.
+        ([see_replicas(make_demand(8, 4, a=(4, 0, 2)), 1, 1, 2)], 15, 4),
+        # Nothing can start.
+        ([see_replicas(make_demand(20, 20), 0, 0)], 3, 1),
+    ],
+)
+def test_requests_for_starting_engines_are_left_out_once(demands: list[Demand], in_flight: int, depth: int) -> None:
+    found = sum_demand("default/qwen", demands)
+    assert (found.in_flight, found.queue_depth) == (in_flight, depth)
+    assert found.requests >= found.in_flight
+    assert found.waiting >= found.queue_depth

@@ -49,6 +49,8 @@ def test_discovery_lists_both_metrics_in_both_versions_and_prefers_v1beta2() -> 
         assert names == [
             "inferenceservices.conveyor.dev/inference_in_flight",
             "inferenceservices.conveyor.dev/inference_queue_depth",
+            "inferenceservices.conveyor.dev/inference_requests",
+            "inferenceservices.conveyor.dev/inference_waiting_requests",
             "inferenceservices.conveyor.dev/inference_class_queued",
             "inferenceservices.conveyor.dev/inference_class_wait_seconds",
             "inferenceservices.conveyor.dev/inference_running_limit",

@@ -16,7 +16,7 @@ from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.engines.fetching import fetch_loads
 from conveyor_gateway.watching.catalog import Service
-from conveyor_protocol.pages import ClassDemand, Demand, EngineDemand, ServiceDemand
+from conveyor_protocol.pages import ClassDemand, Demand, EngineDemand, Replicas, ServiceDemand
 
 # The metrics server waits one second for a gateway. The numbers of an engine that takes longer than this are left out.
 _ENGINE_SECONDS: Final = 0.4
@@ -42,9 +42,17 @@ def _build(service: Service, queue: ServiceQueue) -> ServiceDemand:
         queued=queue.queued,
         dispatched=queue.dispatched,
         batch_size=service.batch_size,
+        replicas=_count_replicas(service, queue.num_engines),
+        targets=service.targets,
         engines={address: EngineDemand(dispatched=count, waiting=None) for address, count in at_engines.items()},
         classes={
             each.name: ClassDemand(queue.count_waiting_of(each.level), queue.find_wait_seconds(each.level))
             for each in service.classes.ordered
         },
     )
+
+
+def _count_replicas(service: Service, ready: int) -> Replicas:
+    """Return the replicas. The operator's status may be older than the list of ready engines, which bounds it."""
+    desired = service.desired_replicas or 0
+    return Replicas(ready, min(service.starting_replicas, max(0, desired - ready)), desired)

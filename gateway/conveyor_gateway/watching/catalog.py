@@ -16,12 +16,14 @@ from typing import Any, Final, NamedTuple
 from conveyor_api.adapters import SEPARATOR
 from conveyor_api.conditions import LASTING_FAILURES, ConditionType, Reason
 from conveyor_api.resource import InferenceService
+from conveyor_api.spec import InferenceServiceSpec
 from conveyor_gateway.watching.classes import WITHOUT_CLASSES, QueueClasses, parse_classes
 from conveyor_gateway.watching.slices import SliceTable
 from conveyor_gateway.watching.table import Table
 from conveyor_kube.served_names import ClaimSink, NameIndex
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
+from conveyor_protocol.pages import Targets
 
 # The limit for each namespace: above any real use, but a tenant could create more.
 MAX_SERVICES: Final = 5_000
@@ -51,6 +53,9 @@ class Service:
     start_failure: str = ""  # why no engine can start until somebody acts
     adapters: tuple[str, ...] = ()  # names of LoRA adapters
     is_rolling_out: bool = False  # engines of the current spec are still to come
+    desired_replicas: int | None = None  # None: not known yet
+    starting_replicas: int = 0  # pods that are not ready and do not fail
+    targets: Targets | None = None  # of Conveyor's autoscaler
 
     @property
     def key(self) -> str:
@@ -106,7 +111,17 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         start_failure=_find_start_failure(resource),
         adapters=tuple(adapter.name for adapter in spec.adapters),
         is_rolling_out=_find_rollout(resource),
+        desired_replicas=resource.status.desired_replicas,
+        starting_replicas=resource.status.starting_replicas or 0,
+        targets=_find_targets(resource.settled_spec),
     )
+
+
+def _find_targets(spec: InferenceServiceSpec) -> Targets | None:
+    in_flight, queue_depth = spec.in_flight_target, spec.queue_depth_target
+    if in_flight is None or queue_depth is None or (spec.autoscaling and spec.autoscaling.is_external):
+        return None
+    return Targets(in_flight, queue_depth)
 
 
 def _find_start_failure(resource: InferenceService) -> str:

@@ -5,6 +5,7 @@ Used by `conveyor_kubectl.simulating`.
 Four kinds of events happen in order of time: a request arrives, a request ends, a pod becomes ready, and the
 HorizontalPodAutoscaler evaluates. All pods take the same time to become ready, and none fails. The durations of
 requests are recorded, or drawn from an exponential distribution. They do not depend on how full the batch is.
+With `minReplicas: 0` a run begins at zero, and the first request at zero starts an engine.
 """
 
 import heapq
@@ -20,8 +21,10 @@ from conveyor_api.spec import InferenceServiceSpec
 from conveyor_insight.hpa import Controller, Hpa
 from conveyor_insight.simulate.serving import Engine, Request, Serving
 from conveyor_insight.simulate.traces import Arrival, Trace
+from conveyor_metrics.starting import Engines, count_in_flight, count_queue_depth
 from conveyor_operator.inferenceservice.desired import build_owner
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler
+from conveyor_operator.inferenceservice.replicas import may_sleep
 from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.loop.owner import Object
 
@@ -108,7 +111,8 @@ class Run:
         self._now = 0.0
         self._starting: list[Engine] = []
         self._serving = Serving(case.spec, case.gateways, self._on_begin, self._on_expire)
-        self.replicas = case.spec.first_replicas
+        self.replicas = 0 if may_sleep(case.spec) else case.spec.first_replicas
+        self._idle_since: float | None = None
         self.outcome = Outcome()
 
     def go(self) -> Outcome:
@@ -139,6 +143,8 @@ class Run:
         request = Request(self._now, self._random.choice(self._serving.gateways), seconds)
         if not self._serving.admit(self._now, request):
             self.outcome.failed += 1
+        elif self.replicas == 0:
+            self._scale(self._case.spec.first_replicas)
 
     def _on_begin(self, request: Request) -> None:
         self.outcome.waits.append(self._now - request.arrived_at)
@@ -150,8 +156,10 @@ class Run:
 
     def _look(self) -> None:
         self._serving.expire(self._now)
+        if self._is_idle():
+            self._scale(0)
         values = self._read()
-        desired = self._hpa.look(self._now, self.replicas, values)
+        desired = self._hpa.look(self._now, self.replicas, values) if self.replicas else 0
         self._scale(desired)
         self.outcome.replica_seconds += desired * self._sync_seconds
         counts = (values[names.IN_FLIGHT_METRIC], values[names.QUEUE_DEPTH_METRIC])
@@ -160,9 +168,28 @@ class Run:
 
     def _read(self) -> dict[str, int]:
         """Return the values that the metrics server would return."""
-        beyond_seconds = max(self._case.spec.batching.window_seconds, self._case.depth_age_seconds)
-        depth = self._serving.count_waiting(self._now, beyond_seconds)
-        return {names.IN_FLIGHT_METRIC: self._serving.count_in_flight(), names.QUEUE_DEPTH_METRIC: depth}
+        spec = self._case.spec
+        beyond_seconds = max(spec.batching.window_seconds, self._case.depth_age_seconds)
+        requests, waiting = self._serving.count_in_flight(), self._serving.count_waiting(self._now, beyond_seconds)
+        engines = Engines(
+            spec.batching.effective_batch_size,
+            len(self._serving.engines),
+            len(self._starting),
+            self.replicas,
+            spec.in_flight_target,
+            spec.queue_depth_target,
+        )
+        in_flight, queue_depth = count_in_flight(requests, waiting, engines), count_queue_depth(waiting, engines)
+        return {names.IN_FLIGHT_METRIC: in_flight, names.QUEUE_DEPTH_METRIC: queue_depth}
+
+    def _is_idle(self) -> bool:
+        """Return whether the operator scales to zero: no request for the idle timeout, and no engine starts."""
+        timeout_seconds = self._case.spec.autoscaling.idle_timeout_seconds if self._case.spec.autoscaling else None
+        if timeout_seconds is None or self._serving.in_flight or self._starting:
+            self._idle_since = None
+            return False
+        self._idle_since = self._now if self._idle_since is None else self._idle_since
+        return self._now - self._idle_since >= timeout_seconds
 
     def _scale(self, desired: int) -> None:
         """Scale as a ReplicaSet does: remove pods that are not ready first, then the newest."""

@@ -104,5 +104,11 @@ class ServiceCase:
         starts = memory.pod_starts
         wanted = {id_of(body) for body in found.wanted}
         applied = hash_applied({id: each for id, each in memory.applied.items() if id in wanted})
-        written = Written(self._url, self._desired.effective, applied, starts.last if starts else None)
+        written = Written(
+            self._url,
+            self._desired.effective,
+            applied,
+            starts.last if starts else None,
+            self._desired.starting_replicas,
+        )
         return build_status(self._service, situation, written, self._previous, now)

@@ -30,6 +30,7 @@ from conveyor_operator.inferenceservice.manifests.services import (
 )
 from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.rollout import plan_rollout
+from conveyor_operator.inferenceservice.starting import count_starting, find_next_end
 from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.kinds import CLAIM
 from conveyor_operator.loop.owner import Object, Owner
@@ -48,7 +49,9 @@ class Desired:
     template_hash: str
     """Hash of the pod template, including its image."""
     look_again_at: datetime | None = None
-    """When the desired children may change without an event; None if they do not."""
+    """When the desired children or the status may change without an event; None if they do not."""
+    starting_replicas: int = 0
+    """Pods that are expected to be ready soon."""
 
 
 def build_owner(namespace: str, name: str, uid: str) -> Owner:
@@ -116,7 +119,19 @@ def build_desired(
         children.append(autoscaler)
     elif autoscaler is not None and serves_keda:
         children.append(build_scaled_object(autoscaler, settings.metrics_url))
-    return Desired(owner, spec, effective, tuple(children), template_hash, rollout.look_again_at)
+    times = (
+        rollout.look_again_at,
+        find_next_end(observed.pods, period_seconds, now),
+    )
+    return Desired(
+        owner,
+        spec,
+        effective,
+        tuple(children),
+        template_hash,
+        min((at for at in times if at and at > now), default=None),
+        count_starting(observed.pods, period_seconds, now),
+    )
 
 
 def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Observed) -> str:

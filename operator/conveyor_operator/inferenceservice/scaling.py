@@ -39,6 +39,7 @@ _LEFT_OUT: Final = (
 _NO_API_YET: Final = f"no custom metrics API ({names.METRICS_GROUP}) registered"
 
 
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """The replicas that follow from one metric. Within the tolerance, that is the current number."""
@@ -116,10 +117,15 @@ def _judge_autoscaler(
 
 
 def build_scaling_status(
-    spec: InferenceServiceSpec, observed: Observed, former: Object = _NEVER, activity: Activity = Activity.STEADY
+    spec: InferenceServiceSpec,
+    observed: Observed,
+    former: Object = _NEVER,
+    activity: Activity = Activity.STEADY,
+    places: str = "",
 ) -> AutoscalingStatus | None:
-    """Return the metrics that the HPA read, and its arithmetic. `former`: the previous result.
+    """Return the metrics that the HPA read, and its arithmetic.
 
+    former: the previous result. places: the places of starting engines, as words.
     Returns None if the spec has no autoscaling, or an external autoscaler.
     """
     if spec.autoscaling is None or spec.autoscaling.is_external:
@@ -135,7 +141,7 @@ def build_scaling_status(
         if activity is Activity.WAITING or former.get("reason") == _WOKEN:
             return AutoscalingStatus(desired_replicas=count, reason=_WOKEN, message=f"{told}: requests are queued")
         return AutoscalingStatus(desired_replicas=count, reason="Pending", message=told)
-    reason, message = explain(autoscaler)
+    reason, message = explain(autoscaler, places)
     return AutoscalingStatus(
         desired_replicas=autoscaler.desired_replicas,
         reason=reason,
@@ -163,7 +169,7 @@ def _decision(status: Object) -> Any:
     return status.get("desiredReplicas"), status.get("reason"), targets
 
 
-def explain(autoscaler: AutoscalerState) -> tuple[str, str]:
+def explain(autoscaler: AutoscalerState, places: str = "") -> tuple[str, str]:
     """Return why the HPA has chosen its number: a reason, and a line with the result of each metric."""
     now, desired = autoscaler.current_replicas, autoscaler.desired_replicas
     decided = f"{SCALED} {now} -> {desired}" if now != desired else f"{desired} replicas"
@@ -175,6 +181,7 @@ def explain(autoscaler: AutoscalerState) -> tuple[str, str]:
     parts = [str(wish) for wish in wishes]
     if len(wishes) > 1:
         parts.append(f"the larger is {largest}")
+    parts += [f"beyond the requests for which {places}"] * bool(places)
     reason = "Decided"
     if allowed != largest:
         reason, bound = ("AtMaximum", "maxReplicas") if allowed < largest else ("Decided", "minReplicas")

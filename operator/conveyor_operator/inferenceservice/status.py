@@ -26,6 +26,7 @@ from conveyor_operator.inferenceservice.failures import PodFailure, find_last_fa
 from conveyor_operator.inferenceservice.pods import ModelFacts, find_facts
 from conveyor_operator.inferenceservice.scaling import build_scaling_status, keep_decision
 from conveyor_operator.inferenceservice.situation import Situation
+from conveyor_operator.inferenceservice.starting import tell_places
 from conveyor_operator.inferenceservice.starts import Start
 
 Object = Mapping[str, Any]
@@ -39,6 +40,7 @@ class Written:
     effective: EffectiveStatus
     children_hash: str = ""
     last_start: Start | None = None
+    starting_replicas: int = 0
 
 
 def build_status(
@@ -53,6 +55,7 @@ def build_status(
         conditions=date_conditions(judge_all(situation), previous, generation, now),
         replicas=deployment.replicas,
         ready_replicas=deployment.ready_replicas,
+        starting_replicas=written.starting_replicas,
         updated_replicas=deployment.updated_replicas,
         desired_replicas=deployment.asked_replicas,
         selector=names.pod_selector_string(service.name),
@@ -62,7 +65,11 @@ def build_status(
         children_hash=written.children_hash or None,
         model=model,
         autoscaling=build_scaling_status(
-            situation.spec, situation.observed, previous.get("autoscaling") or {}, situation.activity
+            situation.spec,
+            situation.observed,
+            previous.get("autoscaling") or {},
+            situation.activity,
+            _tell_places(service, situation, written.starting_replicas),
         ),
     )
     result = status.to_manifest()
@@ -74,6 +81,15 @@ def build_status(
         find_last_failure((*situation.observed.pods, *situation.observed.prewarm_pods)), previous, now
     )
     return result | {"lastFailure": failure} if failure else result
+
+
+def _tell_places(service: InferenceService, situation: Situation, starting: int) -> str:
+    """Return how many requests the metrics leave out for starting engines, as words; "" without such engines."""
+    autoscaler = situation.observed.autoscaler
+    if autoscaler is None:
+        return ""
+    counted = min(starting, autoscaler.current_replicas - situation.deployment.ready_replicas)
+    return tell_places(counted, service.batching.effective_batch_size) if counted > 0 else ""
 
 
 def build_invalid_status(message: str, generation: int, previous: Object, now: datetime) -> dict[str, Any]:

@@ -1,0 +1,29 @@
+"""Explains which requests the metrics leave out because starting engines have places for them. Pure."""
+
+from conveyor_insight.facts import Facts
+from conveyor_operator.inferenceservice.starting import tell_places
+
+
+def count_starting(facts: Facts) -> int:
+    """Return the number of desired pods that are not ready, without those that fail to start."""
+    if facts.deployment is None:
+        return 0
+    lacking = max(0, facts.deployment.asked_replicas - facts.deployment.ready_replicas)
+    return min(facts.service.status.starting_replicas or 0, lacking)
+
+
+def tell_starting(facts: Facts) -> str:
+    """Return how many requests wait, and for how many of them starting engines have places; "" if none starts."""
+    batch_size, starting = facts.service.batching.effective_batch_size, count_starting(facts)
+    if not starting:
+        return ""
+    places = tell_places(starting, batch_size)
+    if facts.counts is None:
+        return f"{places}; the metrics leave out the requests for them."
+    waiting = facts.counts.waiting
+    beyond = max(0, waiting - starting * batch_size)
+    told = f"{waiting} request{'s wait' if waiting != 1 else ' waits'}; {places}; {beyond} beyond them."
+    if not beyond or (facts.deployment and facts.deployment.ready_replicas):
+        return told
+    needed = -(-facts.counts.requests // batch_size)
+    return f"{told} No engine is ready, so the metrics call for the {needed} engines whose batches hold all requests."

@@ -1,0 +1,51 @@
+"""Counts the pods that are expected to be ready soon. Pure; used by `desired`, `status` and `conveyor_insight`.
+
+The metrics server leaves out the requests for which these pods have places
+(docs/adr/0129-starting-engines-have-places.md). A pod that fails has none, or it would hold up scaling for ever.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from conveyor_api.conditions import Reason
+from conveyor_operator.inferenceservice.failures import find_failure
+from conveyor_operator.inferenceservice.pods import PodState
+
+# An autoscaler of nodes may add a node for the pod.
+_MAY_PASS = (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE)
+
+
+def count_starting(pods: Iterable[PodState], period_seconds: int, now: datetime) -> int:
+    """Return the number of pods that are not ready, have no failure, and make progress.
+
+    A pod makes progress while one of its containers runs, because the kubelet ends a container that does not start.
+    Until then, the pod has `period_seconds` since its creation, for example to find a node.
+    """
+    return sum(_may_start(pod) and (_runs(pod) or _find_end(pod, period_seconds) > now) for pod in pods)
+
+
+def find_next_end(pods: Iterable[PodState], period_seconds: int, now: datetime) -> datetime | None:
+    """Return when the first of the counted pods no longer counts, if nothing happens until then."""
+    ends = (_find_end(pod, period_seconds) for pod in pods if _may_start(pod) and not _runs(pod))
+    return min((end for end in ends if end > now), default=None)
+
+
+def _may_start(pod: PodState) -> bool:
+    if pod.ready or pod.leaving or pod.phase in ("Failed", "Succeeded"):
+        return False
+    failure = find_failure(pod)
+    return failure is None or failure.reason in _MAY_PASS
+
+
+def _runs(pod: PodState) -> bool:
+    return any(container.running for container in pod.containers)
+
+
+def _find_end(pod: PodState, period_seconds: int) -> datetime:
+    return datetime.fromisoformat(pod.created_at) + timedelta(seconds=period_seconds)
+
+
+def tell_places(starting: int, batch_size: int) -> str:
+    """Return how many places starting engines have, as words."""
+    engines = "1 starting engine has" if starting == 1 else f"{starting} starting engines have"
+    return f"{engines} {starting * batch_size} place{'s' * (starting * batch_size != 1)}"
