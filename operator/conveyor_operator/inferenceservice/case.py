@@ -92,6 +92,7 @@ class ServiceCase:
             self._observed,
             found.obstacles,
             self._told.metrics_api,
+            now=now,
             activity=self._told.activity,
             former=read_former(self._previous),
             template_generation=memory.template_generation or 0,

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from conveyor_api.conditions import ConditionType, Reason
 from conveyor_api.model import Mounted
+from conveyor_operator.inferenceservice.gap import is_short_gap
 from conveyor_operator.inferenceservice.manifests.pods import FETCH_CONTAINER
 from conveyor_operator.inferenceservice.naming import judge_claim
 from conveyor_operator.inferenceservice.pods import PodState
-from conveyor_operator.inferenceservice.scaling import judge_scaling
+from conveyor_operator.inferenceservice.scaling import SCALES, judge_scaling
 from conveyor_operator.inferenceservice.situation import POD_KINDS, Blocker, Situation
 
 # Reasons that need no action, even if their condition is not True.
@@ -178,6 +179,9 @@ def judge_scaling_ready(situation: Situation) -> Judged:
     if obstacle is not None:
         return Judged(ConditionType.SCALING_READY, "False", obstacle.reason, obstacle.message)
     judged = judge_scaling(situation.spec, situation.observed, situation.metrics_api, situation.serves_keda)
+    is_gap = judged[1] == Reason.METRICS_UNAVAILABLE and situation.former.was_scaling
+    if is_gap and is_short_gap(situation.observed.autoscaler, situation.now):
+        return Judged(ConditionType.SCALING_READY, *SCALES)
     return Judged(ConditionType.SCALING_READY, *judged)
 
 

@@ -12,6 +12,7 @@ from conveyor_api.queue import Queue, RequestClass
 from conveyor_api.resource import InferenceService
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.status import EffectiveStatus, QueueClassStatus
+from conveyor_operator.inferenceservice.gap import find_gap_end
 from conveyor_operator.inferenceservice.image import choose_engine_image, hash_template
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler, build_disruption_budget
@@ -122,6 +123,7 @@ def build_desired(
     times = (
         rollout.look_again_at,
         find_next_end(observed.pods, period_seconds, now),
+        find_gap_end(observed.autoscaler),
     )
     return Desired(
         owner,

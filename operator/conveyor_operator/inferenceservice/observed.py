@@ -103,6 +103,8 @@ class AutoscalerState:
     tolerance_up: str = _DEFAULT_TOLERANCE
     tolerance_down: str = _DEFAULT_TOLERANCE
     """Ratios, as quantities, by which a metric may differ from its target without scaling."""
+    inactive_since: str = ""
+    """When it could no longer read its metrics; "" if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,13 @@ def observe_autoscaler(body: Object) -> AutoscalerState:
         conditions=_conditions(status),
         tolerance_up=_tolerance(spec, "scaleUp"),
         tolerance_down=_tolerance(spec, "scaleDown"),
+        inactive_since=_find_inactive_since(status),
     )
+
+
+def _find_inactive_since(status: Object) -> str:
+    active: Object = next((c for c in status.get("conditions") or () if c["type"] == "ScalingActive"), {})
+    return str(active.get("lastTransitionTime") or "") if active.get("status") == "False" else ""
 
 
 def _read_averages(metrics: Sequence[Object] | None, member: str) -> dict[str, str]:

@@ -38,6 +38,7 @@ _LEFT_OUT: Final = (
 )
 _NO_API_YET: Final = f"no custom metrics API ({names.METRICS_GROUP}) registered"
 
+SCALES: Final = ("True", Reason.SCALING_ACTIVE, "the HorizontalPodAutoscaler reads the metrics and sets the replicas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,4 +250,4 @@ def _mirror(autoscaler: AutoscalerState) -> tuple[str, Reason, str]:
             )
         if status == "False":
             return "False", failing, f"{reason}: {message}"
-    return "True", Reason.SCALING_ACTIVE, "the HorizontalPodAutoscaler reads the metrics and sets the replicas"
+    return SCALES

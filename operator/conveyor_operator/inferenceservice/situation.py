@@ -6,6 +6,7 @@ Pure; built by `case`, read by `conditions` and `status`.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +31,8 @@ _CONTROLLER_REASONS = {
     "ReplicaSetCreateError": Reason.PODS_REFUSED,
 }
 
+_LONG_AFTER = datetime.max.replace(tzinfo=UTC)
+
 _MODEL_REASONS = MODEL_FAILURES | {Reason.CLAIM_NOT_FOUND, Reason.SECRET_NOT_FOUND}
 
 
@@ -48,6 +51,8 @@ class Former:
 
     answered_from_zero: bool = False
     """Whether `Ready` was True at zero, or while the first engine started."""
+    was_scaling: bool = False
+    """Whether the HPA read its metrics."""
     was_whole: bool = False
     """Whether `Ready` had the reason `Ready`: all desired engines have been ready since the last start or failure."""
     tried_template: str = ""
@@ -60,7 +65,8 @@ def read_former(status: Mapping[str, Any]) -> Former:
         return any((ConditionType.READY, "True", reason) in said for reason in reasons)
 
     from_zero = says_ready(Reason.SCALED_TO_ZERO, Reason.STARTING_FROM_ZERO)
-    return Former(from_zero, says_ready(Reason.READY), str(status.get("triedTemplate") or ""))
+    was_scaling = (ConditionType.SCALING_READY, "True", Reason.SCALING_ACTIVE) in said
+    return Former(from_zero, was_scaling, says_ready(Reason.READY), str(status.get("triedTemplate") or ""))
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class Situation:
     """The Deployment's generation at the last known change of its pod template."""
     start_seconds: int = 0
     """How long the slowest of the last pods took to start, in seconds; 0 if unknown."""
+    now: datetime = _LONG_AFTER
     activity: Activity = Activity.STEADY
     former: Former = field(default_factory=Former)
     prewarming: bool = False

@@ -1,6 +1,7 @@
 """Tests each condition in each situation. The API documents all reasons."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -22,9 +23,10 @@ from tests.operator.builders import (
 
 from conveyor_api.conditions import REASONS_BY_CONDITION, ConditionType, Reason
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
-from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
+from conveyor_operator.inferenceservice.gap import find_gap_end
+from conveyor_operator.inferenceservice.observed import AutoscalerState, DeploymentState, Observed, observe_autoscaler
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState, observe_pod
-from conveyor_operator.inferenceservice.situation import Former, Situation
+from conveyor_operator.inferenceservice.situation import Former, Situation, read_former
 from conveyor_operator.loop.steps import Obstacle
 
 LOADING = make_pod("pod", ended(code=0, reason="Completed", name="fetch"), ContainerState("engine", running=True))
@@ -380,3 +382,38 @@ def test_of_a_job_the_pod_counts_that_has_not_been_evicted() -> None:
 
     assert progressing(evicted) == ("False", "Evicted")
     assert progressing(evicted, fetching) == ("True", "ModelDownloading")
+
+
+@pytest.mark.parametrize(
+    ("former", "seconds", "told"),
+    [
+        ("True", 6, ("True", "ScalingActive")),  # an upgrade replaces the gateways
+        ("True", 30, ("False", "MetricsUnavailable")),
+        ("False", 6, ("False", "MetricsUnavailable")),  # it never worked, or it is reported already
+    ],
+)
+def test_metrics_that_cannot_be_read_for_a_moment_are_not_reported(
+    former: str, seconds: int, told: tuple[str, str]
+) -> None:
+    since = datetime(2026, 11, 28, 12, tzinfo=UTC)
+    conditions = {"AbleToScale": ("True", "", ""), "ScalingActive": ("False", "FailedGetObjectMetric", "no route")}
+    autoscaler = AutoscalerState(conditions=conditions, inactive_since=since.isoformat())
+    reason = "ScalingActive" if former == "True" else "MetricsUnavailable"
+    previous = {"conditions": [{"type": "ScalingReady", "status": former, "reason": reason}]}
+    situation = Situation(
+        make_resource(autoscaling={"maxReplicas": 4}).spec,
+        make_observed(autoscaler=autoscaler),
+        former=read_former(previous),
+        now=since + timedelta(seconds=seconds),
+    )
+    judged = next(each for each in judge_all(situation) if each.type == "ScalingReady")
+    assert (judged.status, judged.reason) == told
+    assert find_gap_end(autoscaler) == since + timedelta(seconds=30)
+
+
+def test_an_hpa_is_observed_with_the_time_since_which_it_lacks_its_metrics() -> None:
+    condition = {"type": "ScalingActive", "status": "False", "lastTransitionTime": "2026-11-28T12:00:00Z"}
+    body = {"spec": {"maxReplicas": 4}, "status": {"conditions": [condition]}}
+    assert observe_autoscaler(body).inactive_since == "2026-11-28T12:00:00Z"
+    condition["status"] = "True"
+    assert find_gap_end(observe_autoscaler(body)) is None
