@@ -45,6 +45,7 @@ COMMANDS = {
     "gateway-beside": Command(
         "gateway.beside", "latency that the gateway adds, beside one that reads no bodies or is of an earlier commit"
     ),
+    "loop": Command("gateway.loop", "the gateway's event loop: worst input of each parser, and many services"),
     "prefixes": Command("gateway.prefixes", "prefix caches of several engines, with homes for prefixes and without"),
     "homes": Command("gateway.homes", "ways to choose an engine by prefix, in virtual time"),
     "overload": Command("gateway.overload", "answers and waits at ten times the load that an engine can do"),

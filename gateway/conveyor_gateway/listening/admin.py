@@ -15,7 +15,7 @@ from conveyor_api.names import (
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed, NotFound, Unavailable
 from conveyor_gateway.pages.activity import read_activity
-from conveyor_gateway.pages.demand import read_demand
+from conveyor_gateway.pages.demand import encode_demand, read_demand
 from conveyor_gateway.pages.start import read_start
 from conveyor_gateway.pages.status import build_probe
 from conveyor_gateway.recording.metrics import Metrics
@@ -53,9 +53,12 @@ class AdminApp:
         except GatewayError as error:
             return build_error(error, find_request_id(request))
 
-    async def _send_demand(self, request: BaseRequest) -> Response:
+    async def _send_demand(self, request: BaseRequest) -> StreamResponse:
         self._check_synced()
-        return build_json(await read_demand(self._queues, request.query.get("service")), find_request_id(request))
+        only = request.query.get("service")
+        if only is None:
+            return await send_pieces(request, "application/json", encode_demand(self._queues))
+        return build_json(await read_demand(self._queues, only), find_request_id(request))
 
     async def _send_activity(self, request: BaseRequest) -> Response:
         self._check_synced()

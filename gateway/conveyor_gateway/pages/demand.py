@@ -8,8 +8,11 @@ engines for their backlog and for how many requests they run at once. These numb
 gateways, so they are listed for each engine.
 """
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
+import msgspec
 from msgspec import structs
 
 from conveyor_gateway.admission.queues import Queues
@@ -20,10 +23,21 @@ from conveyor_protocol.pages import ClassDemand, Demand, EngineDemand, Replicas,
 
 # The metrics server waits one second for a gateway. The numbers of an engine that takes longer than this are left out.
 _ENGINE_SECONDS: Final = 0.4
+_SERVICES_PER_PIECE: Final = 100
 
 
-async def read_demand(queues: Queues, only: str | None) -> Demand:
-    """Return the current counts of all services, or only of the service `only` (none if it is unknown)."""
+def encode_demand(queues: Queues) -> Iterator[bytes]:
+    """Yield the JSON of a Demand with the counts of all services. The counts of a piece are those of its time."""
+    comma, remaining = b"", iter(queues.items())
+    yield b'{"services":{'
+    while some := {service.key: _build(service, queue) for service, queue in islice(remaining, _SERVICES_PER_PIECE)}:
+        yield comma + msgspec.json.encode(some)[1:-1]
+        comma = b","
+    yield b"}}"
+
+
+async def read_demand(queues: Queues, only: str) -> Demand:
+    """Return the current counts of the service `only`; of none if it is unknown."""
     services = {service.key: _build(service, queue) for service, queue in queues.items(only)}
     if only in services:
         engines = services[only].engines

@@ -8,12 +8,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.gateway.cluster import make_service
 from tests.gateway.process import GatewayProcess
 
 from conveyor_bench.hostile.gateway.engines import MIB
+from e2e.cluster.api import Api
 
 HOSTILE = "default/hostile"
 REFUSING, EMPTY, REAL = "default/refusing", "default/empty", "default/real"  # services of attacks in `COMPARED`
+NUM_SERVICES, MANY = 500, {"many": "yes"}  # services that a tenant creates and deletes, and their label
 NUM_REFUSING = 8  # engines of the service REFUSING
 ATTACKER = "127.0.0.2"  # the address of attacking clients only
 BATCH_SECONDS = 0.02
@@ -26,6 +29,7 @@ class Stage:
     gateway: GatewayProcess
     ports: list[int]
     rate: int
+    api: Api
     clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     async def connect(self, port: int, sent: bytes = b"", receive_bytes: int = 0) -> socket.socket:
@@ -154,10 +158,55 @@ async def descriptors(stage: Stage) -> None:
         await asyncio.gather(*(stage.connect(stage.gateway.port) for _ in range(100)))
 
 
+async def send_many(stage: Stage, count: int, sent: bytes, pause_seconds: float) -> None:
+    """Send these bytes on new connections, one after the other."""
+    began = time.monotonic()
+    for number in range(count):
+        await asyncio.sleep(max(0.0, began + number * pause_seconds - time.monotonic()))
+        await stage.connect(stage.gateway.port, sent)
+
+
+async def forms(stage: Stage) -> None:
+    """Send 40 forms of 64 KiB a second, whose parts have no content and no `model`."""
+    form = (b"--x\r\na:\r\n\r\n\r\n" * 5100)[: 64 << 10]
+    head = b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n"
+    head += b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: %d\r\n\r\n" % len(form)
+    await send_many(stage, 320, head + form, 1 / 40)
+
+
+async def prefixes(stage: Stage) -> None:
+    """Send 10 bodies of 1 MiB a second, with system messages only, to a service with several engines."""
+    body = b'{"messages":[' + b'{"role":"system"},' * (MIB // 18 - 2) + b"{}]}"
+    head = f"POST /{REFUSING}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    await send_many(stage, 80, head.encode() + body, 1 / 10)
+
+
+async def chunks(stage: Stage) -> None:
+    """Send 10 uploads of 3 MiB a second, in chunks of one byte."""
+    head = f"POST /{HOSTILE}/v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    await send_many(stage, 80, head.encode() + b"1\r\nx\r\n" * (MIB // 2), 1 / 10)
+
+
+async def services(stage: Stage) -> None:
+    """Create many services, send a request to each, read the metrics page, and delete them all at once."""
+    path = "/apis/conveyor.dev/v1alpha1/namespaces/default/inferenceservices"
+    names = [f"many-{number}" for number in range(NUM_SERVICES)]
+    bodies = [
+        make_service(name, "default", listed=True) | {"metadata": {"name": name, "labels": MANY}} for name in names
+    ]
+    for body in bodies:
+        await asyncio.to_thread(stage.api.create, path, body)
+    for name in names:
+        await stage.post(b"x", service=f"default/{name}")
+    for _ in range(3):
+        await asyncio.to_thread(stage.gateway.admin, "/metrics")
+    await asyncio.to_thread(stage.api.delete, f"{path}?labelSelector=many=yes")
+
+
 # Attacks that are compared with the same attack on another gateway of the same machine.
 COMPARED: dict[str, Attack] = {
-    each.__name__: each for each in (refusals, queued, bodies, choices, abandoned, descriptors)
+    each.__name__: each for each in (refusals, queued, bodies, choices, abandoned, descriptors, forms, prefixes, chunks)
 }
 ATTACKS: dict[str, Attack] = {
-    each.__name__: each for each in (idle, ahead, uploads, writers, readers, interim, tiny, nested)
+    each.__name__: each for each in (idle, ahead, uploads, writers, readers, interim, tiny, nested, services)
 }

@@ -192,13 +192,14 @@ def run(names: list[str], seconds: float, rate: int, open_files: int | None) -> 
         probes = {gateway.port: "healthz", gateway.admin_port: "readyz", metrics.admin_port: "livez", operator: "livez"}
         urls = [f"http://127.0.0.1:{port}/{path}" for port, path in probes.items()]
         urls.append(f"http://127.0.0.1:{gateway.admin_port}/demand?service=default/good")
-        serve_metrics(Api(plane.kubeconfig), metrics, (address, gateway.admin_port), "default")
+        api = Api(plane.kubeconfig)
+        serve_metrics(api, metrics, (address, gateway.admin_port), "default")
         service = f"{gateway.url}/default/good/v1/completions"
         asked = Asked(service, urls, str(plane.kubeconfig), value_path("default"))
         others = stack.enter_context(Others("gateway.others", asked, Taken))
         stages = (
-            Stage(elsewhere, [], rate),
-            Stage(gateway, [*probes, metrics.https_port], rate),
+            Stage(elsewhere, [], rate, api),
+            Stage(gateway, [*probes, metrics.https_port], rate, api),
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run_attacks(stages, others, names, seconds))
