@@ -6,7 +6,9 @@ Built by `server`. The catalog notifies it of changes. `relaying` looks up the q
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final
 
 from conveyor_gateway.admission.service_queue import QueueLimits, ServiceQueue
 from conveyor_gateway.engines.session import EngineSession
@@ -14,6 +16,8 @@ from conveyor_gateway.errors import Code, NotFound
 from conveyor_gateway.watching.catalog import Catalog, Service
 
 logger = logging.getLogger(__name__)
+
+_SERVICES_A_TURN: Final = 100
 
 
 class Queues:
@@ -58,8 +62,15 @@ class Queues:
         """Set the number of gateways that share the limit. Requests that already wait are kept."""
         before, self._num_gateways = self._num_gateways, max(1, count)
         if self._num_gateways != before:
-            for key in self._queues:
-                self._on_service(key)
+            self._share_again(iter(list(self._queues)))
+
+    def _share_again(self, keys: Iterator[str]) -> None:
+        """Set the new limits of some services. Later turns of the event loop continue with the others."""
+        some = list(islice(keys, _SERVICES_A_TURN))
+        for key in some:
+            self._on_service(key)
+        if some:
+            self._loop.call_soon(self._share_again, keys)
 
     def _on_service(self, key: str) -> None:
         service = self._catalog.directory.services.get(key)

@@ -75,10 +75,10 @@ class _Connection(ResponseHandler):
 
 
 class Connector(aiohttp.TCPConnector):
-    """Opens connections, at most `limit` at once; 0: any number, because the place limits of `admission` bound it."""
+    """Opens connections without a limit on their number, because its users bound it."""
 
-    def __init__(self, limit: int = 0) -> None:
-        super().__init__(limit=limit, keepalive_timeout=_IDLE_SECONDS, socket_factory=_open_socket)
+    def __init__(self) -> None:
+        super().__init__(limit=0, keepalive_timeout=_IDLE_SECONDS, socket_factory=_open_socket)
         self._factory = functools.partial[ResponseHandler](self._make_connection)
 
     def _make_connection(self) -> ResponseHandler:

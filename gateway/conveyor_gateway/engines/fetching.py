@@ -6,6 +6,7 @@ images, so the time and the size of a page are limited. A page that cannot be fe
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -101,17 +102,25 @@ async def _find(
 async def fetch(
     addresses: Collection[str], path: str, timeout_seconds: float, max_bytes: int = MAX_BYTES
 ) -> dict[str, EnginePage | None]:
-    """Fetch a page from each engine (`host:port`) concurrently."""
+    """Fetch a page from each engine (`host:port`), from _MAX_AT_ONCE at a time. All together have `timeout_seconds`."""
     if not addresses:
         return {}
     async with aiohttp.ClientSession(
-        connector=Connector(_MAX_AT_ONCE),
+        connector=Connector(),
         timeout=aiohttp.ClientTimeout(total=timeout_seconds),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
     ) as session:
-        pages = await asyncio.gather(*(_fetch(session, address, path, max_bytes) for address in addresses))
-    return dict(zip(addresses, pages, strict=True))
+        pages, remaining = dict[str, EnginePage | None](), iter(addresses)
+
+        async def go_on() -> None:
+            for address in remaining:
+                pages[address] = await _fetch(session, address, path, max_bytes)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await asyncio.gather(*(go_on() for _ in range(min(_MAX_AT_ONCE, len(addresses)))))
+    return {address: pages.get(address) for address in addresses}
 
 
 async def _fetch(session: aiohttp.ClientSession, address: str, path: str, max_bytes: int) -> EnginePage | None:

@@ -17,7 +17,7 @@ from conveyor_gateway.responses import send_pieces
 from conveyor_gateway.routing import Route, build_no_model, model_id
 from conveyor_gateway.watching.catalog import Directory, NamedModel, Service, join_names
 
-_MODELS_PER_PIECE: Final = 100
+_SERVICES_PER_PIECE: Final = 10  # each may have many adapters
 
 
 class Model(TypedDict):
@@ -68,7 +68,7 @@ def encode_model_list(directory: Directory, lists_all: bool) -> Iterator[bytes]:
     """Yield the JSON of a ModelList with the names at the root. Services may be added and removed meanwhile."""
     comma, last = b"", ""
     yield b'{"object":"list","data":['
-    while services := directory.list_after(last, _MODELS_PER_PIECE, lists_all):
+    while services := directory.list_after(last, _SERVICES_PER_PIECE, lists_all):
         models = [model for service in services for model in _build_models(service, directory)]
         yield comma + msgspec.json.encode(models)[1:-1]
         comma, last = b",", services[-1].key

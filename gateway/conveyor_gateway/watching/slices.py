@@ -53,14 +53,17 @@ class SliceTable(Table[Slice]):
         self._slices: dict[str, Slice] = {}
         super().__init__(self._slices, Unreadable("slice"), "engines", MAX_ENGINES)
         self._by_service: dict[str, set[str]] = {}
+        self._engines: dict[str, dict[str, str]] = {}  # what `engines` returned since the service's last change
 
     def engines(self, service: str) -> Mapping[str, str]:
         """Return the address of each engine by its pod's uid, or by the address if the slice names no pod."""
-        by_pod: dict[str, str] = {}
-        for name in sorted(self._by_service.get(service, ())):
-            for pod, address in self._slices[name].engines:
-                by_pod.setdefault(pod, address)
-        return by_pod
+        by_pod = self._engines.get(service)
+        if by_pod is None and service in self._by_service:
+            by_pod = self._engines[service] = {}
+            for name in sorted(self._by_service[service]):
+                for pod, address in self._slices[name].engines:
+                    by_pod.setdefault(pod, address)
+        return by_pod or {}
 
     def _parse(self, body: Json) -> Slice:
         return parse_slice(body)
@@ -75,10 +78,12 @@ class SliceTable(Table[Slice]):
             self._drop(key)
         self._slices[key] = item
         self._by_service.setdefault(item.service, set()).add(key)
+        self._engines.pop(item.service, None)
         self._notify(item.service)
 
     def _drop(self, key: str) -> None:
         piece = self._slices.pop(key)
+        self._engines.pop(piece.service, None)
         names = self._by_service[piece.service]
         names.discard(key)
         if not names:

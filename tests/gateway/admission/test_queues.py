@@ -45,3 +45,21 @@ async def test_a_share_that_the_gateway_cannot_hold_is_logged_once_for_each_limi
     logged = [each.message for each in caplog.records if "queue_limit_unreachable" in each.message]
     assert len(logged) == 2
     assert "service=default/qwen share=11 max_held=10" in logged[0]
+
+
+async def test_new_shares_of_many_services_are_set_over_several_turns_of_the_loop() -> None:
+    catalog = Catalog()
+    queues = make_queues(catalog)
+    for number in range(250):
+        catalog.services.put(make_service(f"s{number}", "default", queue={"maxRequests": 10}))
+
+    def count_changed() -> int:
+        return sum(queue.limits.max_queued_requests == 5 for _, queue in queues.items())
+
+    queues.set_num_gateways(2)
+    catalog.services.delete(make_service("s249", "default"))
+    changed = [count_changed()]
+    for _ in range(4):
+        await asyncio.sleep(0)
+        changed.append(count_changed())
+    assert changed == [100, 200, 249, 249, 249]

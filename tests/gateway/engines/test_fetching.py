@@ -7,6 +7,7 @@ from aiohttp import web
 from tests.gateway.cluster import own_address
 from tests.gateway.engine_servers import answering, refusing_address, running_engine
 
+from conveyor_gateway.engines import fetching
 from conveyor_gateway.engines.fetching import EnginePage, Load, fetch, fetch_loads
 
 
@@ -58,3 +59,25 @@ async def test_a_page_comes_as_it_is_and_leads_nowhere_else() -> None:
     async with running_engine(answering(web.Response, **moved)) as engine:
         address = f"{own_address()}:{engine.port}"
         assert await fetch([address], "/health", 5) == {address: EnginePage(302, "text/plain; charset=utf-8", b"moved")}
+
+
+@pytest.mark.parametrize(("seconds", "all_come"), [(60.0, True), (0.2, False)])
+async def test_of_thousands_of_engines_some_are_asked_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, all_come: bool
+) -> None:
+    now, most = 0, 0
+
+    async def count(*arguments: object) -> EnginePage:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0 if all_come else 10)
+        now -= 1
+        return EnginePage(200, "", b"")
+
+    monkeypatch.setattr(fetching, "_fetch", count)
+    addresses = [f"10.0.{number // 250}.{number % 250}:80" for number in range(3_000)]
+    pages = await fetch(addresses, "/load", seconds)
+    assert list(pages) == addresses
+    assert all(page is not None for page in pages.values()) is all_come
+    assert most == 100

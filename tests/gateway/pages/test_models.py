@@ -88,6 +88,14 @@ def list_models(directory: Directory, lists_all: bool = False) -> list[str]:
     return [model["id"] for model in json.loads(b"".join(encode_model_list(directory, lists_all)))["data"]]
 
 
+def test_a_piece_of_the_list_has_few_models() -> None:
+    adapters = tuple(f"a{number}" for number in range(16))
+    directory = make_directory(*(make_known_service(f"team/s{number}", adapters=adapters) for number in range(100)))
+    pieces = list(encode_model_list(directory, lists_all=False))
+    assert max(piece.count(b'"owned_by"') for piece in pieces) <= 200
+    assert len(list_models(directory)) == 1_700
+
+
 def test_the_model_list_names_each_service_so_that_the_root_finds_it() -> None:
     directory = make_directory(
         make_known_service("a/one", "same"),

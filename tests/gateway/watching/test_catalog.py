@@ -35,6 +35,20 @@ def replace(table: ServiceTable | SliceTable, bodies: list[dict[str, Any]], name
         pass
 
 
+def test_engines_are_merged_once_for_each_change() -> None:
+    """A page of a service with thousands of engines looks them up for each request."""
+    slices = Changes().catalog.slices
+    key, body = "default/qwen", make_slice("one", "default", "qwen", 8000, {"addresses": ["10.0.0.1"]})
+    assert slices.engines(key) == {}
+    slices.put(body)
+    found = slices.engines(key)
+    assert slices.engines(key) is found
+    slices.put(make_slice("two", "default", "qwen", 8000, {"addresses": ["10.0.0.2"]}))
+    assert set(slices.engines(key).values()) == {"10.0.0.1:8000", "10.0.0.2:8000"}
+    slices.delete(body)
+    assert set(slices.engines(key).values()) == {"10.0.0.2:8000"}
+
+
 def test_objects_that_a_list_lacks_are_removed_one_at_a_time() -> None:
     """The event loop serves requests in between, however many services a tenant deletes at once."""
     changes = Changes()
