@@ -34,7 +34,7 @@ class Dispatcher:
         self.dispatched: set[Ticket] = set()
         self.classes = WITHOUT_CLASSES
         self.num_gateways = 1  # each gateway gets an equal part of a class's share of the places
-        self._num_of_level = Counter[int]()  # number of dispatched tickets by level
+        self._num_of_level: Counter[int] = Counter()  # number of dispatched tickets by level
         self.retries = RetryBudget(loop.time())
         self._loop = loop
         self._asking = Asking(engines, self._use_answer, self.match)

@@ -28,6 +28,8 @@ NUM_RESERVED_BITS: Final = 2
 # A home gets no further request while it has more than this many times the average load. This bounds the load of each
 # engine (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016).
 MAX_HOME_LOAD: Final = 1.5
+_LEFT_OUT_UNTIL: Final = attrgetter("left_out_until")
+_FULL_UNTIL: Final = attrgetter("full_until")
 
 
 def left_out_seconds(failures: int) -> float:
@@ -52,8 +54,8 @@ class EnginePool:
         self._free = FreeEngines()
         self._ready = Ring()
         self._ready_load = 0  # sum of the ready engines' loads
-        self._left_out = Pauses(attrgetter("left_out_until"))
-        self._full = Pauses(attrgetter("full_until"))
+        self._left_out = Pauses(_LEFT_OUT_UNTIL)
+        self._full = Pauses(_FULL_UNTIL)
 
     def configure(self, place_limit: int, fills_batches: bool = False) -> None:
         if (place_limit, fills_batches) != (self.place_limit, self.fills_batches):

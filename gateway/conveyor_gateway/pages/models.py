@@ -7,6 +7,7 @@ reads. A client's memory cost therefore does not depend on the number of service
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, Literal, TypedDict
 
 import msgspec
@@ -17,7 +18,7 @@ from conveyor_gateway.responses import send_pieces
 from conveyor_gateway.routing import Route, build_no_model, model_id
 from conveyor_gateway.watching.catalog import Directory, NamedModel, Service, join_names
 
-_SERVICES_PER_PIECE: Final = 10  # each may have many adapters
+_MODELS_PER_PIECE: Final = 100
 
 
 class Model(TypedDict):
@@ -68,10 +69,12 @@ def encode_model_list(directory: Directory, lists_all: bool) -> Iterator[bytes]:
     """Yield the JSON of a ModelList with the names at the root. Services may be added and removed meanwhile."""
     comma, last = b"", ""
     yield b'{"object":"list","data":['
-    while services := directory.list_after(last, _SERVICES_PER_PIECE, lists_all):
-        models = [model for service in services for model in _build_models(service, directory)]
-        yield comma + msgspec.json.encode(models)[1:-1]
-        comma, last = b",", services[-1].key
+    while services := directory.list_after(last, _MODELS_PER_PIECE, lists_all):
+        models = (model for service in services for model in _build_models(service, directory))
+        while some := list(islice(models, _MODELS_PER_PIECE)):  # a service may have many adapters
+            yield comma + msgspec.json.encode(some)[1:-1]
+            comma = b","
+        last = services[-1].key
     yield b"]}"
 
 

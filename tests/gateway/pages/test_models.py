@@ -92,7 +92,7 @@ def test_a_piece_of_the_list_has_few_models() -> None:
     adapters = tuple(f"a{number}" for number in range(16))
     directory = make_directory(*(make_known_service(f"team/s{number}", adapters=adapters) for number in range(100)))
     pieces = list(encode_model_list(directory, lists_all=False))
-    assert max(piece.count(b'"owned_by"') for piece in pieces) <= 200
+    assert max(piece.count(b'"owned_by"') for piece in pieces) <= 100
     assert len(list_models(directory)) == 1_700
 
 
