@@ -43,6 +43,7 @@ from conveyor_http.server import Server
 
 MIB: Final = 1 << 20
 REQUEST_BYTES: Final = 64 << 10
+READ_BYTES: Final = 256 << 10  # of a socket at a time, as uvloop reads
 REQUEST_BAR_MS, MIB_BAR_MS, TURN_BAR_MS = 3.0, 15.0, 20.0
 RUNS: Final = 3
 
@@ -167,11 +168,15 @@ async def upload(chunk_bytes: int, wire_bytes: int) -> None:
         ended.set()
         return web.Response()
 
-    connection = Server(handle, 10)()
+    connection: Any = Server(handle, 10)()
     connection.connection_made(_Transport())
     connection.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
     chunk = b"%x\r\n%b\r\n" % (chunk_bytes, b"x" * chunk_bytes)
-    connection.data_received(chunk * (wire_bytes // len(chunk)) + b"0\r\n\r\n")
+    sent = chunk * (wire_bytes // len(chunk)) + b"0\r\n\r\n"
+    for start in range(0, len(sent), READ_BYTES):
+        connection.data_received(sent[start : start + READ_BYTES])
+        while connection._unparsed and not connection._close:  # noqa: ASYNC110  a transport would not read meanwhile
+            await asyncio.sleep(0)
     await ended.wait()
     connection.connection_lost(None)
 
