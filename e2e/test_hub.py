@@ -69,5 +69,5 @@ def test_a_missing_model_and_a_wrong_checksum_are_conditions(namespace: str, tmp
 
 
 def failed(reason: str, namespace: str, word: str = "") -> dict[str, Any] | None:
-    condition = kube.condition(kube.get("infsvc", "qwen", namespace), "ModelAvailable")
+    condition = kube.condition(kube.get("infsvc", "qwen", namespace), "Ready")
     return condition if condition.get("reason") == reason and word in condition["message"] else None

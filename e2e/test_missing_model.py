@@ -6,7 +6,7 @@ from e2e.services import service
 
 def test_a_missing_model_is_a_clear_condition_and_can_be_mended(namespace: str) -> None:
     kube.apply(service("lost", model={"uri": "pvc://models/nowhere"}), namespace)
-    found = kube.wait_until("ModelAvailable=False", lambda: model_missing(namespace))
+    found = kube.wait_until("Ready=False", lambda: model_missing(namespace))
     assert found["reason"] == "ModelNotFound"
     assert "nowhere" in found["message"]
     kube.apply(service("lost"), namespace)
@@ -14,5 +14,5 @@ def test_a_missing_model_is_a_clear_condition_and_can_be_mended(namespace: str) 
 
 
 def model_missing(namespace: str) -> dict | None:
-    condition = kube.condition(kube.get("infsvc", "lost", namespace), "ModelAvailable")
+    condition = kube.condition(kube.get("infsvc", "lost", namespace), "Ready")
     return condition if condition.get("status") == "False" and condition.get("reason") == "ModelNotFound" else None

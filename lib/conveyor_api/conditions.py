@@ -43,6 +43,10 @@ CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
 }
 
 
+SEE_READY: Final = "see Ready"
+"""The end of a condition's message if `Ready` has the whole message about the same cause."""
+
+
 class Reason(StrEnum):
     """The reason for a condition's status."""
 

@@ -40,8 +40,8 @@ _CREDENTIALS = (names.HUB_TOKEN_ENV, *names.BUCKET_KEYS, "AWS_SESSION_TOKEN")
 
 class Rollout(ApiModel):
     """How pods are replaced when the spec changes. By default one more pod starts, and an old pod stops once the new
-    one is ready. An old pod stops first if the additional pod finds no node for 30 seconds or has no quota, or if a
-    volume might be mountable on only one node at a time."""
+    one is ready. An old pod stops first if the additional pod finds no node for 30 seconds or has no quota, or if only
+    one node at a time might be able to mount a claim (ReadWriteOnce)."""
 
     rules: ClassVar = (
         Rule(

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from conveyor_api.base import ApiModel, KeyedBy
+from conveyor_api.conditions import SEE_READY, ConditionType
 from conveyor_api.quantities import Duration, IntOrPercent
 from conveyor_api.queue import MAX_CLASSES
 from conveyor_api.text import MAX_MESSAGE_BYTES
@@ -225,3 +226,10 @@ class InferenceServiceStatus(_StatusModel):
     """The latest start of an engine pod, part by part."""
     last_failure: LastFailure | None = None
     """The latest failure of an engine pod."""
+
+    def find_message(self, condition: Condition) -> str:
+        """Return the condition's message, or that of `Ready` if the condition refers to it."""
+        if not condition.message.endswith(SEE_READY):
+            return condition.message
+        ready = (each.message for each in self.conditions if each.type == ConditionType.READY)
+        return next(ready, condition.message)

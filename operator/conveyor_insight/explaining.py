@@ -314,4 +314,4 @@ def _condition(facts: Facts, type: ConditionType) -> str:
     found = next((each for each in facts.service.status.conditions if each.type == type), None)
     if found is None or found.status == "True":
         return ""
-    return f" ({found.reason}: {found.message})."
+    return f" ({found.reason}: {facts.service.status.find_message(found)})."

@@ -224,7 +224,7 @@ def _is_ready(service: InferenceService) -> bool:
     status = service.status
     for condition in status.conditions:
         if condition.status != "True" and condition.reason in LASTING_FAILURES | {Reason.INVALID_SPEC}:
-            raise CannotRun(f"{condition.reason}: {condition.message}")
+            raise CannotRun(f"{condition.reason}: {status.find_message(condition)}")
     told = {condition.type: condition.reason for condition in status.conditions}
     wanted = status.desired_replicas or 0
     return (

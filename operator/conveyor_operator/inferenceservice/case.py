@@ -16,9 +16,10 @@ from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.naming import NameOf
 from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.plan import plan
+from conveyor_operator.inferenceservice.rollout import find_claims
 from conveyor_operator.inferenceservice.situation import Situation, read_former
 from conveyor_operator.inferenceservice.status import Written, build_status
-from conveyor_operator.kinds import DEPLOYMENT, SCALED_OBJECT
+from conveyor_operator.kinds import CLAIM, DEPLOYMENT, SCALED_OBJECT
 from conveyor_operator.loop.child import Child, ChildId, id_of
 from conveyor_operator.loop.differences import hash_applied
 from conveyor_operator.loop.owner import Object
@@ -40,12 +41,15 @@ class Told:
 
 
 class ServiceCase:
-    """A `loop.resource.Case`. `url`: the URL for clients. `previous`: the status before this reconcile."""
+    """A `loop.resource.Case`. `url`: the URL for clients. `previous`: the status before this reconcile.
+
+    `desire` builds the desired children. It is called again if the case has read claims, on which they depend.
+    """
 
     def __init__(
         self,
         service: InferenceService,
-        desired: Desired,
+        desire: Callable[[Observed], Desired],
         observed: Observed,
         memory: ServiceMemory,
         told: Told,
@@ -53,7 +57,8 @@ class ServiceCase:
         previous: Object,
     ) -> None:
         self._service = service
-        self._desired = desired
+        self._desire = desire
+        self._desired = desired = desire(observed)
         self._observed = observed
         self._memory = memory
         self._told = told
@@ -66,15 +71,31 @@ class ServiceCase:
             self.stale |= {(SCALED_OBJECT.kind, kedas.name)} - observed.children.keys()  # to find its owner
         if observed.deployment is not None and observed.deployment.generation < memory.generation:
             self.stale.add(self._deployment)  # otherwise replicas would be planned from an old generation
+        self._modes: dict[str, tuple[str, ...]] | None = None
+        if self._begins_rollout:
+            self._modes = {}
+            self.stale |= {(CLAIM.kind, name) for name in find_claims(service.spec)}
 
     @property
     def children(self) -> Mapping[ChildId, Child]:
         return self._observed.children
 
+    @property
+    def _begins_rollout(self) -> bool:
+        """Whether a rollout begins or runs for whose pod template no claims were read."""
+        live, wanted = self._observed.deployment, self._desired.template_hash
+        settled = live is not None and live.template_hash == wanted and live.rolled_out
+        return not settled and self._memory.claims_read_for != wanted
+
     def plan(self, now: datetime) -> list[Step]:
+        if self._modes is not None:  # all claims were read
+            self._memory.claim_modes, self._memory.claims_read_for = self._modes, self._desired.template_hash
+            self._desired, self._modes = self._desire(self._observed), None
         return plan(self._desired, self._observed, self._memory, self._told.activity, now)
 
     def see(self, child: Object) -> None:
+        if child["kind"] == CLAIM.kind and self._modes is not None:
+            self._modes[child["metadata"]["name"]] = tuple((child.get("status") or {}).get("accessModes") or ())
         before, self._observed = self._observed.deployment, self._observed.with_child(child)
         if id_of(child) == self._deployment:
             self._memory.generation = int(child["metadata"]["generation"])
@@ -100,6 +121,7 @@ class ServiceCase:
             prewarming=found.prewarming,
             podless_job=found.name_podless_job(now),
             serves_keda=self._told.serves_keda,
+            removes_first=self._desired.rollout.because,
             name=NameOf(self._service.key, self._service.served_model_name, self._told.tell_name()),
         )
         starts = memory.pod_starts

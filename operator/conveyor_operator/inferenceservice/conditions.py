@@ -5,9 +5,9 @@ written only when something changes. `situation` finds once what keeps the engin
 that depends on the engines has this same cause.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from conveyor_api.conditions import ConditionType, Reason
+from conveyor_api.conditions import SEE_READY, ConditionType, Reason
 from conveyor_api.model import Mounted
 from conveyor_operator.inferenceservice.gap import is_short_gap
 from conveyor_operator.inferenceservice.manifests.pods import FETCH_CONTAINER
@@ -40,7 +40,10 @@ class Judged:
 
 
 def judge_all(situation: Situation) -> list[Judged]:
-    """Return all conditions: `Ready` first, then the others in a fixed order."""
+    """Return all conditions: `Ready` first, then the others in a fixed order.
+
+    Only `Ready` has the blocker's message, which may be long. The other conditions refer to `Ready`.
+    """
     parts = [
         judge_progressing(situation),
         judge_model(situation),
@@ -49,7 +52,13 @@ def judge_all(situation: Situation) -> list[Judged]:
         judge_scaling_ready(situation),
         judge_name(situation),
     ]
-    return [judge_ready(situation, parts), *parts]
+    ready = judge_ready(situation, parts)
+    cause = situation.blocker.message if situation.blocker is not None else ""
+    return [ready, *(_refer(part, cause) if cause and cause in ready.message else part for part in parts)]
+
+
+def _refer(part: Judged, cause: str) -> Judged:
+    return replace(part, message=part.message.replace(cause, SEE_READY))
 
 
 def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
@@ -94,7 +103,7 @@ def _find_cause(by_type: dict[ConditionType, Judged], situation: Situation) -> J
 
 def judge_progressing(situation: Situation) -> Judged:
     """Compute whether a rollout of the current spec is in progress. Scaling and later failures do not count."""
-    deployment, type, blocker = situation.deployment, ConditionType.PROGRESSING, situation.blocker
+    type, blocker = ConditionType.PROGRESSING, situation.blocker
     if blocker is not None and (situation.prewarming or not situation.rolled_out or situation.obstacle(*POD_KINDS)):
         return Judged(type, "True" if blocker.temporary else "False", blocker.reason, blocker.message)
     if situation.prewarming:
@@ -104,11 +113,7 @@ def judge_progressing(situation: Situation) -> Judged:
     if not situation.rolled_out and situation.brings_first_pods:
         return Judged(type, "True", Reason.PODS_STARTING, situation.ready_count)
     if not situation.rolled_out:
-        updated = min(deployment.updated_replicas, deployment.replicas)
-        told = (
-            f"{updated} of {deployment.replicas} pods run the current spec, {deployment.available_replicas} are ready"
-        )
-        return Judged(type, "True", Reason.ROLLING_OUT, told)
+        return Judged(type, "True", Reason.ROLLING_OUT, situation.rollout_count)
     obstacle = situation.obstacle()
     if obstacle is not None:
         return Judged(type, "True" if obstacle.temporary else "False", obstacle.reason, obstacle.message)

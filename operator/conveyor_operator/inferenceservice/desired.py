@@ -29,8 +29,8 @@ from conveyor_operator.inferenceservice.manifests.services import (
     build_public_service,
     build_service_account,
 )
-from conveyor_operator.inferenceservice.observed import Observed
-from conveyor_operator.inferenceservice.rollout import plan_rollout
+from conveyor_operator.inferenceservice.observed import ClaimModes, Observed
+from conveyor_operator.inferenceservice.rollout import Rollout, plan_rollout
 from conveyor_operator.inferenceservice.starting import count_starting, find_next_end
 from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.kinds import CLAIM
@@ -49,6 +49,8 @@ class Desired:
     children: tuple[Object, ...]
     template_hash: str
     """Hash of the pod template, including its image."""
+    rollout: Rollout
+    """How the Deployment replaces pods."""
     look_again_at: datetime | None = None
     """When the desired children or the status may change without an event; None if they do not."""
     starting_replicas: int = 0
@@ -67,12 +69,14 @@ def build_desired(
     now: datetime,
     from_profile: Sequence[str] = (),
     serves_keda: bool | None = True,
+    claim_modes: ClaimModes | None = None,
 ) -> Desired:
     """Build the desired children from the spec.
 
     From `observed` it reads values that must not change: the claim's access mode, and the engine image during an
     upgrade of Conveyor. It also reads the state on which the rollout parameters depend if the spec does not set them.
     from_profile: paths of the fields that a profile has filled. serves_keda: if not True, no ScaledObject is built.
+    claim_modes: as for `plan_rollout`.
     """
     spec = service.spec
     owner = build_owner(service.namespace, service.name, service.metadata.uid)
@@ -81,7 +85,8 @@ def build_desired(
     image = choose_engine_image(spec, template, settings.engine_image, observed.deployment)
     template_hash = hash_template(template, image)
     access_mode = _choose_access_mode(spec, owner, observed) if needs_claim(spec) else None
-    rollout = plan_rollout(spec, access_mode, observed, now)
+    made = (names.model_claim_name(owner.name), access_mode) if access_mode is not None else None
+    rollout = plan_rollout(spec, made, claim_modes, observed, now)
     strategy = {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable}
     children = [
         build_service_account(owner),
@@ -131,6 +136,7 @@ def build_desired(
         effective,
         tuple(children),
         template_hash,
+        rollout,
         min((at for at in times if at and at > now), default=None),
         count_starting(observed.pods, period_seconds, now),
     )

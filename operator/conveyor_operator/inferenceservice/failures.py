@@ -36,6 +36,12 @@ _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]*)" not found', re.IGNORECA
 # The program is not in the image, or it is built for another processor.
 _NO_START = frozenset({"StartError", "ContainerCannotRun"})
 _WRONG_IMAGE = re.compile(r"No module named '?(conveyor_engine|vllm)\b|exec format error")
+# The reasons of nodes that a pod does not fit however many other pods are removed, and of missing or unbound claims.
+_NEVER_FITS = re.compile(
+    r"node affinity/selector|untolerated taint|node\(s\) were unschedulable|volume node affinity|"
+    r"persistentvolumeclaim|resourceclaim",
+    re.IGNORECASE,
+)
 _NO_SECRET = re.compile(r"secret \"[^\"]*\" not found|couldn't find key .* in Secret", re.IGNORECASE)
 
 
@@ -76,6 +82,13 @@ def find_failure(pod: PodState, also_past: bool = False) -> PodFailure | None:
         said = pod.reason if _REASON.fullmatch(pod.reason) else "PodFailed"
         return PodFailure(said, _tidy(pod.message or "the pod failed"), pod.name, pod.created_at)
     return None
+
+
+def may_fit_later(unschedulable: str) -> bool:
+    """Return whether a pod waits for room that another pod may leave. unschedulable: the scheduler's message, or ""."""
+    told = unschedulable.partition("preemption:")[0]
+    reasons = (told.partition("available: ")[2] or told).rstrip(". ").split(", ")
+    return bool(unschedulable) and not all(_NEVER_FITS.search(reason) for reason in reasons)
 
 
 def _judge_scheduler(pod: PodState) -> tuple[Reason, str]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from conveyor_operator.inferenceservice.observed import DeploymentState
+from conveyor_operator.inferenceservice.observed import ClaimModes, DeploymentState
 from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.loop.steps import Memory
 
@@ -15,6 +15,10 @@ class ServiceMemory(Memory):
     """The Deployment's generation in the response to our last call. The watches may lag behind it."""
     template_generation: int | None = None
     """The Deployment's generation at the last change of its pod template; None until it was first seen."""
+    claim_modes: ClaimModes | None = None
+    """Access modes of the claims that Conveyor has not created; None until they were read."""
+    claims_read_for: str = ""
+    """Hash of the pod template for which they were read."""
     pod_starts: PodStarts | None = None
     """None until the status is first read."""
 

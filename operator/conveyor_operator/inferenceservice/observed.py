@@ -33,6 +33,9 @@ _DEFAULT_TOLERANCE = "0.1"  # Kubernetes' own
 Conditions = Mapping[str, tuple[str, str, str]]
 """type -> (status, reason, message)"""
 
+ClaimModes = Mapping[str, tuple[str, ...]]
+"""Access modes of bound claims, by name: () for an unbound claim. Claims that do not exist are left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeploymentState:

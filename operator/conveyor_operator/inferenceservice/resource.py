@@ -16,11 +16,11 @@ from conveyor_operator.activity.answer import Activity
 from conveyor_operator.activity.warm_ups import Tell
 from conveyor_operator.inferenceservice import events
 from conveyor_operator.inferenceservice.case import ServiceCase, Told
-from conveyor_operator.inferenceservice.desired import build_desired
+from conveyor_operator.inferenceservice.desired import Desired, build_desired
 from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE, OPTIONAL
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.naming import find_wish
-from conveyor_operator.inferenceservice.observed import observe, project
+from conveyor_operator.inferenceservice.observed import Observed, observe, project
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.profiles import read_profiles
 from conveyor_operator.inferenceservice.series import read_state
@@ -94,9 +94,13 @@ class InferenceServices:
         serves_keda = self._serves(SCALED_OBJECT) if autoscaling and autoscaling.uses_keda else None
         told = Told(self._metrics_api(), self._activity(service.key), serves_keda, tell_name)
         now = datetime.now(UTC)
-        desired = build_desired(service, self._settings, observed, starts, now, from_profile, told.serves_keda)
+
+        def desire(observed: Observed) -> Desired:
+            given = (service, self._settings, observed, starts, now, from_profile, told.serves_keda)
+            return build_desired(*given, memory.claim_modes)
+
         url = self._settings.service_url(service.namespace, service.name)
-        return ServiceCase(service, desired, observed, memory, told, url, previous)
+        return ServiceCase(service, desire, observed, memory, told, url, previous)
 
     def _see_starts(self, service: InferenceService, memory: ServiceMemory, pods: Sequence[PodState]) -> PodStarts:
         starts = memory.pod_starts

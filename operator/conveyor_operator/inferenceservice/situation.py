@@ -14,7 +14,7 @@ from conveyor_api import names
 from conveyor_api.conditions import MODEL_FAILURES, ConditionType, Reason
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.activity.answer import Activity
-from conveyor_operator.inferenceservice.failures import PodFailure, find_failures
+from conveyor_operator.inferenceservice.failures import PodFailure, find_failures, may_fit_later
 from conveyor_operator.inferenceservice.naming import NameOf
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import PodState
@@ -90,6 +90,8 @@ class Situation:
     """Name of the Job, if its pod could not be created; otherwise ""."""
     serves_keda: bool | None = None
     """Whether the cluster serves ScaledObjects; None if unknown, or if the service does not use KEDA."""
+    removes_first: str = ""
+    """Why the rollout removes an old pod first; "" if it does not, or if the spec says so."""
     name: NameOf = field(default_factory=NameOf)
     """The served name, and the state of its claim."""
 
@@ -159,6 +161,21 @@ class Situation:
         return f"{self.deployment.available_replicas} of {self.deployment.asked_replicas} engines are ready"
 
     @property
+    def rollout_count(self) -> str:
+        """How far the rollout is, in words for messages.
+
+        Until the Deployment's controller has seen the template, it reports the pods of the former one as updated.
+        """
+        total = max(self.deployment.asked_replicas, self.deployment.replicas)
+        updated = min(self.deployment.updated_replicas, total) if self._template_seen else 0
+        told = f"{updated} of {total} pods run the current spec, {self.deployment.available_replicas} are ready"
+        if not self.removes_first:
+            return told
+        removed = "the only engine" if self.deployment.asked_replicas == 1 else "an engine"
+        instead = "rollout: {maxSurge: 1, maxUnavailable: 0} changes this"
+        return f"{told}; removes {removed} first, because {self.removes_first}; {instead}"
+
+    @property
     def pods(self) -> list[PodState]:
         return self.observed.newest_pods
 
@@ -217,8 +234,12 @@ class Situation:
         found = find_failures(living if len(living) >= self.deployment.asked_replicas else pods)
         frees_gpu = self._one_too_many or any(pod.leaving for pod in self.observed.pods)
         extra = self._goes_on_without
-        borne: dict[str, bool] = {Reason.INSUFFICIENT_GPU: frees_gpu or extra, Reason.UNSCHEDULABLE: extra}
-        return [failure for failure in found if not borne.get(failure.reason, False)]
+
+        def is_borne(failure: PodFailure) -> bool:
+            gpu, other = failure.reason == Reason.INSUFFICIENT_GPU, failure.reason == Reason.UNSCHEDULABLE
+            return (gpu and frees_gpu) or (extra and (gpu or other) and may_fit_later(failure.message))
+
+        return [failure for failure in found if not is_borne(failure)]
 
     @property
     def _one_too_many(self) -> bool:

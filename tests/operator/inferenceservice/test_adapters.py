@@ -223,7 +223,7 @@ def test_pods_with_adapters_are_accepted_and_replaced_when_the_list_changes(stag
 
     with stage.operator(), Kubelet(space, decide):
         space.make_service(adapters=[SQL, CHAT, OTHER, IMAGE])
-        told = space.wait_condition("qwen", "ModelAvailable", "False", "ModelDownloadFailed")
+        told = space.wait_condition("qwen", "Ready", "False", "ModelDownloadFailed")
         assert "adapter sql: example/sql does not exist" in told["message"]
         failing["fails"] = False
         space.wait_condition("qwen", "Ready", "True", "Ready")

@@ -120,7 +120,7 @@ def test_a_service_that_lost_one_pod_of_three_stays_ready_and_says_what_it_lost(
     found = judge(deployment, READY, broken, endpoints=2)
     assert said(found["Ready"]) == ("True", "OOMKilled")
     assert said(found["WorkloadReady"]) == ("False", "OOMKilled")
-    assert found["Ready"].message == found["WorkloadReady"].message
+    assert found["WorkloadReady"].message == "2 of 3 engines are ready; see Ready"
     assert found["Ready"].message.startswith("2 of 3 engines are ready; container engine used more than its memory")
     assert found["Ready"].message.endswith("(pod broken)")
 
@@ -208,9 +208,17 @@ def test_scaling_is_no_rollout_also_before_the_controller_has_seen_it() -> None:
 
 
 def test_a_new_template_is_a_rollout_also_before_the_controller_has_seen_it() -> None:
+    """The Deployment still counts the pods of the former template as updated."""
     found = judge_all(make_situation(make_deployment(1, generation=2), READY, endpoints=1, template_generation=2))
     assert said(found[1]) == ("True", "RollingOut")
-    assert found[1].message == "1 of 1 pods run the current spec, 1 are ready"
+    assert found[1].message == "0 of 1 pods run the current spec, 1 are ready"
+
+
+@pytest.mark.parametrize(("there", "updated", "says"), [(0, 0, "0 of 1"), (1, 0, "0 of 1"), (2, 1, "1 of 2")])
+def test_a_rollout_counts_the_pods_of_the_current_spec(there: int, updated: int, says: str) -> None:
+    counts = {"replicas": there, "updated_replicas": updated, "available_replicas": 0}
+    found = judge(make_deployment(1, revision=2, conditions=ROLLING_OUT, **counts))
+    assert found["Progressing"].message == f"{says} pods run the current spec, 0 are ready"
 
 
 def test_the_first_pods_are_no_rollout() -> None:
@@ -234,8 +242,10 @@ def test_the_cause_in_a_pod_is_the_reason_of_the_service(status: dict, type: str
     deployment = make_deployment(1, ready_replicas=0, available_replicas=0)
     found = judge(replace(deployment, conditions=ROLLING_OUT), replace(pod, template_label=NEWEST.pods_label))
     assert said(found[type]) == ("False", reason)
-    for dependent in ("Ready", "Progressing", "ModelAvailable", "WorkloadReady", "EndpointReady"):
-        assert said(found[dependent]) == ("False", reason), "they agree"
+    dependent = ("Ready", "Progressing", "ModelAvailable", "WorkloadReady", "EndpointReady")
+    assert {said(found[type]) for type in dependent} == {("False", reason)}, "they agree"
+    assert [type for type in dependent if "(pod pod)" in found[type].message] == ["Ready"], "once is enough"
+    assert {found[type].message for type in dependent[1:]} == {"see Ready", "no engine is ready: see Ready"}
 
 
 def test_pods_of_a_former_spec_give_this_one_no_reason() -> None:
@@ -254,7 +264,8 @@ def test_a_failure_that_the_deployment_quotes_of_a_former_template_is_not_told()
     found = judge(deployment, template_generation=2)
     assert said(found["WorkloadReady"]) == ("False", "PodsStarting")
     found = judge(deployment, template_generation=2, refused="exceeded quota: gpus")
-    assert (found["WorkloadReady"].reason, found["WorkloadReady"].message) == ("PodsRefused", "exceeded quota: gpus")
+    assert said(found["WorkloadReady"]) == ("False", "PodsRefused")
+    assert found["Ready"].message == "exceeded quota: gpus"
 
 
 def test_a_replica_set_that_cannot_be_made_is_told() -> None:
@@ -267,7 +278,7 @@ def test_a_refused_child_is_the_reason_and_its_words_are_the_message() -> None:
     found = judge(None, obstacles=(REFUSED,))
     for type in ("Ready", "Progressing", "WorkloadReady"):
         assert said(found[type]) == ("False", "ChildRefused")
-        assert found[type].message == "Deployment qwen-engine: bad nodeSelector"
+    assert found["Ready"].message == "Deployment qwen-engine: bad nodeSelector"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +318,7 @@ def test_pods_that_a_quota_forbids_are_told() -> None:
     deployment = make_deployment(1, replicas=0, updated_replicas=0, available_replicas=0)
     found = judge(deployment, refused="exceeded quota: gpus")
     assert said(found["WorkloadReady"]) == ("False", "PodsRefused")
-    assert found["WorkloadReady"].message == "exceeded quota: gpus"
+    assert found["Ready"].message == "exceeded quota: gpus"
     assert said(found["Ready"]) == ("False", "PodsRefused")
 
 

@@ -71,7 +71,7 @@ def test_a_failed_rollout_is_degraded_though_old_engines_answer() -> None:
     assert conditions["Ready"].status == "True"
     found, message = check_health(build_status(conditions))
     assert found == "Degraded"
-    assert message.startswith("ImagePullFailed: ")
+    assert message.startswith("ImagePullFailed: 1 of 1 engines are ready; image ")
 
 
 def test_a_status_that_is_absent_or_of_an_older_spec_is_no_judgement() -> None:

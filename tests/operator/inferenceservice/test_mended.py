@@ -66,7 +66,7 @@ def test_the_refusal_of_a_former_replica_set_is_not_told(stage: Stage) -> None:
     gpu = {"nvidia.com/gpu": "1"}
     with stage.operator():
         stage.space.make_service(resources={"limits": gpu})
-        refusal = stage.space.wait_condition("qwen", "WorkloadReady", "False", "PodsRefused")["message"]
+        refusal = stage.space.wait_condition("qwen", "Ready", "False", "PodsRefused")["message"]
         assert "must specify limits.memory" in refusal
         stage.space.edit("qwen", resources={"limits": gpu | {"memory": "1Gi"}})
         stage.space.wait_observed("qwen")

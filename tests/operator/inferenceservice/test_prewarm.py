@@ -137,9 +137,9 @@ def test_a_job_that_fails_is_told_with_its_reason_and_another_spec_is_another_jo
 
     with stage.operator(), Kubelet(space, play(fail)):
         space.make_service(model=MODEL)
-        for type in ("Ready", "ModelAvailable", "Progressing"):
+        for type in ("Progressing", "ModelAvailable", "Ready"):
             told = space.wait_condition("qwen", type, "False", "ModelNotFound")
-            assert "there is no such model (pod qwen-prewarm-" in told["message"]
+        assert "there is no such model (pod qwen-prewarm-" in told["message"]
         assert space.get("Deployment", "qwen-engine") is None
         (failed,) = space.list("Job")
         space.edit("qwen", model={"uri": "hf://example/other"})
@@ -182,10 +182,10 @@ def test_a_job_that_gets_no_pod_is_told(stage: Stage, monkeypatch: pytest.Monkey
     space.create("ResourceQuota", {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
     with stage.operator(), Kubelet(space, play(prewarmed)):
         space.make_service(model=MODEL)
-        for type in ("Ready", "ModelAvailable", "Progressing"):
+        for type in ("Progressing", "ModelAvailable", "Ready"):
             told = space.wait_condition("qwen", type, "False", "PodsRefused")
-            (job,) = space.list("Job")
-            assert f"kubectl describe job {job['metadata']['name']} shows why" in told["message"]
+        (job,) = space.list("Job")
+        assert f"kubectl describe job {job['metadata']['name']} shows why" in told["message"]
         space.delete("ResourceQuota", "none")
         space.wait_condition("qwen", "Ready", "True", "Ready")
 

@@ -33,7 +33,7 @@ def test_pods_wait_for_a_configuration_that_is_refused(stage: Stage) -> None:
     stage.space.create("ResourceQuota", quota)
     with stage.operator():
         stage.space.make_service()
-        condition = stage.space.wait_condition("qwen", "WorkloadReady", "False", "ChildRefused")
+        condition = stage.space.wait_condition("qwen", "Ready", "False", "ChildRefused")
         assert "ConfigMap qwen-engine-" in condition["message"]
         stage.proxy.wait_quiet()
         assert stage.space.get("Deployment", "qwen-engine") is None
