@@ -97,6 +97,7 @@ class Reason(StrEnum):
     INSUFFICIENT_GPU = "InsufficientGPU"
     UNSCHEDULABLE = "Unschedulable"
     PODS_REFUSED = "PodsRefused"
+    ROLLED_BACK = "RolledBack"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     # Scaling does not work.
     METRICS_UNAVAILABLE = "MetricsUnavailable"
@@ -156,6 +157,8 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.UNSCHEDULABLE: "No node can run the pod, for a reason other than GPUs.",
     Reason.PODS_REFUSED: "Pods cannot be created, for example because of a quota.",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "The pods did not become ready in time.",
+    Reason.ROLLED_BACK: "The rollout failed and left too few engines, so the pods of the former spec were "
+    "restored; the message has the cause.",
     Reason.METRICS_UNAVAILABLE: "The autoscaler cannot read its metrics; the replicas do not change.",
     Reason.METRICS_API_OWNED_BY_OTHER: "Another server owns `custom.metrics.k8s.io` in this cluster.",
     Reason.KEDA_NOT_INSTALLED: "The provider is KEDA, but KEDA is not installed; the replicas do not change.",
@@ -216,6 +219,7 @@ REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         Reason.ROLLING_OUT,
         Reason.PODS_STARTING,
         Reason.INVALID_SPEC,
+        Reason.ROLLED_BACK,
         *POD_FAILURES,
     ),
     ConditionType.MODEL_AVAILABLE: (

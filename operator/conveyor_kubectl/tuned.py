@@ -223,7 +223,10 @@ def _is_ready(service: InferenceService) -> bool:
     """Return whether all engines run the current spec. Raises CannotRun for a lasting failure."""
     status = service.status
     for condition in status.conditions:
-        if condition.status != "True" and condition.reason in LASTING_FAILURES | {Reason.INVALID_SPEC}:
+        if condition.status != "True" and condition.reason in LASTING_FAILURES | {
+            Reason.INVALID_SPEC,
+            Reason.ROLLED_BACK,
+        }:
             raise CannotRun(f"{condition.reason}: {status.find_message(condition)}")
     told = {condition.type: condition.reason for condition in status.conditions}
     wanted = status.desired_replicas or 0

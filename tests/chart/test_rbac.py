@@ -47,6 +47,7 @@ UNSEEN: dict[str, dict[Right, str]] = {
         ("conveyor.dev", "inferenceservices/finalizers", "update"): (
             "asked for by OwnerReferencesPermissionEnforcement (on here) when a child names its owner"
         ),
+        ("apps", "replicasets", "get"): "the pod template that is restored after a failed rollout (docs/adr/0130)",
         ("conveyor.dev", "inferenceservices", "get"): "one that is too large to be kept (docs/adr/0097)",
     }
 }

@@ -16,10 +16,11 @@ from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.naming import NameOf
 from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.plan import plan
+from conveyor_operator.inferenceservice.replica_sets import without_label
 from conveyor_operator.inferenceservice.rollout import find_claims
 from conveyor_operator.inferenceservice.situation import Situation, read_former
 from conveyor_operator.inferenceservice.status import Written, build_status
-from conveyor_operator.kinds import CLAIM, DEPLOYMENT, SCALED_OBJECT
+from conveyor_operator.kinds import CLAIM, DEPLOYMENT, REPLICA_SET, SCALED_OBJECT
 from conveyor_operator.loop.child import Child, ChildId, id_of
 from conveyor_operator.loop.differences import hash_applied
 from conveyor_operator.loop.owner import Object
@@ -43,13 +44,14 @@ class Told:
 class ServiceCase:
     """A `loop.resource.Case`. `url`: the URL for clients. `previous`: the status before this reconcile.
 
-    `desire` builds the desired children. It is called again if the case has read claims, on which they depend.
+    `desire` builds the desired children from the observed ones and from a pod template to restore. It is called again
+    if the case has read claims or such a template.
     """
 
     def __init__(
         self,
         service: InferenceService,
-        desire: Callable[[Observed], Desired],
+        desire: Callable[[Observed, Object | None], Desired],
         observed: Observed,
         memory: ServiceMemory,
         told: Told,
@@ -58,7 +60,7 @@ class ServiceCase:
     ) -> None:
         self._service = service
         self._desire = desire
-        self._desired = desired = desire(observed)
+        self._desired = desired = desire(observed, None)
         self._observed = observed
         self._memory = memory
         self._told = told
@@ -75,6 +77,8 @@ class ServiceCase:
         if self._begins_rollout:
             self._modes = {}
             self.stale |= {(CLAIM.kind, name) for name in find_claims(service.spec)}
+        if desired.verdict.cause is not None:
+            self.stale.add((REPLICA_SET.kind, desired.verdict.replica_set))
 
     @property
     def children(self) -> Mapping[ChildId, Child]:
@@ -90,10 +94,13 @@ class ServiceCase:
     def plan(self, now: datetime) -> list[Step]:
         if self._modes is not None:  # all claims were read
             self._memory.claim_modes, self._memory.claims_read_for = self._modes, self._desired.template_hash
-            self._desired, self._modes = self._desire(self._observed), None
+            self._desired, self._modes = self._desire(self._observed, None), None
         return plan(self._desired, self._observed, self._memory, self._told.activity, now)
 
     def see(self, child: Object) -> None:
+        if child["kind"] == REPLICA_SET.kind:
+            self._desired = self._desire(self._observed, without_label(child["spec"]["template"]))
+            return
         if child["kind"] == CLAIM.kind and self._modes is not None:
             self._modes[child["metadata"]["name"]] = tuple((child.get("status") or {}).get("accessModes") or ())
         before, self._observed = self._observed.deployment, self._observed.with_child(child)
@@ -121,6 +128,7 @@ class ServiceCase:
             prewarming=found.prewarming,
             podless_job=found.name_podless_job(now),
             serves_keda=self._told.serves_keda,
+            rolled_back=found.rolled_back,
             removes_first=self._desired.rollout.because,
             name=NameOf(self._service.key, self._service.served_model_name, self._told.tell_name()),
         )

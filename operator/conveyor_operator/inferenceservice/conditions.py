@@ -23,6 +23,10 @@ IN_PROGRESS = frozenset(
      Reason.UP_TO_DATE, Reason.NAME_PENDING}
 )  # fmt: skip
 _PREWARMING = "a Job is downloading the model; pods of the current spec start when it has finished"
+_RESTORED = (
+    "The rollout failed, so the pods of the former spec run again. Correct the spec, or change an annotation in "
+    "pod.annotations to try the same spec again."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,9 @@ def _find_cause(by_type: dict[ConditionType, Judged], situation: Situation) -> J
 def judge_progressing(situation: Situation) -> Judged:
     """Compute whether a rollout of the current spec is in progress. Scaling and later failures do not count."""
     type, blocker = ConditionType.PROGRESSING, situation.blocker
+    if situation.rolled_back is not None:
+        cause = f"{situation.rolled_back.reason}: {situation.rolled_back.message}"
+        return Judged(type, "False", Reason.ROLLED_BACK, f"{cause}. {_RESTORED}")
     if blocker is not None and (situation.prewarming or not situation.rolled_out or situation.obstacle(*POD_KINDS)):
         return Judged(type, "True" if blocker.temporary else "False", blocker.reason, blocker.message)
     if situation.prewarming:

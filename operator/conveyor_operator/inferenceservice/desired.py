@@ -4,7 +4,7 @@ The pod template and the engine's configuration are rendered only here, because 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from conveyor_api import names
@@ -17,7 +17,7 @@ from conveyor_operator.inferenceservice.image import choose_engine_image, hash_t
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler, build_disruption_budget
 from conveyor_operator.inferenceservice.manifests.config import build_config_map, build_engine_config
-from conveyor_operator.inferenceservice.manifests.deployment import build_deployment
+from conveyor_operator.inferenceservice.manifests.deployment import build_deployment, build_restored
 from conveyor_operator.inferenceservice.manifests.keda import build_scaled_object
 from conveyor_operator.inferenceservice.manifests.model import build_claim, needs_claim
 from conveyor_operator.inferenceservice.manifests.network import Network, build_network_policy
@@ -30,10 +30,12 @@ from conveyor_operator.inferenceservice.manifests.services import (
     build_service_account,
 )
 from conveyor_operator.inferenceservice.observed import ClaimModes, Observed
+from conveyor_operator.inferenceservice.rollback import Verdict, judge_rollout
 from conveyor_operator.inferenceservice.rollout import Rollout, plan_rollout
 from conveyor_operator.inferenceservice.starting import count_starting, find_next_end
 from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.kinds import CLAIM
+from conveyor_operator.loop.child import hash_of
 from conveyor_operator.loop.owner import Object, Owner
 from conveyor_operator.settings import Settings
 from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS, MAX_OFFSET_SECONDS
@@ -51,6 +53,10 @@ class Desired:
     """Hash of the pod template, including its image."""
     rollout: Rollout
     """How the Deployment replaces pods."""
+    attempt: str = ""
+    """Identifies the rollout of this spec. One that has failed for good is not tried again."""
+    verdict: Verdict = field(default_factory=Verdict)
+    """Whether the rollout has failed for good."""
     look_again_at: datetime | None = None
     """When the desired children or the status may change without an event; None if they do not."""
     starting_replicas: int = 0
@@ -70,13 +76,15 @@ def build_desired(
     from_profile: Sequence[str] = (),
     serves_keda: bool | None = True,
     claim_modes: ClaimModes | None = None,
+    former_template: Object | None = None,
 ) -> Desired:
     """Build the desired children from the spec.
 
     From `observed` it reads values that must not change: the claim's access mode, and the engine image during an
     upgrade of Conveyor. It also reads the state on which the rollout parameters depend if the spec does not set them.
     from_profile: paths of the fields that a profile has filled. serves_keda: if not True, no ScaledObject is built.
-    claim_modes: as for `plan_rollout`.
+    claim_modes: as for `plan_rollout`. former_template: the pod template to restore if the rollout has failed for good;
+    None if it was not read yet.
     """
     spec = service.spec
     owner = build_owner(service.namespace, service.name, service.metadata.uid)
@@ -87,13 +95,20 @@ def build_desired(
     access_mode = _choose_access_mode(spec, owner, observed) if needs_claim(spec) else None
     made = (names.model_claim_name(owner.name), access_mode) if access_mode is not None else None
     rollout = plan_rollout(spec, made, claim_modes, observed, now)
+    attempt = hash_of([template_hash, None if spec.rollout.is_open else spec.rollout.given])
+    proven = service.status.tried_template or ""
+    verdict = judge_rollout(observed, template_hash, attempt, proven, now)
     strategy = {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable}
+    deadline_seconds = spec.engine.startup_timeout_seconds
+    deployment = build_deployment(owner, strategy, template, image, template_hash, deadline_seconds)
+    if verdict.cause is not None and former_template is not None:
+        deployment = build_restored(deployment, former_template, proven, verdict.cause)
     children = [
         build_service_account(owner),
         build_config_map(owner, config),
         build_engine_service(owner),
         build_public_service(owner, settings.gateway_host),
-        build_deployment(owner, strategy, template, image, template_hash, spec.engine.startup_timeout_seconds),
+        deployment,
         build_disruption_budget(owner),
     ]
     if settings.network_policies:
@@ -127,6 +142,7 @@ def build_desired(
         children.append(build_scaled_object(autoscaler, settings.metrics_url))
     times = (
         rollout.look_again_at,
+        verdict.look_again_at,
         find_next_end(observed.pods, period_seconds, now),
         find_gap_end(observed.autoscaler),
     )
@@ -137,6 +153,8 @@ def build_desired(
         tuple(children),
         template_hash,
         rollout,
+        attempt,
+        verdict,
         min((at for at in times if at and at > now), default=None),
         count_starting(observed.pods, period_seconds, now),
     )

@@ -10,7 +10,7 @@ from datetime import datetime
 from conveyor_api import names
 from conveyor_operator.inferenceservice.desired import Desired
 from conveyor_operator.inferenceservice.memory import ServiceMemory
-from conveyor_operator.inferenceservice.observed import Observed
+from conveyor_operator.inferenceservice.observed import DeploymentState, Observed, RolledBack
 from conveyor_operator.inferenceservice.rollout import PATIENCE
 from conveyor_operator.inferenceservice.wording import explain_refusal
 from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, JOB, SCALED_OBJECT
@@ -34,8 +34,15 @@ class Differences:
     """Children whose names are taken, and children for which a call has failed in this reconcile."""
     prewarming: bool
     """Whether a Job must download the model before pods of this spec are created. Existing pods are not changed."""
+    rolled_back: RolledBack | None
+    """Why the Deployment has an earlier pod template, which stays; None if it has not, or must get the desired one."""
     podless_job: Child | None
     """The Job that must download the model, if it has not had a pod yet; None if `prewarming` is False."""
+
+    @property
+    def keeps_pods(self) -> bool:
+        """Whether the Deployment must not get the desired pod template yet. Only its replicas may change."""
+        return self.prewarming or self.rolled_back is not None
 
     @property
     def end_of_patience(self) -> datetime | None:
@@ -61,8 +68,20 @@ def find_differences(desired: Desired, observed: Observed, memory: ServiceMemory
     prewarming = not has_pods and not all(job is not None and job.done for job in jobs)
     podless = next((job for job in jobs if job is not None and job.without_pods_since), None)
     return Differences(
-        desired, observed, wanted, (*taken, *refused), prewarming, podless_job=podless if prewarming else None
+        desired,
+        observed,
+        wanted,
+        (*taken, *refused),
+        prewarming,
+        rolled_back=_find_rolled_back(desired, live),
+        podless_job=podless if prewarming else None,
     )
+
+
+def _find_rolled_back(desired: Desired, live: DeploymentState | None) -> RolledBack | None:
+    if live is None or live.rolled_back is None or live.template_hash == desired.template_hash:
+        return None
+    return live.rolled_back if live.rolled_back.attempt == desired.attempt else None
 
 
 def find_kedas_autoscaler(desired: Desired, observed: Observed) -> Child | None:

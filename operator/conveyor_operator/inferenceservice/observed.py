@@ -10,20 +10,26 @@ from typing import Any
 
 from conveyor_api import names
 from conveyor_api.autoscaling import MAX_REPLICAS
+from conveyor_api.text import clip
 from conveyor_operator.inferenceservice.kinds import CHILDREN
-from conveyor_operator.inferenceservice.pods import PodState, observe_pod
-from conveyor_operator.inferenceservice.replica_sets import ReplicaSetState, hash_pod_template, observe_replica_set
+from conveyor_operator.inferenceservice.pods import PodState, observe_pod, parse_message
+from conveyor_operator.inferenceservice.replica_sets import (
+    TEMPLATE_HASH_ANNOTATION,
+    ReplicaSetState,
+    hash_pod_template,
+    observe_replica_set,
+)
 from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, ENDPOINT_SLICE, POD, REPLICA_SET, SCALED_OBJECT, Key, Kind
 from conveyor_operator.loop.child import Child, ChildId, observe_child
 from conveyor_operator.loop.store import Store
 
 Object = Mapping[str, Any]
 
-TEMPLATE_HASH_ANNOTATION = f"{names.GROUP}/template-hash"
 HELD_REPLICAS_ANNOTATION = f"{names.GROUP}/held-replicas"
 
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
 LABELS = tuple(names.child_labels(""))
+ROLLED_BACK_ANNOTATION = f"{names.GROUP}/rolled-back"
 _DEFAULT_REPLICAS = 1
 # By the type of an HPA's metric: the field with its content. Conveyor's HPA has metrics of the type Object. KEDA's HPA
 # has metrics of the type External.
@@ -35,6 +41,16 @@ Conditions = Mapping[str, tuple[str, str, str]]
 
 ClaimModes = Mapping[str, tuple[str, ...]]
 """Access modes of bound claims, by name: () for an unbound claim. Claims that do not exist are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """Why the Deployment has an earlier pod template than the desired one. Kept in its ROLLED_BACK_ANNOTATION."""
+
+    attempt: str
+    """Identifies the rollout that failed. It is not tried again until this changes."""
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,7 @@ class DeploymentState:
     """Hash of the pod template in the API server. The newest ReplicaSet has the same hash."""
     held_replicas: str = ""
     """The number in HELD_REPLICAS_ANNOTATION; "" if there is none that a service could have."""
+    rolled_back: RolledBack | None = None
     max_surge: int | str = 0
     """Additional pods during a rollout: a number or a percentage."""
     revision: int = 0
@@ -215,6 +232,7 @@ def observe_deployment(body: Object) -> DeploymentState:
         config_hash=str((template.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         pod_template=hash_pod_template(spec["template"]),
         held_replicas=_read_held(str(annotations.get(HELD_REPLICAS_ANNOTATION, ""))),
+        rolled_back=_read_rolled_back(str(annotations.get(ROLLED_BACK_ANNOTATION, ""))),
         max_surge=((spec.get("strategy") or {}).get("rollingUpdate") or {}).get("maxSurge", 0),
         revision=_whole(annotations.get(REVISION_ANNOTATION)),
         replicas=int(status.get("replicas", 0)),
@@ -281,6 +299,15 @@ def _tolerance(spec: Object, direction: str) -> str:
 def _read_held(text: str) -> str:
     """Return the number of replicas in the annotation; "" for anything else. Who edits Deployments can set it."""
     return text if text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) <= MAX_REPLICAS else ""
+
+
+def _read_rolled_back(text: str) -> RolledBack | None:
+    """Return the annotation's content; None for any other text. Who edits Deployments can set it."""
+    told = parse_message(text)
+    attempt, reason, message = (told.get(key) for key in ("attempt", "reason", "message"))
+    if not (isinstance(attempt, str) and isinstance(reason, str) and isinstance(message, str)):
+        return None
+    return RolledBack(attempt[:64], reason[:64], clip(message))
 
 
 def _whole(text: object) -> int:

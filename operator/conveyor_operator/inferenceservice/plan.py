@@ -48,7 +48,7 @@ def plan(desired: Desired, observed: Observed, memory: ServiceMemory, activity: 
     applies: list[Step] = list(find_applies(desired.owner, complete, observed.children, memory))
     if before := [step for step in applies if _position(step) < 0]:
         return before
-    if not any(obstacle.kind in POD_NEEDS for obstacle in found.obstacles) and not found.prewarming:
+    if not any(obstacle.kind in POD_NEEDS for obstacle in found.obstacles) and not found.keeps_pods:
         deployment = [step for step in applies if _position(step) == 0]
         if hold := _plan_hold(found, memory, applied_next=bool(deployment)):
             deployment.insert(0, hold)
@@ -107,9 +107,9 @@ def _build_hold(found: Differences, memory: ServiceMemory, handover: Handover | 
 
 
 def _plan_scaling(found: Differences, memory: ServiceMemory, activity: Activity) -> Handover | None:
-    """Return the change of replicas to or from zero, or to the spec's number while a Job delays the Deployment."""
+    """Return the change of replicas to or from zero, or to the spec's number while the Deployment keeps its pods."""
     spec, live = found.desired.spec, found.observed.deployment
-    if found.prewarming and spec.autoscaling is None:
+    if found.keeps_pods and spec.autoscaling is None:
         return plan_fixed(plan_replicas(spec, live, memory.had_autoscaler), live)
     return plan_zero(spec, live, activity)
 
@@ -121,7 +121,8 @@ def _plan_removals(found: Differences) -> list[Step]:
     """
     desired, observed = found.desired, found.observed
     deployment = observed.deployment
-    settled = deployment is not None and deployment.complete and not found.prewarming
+    wanted = deployment is not None and deployment.template_hash == desired.template_hash
+    settled = deployment is not None and wanted and deployment.complete
     used = {pod.config_hash for pod in observed.pods}
     used |= {deployment.config_hash} if deployment is not None else set()
 

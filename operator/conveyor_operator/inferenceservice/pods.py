@@ -36,7 +36,8 @@ class ContainerState:
     waiting_reason: str = ""
     waiting_message: str = ""
     ended: bool = False
-    """Whether it has ended, now or before a restart. The five fields below describe that end."""
+    """Whether it has ended, now or before a restart. The last five fields describe that end."""
+    restarts: int = 0
     exit_code: int = 0
     ended_reason: str = ""
     ended_message: str = ""
@@ -196,6 +197,7 @@ def _observe_container(body: Object, initial: bool, adapters: Mapping[str, str])
         waiting_reason=str(waiting.get("reason", "")),
         waiting_message=str(waiting.get("message", "")),
         ended=bool(ended),
+        restarts=int(body.get("restartCount", 0)),
         exit_code=int(ended.get("exitCode", 0)),
         ended_reason=str(ended.get("reason", "")),
         ended_message=str(ended.get("message", "")),

@@ -95,9 +95,9 @@ class InferenceServices:
         told = Told(self._metrics_api(), self._activity(service.key), serves_keda, tell_name)
         now = datetime.now(UTC)
 
-        def desire(observed: Observed) -> Desired:
+        def desire(observed: Observed, former_template: Object | None) -> Desired:
             given = (service, self._settings, observed, starts, now, from_profile, told.serves_keda)
-            return build_desired(*given, memory.claim_modes)
+            return build_desired(*given, memory.claim_modes, former_template)
 
         url = self._settings.service_url(service.namespace, service.name)
         return ServiceCase(service, desire, observed, memory, told, url, previous)

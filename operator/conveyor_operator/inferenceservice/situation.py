@@ -16,7 +16,7 @@ from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.failures import PodFailure, find_failures, may_fit_later
 from conveyor_operator.inferenceservice.naming import NameOf
-from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
+from conveyor_operator.inferenceservice.observed import DeploymentState, Observed, RolledBack
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.replicas import is_asleep, may_sleep
 from conveyor_operator.loop.steps import Obstacle
@@ -90,6 +90,8 @@ class Situation:
     """Name of the Job, if its pod could not be created; otherwise ""."""
     serves_keda: bool | None = None
     """Whether the cluster serves ScaledObjects; None if unknown, or if the service does not use KEDA."""
+    rolled_back: RolledBack | None = None
+    """Why the pods of an earlier spec were restored; None if they were not."""
     removes_first: str = ""
     """Why the rollout removes an old pod first; "" if it does not, or if the spec says so."""
     name: NameOf = field(default_factory=NameOf)

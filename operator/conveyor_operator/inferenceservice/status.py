@@ -56,7 +56,7 @@ def build_status(
         replicas=deployment.replicas,
         ready_replicas=deployment.ready_replicas,
         starting_replicas=written.starting_replicas,
-        updated_replicas=deployment.updated_replicas,
+        updated_replicas=deployment.updated_replicas if situation.rolled_back is None else 0,
         desired_replicas=deployment.asked_replicas,
         selector=names.pod_selector_string(service.name),
         url=written.url,

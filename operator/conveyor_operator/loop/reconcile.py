@@ -34,7 +34,9 @@ class Reconciler:
 
     def __init__(self, resources: Sequence[Resource], cluster: Cluster, store: Store) -> None:
         self._resources = {resource.kind: resource for resource in resources}
-        self._kinds = {kind.kind: kind for resource in resources for kind in resource.children}
+        self._kinds = {
+            kind.kind: kind for resource in resources for kind in (*resource.children, *resource.grandchildren)
+        }
         self._cluster = cluster
         self._store = store
         self._reporter = Reporter(cluster)

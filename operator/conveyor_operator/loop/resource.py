@@ -21,7 +21,10 @@ class Case(Protocol):
 
     @property
     def stale(self) -> set[ChildId]:
-        """Children to read before the next plan, because no watch has reported them or their latest change yet."""
+        """Children, grandchildren and other objects of these kinds to read before the next plan.
+
+        No watch has reported them or their latest change yet, or the watch keeps too little of them.
+        """
         ...
 
     @property
@@ -32,7 +35,7 @@ class Case(Protocol):
         ...
 
     def see(self, child: Object) -> None:
-        """Record a child that an API call of the operator has returned."""
+        """Record an object that an API call of the operator has returned."""
         ...
 
     def lose(self, id: ChildId) -> None:

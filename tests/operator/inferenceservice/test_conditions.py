@@ -24,7 +24,13 @@ from tests.operator.builders import (
 from conveyor_api.conditions import REASONS_BY_CONDITION, ConditionType, Reason
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
 from conveyor_operator.inferenceservice.gap import find_gap_end
-from conveyor_operator.inferenceservice.observed import AutoscalerState, DeploymentState, Observed, observe_autoscaler
+from conveyor_operator.inferenceservice.observed import (
+    AutoscalerState,
+    DeploymentState,
+    Observed,
+    RolledBack,
+    observe_autoscaler,
+)
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState, observe_pod
 from conveyor_operator.inferenceservice.situation import Former, Situation, read_former
 from conveyor_operator.loop.steps import Obstacle
@@ -219,6 +225,15 @@ def test_a_rollout_counts_the_pods_of_the_current_spec(there: int, updated: int,
     counts = {"replicas": there, "updated_replicas": updated, "available_replicas": 0}
     found = judge(make_deployment(1, revision=2, conditions=ROLLING_OUT, **counts))
     assert found["Progressing"].message == f"{says} pods run the current spec, 0 are ready"
+
+
+def test_restored_pods_make_the_service_ready_and_the_rollout_failed() -> None:
+    cause = RolledBack("attempt", "ImagePullFailed", "image a cannot be pulled (pod b)")
+    restored = replace(make_situation(make_deployment(1), READY, endpoints=1, was_whole=True), rolled_back=cause)
+    found = {judged.type: judged for judged in judge_all(restored)}
+    assert said(found["Ready"]) == ("True", "Ready")
+    assert said(found["Progressing"]) == ("False", "RolledBack")
+    assert found["Progressing"].message.startswith("ImagePullFailed: image a cannot be pulled (pod b). The rollout")
 
 
 def test_the_first_pods_are_no_rollout() -> None:

@@ -1,10 +1,12 @@
 """Builds the engine's Deployment. Pure."""
 
+import json
 from collections.abc import Mapping
 from math import ceil
 
 from conveyor_api import names
-from conveyor_operator.inferenceservice.observed import TEMPLATE_HASH_ANNOTATION
+from conveyor_operator.inferenceservice.observed import ROLLED_BACK_ANNOTATION, RolledBack
+from conveyor_operator.inferenceservice.replica_sets import TEMPLATE_HASH_ANNOTATION
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 _LONGEST_DOWNLOAD_SECONDS = 90 * 60  # the longest sensible one
@@ -37,6 +39,17 @@ def build_deployment(
             "revisionHistoryLimit": 1,
             "template": _with_image(template, image),
         },
+    }
+
+
+def build_restored(deployment: Object, template: Object, template_hash: str, cause: RolledBack) -> Object:
+    """Return the Deployment with an earlier pod template, and with an annotation that says why."""
+    told = json.dumps({"attempt": cause.attempt, "reason": cause.reason, "message": cause.message})
+    annotations = {TEMPLATE_HASH_ANNOTATION: template_hash, ROLLED_BACK_ANNOTATION: told}
+    return {
+        **deployment,
+        "metadata": {**deployment["metadata"], "annotations": annotations},
+        "spec": {**deployment["spec"], "template": template},
     }
 
 
