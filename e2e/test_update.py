@@ -1,4 +1,7 @@
-"""A spec is edited under load: the pod is replaced, with or without a spare GPU. No request fails, no stream is cut."""
+"""A spec is edited under load: the pod is replaced, with or without a spare GPU, or stays if the edit is wrong.
+
+No request fails, and no stream is cut.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,6 +23,7 @@ NAME = "update"
 BODY = {"model": NAME, "max_tokens": 200, "min_tokens": 150, "temperature": 0.8}
 
 CONTEXT = 512
+WRONG = "registry.example.com/conveyor/engine:nope"
 
 
 @pytest.fixture
@@ -29,8 +33,8 @@ def hub_model(tmp_path: Path) -> Iterator[dict[str, Any]]:
         yield from_hub(hub, service(NAME, replicas=1, model={"uri": f"hf://{REPOSITORY}", "name": NAME}))
 
 
-async def test_another_engine_image_where_a_volume_might_not_be_mounted_twice(namespace: str) -> None:
-    """The edit sets another name of the same image. The old pod makes room at once."""
+async def test_another_engine_image_where_all_nodes_may_mount_the_volume(namespace: str) -> None:
+    """The edit sets another name of the same image. The new pod starts beside the old one."""
     edit = {"engine": {"device": "Auto", "image": IMAGES["engine"].loaded_last}}
     await assert_replaced(service(NAME, replicas=1), edit, namespace)
 
@@ -60,6 +64,43 @@ async def test_a_lone_replica_makes_room_for_its_successor_where_no_gpu_is_spare
     hub_model["spec"]["resources"]["limits"]["nvidia.com/gpu"] = COUNT // 2 + 1
     hub_model["spec"]["engine"]["tensorParallelSize"] = 1
     await assert_replaced(hub_model, {"kvCache": {"blockBudget": 192}}, namespace)
+
+
+async def test_a_wrong_image_leaves_the_only_engine_of_a_shared_volume(namespace: str) -> None:
+    await assert_kept(service(NAME, replicas=1), namespace)
+
+
+@pytest.mark.xdist_group("most GPUs")
+async def test_a_wrong_image_leaves_the_only_engine_where_no_gpu_is_spare(
+    hub_model: dict[str, Any], namespace: str
+) -> None:
+    """A Job without a GPU tries the image before the engine makes room."""
+    hub_model["spec"]["resources"]["limits"]["nvidia.com/gpu"] = COUNT // 2 + 1
+    hub_model["spec"]["engine"]["tensorParallelSize"] = 1
+    await assert_kept(hub_model, namespace)
+
+
+async def assert_kept(body: dict[str, Any], namespace: str) -> None:
+    """Edit the image under load: the engine stays, no request fails, and the condition names the image."""
+    await asyncio.to_thread(kube.apply, body, namespace)
+    await asyncio.to_thread(kube.wait_ready, NAME, namespace)
+    before = pods(namespace)
+    wrong = {**body["spec"], "engine": {**body["spec"]["engine"], "image": WRONG}}
+    async with running_load(service_url(NAME, namespace), BODY, concurrency=4) as load:
+        await asyncio.to_thread(kube.wait_until, "streams run", lambda: load.tokens > 20)
+        await asyncio.to_thread(kube.apply, {**body, "spec": wrong}, namespace)
+        await asyncio.to_thread(kube.wait_until, "the cause", lambda: tells_image(namespace), 240)
+        begun = len(load.answers)
+        await asyncio.to_thread(kube.wait_until, "the old pod answers", lambda: len(load.answers) > begun + 8, 60)
+    assert not load.failed, [a.error for a in load.failed]
+    assert before <= pods(namespace)
+
+
+def tells_image(namespace: str) -> bool:
+    found = kube.get("infsvc", NAME, namespace)
+    progressing, ready = kube.condition(found, "Progressing"), kube.condition(found, "Ready")
+    said = (progressing.get("status"), progressing.get("reason"), ready.get("status"))
+    return said == ("False", "ImagePullFailed", "True") and WRONG in ready["message"]
 
 
 async def assert_replaced(body: dict[str, Any], edit: dict[str, Any], namespace: str) -> None:

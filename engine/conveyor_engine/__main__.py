@@ -1,8 +1,9 @@
 """The engine's commands, `python -m conveyor_engine`. START HERE.
 
 `serve` reads the configuration, loads the tokenizer, and starts the HTTP server and the engine process. `fetch` brings
-a model's files to a volume. If the process cannot start, it writes one log line and a termination message, and exits
-with a code that is not 0.
+a model's files to a volume. `check` only parses the configuration; the operator uses it before a rollout removes an old
+engine. If the process cannot start, it writes one log line and a termination message, and exits with a code that is not
+0.
 """
 
 import argparse
@@ -56,6 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
     fetch.add_argument("--adapter", default="", metavar="NAME", help="the name of the LoRA adapter that is fetched")
+    check = commands.add_parser(
+        "check", help="parse the configuration of `serve`", description="Parse the configuration of `serve`, and end."
+    )
+    add_flags(check)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -79,6 +84,9 @@ def main(arguments: Sequence[str]) -> int:
 def _run(flags: argparse.Namespace) -> int:
     if flags.command == "serve":
         return _serve(flags)
+    if flags.command == "check":
+        parse_config(vars(flags), os.environ)
+        return 0
     if flags.command == "fetch":
         from conveyor_engine.fetching.fetch import fetch
 

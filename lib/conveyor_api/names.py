@@ -124,6 +124,7 @@ READABLE_GATEWAYS: Final = {"gateways": "Readable"}
 MAX_SERVICE_NAME_LENGTH: Final = 40  # leaves room for "-engine-<hash8>" and the pods' suffixes
 ENGINE_SUFFIX: Final = "-engine"
 PREWARM_SUFFIX: Final = ".prewarm"
+CHECK_SUFFIX: Final = ".check"
 
 
 def engine_name(service: str) -> str:
@@ -160,6 +161,17 @@ def prewarm_pod_selector(service: str) -> dict[str, str]:
 def prewarm_labels(service: str) -> dict[str, str]:
     """Return all labels of the prewarm Job's pods."""
     return child_labels(service) | {NAME_LABEL: "conveyor-prewarm"} | prewarm_pod_selector(service)
+
+
+def check_name(service: str, job_hash: str) -> str:
+    """Return the name of the Job that tries the image and configuration of `service`. `job_hash`: as above."""
+    return f"{service}-check-{job_hash}"
+
+
+def check_labels(service: str) -> dict[str, str]:
+    """Return all labels of the check Job's pods. No selector for engine pods matches them."""
+    label = {INFERENCE_SERVICE_LABEL: f"{service}{CHECK_SUFFIX}"}
+    return child_labels(service) | {NAME_LABEL: "conveyor-check"} | label
 
 
 def child_labels(service: str) -> dict[str, str]:

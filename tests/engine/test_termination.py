@@ -75,3 +75,16 @@ def test_who_calls_main_keeps_its_own_handlers_of_signals() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert main(["version"]) == 0
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_check_parses_the_configuration_and_needs_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "termination-log"
+    monkeypatch.setenv("TERMINATION_LOG", str(told))
+    file = tmp_path / "engine.yaml"
+    file.write_text("model: /models/nowhere\nmax_num_seqs: 4\n")
+    assert main(["check", "--config", str(file)]) == 0
+    assert not told.exists()
+    file.write_text("model: /models/nowhere\nmax_seqs: 4\n")
+    assert main(["check", "--config", str(file)]) == 2
+    assert json.loads(told.read_bytes())["reason"] == "InvalidConfig"
+    assert "max_seqs" in json.loads(told.read_bytes())["message"]

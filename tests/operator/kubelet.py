@@ -126,6 +126,28 @@ def prewarm_failed(pod: Json, reason: str, message: str) -> Json:
     return {"phase": "Running", "containerStatuses": failed["initContainerStatuses"]}
 
 
+def with_checks(decide: Decide, check: Decide | None = None) -> Decide:
+    """Let `decide` choose for engines, and `check` for pods that only try an image; by default, these succeed."""
+
+    def choose(pod: Json) -> Json | None:
+        checks = pod["metadata"]["labels"]["conveyor.dev/inference-service"].endswith(".check")
+        return (check or checked)(pod) if checks else decide(pod)
+
+    return choose
+
+
+def checked(pod: Json) -> Json:
+    """Build a status: the Job has pulled the image and parsed the configuration."""
+    return {"phase": "Succeeded", "containerStatuses": [_container("engine", terminated(0, "Completed"))]}
+
+
+def check_failed(pod: Json) -> Json:
+    """Build a status: the Job's image cannot be pulled."""
+    image = pod["spec"]["containers"][0]["image"]
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}}
+    return {"phase": "Pending", "containerStatuses": [_container("engine", waiting)]}
+
+
 def oom_killed(pod: Json, message: str = "") -> Json:
     """Build a status: the engine was killed for memory.
 

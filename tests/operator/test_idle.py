@@ -48,7 +48,7 @@ def test_a_new_service_costs_a_call_a_child(stage: Stage) -> None:
     # Those without a namespace are Kopf's, which looks at what the API server has when the operator starts.
     calls = [c for c in stage.proxy.calls[before:] if c.verb in ("get", "patch") and c.namespace]
     children = [c for c in calls if c.resource != "inferenceservices"]
-    assert [c.resource for c in children if c.verb == "get"] == ["deployments"]
-    assert len(children) == 1 + 7, "a look at the Deployment, and an apply of each"
+    assert [c.resource for c in children if c.verb == "get"] == ["deployments", "persistentvolumeclaims"]
+    assert len(children) == 2 + 7, "a look at the Deployment and at the model's claim, and an apply of each"
     statuses = [c for c in calls if c.resource == "inferenceservices" and c.verb == "patch"]
     assert len(statuses) <= 3

@@ -129,6 +129,8 @@ class ServiceCase:
             podless_job=found.name_podless_job(now),
             serves_keda=self._told.serves_keda,
             rolled_back=found.rolled_back,
+            checks=self._desired.check_job is not None,
+            keeps_template=found.checking,
             removes_first=self._desired.rollout.because,
             name=NameOf(self._service.key, self._service.served_model_name, self._told.tell_name()),
         )

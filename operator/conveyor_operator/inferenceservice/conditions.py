@@ -111,15 +111,16 @@ def judge_progressing(situation: Situation) -> Judged:
     if situation.rolled_back is not None:
         cause = f"{situation.rolled_back.reason}: {situation.rolled_back.message}"
         return Judged(type, "False", Reason.ROLLED_BACK, f"{cause}. {_RESTORED}")
-    if blocker is not None and (situation.prewarming or not situation.rolled_out or situation.obstacle(*POD_KINDS)):
+    rolls = situation.keeps_template or not situation.rolled_out
+    if blocker is not None and (situation.prewarming or rolls or situation.obstacle(*POD_KINDS)):
         return Judged(type, "True" if blocker.temporary else "False", blocker.reason, blocker.message)
     if situation.prewarming:
         return Judged(type, "True", Reason.MODEL_DOWNLOADING, _PREWARMING)
     if situation.observed.deployment is None:
         return Judged(type, "True", Reason.PODS_STARTING, "the Deployment does not exist yet")
-    if not situation.rolled_out and situation.brings_first_pods:
+    if rolls and not situation.keeps_template and situation.brings_first_pods:
         return Judged(type, "True", Reason.PODS_STARTING, situation.ready_count)
-    if not situation.rolled_out:
+    if rolls:
         return Judged(type, "True", Reason.ROLLING_OUT, situation.rollout_count)
     obstacle = situation.obstacle()
     if obstacle is not None:

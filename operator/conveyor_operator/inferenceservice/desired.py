@@ -12,10 +12,12 @@ from conveyor_api.queue import Queue, RequestClass
 from conveyor_api.resource import InferenceService
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.status import EffectiveStatus, QueueClassStatus
+from conveyor_operator.inferenceservice.check import judge_check
 from conveyor_operator.inferenceservice.gap import find_gap_end
 from conveyor_operator.inferenceservice.image import choose_engine_image, hash_template
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler, build_disruption_budget
+from conveyor_operator.inferenceservice.manifests.check import build_check
 from conveyor_operator.inferenceservice.manifests.config import build_config_map, build_engine_config
 from conveyor_operator.inferenceservice.manifests.deployment import build_deployment, build_restored
 from conveyor_operator.inferenceservice.manifests.keda import build_scaled_object
@@ -29,8 +31,8 @@ from conveyor_operator.inferenceservice.manifests.services import (
     build_public_service,
     build_service_account,
 )
-from conveyor_operator.inferenceservice.observed import ClaimModes, Observed
-from conveyor_operator.inferenceservice.rollback import Verdict, judge_rollout
+from conveyor_operator.inferenceservice.observed import ClaimModes, DeploymentState, Observed
+from conveyor_operator.inferenceservice.rollback import Verdict, find_rolled_back, judge_rollout
 from conveyor_operator.inferenceservice.rollout import Rollout, plan_rollout
 from conveyor_operator.inferenceservice.starting import count_starting, find_next_end
 from conveyor_operator.inferenceservice.starts import PodStarts
@@ -53,6 +55,8 @@ class Desired:
     """Hash of the pod template, including its image."""
     rollout: Rollout
     """How the Deployment replaces pods."""
+    check_job: Object | None = None
+    """The child that tries the image and configuration of the new pods before an old pod is removed; None without."""
     attempt: str = ""
     """Identifies the rollout of this spec. One that has failed for good is not tried again."""
     verdict: Verdict = field(default_factory=Verdict)
@@ -94,10 +98,15 @@ def build_desired(
     template_hash = hash_template(template, image)
     access_mode = _choose_access_mode(spec, owner, observed) if needs_claim(spec) else None
     made = (names.model_claim_name(owner.name), access_mode) if access_mode is not None else None
-    rollout = plan_rollout(spec, made, claim_modes, observed, now)
+    rollout, check_job = plan_rollout(spec, made, claim_modes, observed, now), None
     attempt = hash_of([template_hash, None if spec.rollout.is_open else spec.rollout.given])
     proven = service.status.tried_template or ""
     verdict = judge_rollout(observed, template_hash, attempt, proven, now)
+    if _removes_engine(rollout, observed.deployment, template_hash, attempt):
+        check_job = build_check(owner, template, image, spec.runtime)
+        check = judge_check(check_job, observed, now)
+        check_job = None if check.ended else check_job
+        rollout = check.apply(rollout, template_hash, observed)
     strategy = {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable}
     deadline_seconds = spec.engine.startup_timeout_seconds
     deployment = build_deployment(owner, strategy, template, image, template_hash, deadline_seconds)
@@ -111,6 +120,8 @@ def build_desired(
         deployment,
         build_disruption_budget(owner),
     ]
+    if check_job is not None:
+        children.append(check_job)
     if settings.network_policies:
         network = Network(settings.system_namespace, settings.prometheus_namespaces)
         children.append(build_network_policy(owner, network))
@@ -153,11 +164,21 @@ def build_desired(
         tuple(children),
         template_hash,
         rollout,
+        check_job,
         attempt,
         verdict,
         min((at for at in times if at and at > now), default=None),
         count_starting(observed.pods, period_seconds, now),
     )
+
+
+def _removes_engine(rollout: Rollout, live: DeploymentState | None, template_hash: str, attempt: str) -> bool:
+    """Return whether the rollout is about to remove an engine for a pod that has not run yet."""
+    if not rollout.because or live is None or not live.available_replicas:
+        return False
+    if find_rolled_back(live, template_hash, attempt) is not None:
+        return False
+    return live.template_hash != template_hash or (live.replaces_pods and live.max_surge != 0)
 
 
 def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Observed) -> str:

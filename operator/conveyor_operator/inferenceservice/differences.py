@@ -10,7 +10,8 @@ from datetime import datetime
 from conveyor_api import names
 from conveyor_operator.inferenceservice.desired import Desired
 from conveyor_operator.inferenceservice.memory import ServiceMemory
-from conveyor_operator.inferenceservice.observed import DeploymentState, Observed, RolledBack
+from conveyor_operator.inferenceservice.observed import Observed, RolledBack
+from conveyor_operator.inferenceservice.rollback import find_rolled_back
 from conveyor_operator.inferenceservice.rollout import PATIENCE
 from conveyor_operator.inferenceservice.wording import explain_refusal
 from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, JOB, SCALED_OBJECT
@@ -36,13 +37,15 @@ class Differences:
     """Whether a Job must download the model before pods of this spec are created. Existing pods are not changed."""
     rolled_back: RolledBack | None
     """Why the Deployment has an earlier pod template, which stays; None if it has not, or must get the desired one."""
+    checking: bool
+    """Whether a Job must try the image and configuration of the new pods before an old pod is removed for them."""
     podless_job: Child | None
     """The Job that must download the model, if it has not had a pod yet; None if `prewarming` is False."""
 
     @property
     def keeps_pods(self) -> bool:
         """Whether the Deployment must not get the desired pod template yet. Only its replicas may change."""
-        return self.prewarming or self.rolled_back is not None
+        return self.prewarming or self.checking or self.rolled_back is not None
 
     @property
     def end_of_patience(self) -> datetime | None:
@@ -62,7 +65,8 @@ def find_differences(desired: Desired, observed: Observed, memory: ServiceMemory
     taken = find_obstacles(desired.owner, wanted, observed.children)
     spec = desired.spec
     refused = [replace(each, message=explain_refusal(each.message, spec)) for each in memory.refused.values()]
-    jobs = [observed.children.get(id_of(child)) for child in desired.children if child["kind"] == JOB.kind]
+    prewarms = [child for child in desired.children if child["kind"] == JOB.kind and child is not desired.check_job]
+    jobs = [observed.children.get(id_of(child)) for child in prewarms]
     live = observed.deployment
     has_pods = live is not None and live.template_hash == desired.template_hash
     prewarming = not has_pods and not all(job is not None and job.done for job in jobs)
@@ -73,15 +77,10 @@ def find_differences(desired: Desired, observed: Observed, memory: ServiceMemory
         wanted,
         (*taken, *refused),
         prewarming,
-        rolled_back=_find_rolled_back(desired, live),
+        rolled_back=find_rolled_back(live, desired.template_hash, desired.attempt),
+        checking=desired.check_job is not None and not has_pods,
         podless_job=podless if prewarming else None,
     )
-
-
-def _find_rolled_back(desired: Desired, live: DeploymentState | None) -> RolledBack | None:
-    if live is None or live.rolled_back is None or live.template_hash == desired.template_hash:
-        return None
-    return live.rolled_back if live.rolled_back.attempt == desired.attempt else None
 
 
 def find_kedas_autoscaler(desired: Desired, observed: Observed) -> Child | None:

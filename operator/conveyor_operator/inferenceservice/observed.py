@@ -141,6 +141,7 @@ class Observed:
     ready_endpoints: int = 0
     prewarm_pods: tuple[PodState, ...] = ()
     replica_sets: tuple[ReplicaSetState, ...] = ()
+    check_pods: tuple[PodState, ...] = ()
 
     @property
     def newest(self) -> ReplicaSetState | None:
@@ -212,10 +213,11 @@ def observe(store: Store, key: Key) -> Observed:
         states.get(DEPLOYMENT),
         states.get(AUTOSCALER),
         states.get(SCALED_OBJECT),
-        tuple(pod for pod in pods if not pod.prewarms),
+        tuple(pod for pod in pods if not (pod.prewarms or pod.checks)),
         ready_endpoints,
         tuple(pod for pod in pods if pod.prewarms),
         tuple(store.values(REPLICA_SET, key)),
+        tuple(pod for pod in pods if pod.checks),
     )
 
 

@@ -30,7 +30,7 @@ class ContainerState:
     adapter: str = ""
     """Name of the adapter that it fetches; "" for other containers."""
     initial: bool = False
-    """Whether it runs to its end: an initContainer, or the main container of a Job that downloads the model."""
+    """Whether it runs to its end: an initContainer, or the main container of a Job."""
     ready: bool = False
     running: bool = False
     waiting_reason: str = ""
@@ -77,6 +77,8 @@ class PodState:
     leaving: bool = False
     prewarms: bool = False
     """Whether the pod belongs to a Job that downloads the model, so it runs no engine."""
+    checks: bool = False
+    """Whether the pod belongs to a Job that tries the image and the configuration of engines."""
     phase: str = ""
     reason: str = ""
     message: str = ""
@@ -130,11 +132,12 @@ def observe_pod(body: Object) -> PodState:
     is_ready = ready.get("status") == "True"
     unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") in _NO_NODE
     labels = metadata.get("labels") or {}
-    prewarms = labels.get(names.INFERENCE_SERVICE_LABEL, "").endswith(names.PREWARM_SUFFIX)
+    label = str(labels.get(names.INFERENCE_SERVICE_LABEL, ""))
+    prewarms, checks = label.endswith(names.PREWARM_SUFFIX), label.endswith(names.CHECK_SUFFIX)
     spec = body.get("spec") or {}
     adapters = _find_adapters(spec)
     containers = [_observe_container(c, True, adapters) for c in status.get("initContainerStatuses") or ()]
-    containers += [_observe_container(c, prewarms, adapters) for c in status.get("containerStatuses") or ()]
+    containers += [_observe_container(c, prewarms or checks, adapters) for c in status.get("containerStatuses") or ()]
     return PodState(
         name=str(metadata["name"]),
         uid=str(metadata.get("uid", "")),
@@ -146,6 +149,7 @@ def observe_pod(body: Object) -> PodState:
         ready=is_ready,
         leaving="deletionTimestamp" in metadata,
         prewarms=prewarms,
+        checks=checks,
         phase=str(status.get("phase", "")),
         reason=str(status.get("reason", "")),
         message=str(status.get("message", "")),

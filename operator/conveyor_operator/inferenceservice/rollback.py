@@ -62,6 +62,13 @@ def judge_rollout(observed: Observed, wanted: str, attempt: str, proven: str, no
     return Verdict(RolledBack(attempt, first.reason, first.message), former.name)
 
 
+def find_rolled_back(live: DeploymentState | None, wanted: str, attempt: str) -> RolledBack | None:
+    """Return why the Deployment keeps an earlier pod template; None if it has or must get the one with this hash."""
+    if live is None or live.rolled_back is None or live.template_hash == wanted:
+        return None
+    return live.rolled_back if live.rolled_back.attempt == attempt else None
+
+
 def _find_failures(live: DeploymentState, observed: Observed) -> Iterator[_Failure]:
     some_leave = any(pod.leaving for pod in observed.pods)
     for pod in observed.newest_pods:

@@ -33,7 +33,7 @@ class Rollout:
     """Why an old pod is removed first, for messages; "" if it is not, or if the spec says so."""
 
 
-_ONE_MORE: Final = Rollout(1, 0)
+ONE_MORE: Final = Rollout(1, 0)
 _ONE_LESS: Final = Rollout(0, 1)
 
 
@@ -53,10 +53,10 @@ def plan_rollout(
         return Rollout(*spec.rollout.given)
     live, has_others = observed.deployment, next(find_claims(spec), None) is not None
     if has_others and modes is None and live is not None:
-        return replace(_ONE_LESS, because=_tell_lone(made)) if live.max_surge == 0 else _ONE_MORE
+        return replace(_ONE_LESS, because=_tell_lone(made)) if live.max_surge == 0 else ONE_MORE
     if lone := _tell_lone(made) or _find_lone(spec, modes or {}):
         return replace(_ONE_LESS, because=lone)
-    return _ONE_MORE if live is None or not live.replaces_pods else _plan_room(live, observed, now)
+    return ONE_MORE if live is None or not live.replaces_pods else _plan_room(live, observed, now)
 
 
 def find_claims(spec: InferenceServiceSpec) -> Iterator[str]:
@@ -76,9 +76,9 @@ def _plan_room(live: DeploymentState, observed: Observed, now: datetime) -> Roll
         return less
     waiting_since = _find_waiting_since(observed)
     if waiting_since is None:
-        return _ONE_MORE
+        return ONE_MORE
     until = waiting_since + PATIENCE
-    return less if now >= until else replace(_ONE_MORE, look_again_at=until)
+    return less if now >= until else replace(ONE_MORE, look_again_at=until)
 
 
 def _tell_lone(made: tuple[str, str] | None) -> str:

@@ -92,6 +92,10 @@ class Situation:
     """Whether the cluster serves ScaledObjects; None if unknown, or if the service does not use KEDA."""
     rolled_back: RolledBack | None = None
     """Why the pods of an earlier spec were restored; None if they were not."""
+    checks: bool = False
+    """Whether a Job tries the image and configuration of the new pods before an old pod is removed."""
+    keeps_template: bool = False
+    """Whether the Deployment has the former pod template until then."""
     removes_first: str = ""
     """Why the rollout removes an old pod first; "" if it does not, or if the spec says so."""
     name: NameOf = field(default_factory=NameOf)
@@ -169,8 +173,11 @@ class Situation:
         Until the Deployment's controller has seen the template, it reports the pods of the former one as updated.
         """
         total = max(self.deployment.asked_replicas, self.deployment.replicas)
-        updated = min(self.deployment.updated_replicas, total) if self._template_seen else 0
+        seen = self._template_seen and not self.keeps_template
+        updated = min(self.deployment.updated_replicas, total) if seen else 0
         told = f"{updated} of {total} pods run the current spec, {self.deployment.available_replicas} are ready"
+        if self.checks:
+            told += "; a Job tries the new image and configuration before an engine is removed"
         if not self.removes_first:
             return told
         removed = "the only engine" if self.deployment.asked_replicas == 1 else "an engine"
@@ -189,6 +196,9 @@ class Situation:
             return Blocker(obstacle.reason, obstacle.message, obstacle.temporary)
         if self.prewarming:
             return self._prewarm_blocker
+        failures = self._check_failures
+        if failures:
+            return _sum_up(failures)
         if self.rolled_out and self._all_asked_are_there:
             return None
         failures = self._failures
@@ -205,6 +215,12 @@ class Situation:
         if not self._template_seen or reason not in _CONTROLLER_REASONS:
             return None
         return Blocker(_CONTROLLER_REASONS[reason], message)
+
+    @property
+    def _check_failures(self) -> list[PodFailure]:
+        """The failures of the Job that tries the new pods' image and configuration. It goes on without a node."""
+        pods = self.observed.check_pods if self.checks else ()
+        return find_failures(pod for pod in pods if not may_fit_later(pod.unschedulable))
 
     @property
     def _prewarm_blocker(self) -> Blocker | None:

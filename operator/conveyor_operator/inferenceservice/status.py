@@ -56,7 +56,7 @@ def build_status(
         replicas=deployment.replicas,
         ready_replicas=deployment.ready_replicas,
         starting_replicas=written.starting_replicas,
-        updated_replicas=deployment.updated_replicas if situation.rolled_back is None else 0,
+        updated_replicas=0 if situation.rolled_back or situation.keeps_template else deployment.updated_replicas,
         desired_replicas=deployment.asked_replicas,
         selector=names.pod_selector_string(service.name),
         url=written.url,
@@ -78,7 +78,9 @@ def build_status(
     if start := _build_last_start(written.last_start, previous):
         result["lastStart"] = start
     failure = _build_last_failure(
-        find_last_failure((*situation.observed.pods, *situation.observed.prewarm_pods)), previous, now
+        find_last_failure((*situation.observed.pods, *situation.observed.prewarm_pods, *situation.observed.check_pods)),
+        previous,
+        now,
     )
     return result | {"lastFailure": failure} if failure else result
 

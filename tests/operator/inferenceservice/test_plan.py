@@ -269,6 +269,9 @@ def removed(**changes: Any) -> list[str]:
     observed = all_there({})
     old = {(child.kind, child.name): child for child in (OLD, OLD_CLAIM)}
     observed = replace(observed, children={**observed.children, **old}, **changes)
+    if observed.deployment is not None and not observed.deployment.template_hash:
+        live = replace(observed.deployment, template_hash=desire().template_hash)
+        observed = replace(observed, deployment=live)
     return [step.id[1] for step in next_steps(observed, remember({})) if isinstance(step, Delete)]
 
 
@@ -281,6 +284,7 @@ def test_they_stay_while_the_rollout_goes_on() -> None:
     assert removed(deployment=make_deployment(1, updated_replicas=0)) == []
     assert removed(deployment=make_deployment(1, available_replicas=0)) == []
     assert removed(deployment=make_deployment(1, observed_generation=0)) == []
+    assert removed(deployment=make_deployment(1, template_hash="old")) == [], "its pods use them"
 
 
 def test_a_configuration_stays_while_a_pod_has_it() -> None:
