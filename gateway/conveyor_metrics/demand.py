@@ -54,10 +54,11 @@ def sum_demand(service: str, demands: list[Demand]) -> DemandSum:
     waiting = sum(demand.queue_depth for demand in known)
     waiting += sum(_count_waiting_at(reports, batch_size) for reports in engines)
     carried = [number for reports in engines if (number := _find_carried(reports, batch_size)) is not None]
-    requests, waiting = (_count_places(count, carried, batch_size) for count in (in_flight, waiting))
+    counts = (in_flight, waiting, sum(demand.from_start for demand in known))
+    requests, waiting, from_start = (_count_places(count, carried, batch_size) for count in counts)
     replicas = _find_replicas(known, batch_size)
     return DemandSum(
-        in_flight=count_in_flight(requests, waiting, replicas) if replicas else requests,
+        in_flight=count_in_flight(requests, waiting, replicas, from_start) if replicas else requests,
         queue_depth=count_queue_depth(waiting, replicas) if replicas else waiting,
         requests=requests,
         waiting=waiting,

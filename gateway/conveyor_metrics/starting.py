@@ -29,13 +29,14 @@ class Engines:
         return self.starting * self.batch_size
 
 
-def count_in_flight(requests: int, waiting: int, engines: Engines) -> int:
+def count_in_flight(requests: int, waiting: int, engines: Engines, from_start: int = 0) -> int:
     """Return the requests in flight that the autoscaler compares with its target; never more than `requests`.
 
-    Requests for which a starting engine has a place are compared with whole batches. The others are compared with the
-    target, which leaves a part of each batch free. While no engine is ready, all requests are compared with batches.
+    Requests for which a starting engine has a place are compared with whole batches, and so are the `from_start`
+    requests at engines that arrived while no engine was ready. The others are compared with the target, which leaves a
+    part of each batch free. While no engine is ready, all requests are compared with batches.
     """
-    held = min(waiting, engines.starting_places) if engines.ready else requests
+    held = min(requests, min(waiting, engines.starting_places) + from_start) if engines.ready else requests
     return requests - held + _bound(held, engines.in_flight_target, engines)
 
 

@@ -61,6 +61,8 @@ class ServiceDemand(Struct, frozen=True):
     """Number of requests that have been queued for longer than the batching window."""
     queued: Count = 0
     dispatched: Count = 0
+    from_start: Count = 0
+    """Number of dispatched requests that arrived while no engine was ready."""
     batch_size: AtLeastOne = 1
     """Number of requests that one engine runs at once."""
     engines: dict[str, EngineDemand] = {}

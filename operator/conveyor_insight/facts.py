@@ -55,7 +55,7 @@ class Facts:
     limits: "LimitFacts | None" = None
     """None for a service without `batching.objectives`."""
     counts: "Counts | None" = None
-    """None if all pods are ready, without an autoscaler of Conveyor's, or if they could not be read."""
+    """None at zero, without an autoscaler of Conveyor's, or if they could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,7 @@ def read_facts(cluster: Reader, namespace: str, name: str) -> Facts:
             for each in service.spec.queue.ordered_classes
         ),
         limits=None if service.spec.batching.objectives is None else _read_limits(cluster, service),
-        counts=_read_counts(cluster, service)
-        if ours and state and state.ready_replicas < state.asked_replicas
-        else None,
+        counts=_read_counts(cluster, service) if ours and state and state.asked_replicas else None,
     )
 
 

@@ -32,7 +32,7 @@ class Moment:
     recorded: int
     rules: "Rules"
     counts: "Counts | None" = None
-    """None if all pods were ready, in a record of an earlier release, or if a count could not be read."""
+    """None at zero, in a record of an earlier release, or if a count could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _find_values(moment: Moment, rules: Rules, hpa: Hpa, replicas: int) -> dict[
     """Return the recorded metrics; with another spec, as the metrics server would have counted them for it."""
     values = {name: moment.values.get(name) for name in hpa.asked.targets}
     counts = moment.counts
-    if rules.batch_size is None or counts is None or None in values.values():
+    if rules.batch_size is None or counts is None or not counts.starting or None in values.values():
         return values
     targets = (
         float(parse_quantity(hpa.asked.targets[each])) for each in (names.IN_FLIGHT_METRIC, names.QUEUE_DEPTH_METRIC)

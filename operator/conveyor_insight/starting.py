@@ -1,5 +1,6 @@
 """Explains which requests the metrics leave out because starting engines have places for them. Pure."""
 
+from conveyor_api.names import IN_FLIGHT_METRIC
 from conveyor_insight.facts import Facts
 from conveyor_operator.inferenceservice.starting import tell_places
 
@@ -13,10 +14,17 @@ def count_starting(facts: Facts) -> int:
 
 
 def tell_starting(facts: Facts) -> str:
-    """Return how many requests wait, and for how many of them starting engines have places; "" if none starts."""
+    """Return how many requests wait, and for how many of them starting engines have places; "" if that changes nothing.
+
+    If no engine starts, the metrics may still compare requests from the last start with whole batches.
+    """
     batch_size, starting = facts.service.batching.effective_batch_size, count_starting(facts)
     if not starting:
-        return ""
+        counted = facts.values.get(IN_FLIGHT_METRIC)
+        if facts.counts is None or not isinstance(counted, int) or counted >= facts.counts.requests:
+            return ""
+        requests = f"{facts.counts.requests} requests are queued or at engines"
+        return f"{requests}. Those that arrived while no engine was ready are compared with whole batches."
     places = tell_places(starting, batch_size)
     if facts.counts is None:
         return f"{places}; the metrics leave out the requests for them."

@@ -233,3 +233,9 @@ def test_the_places_of_starting_engines_are_told(
 
 def test_a_pod_that_fails_has_no_places() -> None:
     assert "places" not in tell(make_facts(30, 0, asked=3, deployment=make_deployment(3, ready_replicas=2)))
+
+
+def test_requests_of_the_last_start_that_fill_a_batch_are_told() -> None:
+    told = "40 requests are queued or at engines. Those that arrived while no engine was ready are compared with"
+    assert told in tell(make_facts(30, 0, counts=Counts(40, 0)))
+    assert told not in tell(make_facts(40, 0, counts=Counts(40, 0)))

@@ -80,10 +80,11 @@ def test_the_limits_of_a_service_with_objectives_are_asked_for_with_each_reason(
     ]
 
 
-def test_the_counts_behind_the_metrics_are_read_while_pods_are_not_ready() -> None:
+def test_the_counts_behind_the_metrics_are_read_unless_the_service_is_at_zero() -> None:
     deployment = build_one("Deployment") | {"status": {"replicas": 1, "readyReplicas": 0}}
+    deployment["spec"]["replicas"] = 1
     starting = read_facts(Answers(names.KIND, QUEUE, deployment=deployment), "a", "qwen")  # type: ignore[arg-type]
     assert starting.counts == Counts(requests=7, waiting=7)
-    deployment["status"]["readyReplicas"] = 1
-    ready = read_facts(Answers(names.KIND, QUEUE, deployment=deployment), "a", "qwen")  # type: ignore[arg-type]
-    assert ready.counts is None
+    deployment["spec"]["replicas"] = 0
+    at_zero = read_facts(Answers(names.KIND, QUEUE, deployment=deployment), "a", "qwen")  # type: ignore[arg-type]
+    assert at_zero.counts is None

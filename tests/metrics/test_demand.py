@@ -100,11 +100,11 @@ def test_of_each_class_what_waits_is_added_up_and_the_longest_wait_counts() -> N
     assert sum_demand("default/qwen", [make_demand(1, 1)]).classes == {}, "a gateway of an earlier release"
 
 
-def see_replicas(demand: Demand, ready: int, starting: int, desired: int = 1) -> Demand:
+def see_replicas(demand: Demand, ready: int, starting: int, desired: int = 1, from_start: int = 0) -> Demand:
     """Add what the gateway sees of a service with a batch of 4 and the default targets."""
     service = demand.services["default/qwen"]
-    seen = structs.replace(service, replicas=Replicas(ready, starting, desired), targets=Targets(3.0, 1.0))
-    return Demand({"default/qwen": seen})
+    replicas, targets = Replicas(ready, starting, desired), Targets(3.0, 1.0)
+    return Demand({"default/qwen": structs.replace(service, replicas=replicas, targets=targets, from_start=from_start)})
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,11 @@ def see_replicas(demand: Demand, ready: int, starting: int, desired: int = 1) ->
         ([see_replicas(make_demand(17, 12, a=(5, 1)), 1, 2, 3)], 15, 5),
         # Engines run two of a batch of four, so eight requests are sixteen places.
         ([see_replicas(make_demand(8, 4, a=(4, 0, 2)), 1, 1, 2)], 15, 4),
+        # The requests from zero fill the batch of the first engine; others are compared with the target.
+        ([see_replicas(make_demand(4, 0, a=(4, 0)), 1, 0, from_start=4)], 3, 0),
+        ([see_replicas(make_demand(4, 0, a=(4, 0)), 1, 0, from_start=1)], 4, 0),
+        ([see_replicas(make_demand(12, 8, a=(4, 0)), 1, 2, 3, from_start=4)], 9, 0),
+        ([see_replicas(make_demand(9, 4, a=(5, 1)), 1, 0, from_start=5)], 9, 5),
         # Nothing can start.
         ([see_replicas(make_demand(20, 20), 0, 0)], 3, 1),
     ],

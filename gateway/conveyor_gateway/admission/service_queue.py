@@ -49,6 +49,7 @@ class ServiceQueue:
         self._start_failure = ""
         self._admitted = 0
         self._idle_since = loop.time()
+        self._started_at = float("-inf")  # when an engine became ready while no other was
         self.configure(limits)
 
     @property
@@ -99,6 +100,10 @@ class ServiceQueue:
         tickets = self._dispatcher.dispatched
         return dict(Counter(ticket.bound_engine.address for ticket in tickets if ticket.admitted_at <= before))
 
+    def count_from_start(self) -> int:
+        """Number of requests at engines that arrived while no engine was ready."""
+        return sum(ticket.admitted_at < self._started_at for ticket in self._dispatcher.dispatched)
+
     def configure(self, limits: QueueLimits) -> None:
         """Set changed limits. Requests that already wait stay, even above a lowered limit."""
         self.limits = limits
@@ -112,7 +117,7 @@ class ServiceQueue:
         had_engines = bool(self.num_engines)
         self.pool.set_ready(addresses)
         if not had_engines:
-            self._idle_since = self.loop.time()
+            self._idle_since = self._started_at = self.loop.time()
         self._refuse_if_failed()
         self._dispatcher.match()
 

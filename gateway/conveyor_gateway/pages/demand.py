@@ -55,6 +55,7 @@ def _build(service: Service, queue: ServiceQueue) -> ServiceDemand:
         queue_depth=queue.count_waiting_beyond(service.window_seconds),
         queued=queue.queued,
         dispatched=queue.dispatched,
+        from_start=queue.count_from_start(),
         batch_size=service.batch_size,
         replicas=_count_replicas(service, queue.num_engines),
         targets=service.targets,

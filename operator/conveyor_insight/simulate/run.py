@@ -179,8 +179,10 @@ class Run:
             spec.in_flight_target,
             spec.queue_depth_target,
         )
-        in_flight, queue_depth = count_in_flight(requests, waiting, engines), count_queue_depth(waiting, engines)
-        return {names.IN_FLIGHT_METRIC: in_flight, names.QUEUE_DEPTH_METRIC: queue_depth}
+        return {
+            names.IN_FLIGHT_METRIC: count_in_flight(requests, waiting, engines, self._serving.count_from_start()),
+            names.QUEUE_DEPTH_METRIC: count_queue_depth(waiting, engines),
+        }
 
     def _is_idle(self) -> bool:
         """Return whether the operator scales to zero: no request for the idle timeout, and no engine starts."""

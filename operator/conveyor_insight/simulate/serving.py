@@ -23,6 +23,8 @@ class Request:
     gateway: "Gateway"
     seconds: float
     engine: "Engine | None" = None
+    is_from_start: bool = False
+    """Whether it is at an engine and arrived while no engine was ready."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,8 +120,12 @@ class Serving:
         self.engines: list[Engine] = []
         self._draining: list[Engine] = []
         self.in_flight = 0
+        self._from_start = 0
+        self._started_at = 0.0
 
     def add_engine(self, now: float, engine: Engine) -> None:
+        if not self.engines:
+            self._started_at = now
         self.engines.append(engine)
         for gateway in self.gateways:
             gateway.add(engine)
@@ -149,6 +155,7 @@ class Serving:
         """Remove a running request that has ended."""
         assert request.engine is not None, "only a running request ends"
         self.in_flight -= 1
+        self._from_start -= request.is_from_start
         request.engine.running -= 1
         request.gateway.release(request.engine)
         self._begin(request.engine)
@@ -163,6 +170,10 @@ class Serving:
     def count_in_flight(self) -> int:
         """Return the requests in flight, scaled by `_count_places`."""
         return self._count_places(self.in_flight)
+
+    def count_from_start(self) -> int:
+        """Return the requests at engines that arrived while no engine was ready, scaled by `_count_places`."""
+        return self._count_places(self._from_start)
 
     def count_waiting(self, now: float, beyond_seconds: float) -> int:
         """Return the requests that have waited `beyond_seconds` in a gateway or engine, scaled by `_count_places`."""
@@ -205,6 +216,8 @@ class Serving:
     def _send(self, gateway: Gateway, engine: Engine) -> None:
         request = gateway.queue.popleft()
         request.engine = engine
+        request.is_from_start = request.arrived_at < self._started_at
+        self._from_start += request.is_from_start
         engine.waiting.append(request)
         self._begin(engine)
 

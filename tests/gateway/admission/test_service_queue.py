@@ -198,3 +198,19 @@ async def test_only_requests_older_than_the_window_are_waiting_beyond_it() -> No
     assert queue.count_waiting_beyond(5) == 1
     queue.finish(young)
     assert queue.count_waiting_beyond(5) == 1
+
+
+async def test_requests_of_a_start_are_counted_at_engines_and_later_ones_are_not() -> None:
+    queue = make_queue(place_limit=2)
+    early = [queue.admit(FAR) for _ in range(3)]
+    assert queue.count_from_start() == 0, "they wait in the queue"
+    await asyncio.sleep(0.01)
+    queue.set_engines(["a:1"])
+    assert queue.count_from_start() == 2
+    queue.set_engines(["a:1", "b:1"])
+    await asyncio.sleep(0.01)
+    late = queue.admit(FAR)
+    assert (queue.count_from_start(), queue.dispatched) == (3, 4)
+    for ticket in early:
+        queue.finish(ticket)
+    assert (queue.count_from_start(), late.state) == (0, TicketState.DISPATCHED)
