@@ -46,7 +46,6 @@ class About:
 
     does: str  # as in "this engine's model generates text"
     does_not: str  # as in "it generates no text"
-    path: str  # a path that its models serve, for messages
     recognises: Callable[[Path], bool]  # whether a model's directory is for this task. Raises ModelError
     batching_mode: Literal["continuous", "dynamic"] = "dynamic"  # the default mode of its engines
     modes: tuple[str, ...] = ("none", "static", "dynamic", "continuous")  # the batching modes that it supports

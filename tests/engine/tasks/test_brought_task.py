@@ -69,7 +69,7 @@ def test_a_model_of_another_task_refuses_its_path(packages: Path, chat_model: Pa
     with EngineServer(tmp_path, chat_model, IDLE, packages=packages) as server:
         answer = server.wait_ready().post("/v1/softmax", {"input": LISTS})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
-        assert "generates text and makes no probabilities; it answers /v1/completions" in answer.text
+        assert "generates text and makes no probabilities; it answers /v1/chat/completions, /v1/comp" in answer.text
         assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
 
 

@@ -149,6 +149,9 @@ def test_models_of_other_tasks_take_no_tensors(chat_model: Path, tmp_path: Path)
         answers = [server.get(f"/v2/models/{name}"), server.post(f"/v2/models/{name}/infer", {"inputs": []})]
         for answer in answers:
             assert (answer.status_code, answer.json()["code"]) == (400, "wrong_task")
-            assert "takes no tensors; it answers /v1/completions" in answer.json()["error"]
+            assert (
+                "takes no tensors; it answers /v1/chat/completions, /v1/completions, /v1/responses, "
+                in answer.json()["error"]
+            )
         assert server.get(f"/v2/models/{name}/ready").json() == {"name": name, "ready": True}
         assert server.get("/v2/models/a%2Fb/ready").status_code == 404

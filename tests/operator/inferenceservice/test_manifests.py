@@ -183,6 +183,7 @@ def test_the_engine_has_its_probes_and_time_to_drain() -> None:
     assert engine["livenessProbe"]["httpGet"]["path"] == "/livez"
     startup = engine["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] == 1800
+    assert startup["initialDelaySeconds"] == 2 * startup["periodSeconds"], "an engine is ready as soon as without it"
 
 
 def test_a_model_that_loads_for_long_gets_the_time_that_its_service_names() -> None:

@@ -23,7 +23,7 @@ from conveyor_engine.serving.http.app_state import AppState, app_state, model_fa
 from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.one_step import OneStepResponse
 from conveyor_engine.serving.http.status import is_alive, is_ready
-from conveyor_engine.serving.http.task_paths import Inference, TaskPaths
+from conveyor_engine.serving.http.task_paths import Inference, TaskPaths, name_paths
 from conveyor_engine.serving.preparing.open_inference import PreparedInference
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.tensors import ARRAY_CODES, Datatype, Tensor, Tensors, TensorSpec, decode_elements
@@ -175,7 +175,7 @@ def _find_inference(facts: ModelFacts) -> Inference:
     of_task: TaskPaths = registry.load(facts.task, "serving")
     if of_task.inference is None:
         about = registry.load_about(facts.task)
-        message = f"this engine's model {about.does} and takes no tensors; it answers {about.path}"
+        message = f"this engine's model {about.does} and takes no tensors; it answers {name_paths(facts.task)}"
         raise InvalidRequest(message, code=ErrorCode.WRONG_TASK)
     return of_task.inference
 

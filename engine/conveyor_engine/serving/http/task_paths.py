@@ -6,7 +6,7 @@ one serves a request. `app` uses the paths as routes, and `openapi` describes th
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.tensors import Signature, Tensors
 
 Handler = Callable[[Request], Awaitable[Response]]
+INFER_PATH: Final = "/v2/models/{model}/infer"  # of a task with no paths of its own, whose models take tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,12 @@ def _by_task(rows: Mapping[str, TaskPath]) -> Handler:
 def _wrong_task(facts: ModelFacts, asked: Iterable[str]) -> InvalidRequest:
     own = registry.load_about(facts.task)
     others = " and ".join(registry.load_about(task).does_not for task in asked)
-    return InvalidRequest(
-        f"this engine's model {own.does} and {others}; it answers {own.path}", code=ErrorCode.WRONG_TASK
-    )
+    told = f"this engine's model {own.does} and {others}; it answers {name_paths(facts.task)}"
+    return InvalidRequest(told, code=ErrorCode.WRONG_TASK)
+
+
+def name_paths(task: str) -> str:
+    """Return the paths of a task's models, for messages."""
+    of_task: TaskPaths = registry.load(task, "serving")
+    paths = [each.path for each in of_task.paths] or [INFER_PATH]
+    return " and ".join(filter(None, (", ".join(paths[:-1]), paths[-1])))

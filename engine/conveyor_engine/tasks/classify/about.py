@@ -20,7 +20,6 @@ def _recognises(directory: Path) -> bool:
 TASK: Final = About(
     does="classifies texts",
     does_not="classifies no texts",
-    path="/classify",
     recognises=_recognises,
     runs_also=("rerank",),
 )

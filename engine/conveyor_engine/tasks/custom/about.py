@@ -15,7 +15,6 @@ def _recognises(directory: Path) -> bool:
 TASK: Final = About(
     does="computes tensors",
     does_not="computes no tensors",
-    path="/v2/models/{model}/infer",
     recognises=_recognises,
     cost_unit="elements",
     reads_text=False,

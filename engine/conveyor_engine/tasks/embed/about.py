@@ -21,7 +21,6 @@ def _recognises(directory: Path) -> bool:
 TASK: Final = About(
     does="makes embeddings",
     does_not="makes no embeddings",
-    path="/v1/embeddings",
     recognises=_recognises,
     reads=True,
     runs_also=("generate",),

@@ -7,7 +7,6 @@ from conveyor_engine.registry import About
 TASK: Final = About(
     does="generates text",
     does_not="generates no text",
-    path="/v1/completions",
     recognises=lambda _: True,  # models that no other task recognises
     batching_mode="continuous",
     divides=True,

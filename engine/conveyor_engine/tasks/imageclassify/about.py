@@ -15,7 +15,6 @@ def _recognises(directory: Path) -> bool:
 TASK: Final = About(
     does="classifies images",
     does_not="classifies no images",
-    path="/v1/images/classify",
     recognises=_recognises,
     modes=("none", "static", "dynamic"),
     cost_unit="pixels",

@@ -15,7 +15,6 @@ def _recognises(directory: Path) -> bool:
 TASK: Final = About(
     does="makes pictures",
     does_not="makes no pictures",
-    path="/v1/images/generations",
     recognises=_recognises,
     batching_mode="continuous",
     cost_unit="pixels",

@@ -16,7 +16,6 @@ def _recognises(directory: Path) -> bool:
 TASK: Final = About(
     does="ranks documents",
     does_not="ranks no documents",
-    path="/v1/rerank",
     recognises=_recognises,
     runs_also=(),
 )

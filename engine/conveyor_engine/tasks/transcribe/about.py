@@ -15,7 +15,6 @@ def _recognises(directory: Path) -> bool:
 TASK: Final = About(
     does="transcribes speech",
     does_not="transcribes no speech",
-    path="/v1/audio/transcriptions",
     recognises=_recognises,
     batching_mode="continuous",
     reads=True,

@@ -29,6 +29,7 @@ FETCH_CONTAINER = "fetch"
 
 _EXIT_MARGIN_SECONDS = 10
 _STARTUP_PERIOD_SECONDS = 2
+_STARTUP_DELAY_SECONDS = 4  # no engine is ready earlier, because it imports torch. Each failed probe is an Event
 _EMPTY_DIRS: Mapping[str, Object] = {
     names.SHARED_MEMORY_VOLUME: {"medium": "Memory", "sizeLimit": "1Gi"},
     names.SCRATCH_VOLUME: {"sizeLimit": "2Gi"},  # compilers' caches; CUDA's alone may take 1 GiB
@@ -123,11 +124,14 @@ def _engine_container(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> O
             _SCRATCH_MOUNT,
             *_mounts(spec),
         ],
-        "startupProbe": _probe(
-            program.readiness_path,
-            _STARTUP_PERIOD_SECONDS,
-            ceil(spec.engine.startup_timeout_seconds / _STARTUP_PERIOD_SECONDS),
-        ),
+        "startupProbe": {
+            **_probe(
+                program.readiness_path,
+                _STARTUP_PERIOD_SECONDS,
+                ceil(spec.engine.startup_timeout_seconds / _STARTUP_PERIOD_SECONDS),
+            ),
+            "initialDelaySeconds": _STARTUP_DELAY_SECONDS,
+        },
         "readinessProbe": _probe(program.readiness_path, period_seconds=5, failures=2),
         "livenessProbe": _probe(program.liveness_path, period_seconds=10, failures=6),
         "lifecycle": {"preStop": program.pre_stop},

@@ -198,7 +198,7 @@ def test_answers_and_errors_are_as_the_document_says(labels_one: Served, path: s
 def test_an_engine_that_classifies_does_nothing_else(labels_one: Served, path: str) -> None:
     answer = labels_one.server.post(path, {"prompt": "a"})
     assert (answer.status_code, error_of(answer)["code"]) == (400, "wrong_task")
-    assert error_of(answer)["message"].endswith("it answers /classify")
+    assert error_of(answer)["message"].endswith("it answers /classify, /predict, /tokenize, /detokenize and /decode")
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -246,7 +246,9 @@ def test_answers_and_errors_are_as_the_document_says(served: Served, path: str) 
 def test_an_engine_that_ranks_does_nothing_else(served: Served, path: str) -> None:
     answer = served.server.post(path, {"prompt": "a"})
     assert (answer.status_code, error_of(answer)["code"]) == (400, "wrong_task")
-    assert error_of(answer)["message"].endswith("it answers /v1/rerank")
+    assert error_of(answer)["message"].endswith(
+        "it answers /v1/rerank, /v2/rerank, /v1/score, /score, /rerank, /tokenize, /detokenize and /decode"
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -7,7 +7,6 @@ from conveyor_engine.registry import About
 TASK: Final = About(
     does="makes probabilities",
     does_not="makes no probabilities",
-    path="/v1/softmax",
     recognises=lambda directory: (directory / "softmax.json").is_file(),
     reads_text=False,
     cost_unit="numbers",
