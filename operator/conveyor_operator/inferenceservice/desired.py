@@ -168,7 +168,7 @@ def build_desired(
         attempt,
         verdict,
         min((at for at in times if at and at > now), default=None),
-        count_starting(observed.pods, period_seconds, now),
+        count_starting(observed.pods, _count_ready(observed), period_seconds, now),
     )
 
 
@@ -179,6 +179,10 @@ def _removes_engine(rollout: Rollout, live: DeploymentState | None, template_has
     if find_rolled_back(live, template_hash, attempt) is not None:
         return False
     return live.template_hash != template_hash or (live.replaces_pods and live.max_surge != 0)
+
+
+def _count_ready(observed: Observed) -> int:
+    return observed.deployment.ready_replicas if observed.deployment is not None else 0
 
 
 def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Observed) -> str:

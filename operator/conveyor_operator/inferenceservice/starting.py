@@ -15,13 +15,21 @@ from conveyor_operator.inferenceservice.pods import PodState
 _MAY_PASS = (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE)
 
 
-def count_starting(pods: Iterable[PodState], period_seconds: int, now: datetime) -> int:
+def count_starting(pods: Iterable[PodState], ready_replicas: int, period_seconds: int, now: datetime) -> int:
     """Return the number of pods that are not ready, have no failure, and make progress.
 
     A pod makes progress while one of its containers runs, because the kubelet ends a container that does not start.
     Until then, the pod has `period_seconds` since its creation, for example to find a node.
+    A pod that became ready counts until `ready_replicas` of the Deployment has it, which is after the gateways see it.
+    Otherwise its places would be missing for a moment.
     """
-    return sum(_may_start(pod) and (_runs(pod) or _find_end(pod, period_seconds) > now) for pod in pods)
+    return max(0, sum(_is_healthy(pod, period_seconds, now) for pod in pods) - ready_replicas)
+
+
+def _is_healthy(pod: PodState, period_seconds: int, now: datetime) -> bool:
+    if pod.ready:
+        return not pod.leaving
+    return _may_start(pod) and (_runs(pod) or _find_end(pod, period_seconds) > now)
 
 
 def find_next_end(pods: Iterable[PodState], period_seconds: int, now: datetime) -> datetime | None:

@@ -27,7 +27,7 @@ def observe(status: dict[str, object], **metadata: object) -> PodState:
 
 
 def count(pod: PodState, seconds: float) -> int:
-    return count_starting([pod], PERIOD_SECONDS, CREATED + timedelta(seconds=seconds))
+    return count_starting([pod], 0, PERIOD_SECONDS, CREATED + timedelta(seconds=seconds))
 
 
 @pytest.mark.parametrize("seconds", [1, 86_400])
@@ -49,7 +49,6 @@ def test_a_pod_that_runs_nothing_starts_until_starts_are_late(status: dict[str, 
 @pytest.mark.parametrize(
     "status",
     [
-        ready({}),
         {"phase": "Failed"},
         crashed({}, 1, "Traceback"),
         oom_killed({}),
@@ -58,9 +57,16 @@ def test_a_pod_that_runs_nothing_starts_until_starts_are_late(status: dict[str, 
         unschedulable({}, 'persistentvolumeclaim "models" not found'),
     ],
 )
-def test_a_pod_that_is_ready_or_fails_does_not_start(status: dict[str, object]) -> None:
+def test_a_pod_that_fails_does_not_start(status: dict[str, object]) -> None:
     assert count(observe(status), 1) == 0
     assert find_next_end([observe(status)], PERIOD_SECONDS, CREATED) is None
+
+
+def test_a_pod_that_became_ready_counts_until_the_deployment_has_it() -> None:
+    """The Deployment's status follows the EndpointSlice, so the gateways see the engine before its places are gone."""
+    pods, now = [observe(ready({})), observe(running({}, ready=False))], CREATED
+    assert [count_starting(pods, number, PERIOD_SECONDS, now) for number in (0, 1, 2, 3)] == [2, 1, 0, 0]
+    assert find_next_end([observe(ready({}))], PERIOD_SECONDS, now) is None
 
 
 def test_a_pod_that_is_deleted_does_not_start() -> None:
