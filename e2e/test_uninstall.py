@@ -16,6 +16,7 @@ from e2e import kube, other_adapter
 from e2e.cluster.certificates import Authority
 from e2e.deploy import install, wait_registered
 from e2e.services import quickstart, service
+from e2e.test_quickstart import commands, shell
 
 pytestmark = [pytest.mark.alone, pytest.mark.nightly]
 
@@ -117,7 +118,8 @@ def test_uninstall_leaves_no_trace_but_the_services_and_the_chart_comes_back(
 ) -> None:
     """The chart comes back under the same name, first beside another owner of the API group, then as its owner."""
     kube.apply(service("leaves", pod={"nodeSelector": {"disk": "none"}}), ours)
-    kube.helm("uninstall", "conveyor", "-n", kube.SYSTEM_NAMESPACE, "--wait", "--cascade", "foreground")
+    shell(commands("docs/operations.md", "## Uninstall\n")[0])
+    assert kube.list_("pods", kube.SYSTEM_NAMESPACE) == []
     kube.wait_until("no APIService of ours", lambda: not custom_metrics_apiservices())
     assert_namespaces_end()
     assert_services_stay(ours)

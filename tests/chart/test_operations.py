@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from e2e.cluster.paths import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
+PAGE = (REPOSITORY / "docs/operations.md").read_text()
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/conveyor-gateway"
 CRD_BY_HAND = "kubectl apply --server-side --field-manager=helm --force-conflicts -f crds/"
 ONE_VALUE = (
@@ -43,6 +45,27 @@ def test_a_rollback_brings_the_earlier_deployments_and_definition(release: Relea
     release.shell("helm rollback conveyor -n conveyor-system")
     assert short_names(release) == ["infsvc"]
     assert release.api.get(DEPLOYMENT)["spec"]["replicas"] == 3
+
+
+def test_the_page_s_uninstall_ends_after_the_last_pod(release: Release) -> None:
+    """A finalizer keeps a pod, as a kubelet does while the pod's processes end."""
+    release.upgrade()
+    pods = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods"
+    wait_until("all pods", lambda: len(release.api.get(pods)["items"]) == 6)
+    kept = f"{pods}/{release.api.get(pods)['items'][0]['metadata']['name']}"
+    release.api.patch_json(kept, [{"op": "add", "path": "/metadata/finalizers", "value": ["example.com/ends-slowly"]}])
+    (uninstall,) = re.findall(r"```sh\n(helm uninstall .*?)```", PAGE, re.DOTALL)
+    with ThreadPoolExecutor(1) as thread:
+        command = thread.submit(release.shell, uninstall)
+        try:
+            wait_until("the pod's end", lambda: "deletionTimestamp" in release.api.get(kept)["metadata"])
+            wait_until("the end of the other pods", lambda: len(release.api.get(pods)["items"]) == 1)
+            wait_until("Helm's end", lambda: release.shell(f"helm list --short -n {SYSTEM_NAMESPACE}") == "")
+            assert not command.done(), "it returned before the last pod's end"
+        finally:
+            release.api.patch_json(kept, [{"op": "remove", "path": "/metadata/finalizers"}])
+        command.result(timeout=60)
+    assert release.api.get(pods)["items"] == []
 
 
 def test_one_value_is_changed_and_the_others_are_kept(release: Release) -> None:

@@ -16,6 +16,7 @@ from e2e.cluster.paths import REPOSITORY
 pytestmark = pytest.mark.slow
 
 TEAM = "team-a"
+NAMES = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{TEAM}/{names.SERVED_NAME_PLURAL}"
 SERVICES = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{TEAM}/inferenceservices"
 PAGE = (REPOSITORY / "docs/operations.md").read_text()
 (IMAGE,) = re.findall("^IMAGE=.*$", (REPOSITORY / "docs/jobs.md").read_text(), re.MULTILINE)
@@ -52,6 +53,14 @@ def test_a_team_learns_the_image_of_its_jobs(release: Release, developer: Path) 
     release.upgrade("userRoles.create=false")
     with pytest.raises(CommandFailed, match="forbidden"):
         release.shell(read)
+
+
+def test_the_page_lists_the_names_that_nobody_uses(release: Release, developer: Path) -> None:
+    for name in ("chat", "trial"):  # as the operator claims them; `trial` was deleted since
+        body = {"apiVersion": f"{names.GROUP}/{names.VERSION}", "kind": names.SERVED_NAME_KIND}
+        release.api.create(NAMES, body | {"metadata": {"name": f"n-{name}"}, "spec": {"name": name}})
+    (listing,) = re.findall(r"```sh\n(comm .*?)```", PAGE, re.DOTALL)
+    assert release.shell(f"export KUBECONFIG={developer}; {listing}").split() == ["trial"]
 
 
 def test_a_tune_begins_only_with_the_right_to_send_requests(
