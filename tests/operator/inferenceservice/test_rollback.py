@@ -168,3 +168,21 @@ def test_a_rollback_ends_with_the_former_spec_and_another_try_with_another_annot
         space.edit("qwen", pod={"annotations": {"example.com/attempt": "2"}})
         space.wait_condition("qwen", "Progressing", "False", "UpToDate")
         wait_until("the new image", lambda: images(stage) == [BAD], show=lambda: images(stage))
+
+
+def test_the_failed_pod_gives_the_only_gpu_back(stage: Stage, impatient: None) -> None:
+    """It holds its GPU while its image cannot be pulled, so a surge would wait for it for ever."""
+    space = stage.space
+
+    def one_gpu(pod: Json) -> Json:
+        there = space.list("Pod", "conveyor.dev/inference-service=qwen")
+        holder = min(there, key=lambda each: each["metadata"]["creationTimestamp"])
+        return decide(pod) if holder["metadata"]["uid"] == pod["metadata"]["uid"] else kubelet.unschedulable(pod)
+
+    with stage.operator(), Kubelet(space, kubelet.with_checks(one_gpu)):
+        space.make_service(model={"uri": "hf://org/model"})
+        space.wait_condition("qwen", "Progressing", "False", "UpToDate")
+        space.edit("qwen", engine={"image": BAD})
+        space.wait_condition("qwen", "Progressing", "False", "RolledBack")
+        space.wait_condition("qwen", "WorkloadReady", "True", "ReplicasReady")
+        wait_until("the old image", lambda: images(stage) == ["example/engine:1"], show=lambda: images(stage))

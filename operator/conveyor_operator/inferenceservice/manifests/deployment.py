@@ -34,7 +34,7 @@ def build_deployment(
         "metadata": metadata,
         "spec": {
             "selector": {"matchLabels": names.pod_selector(owner.name)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": dict(rollout)},
+            "strategy": _build_strategy(rollout["maxSurge"], rollout["maxUnavailable"]),
             "progressDeadlineSeconds": _LONGEST_DOWNLOAD_SECONDS + ceil(startup_timeout_seconds),
             "revisionHistoryLimit": 1,
             "template": _with_image(template, image),
@@ -43,14 +43,21 @@ def build_deployment(
 
 
 def build_restored(deployment: Object, template: Object, template_hash: str, cause: RolledBack) -> Object:
-    """Return the Deployment with an earlier pod template, and with an annotation that says why."""
+    """Return the Deployment with an earlier pod template, and with an annotation that says why.
+
+    The pods that failed go first, whatever the spec says, because they may hold the only GPU.
+    """
     told = json.dumps({"attempt": cause.attempt, "reason": cause.reason, "message": cause.message})
     annotations = {TEMPLATE_HASH_ANNOTATION: template_hash, ROLLED_BACK_ANNOTATION: told}
     return {
         **deployment,
         "metadata": {**deployment["metadata"], "annotations": annotations},
-        "spec": {**deployment["spec"], "template": template},
+        "spec": {**deployment["spec"], "strategy": _build_strategy(0, 1), "template": template},
     }
+
+
+def _build_strategy(max_surge: int | str, max_unavailable: int | str) -> Object:
+    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": max_surge, "maxUnavailable": max_unavailable}}
 
 
 def _with_image(template: Object, image: str) -> Object:
