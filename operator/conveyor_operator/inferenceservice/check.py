@@ -14,7 +14,7 @@ from conveyor_operator.loop.child import id_of
 from conveyor_operator.loop.owner import Object
 
 _UNCHECKED: Final = "the new image and configuration were not tried before, because"
-_TOO_OLD: Final = "invalid choice: 'check'"  # the answer of an engine that does not have the command yet
+TOO_OLD: Final = "invalid choice: 'check'"  # the answer of an engine that does not have the command yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def judge_check(body: Object, observed: Observed, now: datetime) -> Check:
     if job.without_pods_since:
         return _wait(job.without_pods_since, f"Job {job.name} got no pod", now)
     pods = [pod for pod in observed.check_pods if pod.name.startswith(f"{job.name}-")]
-    if any(_TOO_OLD in container.ended_message for pod in pods for container in pod.containers):
+    if any(TOO_OLD in container.ended_message for pod in pods for container in pod.containers):
         return Check(ended=True, skipped=f"{_UNCHECKED} the image is of an earlier release")
     waiting = [pod.unschedulable_at for pod in pods if may_fit_later(pod.unschedulable)]
     return _wait(min(waiting), f"Job {job.name} found no node", now) if waiting else Check()

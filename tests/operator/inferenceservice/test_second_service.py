@@ -47,6 +47,6 @@ def test_the_page_s_commands_are_taken_by_a_real_cluster(stage: Stage, kubeconfi
             ran.append(done.stdout)
             if "create namespace" in block:
                 wait_until("its default account", lambda: space.get("ServiceAccount", "default"))
-    assert len(ran) == len(blocks) - 2
+    assert len(ran) == len(blocks) - 3
     assert "job.batch/fill-models condition met" in "".join(ran)
     assert "inferenceservice.conveyor.dev/local condition met" in "".join(ran)
