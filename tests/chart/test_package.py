@@ -76,6 +76,24 @@ def test_the_workflow_s_version_is_that_of_the_project_and_it_calls_what_is_here
     assert tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 
 
+def test_every_action_is_named_by_its_commit() -> None:
+    """A tag can be moved. The commit of Helm's action is not known here."""
+    texts = [path.read_text() for path in (REPOSITORY / ".github" / "workflows").glob("*.yaml")]
+    used = [line for text in texts for line in re.findall(r"uses: (.+)", text) if line != "azure/setup-helm@v4"]
+    assert len(used) > 20
+    assert not [line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)]
+
+
+def test_the_images_install_uv_by_its_hashes() -> None:
+    pinned = (REPOSITORY / "uv.txt").read_text()
+    assert f"\nuv=={_uv_version()} " in pinned
+    assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", pinned)) == 3
+    for dockerfile in ("engine/Dockerfile", "operator/Dockerfile", "e2e/vllm/Dockerfile"):
+        installs = re.findall(r"bin/pip install .*", (REPOSITORY / dockerfile).read_text())
+        assert installs
+        assert all(re.search(r" --require-hashes --requirement (/tmp)?/uv\.txt\b", line) for line in installs)
+
+
 def _uv_version() -> str:
     found = re.search(r"^UV_VERSION := (\S+)$", MAKEFILE, re.MULTILINE)
     assert found
