@@ -5,7 +5,7 @@ GatewayError
 ├── NotFound              no such path, service or model
 ├── MethodNotAllowed      the path supports another method
 ├── QueueFull             the service's queue is full
-├── TooManyRequests       the gateway has no room for so many requests of the service or the client
+├── TooManyRequests       the gateway has no room for so many requests of the namespace, service or client
 ├── EngineFailed          an engine died before its answer was complete
 ├── Unavailable           the gateway cannot accept the request now: it is starting or stopping, or its memory is full
 ├── TimedOut              no engine accepted or answered the request in time
@@ -78,7 +78,7 @@ class Code(AnswerCode):
     TOO_MANY_REQUESTS = (
         "too_many_requests",
         429,
-        "the gateway has no room for so many requests of this service or this client",
+        "the gateway has no room for so many requests of this namespace, service or client",
     )
     HEADERS_TOO_LARGE = "headers_too_large", 431, "request line or headers are too long"
     INTERNAL_ERROR = "internal_error", 500, "a bug in the gateway; its log has the request's id"
@@ -104,7 +104,17 @@ class Code(AnswerCode):
     )
     STOPPING = "stopping", 503, "the gateway is stopping"
     GATEWAY_MEMORY_FULL = "gateway_memory_full", 503, "the gateway's memory for requests is full (`--max-held-bytes`)"
-    TOO_MANY_CONNECTIONS = "too_many_connections", 503, "the gateway is at its limit of requests (`--max-connections`)"
+    TOO_MANY_CONNECTIONS = (
+        "too_many_connections",
+        503,
+        "the gateway is at its limit of connections (`--max-connections`)",
+    )
+    EVICTED = (
+        "evicted",
+        503,
+        "the gateway was full, and the namespace, service or client of a response that had begun had more than its "
+        "part; a stream ends with this error as an event",
+    )
     QUEUE_TIMEOUT = "queue_timeout", 504, "no engine could take the request within `queue.timeout`"
     DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's deadline, set by the service or the client, has passed"
 

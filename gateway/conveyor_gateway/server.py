@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 from conveyor_api.served_name import root_name
 from conveyor_gateway.admission.queues import Queues
-from conveyor_gateway.capacity.reservations import Capacity
+from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.clients import Clients
+from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.listening.admin import AdminApp
 from conveyor_gateway.listening.cors import Cors
@@ -53,8 +54,8 @@ _STALE_LOG_SECONDS = 30.0
 _LAST_ANSWERS_SECONDS = 2.0
 _NEXT_REQUEST_SECONDS = 1.0  # how long a client may take to send its next request on a connection
 _MAX_ADMIN_CONNECTIONS = 128  # from the kubelet, Prometheus, the operator and the metrics servers
-# Admin connections, the same number that wait to be accepted, queries to engines (`MAX_ASKING` and pages), watches.
-_OTHER_OPEN_FILES = 2 * _MAX_ADMIN_CONNECTIONS + 256 + 100 + 50
+# Admin connections, the same number that wait to be accepted, the queries to engines of `/demand`, watches.
+_OTHER_OPEN_FILES = 2 * _MAX_ADMIN_CONNECTIONS + 100 + 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +73,14 @@ class Server:
         max_connections = fit_connections(settings.max_connections, max_open_files)
         metrics = Metrics()
         self._engines = EngineSession()
-        capacity = Capacity(settings.max_held_bytes, max(1, max_connections - max_connections // 8))
+        ledger = Ledger(settings.max_held_bytes, max(1, max_connections - max_connections // 8))
         catalog = Catalog()
         queues = Queues(
             catalog,
             asyncio.get_running_loop(),
             self._engines,
+            ledger,
             metrics.drop_service,
-            capacity.max_requests_of_service,
             metrics.drop_class,
         )
         self._watches = _plan_watches(settings, catalog)
@@ -90,25 +91,23 @@ class Server:
         )
         self._gateways = _plan_gateways_watch(settings.system_namespace, queues)
         metrics.gauges = ServiceGauges(queues)
-        metrics.registry.register(StateCollector(catalog, self._readiness, capacity))
+        metrics.registry.register(StateCollector(catalog, self._readiness, ledger))
         parts = SharedParts(
             catalog.directory,
             queues,
             self._engines,
             BodyReader(settings.max_request_bytes, settings.body_timeout_seconds),
-            capacity,
+            ledger,
             Recorder(metrics, catalog.directory),
             self._readiness,
             settings.heartbeat_seconds,
         )
         self._open_requests = OpenRequests(parts)
-        self._public = self._build_public_port(catalog, metrics, capacity, max_connections)
-        admin = AdminApp(catalog, queues, self._readiness, metrics)
+        self._public = self._build_public_port(catalog, metrics, ledger, max_connections)
+        admin = AdminApp(catalog, queues, self._readiness, metrics, ledger)
         self._admin = Listener(admin.handle, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
 
-    def _build_public_port(
-        self, catalog: Catalog, metrics: Metrics, capacity: Capacity, max_connections: int
-    ) -> Listener:
+    def _build_public_port(self, catalog: Catalog, metrics: Metrics, ledger: Ledger, max_connections: int) -> Listener:
         settings = self._settings
         cors = Cors(frozenset(settings.allowed_origins))
         clients = Clients(settings.trusted_proxies, settings.client_header)
@@ -118,8 +117,9 @@ class Server:
             self._readiness,
             metrics,
             OwnHosts(settings.system_namespace, settings.public_hosts),
-            capacity,
+            ledger,
             clients,
+            SharedPages(ledger),
             cors,
             lists_all=settings.root_models == "All",
         )

@@ -90,7 +90,7 @@ class Settings:
         2048,
         "limit on open client connections. At the limit, a new connection replaces the longest idle ones of the client "
         "with most idle connections. At most 7/8 of the connections carry requests at the same time (1,792 by "
-        "default). One service gets at most 3/4 of these requests (1,344), even if its `queue.maxRequests` is higher. "
+        "default). One namespace gets at most 7/8 of these requests (1,568), even if `queue.maxRequests` is higher. "
         "If the limit on open files is low, fewer connections are allowed",
         whole_number(1, 1_000_000),
     )
@@ -102,8 +102,8 @@ class Settings:
     )
     max_held_bytes: int = setting(
         128 * _MIB,
-        "limit on the bytes of requests and buffered responses in memory. One service can use 1/2 of these bytes, and "
-        "one client 7/8. Requests that do not fit get 503",
+        "limit on the bytes of requests and buffered responses in memory. One namespace can use 7/8 of these bytes. "
+        "Requests that do not fit get 503",
         whole_number(1, 1 << 40),
     )
     body_timeout_seconds: float = setting(
@@ -137,8 +137,8 @@ def _find_conflicts(settings: Settings) -> Iterator[tuple[str, str]]:
     if settings.max_held_bytes < 2 * settings.max_request_bytes:
         yield (
             "max_held_bytes",
-            "is less than twice `max_request_bytes`: one service gets at most half, so its longest request could never "
-            "be accepted",
+            "is less than twice `max_request_bytes`: two namespaces get half each, so their longest requests could "
+            "never be accepted together",
         )
     if settings.client_header and not settings.trusted_proxies:
         yield "client_header", "has no effect without `trusted_proxies`: anybody could write it"

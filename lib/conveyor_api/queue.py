@@ -94,7 +94,7 @@ class Queue(ApiModel):
 
     max_requests: MaxRequests = 1024
     """Limit of waiting requests over all gateways. Each gateway allows an equal share of it, at least one request.
-    Requests beyond it get 429 with Retry-After. A gateway holds at most 1,344 requests of a service, those at engines
+    Requests beyond it get 429 with Retry-After. A gateway holds at most 1,568 requests of a namespace, those at engines
     included, unless its setting `--max-connections` is raised. For a larger share it logs
     `event=queue_limit_unreachable`."""
     timeout: WaitTimeout = "60s"

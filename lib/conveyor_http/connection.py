@@ -71,6 +71,8 @@ class Connection(web.RequestHandler):
         "_unparsed",
         "_unread_bytes",
         "_unread_check",
+        "is_kept",
+        "owner",
         "peer",
         "silent_since",
     )
@@ -103,12 +105,16 @@ class Connection(web.RequestHandler):
         self._takes_interim = False  # whether the last request's client understands interim answers
         self._unread_bytes = 0  # unread bytes of the answer at the last check
         self._unread_check: asyncio.TimerHandle | None = None
+        self.is_kept: bool | None = None  # set by handlers that decide themselves whether the connection may be closed
+        self.owner = ""  # set by handlers: for whom the last request was
         self.peer = ""
         self.silent_since = loop.time()
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether this connection waits for its client to send or to read."""
+        """Whether this connection waits for its client to send or to read, so that it may be closed for a new one."""
+        if self.is_kept is not None:
+            return not self.is_kept
         return not self._has_request() or self.writing_paused
 
     def _has_request(self) -> bool:

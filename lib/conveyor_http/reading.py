@@ -5,6 +5,8 @@ gateway and `kubectl conveyor advise`). The caller limits the time (`aiohttp.Cli
 the gateway are not read here: `relaying.bodies` reads requests, and `engines.session` reads engines' answers.
 """
 
+from collections.abc import Callable
+
 import aiohttp
 
 
@@ -12,10 +14,21 @@ class AnswerTooLong(Exception):
     """The response is longer than the limit. The rest was not read."""
 
 
-async def read_answer(content: aiohttp.StreamReader, max_bytes: int) -> bytearray:
-    """Return the whole body. Raises AnswerTooLong, and aiohttp's errors if the connection fails."""
+class NoMemory(Exception):
+    """There is no memory for a piece of the response. The rest was not read."""
+
+
+async def read_answer(
+    content: aiohttp.StreamReader, max_bytes: int, reserve: Callable[[int], bool] = lambda num_bytes: True
+) -> bytearray:
+    """Return the whole body. Raises AnswerTooLong, NoMemory, and aiohttp's errors if the connection fails.
+
+    reserve: called with the size of each piece as it arrives; returns whether there is memory for it.
+    """
     body = bytearray()
     async for piece in content.iter_any():
+        if not reserve(len(piece)):
+            raise NoMemory
         body += piece
         if len(body) > max_bytes:
             raise AnswerTooLong(f"the answer has more than {max_bytes} bytes")

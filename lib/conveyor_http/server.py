@@ -1,8 +1,9 @@
 """HTTP ports that anybody can reach. Used by the gateway, the metrics server and the operator.
 
-If the limit of connections is reached, a new connection replaces others that wait for their client. The client address
-with most such connections loses those that have been silent longest. If no connection waits for its client, the new one
-is refused. New connections from different client addresses take turns (`listening`).
+If the limit of connections is reached, a new connection replaces others that wait for their client. Of the owner with
+most such connections (for whom the last request was), the client address with most of them loses those that have been
+silent longest. If no connection waits for its client, the new one is refused. New connections from different client
+addresses take turns (`listening`).
 """
 
 import heapq
@@ -52,8 +53,10 @@ class Server(Port):
         self._log(len(waiting))
         if not waiting:
             return False
-        (peer, _), *_ = Counter(each.peer for each in waiting).most_common(1)
-        of_peer = (each for each in waiting if each.peer == peer)
+        (owner, _), *_ = Counter(each.owner for each in waiting).most_common(1)
+        of_owner = [each for each in waiting if each.owner == owner]
+        (peer, _), *_ = Counter(each.peer for each in of_owner).most_common(1)
+        of_peer = (each for each in of_owner if each.peer == peer)
         # Closes several at once, so that the search costs little for each new connection.
         for each in heapq.nsmallest(1 + self.max_connections // 64, of_peer, key=lambda each: each.silent_since):
             each.drop()

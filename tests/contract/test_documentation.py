@@ -15,7 +15,7 @@ from tests.gateway.builders import NeverAsked
 import conveyor_metrics.server  # noqa: F401  fills REGISTRY
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_gateway.admission.queues import Queues
-from conveyor_gateway.capacity.reservations import Capacity
+from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.recording.gauges import ServiceGauges, StateCollector
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.watching.catalog import Catalog
@@ -39,9 +39,9 @@ async def expose() -> str:
     """Return the /metrics pages of all four programs, one after the other."""
     gateway = Metrics()
     catalog = Catalog()
-    queues = Queues(catalog, asyncio.get_running_loop(), NeverAsked(), on_gone=gateway.drop_service)
+    queues = Queues(catalog, asyncio.get_running_loop(), NeverAsked(), Ledger(1), on_gone=gateway.drop_service)
     gateway.gauges = ServiceGauges(queues)
-    gateway.registry.register(StateCollector(catalog, Readiness([]), Capacity(1)))
+    gateway.registry.register(StateCollector(catalog, Readiness([]), Ledger(1)))
     pages = [*gateway.write_page(), EngineMetrics("m").render()]
     pages += [generate_latest(registry) for registry in (REGISTRY, OperatorMetrics().registry)]
     return b"".join(pages).decode()

@@ -3,6 +3,7 @@
 import pytest
 from aiohttp import web
 from multidict import CIMultiDict
+from tests.gateway.builders import make_hold
 from tests.gateway.cluster import own_address
 from tests.gateway.engine_servers import answering, running_engine
 
@@ -17,7 +18,6 @@ from conveyor_engine.errors import (
     UnknownModel,
 )
 from conveyor_engine.serving.http.failures import failure_response
-from conveyor_gateway.capacity.reservations import Capacity, Reservation
 from conveyor_gateway.engines.exchange import (
     EngineAnswer,
     EngineFull,
@@ -37,8 +37,7 @@ async def ask(error: ConveyorEngineError, coming: str = "") -> EngineAnswer:
     client = EngineSession()
     try:
         async with running_engine(handle) as engine:
-            reservation = Reservation(Capacity(1 << 20), "default/qwen")
-            request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", reservation, lambda model: model == coming)
+            request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", make_hold(), lambda model: model == coming)
             return await client.send(f"{own_address()}:{engine.port}", request, 10)
     finally:
         await client.close()

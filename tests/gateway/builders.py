@@ -4,6 +4,8 @@ from typing import Any
 
 from conveyor_api.served_name import object_name
 from conveyor_gateway.admission.service_queue import QueueLimits
+from conveyor_gateway.capacity.ledger import Hold, Ledger
+from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.watching.catalog import Directory, Service
 from conveyor_kube.served_names import Claim
 
@@ -39,6 +41,11 @@ def make_directory(*services: Service, **claims: str) -> Directory:
 def claim(directory: Directory, namespace: str, name: str, created_unix: int = 0) -> None:
     key = f"{namespace}/{object_name(name)}"
     directory.names.put_claim(key, Claim(namespace, object_name(name), f"uid-of-{key}", name, created_unix))
+
+
+def make_hold(max_bytes: int = 1 << 20) -> Hold:
+    """Return the only hold of a ledger."""
+    return Ledger(max_bytes).hold(Owner("default", "default/qwen", "10.0.0.1"), lambda error: None)
 
 
 class NeverAsked:

@@ -57,7 +57,7 @@ class GatewayProcess:
         self.process = subprocess.Popen(
             [*limit, *self._command], cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL, stderr=self._log_file
         )
-        self._wait("the gateway's ports", self._find_ports, 30)
+        self._wait("the gateway's ports", self._find_ports, 60)
         self._wait("the gateway", lambda: self.admin("/readyz")[0] == 200, timeout_seconds)
 
     def __exit__(

@@ -232,20 +232,24 @@ def held_bytes(stack: Stack) -> float:
     return stack.gateway.metric("conveyor_gateway_held_body_bytes")
 
 
-async def test_a_service_whose_requests_fill_its_half_of_the_memory_is_answered_503_and_others_are_not(
+async def test_a_service_whose_requests_fill_the_memory_of_its_namespace_is_answered_503_and_others_are_not(
     ending: Stack, http: aiohttp.ClientSession
 ) -> None:
     other = f"{ending.cluster.namespace}/other"
     await asyncio.to_thread(ending.cluster.apply_service, "other")
     await ending.wait(lambda: ending.gateway.demand(other) is not None)
-    holding = [asyncio.create_task(ask_with_900_bytes(http, ending.completions))]
-    await ending.wait_demand(queued=1)
+    holding = [asyncio.create_task(ask_with_900_bytes(http, ending.completions)) for _ in range(2)]
+    await ending.wait_demand(queued=2)
     status, body = await ask_with_900_bytes(http, ending.completions)
     assert (status, json.loads(body)["error"]["code"]) == (503, "gateway_memory_full")
     url = ending.completions.replace(ending.key, other)
-    holding.append(asyncio.create_task(ask_with_900_bytes(http, url)))
-    await ending.wait(lambda: held_bytes(ending) == 1800)
-    for task in holding:
+    asking = asyncio.create_task(ask_with_900_bytes(http, url))
+    await ending.wait_demand(queued=1)
+    evicted, _ = await asyncio.wait(holding, return_when=asyncio.FIRST_COMPLETED)
+    assert [each.result()[0] for each in evicted] == [503]
+    assert held_bytes(ending) == 1800
+    assert not asking.done()
+    for task in (*holding, asking):
         task.cancel()
     await ending.wait(lambda: held_bytes(ending) == 0)
 
@@ -267,7 +271,7 @@ async def test_an_answer_for_which_there_is_no_memory_passes_as_it_comes(
     ending: Stack, http: aiohttp.ClientSession
 ) -> None:
     seen = asyncio.Event()
-    too_much = b"1" * 1201  # of 1200 bytes that one service may have
+    too_much = b"1" * 2101  # of 2100 bytes that one namespace may have
     async with running_engine(answering_in_two(too_much, b"2", seen)) as engine:
         await ending.add_engine(engine.port)
         async with http.post(ending.completions, data=b"{}") as answer:
@@ -280,17 +284,19 @@ async def test_an_answer_for_which_there_is_no_memory_passes_as_it_comes(
 async def test_a_body_that_is_still_arriving_gives_way_to_one_that_is_here(
     ending: Stack, http: aiohttp.ClientSession
 ) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", ending.gateway.port)
+    uploads = [await asyncio.open_connection("127.0.0.1", ending.gateway.port) for _ in range(2)]
     head = f"POST /{ending.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
-    writer.write(head.encode() + b" " * 999)
-    await ending.wait(lambda: held_bytes(ending) == 999)
+    for _, writer in uploads:
+        writer.write(head.encode() + b" " * 999)
+    await ending.wait(lambda: held_bytes(ending) == 1998)
     asking = asyncio.create_task(ask_with_900_bytes(http, ending.completions))
-    received = await asyncio.wait_for(reader.read(), 20)
-    assert received.startswith(b"HTTP/1.1 503 ")
-    assert b"gateway_memory_full" in received
+    received = [await asyncio.wait_for(reader.read(), 20) for reader, _ in uploads]
+    assert sum(b"gateway_memory_full" in each for each in received) == 1
+    assert sum(b"body_too_slow" in each for each in received) == 1
     await ending.wait_demand(queued=1)
     assert held_bytes(ending) == 900
-    writer.close()
+    for _, writer in uploads:
+        writer.close()
     asking.cancel()
 
 

@@ -141,6 +141,40 @@ async def test_the_address_with_the_most_silent_connections_gives_them_up() -> N
         assert await is_closed(flood[0])
 
 
+def mark(port: Port, known: set[object], owner: str = "", is_kept: bool | None = None) -> None:
+    """Set what a handler sets, on the connections that are not in `known`."""
+    for each in set(port.server.connections) - known:
+        assert isinstance(each, connection.Connection)
+        each.owner, each.is_kept = owner, is_kept
+
+
+async def test_the_owner_with_the_most_silent_connections_gives_them_up_whatever_their_addresses() -> None:
+    async with Port().open() as port:
+        kept = await port.connect(address="127.0.0.2")
+        mark(port, set(), owner="small")
+        known = set[object](port.server.connections)
+        large = [await port.connect(address=f"127.0.0.{number}") for number in (3, 4, 5)]
+        mark(port, known, owner="large")
+        await answer(await port.connect(GET, address="127.0.0.6"))
+        assert not await is_closed(kept, within_seconds=0.05)
+        assert await is_closed(large[0])
+
+
+async def test_a_handler_decides_whether_its_connection_may_be_closed() -> None:
+    async with Port().open() as port:
+        kept = await port.connect(POST + b"Content-Length: 9\r\n\r\nx")
+        mark(port, set(), is_kept=True)
+        known = set[object](port.server.connections)
+        given_up = await port.connect(GET.replace(b"GET /", b"GET /wait"))
+        mark(port, known, is_kept=False)
+        busy = [await port.connect(GET.replace(b"GET /", b"GET /wait")) for _ in range(2)]
+        await until(lambda: len(port.bodies) == 3)
+        await answer(await port.connect(GET))
+        assert await is_closed(given_up)
+        assert not await is_closed(kept, within_seconds=0.05)
+        assert not await is_closed(busy[0], within_seconds=0.05)
+
+
 @pytest.mark.parametrize("piece_bytes", [1, 7, 100, 1 << 20])
 async def test_requests_behind_a_slow_one_are_answered_in_order_and_not_read_before(piece_bytes: int) -> None:
     posts = [POST + b"Content-Length: 3\r\n\r\n%03d" % number for number in range(20)]

@@ -26,6 +26,7 @@ from tests.gateway.cluster import make_service
 
 from conveyor_gateway.admission.engine_pool import EnginePool
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.clients import Clients
 from conveyor_gateway.engines.fetching import EnginePage, parse_load
 from conveyor_gateway.errors import InvalidRequest
@@ -197,7 +198,7 @@ def measure_services(num_services: int) -> Iterable[Row]:
     async def measure() -> list[Row]:
         catalog, metrics = Catalog(), Metrics()
         engines: Any = NeverAsked()
-        queues = Queues(catalog, asyncio.get_running_loop(), engines, on_gone=metrics.drop_service)
+        queues = Queues(catalog, asyncio.get_running_loop(), engines, Ledger(1), on_gone=metrics.drop_service)
         metrics.gauges = ServiceGauges(queues)
         bodies = [make_service(f"s{number}", "team", listed=True) for number in range(num_services)]
         rows = [Row("a new service", turn_ms=longest_ms(map(catalog.services.put, bodies)))]

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 
 from conveyor_gateway.admission.engine_order import Engine
-from conveyor_gateway.engines.session import EngineSession
+from conveyor_gateway.admission.place_queries import PlaceQueries
 
 
 class Asking:
@@ -19,7 +19,7 @@ class Asking:
     """
 
     def __init__(
-        self, engines: EngineSession, on_answer: Callable[[Engine, bool], bool], on_end: Callable[[], None]
+        self, engines: PlaceQueries, on_answer: Callable[[Engine, bool], bool], on_end: Callable[[], None]
     ) -> None:
         self._engines = engines
         self._on_answer = on_answer

@@ -13,10 +13,10 @@ from conveyor_gateway.admission.asking import Asking
 from conveyor_gateway.admission.engine_order import Engine
 from conveyor_gateway.admission.engine_pool import EnginePool
 from conveyor_gateway.admission.leaving import Leaving
+from conveyor_gateway.admission.place_queries import PlaceQueries
 from conveyor_gateway.admission.retries import Exclusions, RetryBudget
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
 from conveyor_gateway.admission.waiting import Waiting
-from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.watching.classes import WITHOUT_CLASSES
 
 # The most requests that one turn of the event loop wakes. Each woken request costs about half a millisecond.
@@ -27,7 +27,7 @@ _ANY_ENGINE: Final = -1  # a mask with all bits
 class Dispatcher:
     """Moves tickets between `waiting` and `dispatched`. Both are consistent whenever a method returns."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, engines: EngineSession) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, engines: PlaceQueries) -> None:
         self.pool = EnginePool()
         self.waiting = Waiting()
         self.leaving = Leaving(loop.time())

@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
+from conveyor_gateway.admission.place_queries import PlaceQueries
 from conveyor_gateway.admission.service_queue import QueueLimits, ServiceQueue
+from conveyor_gateway.capacity.ledger import Ledger
+from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, NotFound
 from conveyor_gateway.watching.catalog import Catalog, Service
@@ -26,8 +29,8 @@ class Queues:
     `on_gone` is called with each deleted service, `on_class_gone` with each class that was removed from a service.
 
     Each gateway allows an equal share of the requests that may wait for a service. Until this gateway knows other
-    gateways, its share is the whole. `max_held`: how many requests of one service `capacity` allows, queued and at
-    engines together.
+    gateways, its share is the whole. `ledger` limits how many requests a namespace may have, queued and at engines
+    together.
     """
 
     def __init__(
@@ -35,12 +38,12 @@ class Queues:
         catalog: Catalog,
         loop: asyncio.AbstractEventLoop,
         engines: EngineSession,
+        ledger: Ledger,
         on_gone: Callable[[str], None],
-        max_held: int = 1_000_000,
         on_class_gone: Callable[[str, str], None] = lambda service, name: None,
     ) -> None:
         self._catalog = catalog
-        self._max_held = max_held
+        self._ledger = ledger
         self._loop = loop
         self._engines = engines
         self._on_gone = on_gone
@@ -90,18 +93,19 @@ class Queues:
                 self._on_class_gone(key, name)
             self._queues[key].configure(limits)
         else:
-            self._queues[key] = ServiceQueue(limits, self._loop, self._engines)
+            places = PlaceQueries(self._engines, self._ledger, Owner(service.namespace, key, ""))
+            self._queues[key] = ServiceQueue(limits, self._loop, places)
             self._on_engines(key)
         self._queues[key].set_start_failure(service.start_failure)
 
     def _log_unreachable(self, key: str, share: int) -> None:
         """Warn if the queue's share exceeds what this gateway can hold, once for each limit that the owner sets."""
-        known = self._queues.get(key)
-        if share > self._max_held and (known is None or known.limits.max_queued_requests != share):
+        known, max_held = self._queues.get(key), self._ledger.requests.most_of_namespace
+        if share > max_held and (known is None or known.limits.max_queued_requests != share):
             logger.warning(
                 "event=queue_limit_unreachable service=%s share=%d max_held=%d consequence=further_requests_get_429 "
                 "action=raise_max_connections",
-                key, share, self._max_held,
+                key, share, max_held,
             )  # fmt: skip
 
     def _on_engines(self, key: str) -> None:

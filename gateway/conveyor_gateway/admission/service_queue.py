@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from conveyor_gateway.admission.dispatcher import MAX_WAKES_A_TURN, Dispatcher
 from conveyor_gateway.admission.engine_order import Engine
+from conveyor_gateway.admission.place_queries import PlaceQueries
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
-from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, GatewayError, QueueFull, TimedOut, Unavailable
 from conveyor_gateway.watching.classes import UNCLASSED, WITHOUT_CLASSES, QueueClass, QueueClasses
 
@@ -40,7 +40,7 @@ class QueueLimits:
 class ServiceQueue:
     """The requests of one service that wait for an engine, in order, and those at its engines."""
 
-    def __init__(self, limits: QueueLimits, loop: asyncio.AbstractEventLoop, engines: EngineSession) -> None:
+    def __init__(self, limits: QueueLimits, loop: asyncio.AbstractEventLoop, engines: PlaceQueries) -> None:
         self.loop = loop
         self._dispatcher = Dispatcher(loop, engines)
         self.pool = self._dispatcher.pool

@@ -1,1 +1,1 @@
-"""Limits the requests and bytes that this gateway holds, with a share for each service and client."""
+"""The ledger: what this gateway holds, for whom, and who loses what if there is no room."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import aiohttp
 from multidict import CIMultiDict
 
-from conveyor_gateway.capacity.reservations import Reservation
+from conveyor_gateway.capacity.ledger import Hold
 from conveyor_gateway.engines.headers import EVENT_STREAM, build_answer_headers
 from conveyor_gateway.usage import parse_usage, split_report
 from conveyor_protocol.request_headers import USAGE_HEADER, USAGE_MARK
@@ -58,16 +58,14 @@ class EngineRequest:
     path: str  # without a query: query parameters are not passed to engines
     headers: CIMultiDict[str]
     body: bytes
-    reservation: Reservation  # counts the body, and the collected part of the answer
+    hold: Hold  # with the bytes of the body, and of the collected part of the answer
     is_coming: Callable[[str], bool]  # whether a rollout brings engines that serve the model of this name
 
-    def protect(self) -> None:
-        """Protect the request from eviction and drop its body.
-
-        Called when its answer starts, because the request is not sent again after that.
-        """
-        self.reservation.protect()
-        self.reservation.shrink(self.reservation.size_bytes - len(self.body))
+    def note_answer(self, is_whole: bool) -> None:
+        """Drop the body, because the request is not sent again. A whole answer is about to be sent at once."""
+        if not is_whole:
+            self.hold.note_begun()
+        self.hold.shrink(self.hold.size_bytes - len(self.body))
         self.body = b""
 
 

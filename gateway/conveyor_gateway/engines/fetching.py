@@ -2,29 +2,37 @@
 
 Used in `pages`: by `demand` (`/load`: the engine's backlog and how many requests it runs at once), by `start` (`/load`:
 how the engine started), by `status` (`/health` and similar) and by `document` (`/openapi.json`). Engines run tenants'
-images, so the time and the size of a page are limited. A page that cannot be fetched is None.
+images, so the time and the size of a page are limited, and its bytes are held as they arrive. A page that cannot be
+fetched is None.
 """
 
 import asyncio
 import contextlib
 import random
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Final
 
 import aiohttp
 import msgspec
 from yarl import URL
 
+from conveyor_gateway.capacity.ledger import Hold, Ledger, build_memory_full, build_too_many
+from conveyor_gateway.capacity.parts import Owner
+from conveyor_gateway.capacity.queries import run_held
 from conveyor_gateway.engines.connection import Connector
 from conveyor_gateway.engines.headers import choose_content_type
-from conveyor_http.reading import AnswerTooLong, read_answer
+from conveyor_gateway.errors import GatewayError
+from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
 
 LOAD_PATH: Final = "/load"
 MAX_BYTES: Final = 64 << 10
 _MAX_AT_ONCE: Final = 100
 _NUM_ASKED: Final = 3  # engines that are tried one after the other until one responds
-_SHARED_SECONDS: Final = 2.0
+SHARED_SECONDS: Final = 2.0  # for all engines that are tried
+MAX_WAITING: Final = 64  # clients that wait for pages of one service
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +53,9 @@ class Load(msgspec.Struct, frozen=True):
     warm_up_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None  # how long its warm-up took
 
 
-async def fetch_loads(addresses: Collection[str], timeout_seconds: float) -> dict[str, Load]:
+async def fetch_loads(hold: Hold, addresses: Collection[str], timeout_seconds: float) -> dict[str, Load]:
     """Return the load of each engine (`host:port`)."""
-    pages = await fetch(addresses, LOAD_PATH, timeout_seconds)
+    pages = await fetch(hold, addresses, LOAD_PATH, timeout_seconds)
     return {address: parse_load(page) for address, page in pages.items()}
 
 
@@ -61,61 +69,103 @@ def parse_load(page: EnginePage | None) -> Load:
 class SharedPages:
     """Fetches pages that any engine of a service can return. Concurrent requests for a page share one fetch.
 
-    A fetch needs no place on an engine and does not wait for one.
+    A fetch needs no place on an engine and does not wait for one. It has a hold of its own, besides those of the
+    clients that wait for it.
     """
 
-    def __init__(self) -> None:
-        self._asking: dict[tuple[str, str], asyncio.Task[EnginePage | None]] = {}
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._fetches: dict[tuple[str, str], asyncio.Task[EnginePage | GatewayError | None]] = {}
+        self._num_waiting = Counter[str]()  # clients by service
 
     async def find(
         self,
+        hold: Hold,
         path: str,
-        service: str,
         engines: Sequence[str],
         max_bytes: int = MAX_BYTES,
-        timeout_seconds: float = _SHARED_SECONDS,
+        timeout_seconds: float = SHARED_SECONDS,
         *,
         takes_refusals: bool = False,
     ) -> EnginePage | None:
         """Return the page from the first of up to three engines (`host:port`) that returns it; None if none does.
 
-        service: the engines' `namespace/name`. takes_refusals: a response with status 4xx counts as a page too.
+        hold: the client's, which names the engines' service. timeout_seconds: for all engines together.
+        takes_refusals: a response with status 4xx counts as a page too.
+
+        Raises GatewayError if the ledger has no room for the fetch, or too many clients wait for the service's pages.
         """
-        asked = service, path
-        if asked not in self._asking:
-            finding = _find(path, engines, max_bytes, timeout_seconds, takes_refusals)
-            self._asking[asked] = asyncio.create_task(finding)
-            self._asking[asked].add_done_callback(lambda _: self._asking.pop(asked))
-        return await asyncio.shield(self._asking[asked])
+        hold.check()
+        service = hold.owner.service
+        if self._num_waiting[service] >= MAX_WAITING:
+            raise build_too_many()
+        self._num_waiting[service] += 1
+        try:
+            fetch_first = partial(_fetch_first, path, engines, max_bytes, timeout_seconds, takes_refusals)
+            found = await asyncio.shield(self._share(hold.owner, path, fetch_first))
+        finally:
+            self._num_waiting[service] -= 1
+            if not self._num_waiting[service]:
+                del self._num_waiting[service]
+        if isinstance(found, GatewayError):
+            raise found
+        return found
+
+    def _share(
+        self, owner: Owner, path: str, fetch_first: Callable[[Hold], Awaitable[EnginePage | None]]
+    ) -> asyncio.Task[EnginePage | GatewayError | None]:
+        """Return the fetch of this page that runs, or else a new one."""
+        key = owner.service, path
+
+        async def fetch_held() -> EnginePage | GatewayError | None:
+            try:
+                return await run_held(self._ledger, Owner(owner.namespace, owner.service, ""), fetch_first)
+            except GatewayError as error:
+                return error
+
+        if key not in self._fetches:
+            self._fetches[key] = asyncio.create_task(fetch_held())
+            self._fetches[key].add_done_callback(lambda _: self._fetches.pop(key))
+        return self._fetches[key]
 
 
-async def _find(
-    path: str, engines: Sequence[str], max_bytes: int, timeout_seconds: float, takes_refusals: bool
+async def _fetch_first(
+    path: str, engines: Sequence[str], max_bytes: int, timeout_seconds: float, takes_refusals: bool, hold: Hold
 ) -> EnginePage | None:
-    for address in random.sample(engines, min(_NUM_ASKED, len(engines))):
-        page = (await fetch([address], path, timeout_seconds, max_bytes))[address]
-        if page is not None and (page.status == 200 or (takes_refusals and 400 <= page.status < 500)):
-            return page
+    """Try engines one after the other. An engine gets an equal part of the time that is left.
+
+    Raises Unavailable if there is no memory for the page.
+    """
+    loop, tried = asyncio.get_running_loop(), random.sample(engines, min(_NUM_ASKED, len(engines)))
+    until = loop.time() + timeout_seconds
+    async with _open_session() as session:
+        for number, address in enumerate(tried):
+            seconds = max(0.001, (until - loop.time()) / (len(tried) - number))
+            try:
+                page = await _fetch(session, hold, address, path, seconds, max_bytes)
+            except NoMemory:
+                raise build_memory_full() from None
+            if page is not None and (page.status == 200 or (takes_refusals and 400 <= page.status < 500)):
+                return page
     return None
 
 
 async def fetch(
-    addresses: Collection[str], path: str, timeout_seconds: float, max_bytes: int = MAX_BYTES
+    hold: Hold, addresses: Collection[str], path: str, timeout_seconds: float, max_bytes: int = MAX_BYTES
 ) -> dict[str, EnginePage | None]:
-    """Fetch a page from each engine (`host:port`), from _MAX_AT_ONCE at a time. All together have `timeout_seconds`."""
+    """Fetch a page from each engine (`host:port`), from _MAX_AT_ONCE at a time. All together have `timeout_seconds`.
+
+    The pages' bytes are reserved in `hold`.
+    """
     if not addresses:
         return {}
-    async with aiohttp.ClientSession(
-        connector=Connector(),
-        timeout=aiohttp.ClientTimeout(total=timeout_seconds),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-    ) as session:
-        pages, remaining = dict[str, EnginePage | None](), iter(addresses)
+    pages, remaining = dict[str, EnginePage | None](), iter(addresses)
+    async with _open_session() as session:
 
         async def go_on() -> None:
             for address in remaining:
-                pages[address] = await _fetch(session, address, path, max_bytes)
+                with contextlib.suppress(NoMemory):
+                    pages[address] = await _fetch(session, hold, address, path, timeout_seconds, max_bytes)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
@@ -123,10 +173,22 @@ async def fetch(
     return {address: pages.get(address) for address in addresses}
 
 
-async def _fetch(session: aiohttp.ClientSession, address: str, path: str, max_bytes: int) -> EnginePage | None:
+def _open_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=Connector(),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    )
+
+
+async def _fetch(
+    session: aiohttp.ClientSession, hold: Hold, address: str, path: str, timeout_seconds: float, max_bytes: int
+) -> EnginePage | None:
+    """Fetch a page from one engine. Raises NoMemory."""
+    url, timeout = URL(f"http://{address}{path}", encoded=True), aiohttp.ClientTimeout(total=timeout_seconds)
     try:
-        async with session.get(URL(f"http://{address}{path}", encoded=True), allow_redirects=False) as response:
-            body = await read_answer(response.content, max_bytes)
+        async with session.get(url, allow_redirects=False, timeout=timeout) as response:
+            body = await read_answer(response.content, max_bytes, hold.reserve)
     except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None
     return EnginePage(response.status, choose_content_type(response.headers.get("Content-Type", "")), bytes(body))

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import aiohttp
 from yarl import URL
 
-from conveyor_gateway.capacity.reservations import Reservation
+from conveyor_gateway.capacity.ledger import Hold
 from conveyor_gateway.engines.connection import PARSED_BYTES, Connector
 from conveyor_gateway.engines.exchange import (
     EngineAnswer,
@@ -29,7 +29,7 @@ from conveyor_gateway.engines.exchange import (
     describe,
 )
 from conveyor_gateway.usage import MAX_REPORT_BYTES, Usage, parse_usage
-from conveyor_http.reading import AnswerTooLong, read_answer
+from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
 from conveyor_protocol.request_headers import (
     LEVEL_HEADER,
     NO_PLACE,
@@ -67,20 +67,21 @@ class EngineSession:
     async def close(self) -> None:
         await self._session.close()
 
-    async def ask_for_place(self, address: str, level: int) -> bool:
+    async def ask_for_place(self, hold: Hold, address: str, level: int) -> bool:
         """Return True once the engine at `address` (`host:port`) has reserved a place; False if the query fails.
 
         level: the level of the request that needs the place.
         """
-        return await self._request_place("GET", address, {LEVEL_HEADER: str(level)})
+        return await self._request_place(hold, "GET", address, {LEVEL_HEADER: str(level)})
 
-    async def give_place_back(self, address: str) -> None:
+    async def give_place_back(self, hold: Hold, address: str) -> None:
         """Release a place that the engine has reserved and that no request needs."""
-        await self._request_place("DELETE", address, {}, _ANSWER_SECONDS)
+        await self._request_place(hold, "DELETE", address, {}, _ANSWER_SECONDS)
 
     async def _request_place(
-        self, method: str, address: str, headers: dict[str, str], seconds: float | None = None
+        self, hold: Hold, method: str, address: str, headers: dict[str, str], seconds: float | None = None
     ) -> bool:
+        hold.check()
         url, timeout = f"http://{address}/place", aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
         try:
             response = await self._session.request(method, url, headers=headers, allow_redirects=False, timeout=timeout)
@@ -89,16 +90,17 @@ class EngineSession:
         response.release()
         return response.status == 204
 
-    async def fetch_usage(self, address: str, key: str) -> Usage | None:
+    async def fetch_usage(self, hold: Hold, address: str, key: str) -> Usage | None:
         """Return the usage of the request with this key, or None if the engine does not report it."""
+        hold.check()
         try:
             async with self._session.get(
                 URL(f"http://{address}{USAGE_PATH}?key={key}", encoded=True),
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS),
             ) as response:
-                return parse_usage(bytes(await read_answer(response.content, MAX_REPORT_BYTES)))
-        except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError):
+                return parse_usage(bytes(await read_answer(response.content, MAX_REPORT_BYTES, hold.reserve)))
+        except (AnswerTooLong, NoMemory, aiohttp.ClientError, OSError, TimeoutError):
             return None
 
     async def send(
@@ -111,16 +113,17 @@ class EngineSession:
         EngineRefused (one of its subclasses, or itself), EngineLost and EngineBroke. After connecting,
         there is no time limit. The caller may cancel this call, which aborts the request at the engine.
         """
+        request.hold.check()
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
         request.headers[LEVEL_HEADER] = str(level)
         request.headers[PLACE_HEADER] = PLACE_GRANTED if is_granted else PLACE_IF_FREE
         response = await self._post(address, request, remaining_seconds)
-        held_bytes = request.reservation.size_bytes
+        held_bytes = request.hold.size_bytes
         try:
             return await _receive(response, request)
         except BaseException:
             response.close()
-            request.reservation.shrink(held_bytes)
+            request.hold.shrink(held_bytes)
             raise
 
     async def _post(self, address: str, request: EngineRequest, remaining_seconds: float) -> aiohttp.ClientResponse:
@@ -162,7 +165,7 @@ async def _receive(response: aiohttp.ClientResponse, request: EngineRequest) -> 
         if answer.is_event_stream:
             answer.first = await answer.read_piece()
         else:
-            answer.set_collected(*await _collect(response.content, request.reservation))
+            answer.set_collected(*await _collect(response.content, request.hold))
         return answer
     except (aiohttp.ClientError, OSError) as error:
         raise EngineLost(describe(error)) from error
@@ -174,7 +177,7 @@ def _find_refusal(response: aiohttp.ClientResponse) -> type[EngineRefused]:
     return EngineHasNoPlace if response.headers.get(PLACE_HEADER) == NO_PLACE else EngineFull
 
 
-async def _collect(content: aiohttp.StreamReader, reservation: Reservation) -> tuple[bytes, bool]:
+async def _collect(content: aiohttp.StreamReader, hold: Hold) -> tuple[bytes, bool]:
     """Return the body up to the limits of size and memory, and whether that is the whole body."""
     collected = bytearray()
     while len(collected) < MAX_COLLECTED_BYTES:
@@ -185,7 +188,7 @@ async def _collect(content: aiohttp.StreamReader, reservation: Reservation) -> t
         if not piece:
             return bytes(collected), True
         collected += piece
-        if not reservation.reserve(len(piece)):
+        if not hold.reserve(len(piece)):
             break
     return bytes(collected), False
 

@@ -13,6 +13,7 @@ from conveyor_api.names import (
     START_PATH,
 )
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed, NotFound, Unavailable
 from conveyor_gateway.pages.activity import read_activity
 from conveyor_gateway.pages.demand import encode_demand, read_demand
@@ -27,8 +28,11 @@ from conveyor_gateway.watching.readiness import Readiness
 class AdminApp:
     """The handler for port 8081."""
 
-    def __init__(self, catalog: Catalog, queues: Queues, readiness: Readiness, metrics: Metrics) -> None:
+    def __init__(
+        self, catalog: Catalog, queues: Queues, readiness: Readiness, metrics: Metrics, ledger: Ledger
+    ) -> None:
         self._catalog = catalog
+        self._ledger = ledger
         self._queues = queues
         self._readiness = readiness
         self._metrics = metrics
@@ -58,7 +62,7 @@ class AdminApp:
         only = request.query.get("service")
         if only is None:
             return await send_pieces(request, "application/json", encode_demand(self._queues))
-        return build_json(await read_demand(self._queues, only), find_request_id(request))
+        return build_json(await read_demand(self._queues, self._ledger, only), find_request_id(request))
 
     async def _send_activity(self, request: BaseRequest) -> Response:
         self._check_synced()
@@ -67,7 +71,7 @@ class AdminApp:
     async def _send_start(self, request: BaseRequest) -> Response:
         self._check_synced()
         service, pod = (request.query.get(key, "") for key in ("service", "pod"))
-        return build_json(await read_start(self._catalog, service, pod), find_request_id(request))
+        return build_json(await read_start(self._catalog, self._ledger, service, pod), find_request_id(request))
 
     async def _send_metrics(self, request: BaseRequest) -> StreamResponse:
         return await send_pieces(request, "text/plain; version=0.0.4; charset=utf-8", self._metrics.write_page())

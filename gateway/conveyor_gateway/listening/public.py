@@ -1,20 +1,24 @@
 """Serves the public port for clients: finds the route and calls the part that responds.
 
 `listener` calls `PublicApp.handle`. Requests that need a place on an engine go to `relaying`, the others to `pages`.
+Each request has a hold in the ledger until its answer is sent, except for probes, which are answered at once.
 """
 
-from dataclasses import dataclass, field
+import asyncio
+import contextlib
+from dataclasses import dataclass
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_api.endpoints import Kind
 from conveyor_api.names import GATEWAY_HEALTH_PATH, READINESS_PATH
-from conveyor_gateway.capacity.reservations import Capacity
-from conveyor_gateway.clients import Clients
+from conveyor_gateway.capacity.ledger import Hold, Ledger, build_memory_full
+from conveyor_gateway.clients import Client, Clients
 from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.errors import Code, GatewayError, Unavailable
+from conveyor_gateway.held_request import HeldRequest
 from conveyor_gateway.listening.cors import NOBODY, Cors
-from conveyor_gateway.pages.document import send_document
+from conveyor_gateway.pages.document import find_document
 from conveyor_gateway.pages.models import build_model_list, find_model_page, send_model_list
 from conveyor_gateway.pages.status import build_own_status, build_probe, find_engine_page, find_status
 from conveyor_gateway.recording.metrics import Metrics
@@ -34,11 +38,11 @@ class PublicApp:
     readiness: Readiness
     metrics: Metrics
     own_hosts: OwnHosts
-    capacity: Capacity
+    ledger: Ledger
     clients: Clients
+    pages: SharedPages
     cors: Cors = NOBODY
     lists_all: bool = False  # whether the root also lists services without `listed`
-    pages: SharedPages = field(default_factory=SharedPages)
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         path = request.rel_url.raw_path
@@ -60,44 +64,70 @@ class PublicApp:
         if not self.readiness.synced:
             raise Unavailable("the gateway is starting and does not know the services yet; retry", Code.NOT_SYNCED)
         route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)
+        client = self.clients.find(request)
         if route.kind is Kind.ENGINE:
-            return await self.open_requests.handle(request, route, self.clients.find(request))
-        request_id = find_request_id(request)
-        match route.kind:
-            case Kind.LIST_MODELS:
-                answer: StreamResponse = await self._list_models(request, route)
-            case Kind.GET_MODEL:
-                answer = build_json(find_model_page(route, self.catalog.directory, self.lists_all), request_id)
-            case Kind.STATUS:
-                answer = await self._find_status(route, request_id)
-            case Kind.ENGINE_PAGE:
-                answer = await self._find_engine_page(route, request_id)
-            case Kind.DESCRIBE:
-                answer = await self._send_document(request, route)
+            return await self.open_requests.handle(request, route, client)
+        answer = await self._send_page(request, route, client)
         self.metrics.count_request(route.service or "", answer.status)
         return answer
 
-    async def _list_models(self, request: BaseRequest, route: Route) -> StreamResponse:
-        directory = self.catalog.directory
-        if route.service is None:
-            return await send_model_list(request, directory, self.lists_all)
-        return build_json(build_model_list(directory.services[route.service]), find_request_id(request))
+    async def _send_page(self, request: BaseRequest, route: Route, client: Client) -> StreamResponse:
+        """Send a page. Returns when the client has received it or has left. Raises GatewayError."""
+        service = route.service or ""
+        if route.kind is Kind.ENGINE_PAGE:
+            service = find_route_model(route, self.catalog.directory).service.key
+        held = HeldRequest(self.ledger, request, service, client.id)
+        try:
+            with held:
+                return await self._answer(request, route, held.hold)
+        except asyncio.CancelledError:
+            if held.error is None or request.writer.output_size > 0:
+                raise
+            held.clear()
+            answer = build_error(held.error, find_request_id(request), request.rel_url.raw_path)
+            answer.force_close()
+            return answer
 
-    async def _find_status(self, route: Route, request_id: str) -> Response:
+    async def _answer(self, request: BaseRequest, route: Route, hold: Hold) -> StreamResponse:
+        request_id, directory = find_request_id(request), self.catalog.directory
+        match route.kind:
+            case Kind.LIST_MODELS:
+                if route.service is None:
+                    return await send_model_list(request, directory, self.lists_all)
+                answer = build_json(build_model_list(directory.services[route.service]), request_id)
+            case Kind.GET_MODEL:
+                answer = build_json(find_model_page(route, directory, self.lists_all), request_id)
+            case Kind.STATUS:
+                answer = await self._find_status(route, hold, request_id)
+            case Kind.ENGINE_PAGE:
+                model = find_route_model(route, directory)
+                engines = self.catalog.engines(model.service.key)
+                answer = await find_engine_page(self.pages, hold, route, model, engines, request_id)
+            case Kind.ENGINE:
+                raise AssertionError("`_respond` has passed it to `open_requests`")
+            case Kind.DESCRIBE:
+                assert route.service is not None, "the route of a document has a service"
+                service, engines = directory.services[route.service], self.catalog.engines(route.service)
+                answer = await find_document(request, hold, route.path, service, engines, self.pages)
+        return await self._send(request, answer, hold)
+
+    async def _find_status(self, route: Route, hold: Hold, request_id: str) -> Response:
         if route.service is None:
             return build_own_status(route.path, self.readiness, request_id)
         service, engines = self.catalog.directory.services[route.service], self.catalog.engines(route.service)
-        return await find_status(self.pages, route.path, service, engines, request_id)
+        return await find_status(self.pages, hold, route.path, service, engines, request_id)
 
-    async def _find_engine_page(self, route: Route, request_id: str) -> Response:
-        model = find_route_model(route, self.catalog.directory)
-        return await find_engine_page(self.pages, route, model, self.catalog.engines(model.service.key), request_id)
-
-    async def _send_document(self, request: BaseRequest, route: Route) -> StreamResponse:
-        assert route.service is not None, "the route of a document has a service"
-        service, engines = self.catalog.directory.services[route.service], self.catalog.engines(route.service)
-        client = self.clients.find(request)
-        return await send_document(request, client.id, route.path, service, engines, self.pages, self.capacity)
+    async def _send(self, request: BaseRequest, answer: Response, hold: Hold) -> Response:
+        """Send the answer while its bytes are held."""
+        body = answer.body
+        if isinstance(body, bytes) and not hold.reserve(len(body)):
+            raise build_memory_full()
+        if self.readiness.draining:
+            answer.force_close()
+        with contextlib.suppress(ConnectionError):
+            await answer.prepare(request)
+            await answer.write_eof()
+        return answer
 
 
 def _find_host(request: BaseRequest) -> str:

@@ -17,6 +17,8 @@ from msgspec import structs
 
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.admission.service_queue import ServiceQueue
+from conveyor_gateway.capacity.ledger import Ledger
+from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.engines.fetching import fetch_loads
 from conveyor_gateway.watching.catalog import Service
 from conveyor_protocol.pages import ClassDemand, Demand, EngineDemand, Replicas, ServiceDemand
@@ -36,12 +38,14 @@ def encode_demand(queues: Queues) -> Iterator[bytes]:
     yield b"}}"
 
 
-async def read_demand(queues: Queues, only: str) -> Demand:
+async def read_demand(queues: Queues, ledger: Ledger, only: str) -> Demand:
     """Return the current counts of the service `only`; of none if it is unknown."""
     services = {service.key: _build(service, queue) for service, queue in queues.items(only)}
     if only in services:
         engines = services[only].engines
-        for address, load in (await fetch_loads(engines, _ENGINE_SECONDS)).items():
+        with ledger.hold_bytes(Owner(only.partition("/")[0], only, "")) as hold:
+            loads = await fetch_loads(hold, engines, _ENGINE_SECONDS)
+        for address, load in loads.items():
             engines[address] = structs.replace(
                 engines[address], waiting=load.waiting, carried=load.carried, limit_reason=load.limit_reason
             )

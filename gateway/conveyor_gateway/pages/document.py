@@ -6,18 +6,17 @@ OpenAPI's form are left out. This module decodes only the parts to which the gat
 known names. It copies all other parts unchanged, so the cost depends little on the document's content.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
 import msgspec
-from aiohttp.web import BaseRequest, Response, StreamResponse
+from aiohttp.web import BaseRequest, Response
 
 from conveyor_api.endpoints import ENDPOINTS, Endpoint, Kind
 from conveyor_gateway import __version__
-from conveyor_gateway.capacity.reservations import Capacity, Reservation, build_memory_full
+from conveyor_gateway.capacity.ledger import Hold
 from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.engines.session import KEPT_BACK
 from conveyor_gateway.pages.gateway_answers import JSON_TYPE, SCHEMAS, Json, build_refusals, refer
@@ -28,7 +27,7 @@ from conveyor_gateway.watching.catalog import Service
 from conveyor_protocol.open_inference import build_path_parameters
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
-_TIMEOUT_SECONDS: Final = 10.0  # vLLM builds its document on the first request
+_TIMEOUT_SECONDS: Final = 10.0  # for all engines; vLLM builds its document on the first request
 MAX_BYTES: Final = 512 << 10  # of an engine's document; Conveyor's engine has 200 KiB, vLLM 270 KiB
 _KEPT_BACK: Final = {str(status) for status in KEPT_BACK}
 
@@ -54,35 +53,20 @@ _CONTENT: Final = Names(JSON_TYPE, "text/event-stream", "text/plain")
 _SCHEMA: Final = Names("schema")
 
 
-async def send_document(
-    request: BaseRequest,
-    client: str,
-    path: str,
-    service: Service,
-    engines: Sequence[str],
-    pages: SharedPages,
-    capacity: Capacity,
-) -> StreamResponse:
-    """Send the document.
-
-    Returns when the client has received it or has left; until then its bytes are reserved. Raises Unavailable.
+async def find_document(
+    request: BaseRequest, hold: Hold, path: str, service: Service, engines: Sequence[str], pages: SharedPages
+) -> Response:
+    """Return the document. Raises Unavailable.
 
     engines: the ready engines (`host:port`). path: the document's path below the service's base.
     """
-    with Reservation(capacity, service.key, client) as reservation:
-        if not reservation.reserve(2 * MAX_BYTES):  # for the engine's document and the resulting one
-            raise build_memory_full()
-        page = await pages.find(path, service.key, engines, MAX_BYTES, _TIMEOUT_SECONDS)
-        of_engine = page.body if page is not None else OUTLINE if service.answers_from_zero and not engines else b""
-        document = write_document(of_engine, service.key, request.rel_url.raw_path.removesuffix(path))
-        if document is None:
-            raise build_no_page(service, engines)
-        headers = {REQUEST_ID_HEADER: find_request_id(request), "Content-Type": JSON_TYPE}
-        answer = Response(body=document, headers=headers)
-        with contextlib.suppress(ConnectionError):
-            await answer.prepare(request)
-            await answer.write_eof()
-        return answer
+    page = await pages.find(hold, path, engines, MAX_BYTES, _TIMEOUT_SECONDS)
+    of_engine = page.body if page is not None else OUTLINE if service.answers_from_zero and not engines else b""
+    document = write_document(of_engine, service.key, request.rel_url.raw_path.removesuffix(path))
+    if document is None:
+        raise build_no_page(service, engines)
+    headers = {REQUEST_ID_HEADER: find_request_id(request), "Content-Type": JSON_TYPE}
+    return Response(body=document, headers=headers)
 
 
 @lru_cache(maxsize=4)

@@ -6,6 +6,8 @@ operator gets the other durations of a start from Kubernetes.
 
 from typing import Final
 
+from conveyor_gateway.capacity.ledger import Ledger
+from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.engines.fetching import LOAD_PATH, fetch, parse_load
 from conveyor_gateway.errors import Code, Unavailable
 from conveyor_gateway.watching.catalog import Catalog
@@ -14,10 +16,11 @@ from conveyor_protocol.pages import Start
 _ENGINE_SECONDS: Final = 0.4  # the operator waits one second for a gateway
 
 
-async def read_start(catalog: Catalog, service: str, pod: str) -> Start:
+async def read_start(catalog: Catalog, ledger: Ledger, service: str, pod: str) -> Start:
     """Return how the engine started. Raises Unavailable if this gateway does not know the engine, or gets no page."""
     address = catalog.find_engine(service, pod)
-    page = (await fetch([address], LOAD_PATH, _ENGINE_SECONDS))[address] if address else None
+    with ledger.hold_bytes(Owner(service.partition("/")[0], service, "")) as hold:
+        page = (await fetch(hold, [address], LOAD_PATH, _ENGINE_SECONDS))[address] if address else None
     if page is None:
         raise Unavailable(f"no ready engine of {service} in pod {pod} responds", Code.NO_ENGINE)
     return Start(parse_load(page).warm_up_seconds)

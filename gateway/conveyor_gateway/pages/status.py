@@ -13,6 +13,7 @@ from aiohttp.web import BaseRequest, Response
 
 from conveyor_api.names import GATEWAY_HEALTH_PATH
 from conveyor_gateway import __version__
+from conveyor_gateway.capacity.ledger import Hold
 from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.errors import Code, Unavailable
 from conveyor_gateway.responses import build_json
@@ -60,13 +61,13 @@ def _find_known(path: str) -> dict[str, object] | None:
 
 
 async def find_status(
-    pages: SharedPages, path: str, service: Service, engines: Sequence[str], request_id: str
+    pages: SharedPages, hold: Hold, path: str, service: Service, engines: Sequence[str], request_id: str
 ) -> Response:
     """Return the service's status page, from one of its engines (`host:port`) or else from the gateway.
 
     Raises Unavailable if no engine returns the page and the gateway has none of its own.
     """
-    page = await pages.find(path, service.key, engines)
+    page = await pages.find(hold, path, engines)
     if page is not None:
         headers = {"Content-Type": page.content_type, REQUEST_ID_HEADER: request_id}
         return Response(body=page.body, headers=headers)
@@ -79,13 +80,13 @@ async def find_status(
 
 
 async def find_engine_page(
-    pages: SharedPages, route: Route, model: NamedModel, engines: Sequence[str], request_id: str
+    pages: SharedPages, hold: Hold, route: Route, model: NamedModel, engines: Sequence[str], request_id: str
 ) -> Response:
     """Return an engine's page about the model that the route names. Raises Unavailable."""
     path, service = route.fill_path(model), model.service
     if path.endswith(_READY_END) and service.answers_from_zero and not engines:
         return build_json({"name": model.engine_name, "ready": True}, request_id)
-    page = await pages.find(path, service.key, engines, takes_refusals=True)
+    page = await pages.find(hold, path, engines, takes_refusals=True)
     if page is None:
         raise build_no_page(service, engines)
     headers = {"Content-Type": page.content_type, REQUEST_ID_HEADER: request_id}

@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.admission.service_queue import ServiceQueue
-from conveyor_gateway.capacity.reservations import Capacity
+from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.recording.series import write_family, write_labels
 from conveyor_gateway.watching.catalog import Catalog, Service
 from conveyor_gateway.watching.readiness import Readiness
@@ -67,10 +67,10 @@ def _write_classes(queues: _Queues) -> Iterator[bytes]:
 class StateCollector(Collector):
     """The state of the gateway as a whole, at the time of the scrape. Register it with `Metrics.registry`."""
 
-    def __init__(self, catalog: Catalog, readiness: Readiness, capacity: Capacity) -> None:
+    def __init__(self, catalog: Catalog, readiness: Readiness, ledger: Ledger) -> None:
         self._catalog = catalog
         self._readiness = readiness
-        self._capacity = capacity
+        self._ledger = ledger
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         unreadable = _gauge("unreadable_objects", "Objects of the cluster that cannot be parsed.", ("resource",))
@@ -83,8 +83,11 @@ class StateCollector(Collector):
             silence.add_metric((name,), seconds)
         yield silence
         held = _gauge("held_body_bytes", "Bytes of request bodies and buffered responses in memory.", ())
-        held.add_metric((), self._capacity.held_bytes)
-        yield held
+        held.add_metric((), self._ledger.bytes.total)
+        requests = _gauge("held_requests", "Requests of clients and queries to engines.", ("namespace",))
+        for namespace, count in self._ledger.requests.namespaces.items():
+            requests.add_metric((namespace,), count)
+        yield from (held, requests)
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:

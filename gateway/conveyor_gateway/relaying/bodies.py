@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import StreamReader
 from aiohttp.web import BaseRequest, RequestPayloadError
 
-from conveyor_gateway.capacity.reservations import Reservation, build_memory_full
+from conveyor_gateway.capacity.ledger import Hold, build_memory_full
 from conveyor_gateway.errors import Code, InvalidRequest
 
 # The gateway parses no longer bodies. `python -m conveyor_bench loop` measures what parsing costs (ADR 125).
@@ -32,10 +32,8 @@ class BodyReader:
         self._max_request_bytes = max_request_bytes
         self._timeout_seconds = timeout_seconds
 
-    async def read(
-        self, request: BaseRequest, reservation: Reservation, is_parsed: bool, path_max_bytes: int = 0
-    ) -> bytes:
-        """Return the body unchanged, with its bytes reserved in `reservation`.
+    async def read(self, request: BaseRequest, hold: Hold, is_parsed: bool, path_max_bytes: int = 0) -> bytes:
+        """Return the body unchanged, with its bytes reserved in `hold`.
 
         is_parsed: whether the gateway parses the body, because its JSON names the service. path_max_bytes: the path's
         own limit, if its bodies may be longer than those of other paths.
@@ -51,35 +49,35 @@ class BodyReader:
         # Most bodies arrive with their headers and need no timer.
         receive = self._receive if request.content.is_eof() else self._receive_in_time
         try:
-            return await receive(request.content, reservation, max_bytes)
+            return await receive(request.content, hold, max_bytes)
         except RequestPayloadError as error:
             raise InvalidRequest(f"the body cannot be read: {error}", Code.MALFORMED_BODY) from error
 
-    async def _receive_in_time(self, content: StreamReader, reservation: Reservation, max_bytes: int) -> bytes:
+    async def _receive_in_time(self, content: StreamReader, hold: Hold, max_bytes: int) -> bytes:
         began = asyncio.get_running_loop().time()
+        hold.note_arriving()
         try:
             async with asyncio.timeout_at(began + self._limit_seconds(0)) as limit:
-                with reservation.arriving(_build_evict(content)):
 
-                    def extend(num_received: int) -> None:
-                        limit.reschedule(began + self._limit_seconds(num_received))
+                def extend(num_received: int) -> None:
+                    limit.reschedule(began + self._limit_seconds(num_received))
 
-                    return await self._receive(content, reservation, max_bytes, extend)
+                return await self._receive(content, hold, max_bytes, extend)
         except TimeoutError:
-            raise build_memory_full() if reservation.is_evicted else self._too_slow(began) from None
+            raise self._too_slow(began) from None
 
     async def _receive(
         self,
         content: StreamReader,
-        reservation: Reservation,
+        hold: Hold,
         max_bytes: int,
         on_piece: Callable[[int], None] = lambda num_received: None,
     ) -> bytes:
         received = bytearray()  # not a list of pieces, because each piece may have only one byte
         while piece := await content.readany():
-            if not reservation.reserve(len(piece)):
+            if not hold.reserve(len(piece)):
                 raise build_memory_full()
-            if reservation.size_bytes > max_bytes:
+            if hold.size_bytes > max_bytes:
                 raise self._too_large(max_bytes)
             received += piece
             on_piece(len(received))
@@ -101,13 +99,6 @@ class BodyReader:
         if max_bytes < self._max_request_bytes:
             elsewhere = f"; at /<namespace>/<name>/v1/... the limit is {self._max_request_bytes}"
         return InvalidRequest(f"the body is longer than {max_bytes} bytes{elsewhere}", Code.REQUEST_TOO_LARGE)
-
-
-def _build_evict(content: StreamReader) -> Callable[[], None]:
-    def evict() -> None:
-        content.set_exception(TimeoutError())  # aiohttp also handles this error when it discards the rest of a body
-
-    return evict
 
 
 def _send_continue(request: BaseRequest) -> None:

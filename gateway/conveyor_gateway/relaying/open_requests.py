@@ -5,21 +5,22 @@ request when its client disconnects.
 """
 
 import asyncio
+import contextlib
 import math
 import time
-from typing import Final
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
+from conveyor_gateway.capacity.ledger import Hold
+from conveyor_gateway.capacity.parts import Owner
+from conveyor_gateway.capacity.queries import run_held
 from conveyor_gateway.clients import Client
 from conveyor_gateway.errors import GatewayError
+from conveyor_gateway.held_request import HeldRequest
 from conveyor_gateway.recording.record import Record
-from conveyor_gateway.relaying.cancellation import Cancellation
 from conveyor_gateway.relaying.request_life import RequestLife, SharedParts
 from conveyor_gateway.responses import build_error, build_stopping, find_request_id
 from conveyor_gateway.routing import Route
-
-MAX_ASKING: Final = 256  # limit of open queries for usage; further requests are recorded with the usage known so far
 
 
 class OpenRequests:
@@ -27,7 +28,7 @@ class OpenRequests:
 
     def __init__(self, parts: SharedParts) -> None:
         self._parts = parts
-        self._running: set[Cancellation] = set()
+        self._running: set[HeldRequest] = set()
         self._recording: set[asyncio.Task[None]] = set()
         self._ended_at = -math.inf
         self._stopped = False
@@ -35,24 +36,30 @@ class OpenRequests:
     async def handle(self, request: BaseRequest, route: Route, client: Client) -> StreamResponse:
         """Return the response for the client. A stream is already sent when this returns."""
         record = Record(find_request_id(request), route.path, client.id or "-", client.is_named)
-        cancellation = Cancellation()
-        self._running.add(cancellation)
+        held = HeldRequest(self._parts.ledger, request, route.service or "", client.id)
+        self._running.add(held)
         try:
             if self._stopped:
                 raise build_stopping()
-            return await RequestLife(self._parts, request, route, record, cancellation).run(client.id)
+            with held:
+                return await RequestLife(self._parts, request, route, record, held).run()
         except GatewayError as error:
             return _refuse(error, record)
         except asyncio.CancelledError:
-            if cancellation.error is None or request.writer.output_size > 0:
+            if held.error is None:
                 record.set_client_gone()
                 raise
-            cancellation.clear()
-            return _refuse(cancellation.error, record)
+            if request.writer.output_size > 0:
+                record.reason = held.error.code
+                raise
+            held.clear()
+            answer = _refuse(held.error, record)
+            answer.force_close()
+            return answer
         finally:
-            self._running.discard(cancellation)
+            self._running.discard(held)
             self._ended_at = time.monotonic()
-            self._record_end(record)
+            self._record_end(record, client.id)
 
     @property
     def num_open(self) -> int:
@@ -75,23 +82,30 @@ class OpenRequests:
         for each in self._running:
             each.cancel(build_stopping())
 
-    def _record_end(self, record: Record) -> None:
+    def _record_end(self, record: Record, client: str) -> None:
         """Record a request that has ended.
 
         An engine reports the used tokens at the end of its answer. If the answer ended early, this queries the engine
         first, because the tokens that it has generated count too.
         """
         record.end()
-        if not record.awaits_usage or len(self._recording) >= MAX_ASKING:
+        if not record.awaits_usage:
             self._parts.recorder.finish(record)
             return
-        task = asyncio.create_task(self._ask_and_finish(record))
+        task = asyncio.create_task(self._ask_and_finish(record, client))
         self._recording.add(task)
         task.add_done_callback(self._recording.discard)
 
-    async def _ask_and_finish(self, record: Record) -> None:
+    async def _ask_and_finish(self, record: Record, client: str) -> None:
+        """Query the engine and record the request. If the ledger has no room, the usage known so far is recorded."""
+        owner = Owner(record.service.partition("/")[0], record.service, client)
+
+        async def ask(hold: Hold) -> None:
+            record.usage = await self._parts.engines.fetch_usage(hold, record.engine, record.usage_key) or record.usage
+
         try:
-            record.usage = await self._parts.engines.fetch_usage(record.engine, record.usage_key) or record.usage
+            with contextlib.suppress(GatewayError):
+                await run_held(self._parts.ledger, owner, ask)
         finally:
             self._parts.recorder.finish(record)
 

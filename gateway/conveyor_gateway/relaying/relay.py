@@ -12,8 +12,8 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 from conveyor_gateway.engines.connection import BUFFER_BYTES
 from conveyor_gateway.engines.exchange import EngineAnswer, EngineBroke, ends_event
 from conveyor_gateway.errors import Code, EngineFailed, GatewayError, TimedOut
+from conveyor_gateway.held_request import HeldRequest
 from conveyor_gateway.recording.record import Record
-from conveyor_gateway.relaying.cancellation import Cancellation
 from conveyor_gateway.responses import build_error_event
 
 # The engine ends an overdue answer with an error. If the engine does not, the gateway does, this long after the
@@ -56,7 +56,7 @@ class Relay:
     answer: EngineAnswer
     record: Record
     deadline: float
-    cancellation: Cancellation
+    held: HeldRequest
     keep_alive: bool
     _tail: bytes = b""
 
@@ -87,10 +87,11 @@ class Relay:
                 response, TimedOut("the request's deadline passed during its response", Code.DEADLINE_EXCEEDED)
             )
         except asyncio.CancelledError:
-            if self.cancellation.error is None:
+            if self.held.error is None:
                 raise
-            self.cancellation.clear()
-            await self._end_with_error(response, self.cancellation.error)
+            self.held.clear()
+            response.force_close()
+            await self._end_with_error(response, self.held.error)
         return response
 
     async def _send_headers(self, response: StreamResponse) -> None:

@@ -18,11 +18,12 @@ from aiohttp.web import BaseRequest, StreamResponse
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket
-from conveyor_gateway.capacity.reservations import Capacity, Reservation
+from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.engines.exchange import EngineAnswer, EngineRequest
 from conveyor_gateway.engines.headers import build_engine_headers
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, GatewayError, InvalidRequest, NotFound
+from conveyor_gateway.held_request import HeldRequest
 from conveyor_gateway.recording.record import Record, Recorder
 from conveyor_gateway.relaying.attempts import Attempts
 from conveyor_gateway.relaying.bodies import (
@@ -33,7 +34,6 @@ from conveyor_gateway.relaying.bodies import (
     read_queue_fields,
     rename_model,
 )
-from conveyor_gateway.relaying.cancellation import Cancellation
 from conveyor_gateway.relaying.forms import find_model_field, is_form, rename_model_field
 from conveyor_gateway.relaying.heartbeat import Heartbeat
 from conveyor_gateway.relaying.prefixes import find_prefix
@@ -60,7 +60,7 @@ class SharedParts:
     queues: Queues
     engines: EngineSession
     bodies: BodyReader
-    capacity: Capacity
+    ledger: Ledger
     recorder: Recorder
     readiness: Readiness
     heartbeat_seconds: float
@@ -85,31 +85,29 @@ class RequestLife:
     request: BaseRequest
     route: Route
     record: Record
-    cancellation: Cancellation
+    held: HeldRequest
 
-    async def run(self, client: str) -> StreamResponse:
+    async def run(self) -> StreamResponse:
         """Return the response for the client. A stream is already sent when this returns."""
-        parts = self.parts
-        with Reservation(parts.capacity, self.route.service or "", client) as reservation:
-            arrived = await self._read(reservation)
-            service, engine_request = arrived.service, arrived.engine_request
-            queue = parts.queues[service.key]
-            ticket = self._admit(arrived, queue)
-            try:
-                attempts = Attempts(parts.engines, parts.recorder, queue, ticket, self.record)
-                if service.idle_timeout_seconds is not None and self.route.may_stream:
-                    return await self._run_alive(attempts, engine_request, queue, ticket)
-                answer = await attempts.send(engine_request)
-                engine_request.protect()
-                return await self._relay(answer, queue, ticket)
-            finally:
-                queue.finish(ticket)
+        parts, arrived = self.parts, await self._read()
+        service, engine_request = arrived.service, arrived.engine_request
+        queue = parts.queues[service.key]
+        ticket = self._admit(arrived, queue)
+        try:
+            attempts = Attempts(parts.engines, parts.recorder, queue, ticket, self.record)
+            if service.idle_timeout_seconds is not None and self.route.may_stream:
+                return await self._run_alive(attempts, engine_request, queue, ticket)
+            answer = await attempts.send(engine_request)
+            engine_request.note_answer(answer.is_whole)
+            return await self._relay(answer, queue, ticket)
+        finally:
+            queue.finish(ticket)
 
-    async def _read(self, reservation: Reservation) -> _Arrived:
-        request, record = self.request, self.record
+    async def _read(self) -> _Arrived:
+        request, record, hold = self.request, self.record, self.held.hold
         has_form = is_form(request.headers.get("Content-Type"))
         is_parsed = self.route.service is None and not self.route.model and not has_form
-        body = await self.parts.bodies.read(request, reservation, is_parsed, self.route.max_bytes)
+        body = await self.parts.bodies.read(request, hold, is_parsed, self.route.max_bytes)
         model, body = self._find_model(body)
         service = model.service
         record.service = service.key
@@ -117,10 +115,10 @@ class RequestLife:
         fields, json_body = (NO_FIELDS, b"") if has_form else (read_queue_fields(body), body)
         priority = choose_priority(service, named_class, json_body, fields, timeout_seconds, self.route.may_stream)
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
-        reservation.hold_request(service.key, len(body), self.cancellation.evict, priority.request_class.level)
+        hold.note_arrived(service.namespace, service.key, len(body), priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
         is_coming = partial(self.parts.directory.is_coming, service.key)
-        engine_request = EngineRequest(self.route.fill_path(model), headers, body, reservation, is_coming)
+        engine_request = EngineRequest(self.route.fill_path(model), headers, body, hold, is_coming)
         has_homes = self.route.may_stream and self.parts.queues[service.key].has_homes
         prefix = find_prefix(fields) if has_homes else None
         return _Arrived(service, engine_request, priority, prefix, timeout_seconds)
@@ -178,11 +176,11 @@ class RequestLife:
                 raise
             return await heartbeat.end_with_error(error)
         except asyncio.CancelledError:
-            if self.cancellation.error is None or heartbeat.response is None:
+            if self.held.error is None or heartbeat.response is None:
                 raise
-            self.cancellation.clear()
-            return await heartbeat.end_with_error(self.cancellation.error)
-        engine_request.protect()
+            self.held.clear()
+            return await heartbeat.end_with_error(self.held.error)
+        engine_request.note_answer(answer.is_whole)
         if heartbeat.response is None or answer.is_event_stream:
             return await self._relay(answer, queue, ticket, heartbeat.response)
         answer.close()
@@ -196,7 +194,7 @@ class RequestLife:
         record.set_answered(answer.status)
         answer.headers[REQUEST_ID_HEADER] = record.request_id
         keep_alive = not self.parts.readiness.draining
-        relay = Relay(self.request, answer, record, ticket.deadline, self.cancellation, keep_alive)
+        relay = Relay(self.request, answer, record, ticket.deadline, self.held, keep_alive)
         try:
             if answer.is_whole:
                 queue.finish(ticket)  # frees the engine's place, however slowly the client reads

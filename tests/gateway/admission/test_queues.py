@@ -7,11 +7,13 @@ from tests.gateway.builders import NeverAsked
 from tests.gateway.cluster import make_service
 
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.watching.catalog import Catalog
 
 
-def make_queues(catalog: Catalog, **limits: int) -> Queues:
-    return Queues(catalog, asyncio.get_running_loop(), NeverAsked(), on_gone=lambda key: None, **limits)
+def make_queues(catalog: Catalog, max_requests: int = 1_000_000) -> Queues:
+    ledger = Ledger(1, max_requests)
+    return Queues(catalog, asyncio.get_running_loop(), NeverAsked(), ledger, on_gone=lambda key: None)
 
 
 @pytest.mark.parametrize(("allowed", "gateways", "here"), [(7, 1, 7), (7, 3, 2), (1, 3, 1)])
@@ -39,7 +41,7 @@ async def test_a_share_that_the_gateway_cannot_hold_is_logged_once_for_each_limi
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     catalog = Catalog()
-    make_queues(catalog, max_held=10)
+    make_queues(catalog, max_requests=11)  # one of them is for other namespaces
     for allowed in (10, 11, 11, 5, 11):
         catalog.services.put(make_service("qwen", "default", queue={"maxRequests": allowed}))
     logged = [each.message for each in caplog.records if "queue_limit_unreachable" in each.message]

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
+from tests.gateway.builders import make_hold
 from tests.gateway.cluster import own_address
 from tests.gateway.engine_servers import answering, refusing_address, running_engine
 
@@ -24,8 +25,8 @@ async def test_every_engine_is_asked_at_once_and_one_that_does_not_say_is_none()
             gone = f"{host}:{port}"
             addresses = [f"{own_address()}:{engine.port}" for engine in (slow, good)]
             said = {gone: Load(), addresses[0]: Load(), addresses[1]: Load(waiting=3, carried=8)}
-            assert await fetch_loads([gone, *addresses], 1) == said
-    assert await fetch_loads([], 1) == {}
+            assert await fetch_loads(make_hold(), [gone, *addresses], 1) == said
+    assert await fetch_loads(make_hold(), [], 1) == {}
 
 
 @pytest.mark.parametrize(
@@ -51,14 +52,16 @@ async def test_every_engine_is_asked_at_once_and_one_that_does_not_say_is_none()
 async def test_nonsense_is_no_number(text: str) -> None:
     async with running_engine(answering(web.Response, text=text)) as engine:
         address = f"{own_address()}:{engine.port}"
-        assert await fetch_loads([address], 5) == {address: Load()}
+        assert await fetch_loads(make_hold(), [address], 5) == {address: Load()}
 
 
 async def test_a_page_comes_as_it_is_and_leads_nowhere_else() -> None:
     moved = {"status": 302, "headers": {"Location": "http://127.0.0.1:9/"}, "text": "moved"}
     async with running_engine(answering(web.Response, **moved)) as engine:
         address = f"{own_address()}:{engine.port}"
-        assert await fetch([address], "/health", 5) == {address: EnginePage(302, "text/plain; charset=utf-8", b"moved")}
+        assert await fetch(make_hold(), [address], "/health", 5) == {
+            address: EnginePage(302, "text/plain; charset=utf-8", b"moved")
+        }
 
 
 @pytest.mark.parametrize(("seconds", "all_come"), [(60.0, True), (0.2, False)])
@@ -77,7 +80,7 @@ async def test_of_thousands_of_engines_some_are_asked_at_a_time(
 
     monkeypatch.setattr(fetching, "_fetch", count)
     addresses = [f"10.0.{number // 250}.{number % 250}:80" for number in range(3_000)]
-    pages = await fetch(addresses, "/load", seconds)
+    pages = await fetch(make_hold(), addresses, "/load", seconds)
     assert list(pages) == addresses
     assert all(page is not None for page in pages.values()) is all_come
     assert most == 100

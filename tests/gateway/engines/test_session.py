@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
+from tests.gateway.builders import make_hold
 from tests.gateway.engine_servers import (
     answering,
     answering_in_two,
@@ -21,7 +22,6 @@ from tests.gateway.engine_servers import (
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
-from conveyor_gateway.capacity.reservations import Capacity, Reservation
 from conveyor_gateway.engines import connection
 from conveyor_gateway.engines import session as session_module
 from conveyor_gateway.engines.exchange import EngineRefused, EngineRequest, EngineUnreachable, ends_event
@@ -288,7 +288,7 @@ async def test_an_engine_that_takes_no_connection_in_time_is_told_from_one_that_
 ) -> None:
     monkeypatch.setattr(session_module, "_CONNECT_SECONDS", 0.2)
     client = EngineSession()
-    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Reservation(Capacity(1), ""), is_coming=bool)
+    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", make_hold(), is_coming=bool)
     try:
         for absent, error in ((silent_address, EngineUnreachable), (refusing_address, EngineRefused)):
             with absent() as (host, port), pytest.raises(EngineRefused) as raised:
@@ -300,7 +300,7 @@ async def test_an_engine_that_takes_no_connection_in_time_is_told_from_one_that_
 
 async def test_connecting_leaves_time_for_another_engine() -> None:
     client = EngineSession()
-    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Reservation(Capacity(1), ""), is_coming=bool)
+    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", make_hold(), is_coming=bool)
     try:
         with silent_address() as (host, port), pytest.raises(EngineRefused) as raised:
             async with asyncio.timeout(1):

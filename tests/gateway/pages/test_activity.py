@@ -9,6 +9,7 @@ from tests.gateway.builders import NeverAsked
 from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.pages.activity import MAX_NAMES, read_activity
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_protocol.pages import Activity
@@ -40,7 +41,7 @@ def catalog() -> Catalog:
 
 @pytest.fixture
 def queues(catalog: Catalog, clock: Clock) -> Queues:
-    queues = Queues(catalog, clock, NeverAsked(), on_gone=lambda key: None)
+    queues = Queues(catalog, clock, NeverAsked(), Ledger(1), on_gone=lambda key: None)
     put_service(catalog, "qwen", 1)
     catalog.services.put(make_service("always", "default", autoscaling={"maxReplicas": 2}))
     catalog.services.put(make_service("fixed", "default"))

@@ -284,7 +284,7 @@ async def test_engines_that_break_off_are_as_it_says(stack: Stack, engine: Engin
     check(DOCUMENT, COMPLETIONS, status, body, "post")
 
 
-async def test_it_is_not_fetched_into_memory_that_there_is_not(
+async def test_it_is_fetched_only_as_far_as_there_is_memory(
     stack: Stack, engine: Engine, http: aiohttp.ClientSession, kubeconfig: Path
 ) -> None:
     with GatewayProcess(kubeconfig, "--max-held-bytes", "200000", "--max-request-bytes", "1000") as small:
@@ -292,4 +292,4 @@ async def test_it_is_not_fetched_into_memory_that_there_is_not(
         status, body = await ask(http, f"{small.url}/{stack.key}/openapi.json")
     assert (status, body["error"]["code"]) == (503, "gateway_memory_full")
     check(DOCUMENT, "/openapi.json", status, body)
-    assert engine.requests == []
+    assert len(engine.requests) == 1

@@ -7,6 +7,7 @@ from aiohttp import web
 from tests.gateway.cluster import make_endpoint, make_service, make_slice, own_address
 from tests.gateway.engine_servers import answering, refusing_address, running_engine
 
+from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.errors import Unavailable
 from conveyor_gateway.pages.start import read_start
 from conveyor_gateway.watching.catalog import Catalog
@@ -37,7 +38,7 @@ def make_catalog(address: str, port: int) -> Catalog:
 async def test_an_engine_is_asked_how_long_it_warmed_up(answer: dict[str, Any], seconds: float | None) -> None:
     async with running_engine(answering(web.json_response, **answer)) as engine:
         catalog = make_catalog(own_address(), engine.port)
-        assert await read_start(catalog, QWEN, POD) == Start(seconds)
+        assert await read_start(catalog, Ledger(1 << 20), QWEN, POD) == Start(seconds)
         assert [request.path for request, _ in engine.requests] == ["/load"]
 
 
@@ -46,10 +47,10 @@ async def test_an_engine_that_is_not_known_here_is_not_asked() -> None:
         catalog = make_catalog(own_address(), engine.port)
         for service, pod in (("other/qwen", POD), (QWEN, "uid-2"), (QWEN, ""), ("", "")):
             with pytest.raises(Unavailable):
-                await read_start(catalog, service, pod)
+                await read_start(catalog, Ledger(1 << 20), service, pod)
         assert engine.requests == []
 
 
 async def test_an_engine_that_does_not_answer_may_be_asked_again() -> None:
     with refusing_address() as (host, port), pytest.raises(Unavailable):
-        await read_start(make_catalog(host, port), QWEN, POD)
+        await read_start(make_catalog(host, port), Ledger(1 << 20), QWEN, POD)

@@ -18,7 +18,11 @@ HOSTILE = "default/hostile"
 REFUSING, EMPTY, REAL = "default/refusing", "default/empty", "default/real"  # services of attacks in `COMPARED`
 NUM_SERVICES, MANY = 500, {"many": "yes"}  # services that a tenant creates and deletes, and their label
 NUM_REFUSING = 8  # engines of the service REFUSING
+TENANT = "attacker"  # a namespace of its own, for attacks by one tenant on the others
+OF_TENANT = ("one", "two")
 ATTACKER = "127.0.0.2"  # the address of attacking clients only
+SECOND_ATTACKER = "127.0.0.3"
+AGAIN_SECONDS = 4.0
 BATCH_SECONDS = 0.02
 
 
@@ -32,14 +36,16 @@ class Stage:
     api: Api
     clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
-    async def connect(self, port: int, sent: bytes = b"", receive_bytes: int = 0) -> socket.socket:
+    async def connect(
+        self, port: int, sent: bytes = b"", receive_bytes: int = 0, address: str = ATTACKER
+    ) -> socket.socket:
         """Open a connection that sends `sent` and does nothing more."""
         client = socket.socket()
         self.clients.callback(client.close)
         if receive_bytes:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         client.setblocking(False)
-        client.bind((ATTACKER, 0))
+        client.bind((address, 0))
         loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(5):
@@ -57,10 +63,28 @@ class Stage:
 
         self.clients.callback(asyncio.create_task(go_on()).cancel)
 
-    async def post(self, body: bytes, missing: int = 0, service: str = HOSTILE, **options: int) -> socket.socket:
+    async def post(self, body: bytes, missing: int = 0, service: str = HOSTILE, **options: Any) -> socket.socket:
         """Send a request without the last `missing` bytes of its body. Returns the connection."""
         head = f"POST /{service}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + missing}\r\n\r\n"
         return await self.connect(self.gateway.port, head.encode() + body, **options)
+
+    async def get(self, service: str, path: str, address: str = ATTACKER) -> socket.socket:
+        """Request a page of the attacking tenant's service. Returns the connection."""
+        sent = f"GET /{TENANT}/{service}{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        return await self.connect(self.gateway.port, sent, address=address)
+
+    def ask_again(self, client: socket.socket, service: str, path: str) -> None:
+        """Request the page again after each answer, in the background."""
+        sent = f"GET /{TENANT}/{service}{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+        async def go_on() -> None:
+            loop = asyncio.get_running_loop()
+            with contextlib.suppress(OSError):
+                while await loop.sock_recv(client, 1 << 16):
+                    await asyncio.sleep(AGAIN_SECONDS)
+                    await loop.sock_sendall(client, sent)
+
+        self.clients.callback(asyncio.create_task(go_on()).cancel)
 
 
 Attack = Callable[[Stage], Coroutine[Any, Any, None]]
@@ -116,10 +140,7 @@ async def nested(stage: Stage) -> None:
 
 async def post_many(stage: Stage, count: int, body: bytes, missing: int = 0, service: str = HOSTILE) -> None:
     """Send requests at a fixed rate, independent of the answers to earlier ones."""
-    began, size = time.monotonic(), max(1, round(stage.rate * BATCH_SECONDS))
-    for start in range(0, count, size):
-        await asyncio.sleep(max(0.0, began + start / stage.rate - time.monotonic()))
-        await asyncio.gather(*(stage.post(body, missing, service) for _ in range(min(size, count - start))))
+    await at_rate(stage, count, lambda number: stage.post(body, missing, service))
 
 
 async def refusals(stage: Stage) -> None:
@@ -203,9 +224,59 @@ async def services(stage: Stage) -> None:
     await asyncio.to_thread(stage.api.delete, f"{path}?labelSelector=many=yes")
 
 
+async def at_rate(stage: Stage, count: int, send: Callable[[int], Coroutine[Any, Any, object]]) -> None:
+    """Call `send` with 0 to `count` - 1, at the stage's rate."""
+    began, size = time.monotonic(), max(1, round(stage.rate * BATCH_SECONDS))
+    for start in range(0, count, size):
+        await asyncio.sleep(max(0.0, began + start / stage.rate - time.monotonic()))
+        await asyncio.gather(*(send(number) for number in range(start, min(count, start + size))))
+
+
+async def streams_of_two_services(stage: Stage) -> None:
+    """Open as many streams as there may be requests, of two services of one tenant, which send an event each 20 s."""
+
+    async def send(number: int) -> None:
+        address = (ATTACKER, SECOND_ATTACKER)[number % 2]
+        await stage.post(b"drip ", service=f"{TENANT}/{OF_TENANT[number % 2]}", address=address)
+
+    await at_rate(stage, 1800, send)
+
+
+async def documents_of_silent_engines(stage: Stage) -> None:
+    """Request the documents of two services of one tenant, whose engines never send them."""
+
+    async def send(number: int) -> None:
+        await stage.get(OF_TENANT[number % 2], "/openapi.json", (ATTACKER, SECOND_ATTACKER)[number % 2])
+
+    await at_rate(stage, 128, send)
+
+
+async def pages_of_a_silent_service(stage: Stage) -> None:
+    """Request a page on more connections than there may be, and again after each answer."""
+
+    async def send(number: int) -> None:
+        stage.ask_again(await stage.get(OF_TENANT[0], "/health"), OF_TENANT[0], "/health")
+
+    await at_rate(stage, 2060, send)
+
+
 # Attacks that are compared with the same attack on another gateway of the same machine.
 COMPARED: dict[str, Attack] = {
-    each.__name__: each for each in (refusals, queued, bodies, choices, abandoned, descriptors, forms, prefixes, chunks)
+    each.__name__.replace("_", " "): each
+    for each in (
+        refusals,
+        queued,
+        bodies,
+        choices,
+        abandoned,
+        descriptors,
+        forms,
+        prefixes,
+        chunks,
+        streams_of_two_services,
+        documents_of_silent_engines,
+        pages_of_a_silent_service,
+    )
 }
 ATTACKS: dict[str, Attack] = {
     each.__name__: each for each in (idle, ahead, uploads, writers, readers, interim, tiny, nested, services)

@@ -12,6 +12,7 @@ Prints each bar of each attack, met or missed, and exits with 1 if one is missed
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import tempfile
 import time
@@ -26,7 +27,15 @@ from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
 from conveyor_bench.hostile.bars import NEVER, Bar, p99, print_result
-from conveyor_bench.hostile.gateway.attacks import ATTACKS, COMPARED, HOSTILE, NUM_REFUSING, Stage
+from conveyor_bench.hostile.gateway.attacks import (
+    ATTACKS,
+    COMPARED,
+    HOSTILE,
+    NUM_REFUSING,
+    OF_TENANT,
+    TENANT,
+    Stage,
+)
 from conveyor_bench.hostile.gateway.others import Asked, Taken
 from conveyor_bench.hostile.others import Others
 from conveyor_bench.hostile.stage import running_metrics, running_operator, serve_metrics, value_path
@@ -59,10 +68,15 @@ def running_real_engine() -> Iterator[list[int]]:
 
 
 def prepare(plane: ControlPlane, address: str, ports: dict[str, list[int]]) -> None:
-    """Create the services, each with its engines' ports."""
+    """Create the services, each with its engines' ports, and those of the attacking tenant."""
     api = Api(plane.kubeconfig)
     install_definitions(api)
-    cluster = Cluster(api, "default")
+    api.create("/api/v1/namespaces", {"metadata": {"name": TENANT}})
+    tenant, cluster = Cluster(api, TENANT), Cluster(api, "default")
+    long = {"requestTimeout": "2h", "queue": {"maxRequests": 5000, "timeout": "1h"}}
+    for name in OF_TENANT:
+        tenant.apply_service(name, batching={"maxBatchSize": 1024, "mode": "Continuous"}, **long)
+        tenant.apply_engine(name, address, ports["hostile"][0])
     for name, of_service in ports.items():
         timeout_seconds = TIMEOUT_SECONDS if name == "hostile" else 600
         limits = {"requestTimeout": f"{timeout_seconds}s", "queue": {"maxRequests": 5000, "timeout": "10m"}}
@@ -71,8 +85,8 @@ def prepare(plane: ControlPlane, address: str, ports: dict[str, list[int]]) -> N
             cluster.apply_engine(name, address, port)
 
 
-def sees_engines(gateway: GatewayProcess, service: str) -> bool:
-    return gateway.metric("conveyor_gateway_engines", namespace="default", inference_service=service) > 0
+def sees_engines(gateway: GatewayProcess, service: str, namespace: str = "default") -> bool:
+    return gateway.metric("conveyor_gateway_engines", namespace=namespace, inference_service=service) > 0
 
 
 # The bars
@@ -189,6 +203,8 @@ def run(names: list[str], seconds: float, rate: int, open_files: int | None) -> 
         for name in ports.keys() - {"empty"}:
             for each in (gateway, elsewhere):
                 wait_until("engines", partial(sees_engines, each, name))
+        for name, each in itertools.product(OF_TENANT, (gateway, elsewhere)):
+            wait_until("engines", partial(sees_engines, each, name, TENANT))
         probes = {gateway.port: "healthz", gateway.admin_port: "readyz", metrics.admin_port: "livez", operator: "livez"}
         urls = [f"http://127.0.0.1:{port}/{path}" for port, path in probes.items()]
         urls.append(f"http://127.0.0.1:{gateway.admin_port}/demand?service=default/good")
