@@ -3,18 +3,28 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+from tests.gateway.cluster import Cluster
+from tests.gateway.engine_servers import SlowEngine, running_engine
 from tests.gateway.process import GatewayProcess
 from tests.metrics.aggregation import Aggregated
-from tests.operator.kubelet import Kubelet, crashed, running
+from tests.operator.kubelet import Kubelet, crashed, ready, running
 from tests.operator.stage import Space, wait_until
 from tests.plugin.test_explained_service import Explained, count, has_read
 
 Json = dict[str, Any]
+
+
+SPEC: Json = {
+    "batching": {"maxBatchSize": 4},
+    "autoscaling": {"maxReplicas": 4},
+    "queue": {"timeout": "10m"},
+}
 
 
 def starting(pod: Json) -> Json:
@@ -39,22 +49,25 @@ async def ask(http: aiohttp.ClientSession, gateway: GatewayProcess, space: Space
         await answer.read()
 
 
+def expect_settled(space: Space, in_flight: int, replicas: int, number_starting: int) -> None:
+    """Wait until the HPA has read this metric with this number of replicas, of which so many start."""
+
+    def settled() -> bool:
+        status = space.need("InferenceService", "qwen").get("status") or {}
+        hpa = space.need("HorizontalPodAutoscaler", "qwen-engine").get("status") or {}
+        is_read = hpa.get("currentReplicas") == replicas and has_read(in_flight)(hpa)
+        return is_read and count(space) == replicas and status.get("startingReplicas") == number_starting
+
+    wait_until(f"{in_flight} in flight at {replicas}, {number_starting} starting", settled)
+
+
 @pytest.mark.slow
 async def test_requests_that_fit_the_batches_of_starting_engines_start_no_others(
     space: Space, aggregated: Aggregated, gateway: GatewayProcess
 ) -> None:
     explained = Explained(space, aggregated.plane.kubeconfig, None)  # type: ignore[arg-type]  the gateway is real
-
-    def expect(in_flight: int, replicas: int, number_starting: int) -> None:
-        def settled() -> bool:
-            status = space.need("InferenceService", "qwen").get("status") or {}
-            hpa = space.need("HorizontalPodAutoscaler", "qwen-engine").get("status") or {}
-            is_read = hpa.get("currentReplicas") == replicas and has_read(in_flight)(hpa)
-            return is_read and count(space) == replicas and status.get("startingReplicas") == number_starting
-
-        wait_until(f"{in_flight} in flight at {replicas}, {number_starting} starting", settled)
-
-    space.make_service(batching={"maxBatchSize": 4}, autoscaling={"maxReplicas": 4}, queue={"timeout": "10m"})
+    expect = partial(expect_settled, space)
+    space.make_service(**SPEC)
     with Kubelet(space, starting, addresses=False) as kubelet:
         await asyncio.to_thread(wait_until, "an HPA", lambda: space.get("HorizontalPodAutoscaler", "qwen-engine"))
         async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as asking:
@@ -77,3 +90,27 @@ async def test_requests_that_fit_the_batches_of_starting_engines_start_no_others
             await asyncio.to_thread(expect, 15, 4, 4)
             for task in tasks:
                 task.cancel()
+
+
+@pytest.mark.slow
+async def test_requests_of_a_start_fill_the_batch_and_one_more_starts_an_engine(
+    space: Space, aggregated: Aggregated, gateway: GatewayProcess, own_address: str
+) -> None:
+    """The engine holds its requests. Pods have no addresses, so the test publishes the engine."""
+    expect = partial(expect_settled, space)
+    space.make_service(**SPEC)
+    async with running_engine(SlowEngine().handle) as engine, aiohttp.ClientSession() as http:
+        with Kubelet(space, starting, addresses=False) as kubelet:
+            await asyncio.to_thread(wait_until, "an HPA", lambda: space.get("HorizontalPodAutoscaler", "qwen-engine"))
+            async with asyncio.TaskGroup() as asking:
+                tasks = [asking.create_task(ask(http, gateway, space)) for _ in range(4)]
+                await asyncio.to_thread(expect, 3, 1, 1)
+                kubelet.decide = ready
+                Cluster(space.api, space.namespace).apply_engine("qwen", own_address, engine.port)
+                await asyncio.to_thread(expect, 3, 1, 0)
+                tasks.append(asking.create_task(ask(http, gateway, space)))
+                kubelet.decide = lambda pod: None  # another pod stays as it is
+                await asyncio.to_thread(expect, 5, 2, 1)
+                for task in tasks:
+                    task.cancel()
+    assert not [event for event in space.list("Event") if event["message"].startswith("scaled 1 -> 3")]
