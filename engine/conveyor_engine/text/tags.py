@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from conveyor_engine.text.grammar import JSON_OPTIONS
-from conveyor_engine.text.schemas import close_objects
+from conveyor_engine.text.schemas import prepare_schema
 
 FindToken = Callable[[str], int | None]
 _UNESCAPED_SLASH = re.compile(r"(?<!\\)/")
@@ -62,7 +62,7 @@ def build_tag_grammar(tags: Tags, find_token: FindToken) -> str:
             lines.append(f"head_{number}[lazy]: TEXT {json.dumps(trigger)}")
         else:
             lines.append(f"head_{number}: TEXT <[{token_id}]>")
-        content = f"%json {json.dumps({'x-guidance': JSON_OPTIONS, **_as_object(tag.schema)})}"
+        content = f"%json {json.dumps({**_as_object(tag.schema), 'x-guidance': JSON_OPTIONS})}"
         if tag.schema is None:
             escaped = _UNESCAPED_SLASH.sub(r"\/", tag.regex)
             content = f"/{escaped}/"
@@ -76,7 +76,7 @@ def build_tag_grammar(tags: Tags, find_token: FindToken) -> str:
 
 def _as_object(schema: Any) -> dict[str, Any]:
     """Return the schema as an object, to which options can be added: true and false are schemas too."""
-    closed = close_objects(schema)
+    closed = prepare_schema(schema)
     if isinstance(closed, dict):
         return closed
     return {} if closed is not False else {"not": {}}

@@ -45,7 +45,7 @@ class Model:
 
     def follows(self, value: Any, text: str) -> bool:
         lark = build_tag_grammar(read_tags(value).value, self._tokenizer.find_id)
-        return follows(self._grammars, self._tokenizer, build_grammar("lark", lark, "form"), text)
+        return follows(self._grammars, self._tokenizer, build_grammar("lark", lambda: lark, "form"), text)
 
 
 @pytest.fixture(scope="module", params=[(), ("<count>", "</count>", "</function>")], ids=["text", "tokens"])

@@ -5,6 +5,7 @@ Used by `schemas`, which has the fields. `text.grammar` turns the forms into gra
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -28,7 +29,7 @@ class Form(NamedTuple):
 def build_form_grammar(form: Form, field: str, find_token: FindToken) -> str:
     """Return the grammar of a form. field: the request's field that requires it. Raises InvalidRequest."""
     if form.kind == "tags":
-        return build_grammar("lark", build_tag_grammar(form.value, find_token), field)
+        return build_grammar("lark", partial(build_tag_grammar, form.value, find_token), field)
     return build_grammar(form.kind, form.value, field)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PlainValidator, WithJsonSchema
@@ -205,7 +206,8 @@ class ToolUse(NamedTuple):
 
     def _build(self, shape: Shape, tools: Sequence[Tool], find_token: FindToken, param: str) -> str:
         named = [(tool.function.name, tool.function.schema_of_arguments) for tool in tools]
-        return build_grammar("lark", shape.build_grammar(named, find_token, only_one=self.only_one_call), param)
+        build = partial(shape.build_grammar, named, find_token, only_one=self.only_one_call)
+        return build_grammar("lark", build, param)
 
 
 def _find_strings(tool: Tool) -> Iterator[str]:

@@ -14,7 +14,7 @@ from conveyor_engine.text.parsing.calls import Leading, Marked
 from conveyor_engine.text.parsing.machine import Program
 from conveyor_engine.text.parsing.pythonic import read_pythonic
 from conveyor_engine.text.parsing.xml_calls import XmlCalls
-from conveyor_engine.text.schemas import close_objects
+from conveyor_engine.text.schemas import prepare_schema
 from conveyor_engine.text.tags import FindToken, quote
 
 
@@ -39,8 +39,8 @@ class Shape:
         """
         lines = [
             f"call_{number}: {json.dumps(self.before_name + json.dumps(name) + self.before_arguments)} "
-            f"%json {json.dumps({'x-guidance': JSON_OPTIONS, **schema})} {quote(self.behind_call, find_token)}"
-            for number, (name, schema) in enumerate((name, close_objects(schema)) for name, schema in tools)
+            f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})} {quote(self.behind_call, find_token)}"
+            for number, (name, schema) in enumerate((name, prepare_schema(schema)) for name, schema in tools)
         ]
         calls = " | ".join(f"call_{number}" for number in range(len(tools)))
         more = "" if only_one else f" ({quote(self.separator, find_token)} call)*"
