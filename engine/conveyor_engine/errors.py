@@ -69,6 +69,11 @@ class ErrorCode(AnswerCode):
         400,
         "the prompt, the images or the audio take too much CPU time or memory to read",
     )
+    FORM_TOO_COSTLY = (
+        "form_too_costly",
+        400,
+        "the answer's schema or grammar takes too much CPU time or memory to compile or to follow; simplify it",
+    )
     PATH_NOT_FOUND = "path_not_found", 404, "no such path"
     MODEL_NOT_FOUND = (
         "model_not_found",

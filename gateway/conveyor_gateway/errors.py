@@ -87,7 +87,12 @@ class Code(AnswerCode):
         501,
         "the request has a `Transfer-Encoding` other than `chunked`",
     )
-    ENGINE_LOST = "engine_lost", 502, "two engines died before they responded"
+    ENGINE_LOST = (
+        "engine_lost",
+        502,
+        "two engines died before they responded, or one, if the answer has to follow a form (schema, grammar, tools)",
+    )
+    ENDS_ENGINES = "ends_engines", 502, "two engines died with the same request, which has a form, within a minute"
     ENGINE_BROKE = "engine_broke", 502, "the engine died during its response; a stream ends with this error as an event"
     NOT_SYNCED = "not_synced", 503, "the gateway is starting and does not know the services yet"
     NOT_READY = "not_ready", 503, "`/health` of the gateway: it is starting or stopping"

@@ -34,6 +34,7 @@ from conveyor_gateway.recording.gauges import ServiceGauges, StateCollector
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.recording.record import Recorder
 from conveyor_gateway.relaying.bodies import BodyReader
+from conveyor_gateway.relaying.deaths import Deaths
 from conveyor_gateway.relaying.open_requests import OpenRequests
 from conveyor_gateway.relaying.request_life import SharedParts
 from conveyor_gateway.routing import OwnHosts
@@ -101,6 +102,7 @@ class Server:
             Recorder(metrics, catalog.directory),
             self._readiness,
             settings.heartbeat_seconds,
+            Deaths(),
         )
         self._open_requests = OpenRequests(parts)
         self._public = self._build_public_port(catalog, metrics, ledger, max_connections)

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
 from typing import Any
@@ -13,7 +13,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.executor import Read, Sample
 from conveyor_engine.scheduling.filling import BatchLimits
 from conveyor_engine.scheduling.limits import Limits
-from conveyor_engine.scheduling.request_state import Constraint, RequestState
+from conveyor_engine.scheduling.request_state import Constraint, MaskSource, RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, TokenLogprobs
@@ -63,13 +63,14 @@ def make_scheduler(
     padding: str | None = None,
     tokenizer: Tokenizer | None = None,
     constrain: Callable[[EngineRequest], Constraint | None] | None = None,
+    masks: MaskSource | None = None,
     **changes: Any,
 ) -> Scheduler:
     """Make a scheduler. changes: fields of the configuration or of the facts. By default, Static batches are packed."""
     own = {name: changes.pop(name) for name in list(changes) if name in ModelFacts.__struct_fields__}
     padding = padding or ("none" if mode == "static" else None)
     config = EngineConfig(model="none", batching_mode=mode, padding=padding, **changes)  # type: ignore[arg-type]
-    return Scheduler(config, make_facts(**own), tokenizer, constrain)
+    return Scheduler(config, make_facts(**own), tokenizer, constrain, masks=masks)
 
 
 def next_token(token_ids: list[int]) -> int:
@@ -77,7 +78,7 @@ def next_token(token_ids: list[int]) -> int:
     return 10 + zlib.crc32(repr(token_ids).encode()) % (VOCAB_SIZE - 10)
 
 
-class SumModThree:
+class SumModThree(Constraint):
     """A constraint: the next token and the sum of the answer's earlier tokens are equal modulo three."""
 
     num_tokens = VOCAB_SIZE
@@ -96,6 +97,74 @@ class SumModThree:
     def build_mask(self) -> bytes:
         bits = sum(1 << token_id for token_id in range(self._sum % 3, self.num_tokens, 3))
         return bits.to_bytes(-(-self.num_tokens // 8), "little")
+
+
+class PretendedMasks:
+    """Builds masks as slowly as its constraints want. Time passes with `tick`, and a little with `wait`."""
+
+    def __init__(self) -> None:
+        self.opened: list[TardySumModThree] = []
+        self.on_ready: Callable[[], None] = lambda: None
+        self._loop_sleeps = False
+
+    def tick(self) -> None:
+        """Let time pass."""
+        self._pass([each for each in self.opened if each.delay])
+
+    def flush(self) -> None:
+        pass
+
+    def wait(self, constraints: Collection[Constraint], seconds: float) -> None:
+        self._pass([each for each in self.opened if each in constraints and each.delay == 1])
+
+    def sleep(self) -> None:
+        self._loop_sleeps = True
+
+    def _pass(self, waiting: list["TardySumModThree"]) -> None:
+        for each in waiting:
+            each.delay -= 1
+        if self._loop_sleeps and any(not each.delay for each in waiting):
+            self._loop_sleeps = False
+            self.on_ready()
+
+
+class TardySumModThree(SumModThree):
+    """The same, but the mask after a token is ready only after some time, and the answer ends after some tokens."""
+
+    def __init__(self, masks: PretendedMasks, delays: list[int], ends_after: int) -> None:
+        super().__init__()
+        self._masks, self._delays, self._ends_after = masks, delays, ends_after
+        self._num_tokens = 0
+        self.delay = delays[0]
+
+    def open(self) -> None:
+        self._start()
+        self._masks.opened.append(self)
+
+    def close(self) -> None:
+        self._masks.opened.remove(self)
+
+    def accept(self, token_id: int) -> None:
+        assert is_allowed(SumModThree.build_mask(self), token_id), "only an allowed token is given"
+        self._sum += token_id
+        self._num_tokens += 1
+        self._start()
+
+    def _start(self) -> None:
+        self.delay = self._delays[self._num_tokens % len(self._delays)]
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.delay
+
+    @property
+    def is_complete(self) -> bool:
+        assert self.is_ready
+        return self._num_tokens >= self._ends_after
+
+    def build_mask(self) -> bytes:
+        assert self.is_ready
+        return super().build_mask()
 
 
 def is_allowed(mask: bytes, token_id: int) -> bool:

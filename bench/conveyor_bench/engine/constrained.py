@@ -24,6 +24,8 @@ from conveyor_bench.comparing.systems import write_model
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.masks.client import Masks, key_of
+from conveyor_engine.masks.grammars import Grammars
 from conveyor_engine.text.grammar import build_grammar
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
@@ -78,7 +80,19 @@ def open_core(folder: Path, rows: int, tokens: int, dtype: str) -> EngineCore:
         max_num_seqs=rows,
         num_threads=torch.get_num_threads(),
     )
-    return EngineCore(config, build_runner(config))
+    runner = build_runner(config)
+    facts = runner.facts
+    masks = Masks(folder / "tokenizer.json", facts.vocab_size, facts.eos_token_ids, rows, lambda: None)
+    return EngineCore(config, runner, grammars=Grammars(masks, facts.vocab_size, facts.eos_token_ids))
+
+
+def compile_grammar(core: EngineCore, grammar: str) -> None:
+    """Wait until the grammar is compiled."""
+    assert core.grammars is not None
+    while (verdict := core.grammars.judge(key_of(grammar), grammar)) is None:
+        time.sleep(0.01)
+    if verdict.problem:
+        raise RuntimeError(verdict.problem)
 
 
 def measure_rate(core: EngineCore, rows: int, tokens: int, grammar: str, serial: int) -> float:
@@ -115,6 +129,7 @@ def measure(shape: str, dtype: str, rows: int, tokens: int, rounds: int, say: Ca
         write_model(folder, shape, getattr(torch, dtype))
         write_tokenizer(folder, SHAPES[shape]["vocab_size"])
         core, serials = open_core(folder, rows, tokens, dtype), itertools.count()
+        compile_grammar(core, grammar)
         for number in range(rounds + 1):
             order = ("", grammar) if number % 2 else (grammar, "")
             rates = {each: measure_rate(core, rows, tokens, each, next(serials)) for each in order}

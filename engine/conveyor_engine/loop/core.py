@@ -16,9 +16,9 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.loop.executor import Executor, compute
 from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.loop.step_runner import run_step
+from conveyor_engine.masks.grammars import Grammars
 from conveyor_engine.objectives.candidates import Objectives
 from conveyor_engine.objectives.steering import Steering
-from conveyor_engine.scheduling.request_state import Constraint
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.scheduling.tasks import Task, build_task
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -40,14 +40,14 @@ class EngineCore:
         progress: Callable[[str], None] = _silent,
         tokenizer: Tokenizer | None = None,
         overlap: bool = False,
-        constrain: Callable[[EngineRequest], Constraint | None] | None = None,
+        grammars: Grammars | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Warm up the executor. Raises ModelError, whose `reason` becomes part of the termination message.
 
         progress: called with key=value lines about the warm-up and changed limits. overlap: plan steps ahead.
         clock: the clock that `now` of `step` comes from. If there are objectives, it measures the steps.
-        constrain: returns the constraint on a request's tokens, or raises InvalidRequest.
+        grammars: builds the constraints on requests' tokens; None: requests have none.
         tokenizer: finds stop strings; None: the caller must find them in the outputs.
         """
         self.executor = executor
@@ -57,7 +57,9 @@ class EngineCore:
         if objectives is not None:
             self.steering = Steering(objectives, config, self.facts, executor.graph_sizes, progress)
         limits = None if self.steering is None else self.steering.limits
-        self.scheduler = Scheduler(config, self.facts, tokenizer, constrain, limits=limits)
+        self.grammars = grammars
+        constrain, masks = (None, None) if grammars is None else (grammars.constrain, grammars.masks)
+        self.scheduler = Scheduler(config, self.facts, tokenizer, constrain, limits=limits, masks=masks)
         if (steering := self.steering) is not None:
             self.scheduler.on_step = lambda step, *counts: steering.observe(step, clock(), *counts)
         self._overlap = Overlap(executor) if overlap else None
@@ -95,6 +97,10 @@ class EngineCore:
         elif plan is not None:
             run_step(self.scheduler, self.executor, plan)
         return self.scheduler.take_outputs()
+
+    def notice_masks(self) -> None:
+        """Called when a mask may be ready for which all rows wait."""
+        self.scheduler.notice_masks()
 
     def has_unfinished(self) -> bool:
         """Return whether any request has not had its last output yet, or a step is open."""

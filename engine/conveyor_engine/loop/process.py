@@ -20,13 +20,13 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import InvalidRequest, Overloaded, StartError, explain_crash
+from conveyor_engine.errors import ErrorCode, InvalidRequest, Overloaded, StartError, explain_crash
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Executor
+from conveyor_engine.masks.client import Masks, key_of
+from conveyor_engine.masks.grammars import Grammars
 from conveyor_engine.registry import find_task, load_about
-from conveyor_engine.scheduling.request_state import Constraint
-from conveyor_engine.text.grammar import Grammars
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.frames import encode_frame, read_payloads
 from conveyor_engine.wire.messages import (
@@ -64,8 +64,7 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self.on_arrival: Callable[[ToEngine], None] = lambda _: None  # called in the reading thread, while steps run
-        self._arrived: SimpleQueue[ToEngine | Exception] = SimpleQueue()  # ends with an exception
+        self._arrived: SimpleQueue[ToEngine | Exception | None] = SimpleQueue()  # ends with an exception
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
     def send(self, message: FromEngine) -> None:
@@ -76,7 +75,11 @@ class Channel:
         except OSError as error:
             raise Disconnected from error
 
-    def receive(self, timeout_seconds: float | None) -> Iterator[ToEngine]:
+    def wake(self) -> None:
+        """Let `receive` yield None."""
+        self._arrived.put(None)
+
+    def receive(self, timeout_seconds: float | None) -> Iterator[ToEngine | None]:
         """Yield all messages that have arrived. Waits for the first one, up to the timeout (None: without a limit).
 
         Raises Disconnected after the last message, or the decoder's exception.
@@ -94,7 +97,6 @@ class Channel:
     def _read(self) -> None:
         try:
             for message in self._messages():
-                self.on_arrival(message)
                 self._arrived.put(message)
         except OSError:
             pass  # a connection reset is a normal end too
@@ -114,6 +116,10 @@ class EngineLoop:
         self._core = core
         self._channel = channel
         self._pulse = pulse
+        self._grammars = core.grammars
+        # Requests whose grammars are not compiled yet, in order of arrival, with the keys of the grammars.
+        self._held: list[tuple[bytes, Add]] = []
+        self._aborted = set[str]()  # those of them that have been aborted
         self._num_added = 0
 
     def run(self) -> None:
@@ -132,15 +138,58 @@ class EngineLoop:
         wakeup = self._core.next_wakeup(now)
         return None if wakeup is None else max(0.0, wakeup - now)
 
-    def _handle(self, message: ToEngine) -> None:
+    def _handle(self, message: ToEngine | None) -> None:
         match message:
+            case None:
+                self._core.notice_masks()
+                self._add_held()
+            case Add() if message.grammar and self._grammars is not None:
+                self._held.append((key_of(message.grammar), message))
+                self._add_held()
             case Add():
                 self._add(message.requests(time.monotonic()))
             case Abort(request_ids):
                 for request_id in request_ids:
                     self._core.abort(request_id)
+                self._abort_held(set(request_ids))
             case _:
                 self._core.drain()
+
+    def _add_held(self) -> None:
+        """Add the requests whose grammars are compiled. The others keep waiting."""
+        if self._grammars is None:
+            return
+        held, self._held = self._held, []
+        for key, message in held:
+            verdict = self._grammars.judge(key, message.grammar)
+            if verdict is None:
+                self._held.append((key, message))
+                continue
+            if verdict.problem:
+                code = ErrorCode.FORM_TOO_COSTLY if verdict.is_too_costly else None
+                error = InvalidRequest(f"structured output cannot be followed: {verdict.problem}", code=code)
+                self._channel.send(_refusal(message.request_ids, error))
+            else:
+                self._add(message.requests(time.monotonic()))
+                for request_id in self._aborted.intersection(message.request_ids):
+                    self._core.abort(request_id)
+            self._aborted.difference_update(message.request_ids)
+
+    def _abort_held(self, request_ids: set[str]) -> None:
+        """Refuse the waiting requests of a message once all of them are aborted."""
+        if not self._held:
+            return
+        assert self._grammars is not None
+        held, self._held = self._held, []
+        for key, message in held:
+            self._aborted |= request_ids.intersection(message.request_ids)
+            if self._aborted.issuperset(message.request_ids):
+                self._aborted.difference_update(message.request_ids)
+                self._channel.send(_refusal(message.request_ids, InvalidRequest("the request was aborted")))
+            else:
+                self._held.append((key, message))
+        for key in {key for key, _ in held} - {key for key, _ in self._held}:
+            self._grammars.cancel(key)
 
     def _add(self, requests: list[EngineRequest]) -> None:
         """Add all requests, or none if one is rejected: those already added are aborted before the next step."""
@@ -236,17 +285,10 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
 
     runner: Executor = build_runner(config, progress, fail)
     facts = runner.facts
-    grammars = Grammars(directory, facts.vocab_size, facts.eos_token_ids)
-
-    def compile_grammar(message: ToEngine) -> None:
-        if isinstance(message, Add) and message.grammar:
-            grammars.compile(message.grammar)
-
-    def constrain(request: EngineRequest) -> Constraint | None:
-        return grammars.follow(request.grammar, request.thinking) if request.grammar or request.thinking else None
-
-    channel.on_arrival = compile_grammar
-    return EngineCore(config, runner, progress, tokenizer, overlap=facts.device != "cpu", constrain=constrain)
+    masks = Masks(directory / "tokenizer.json", facts.vocab_size, facts.eos_token_ids, facts.max_num_seqs, channel.wake)
+    grammars = Grammars(masks, facts.vocab_size, facts.eos_token_ids)
+    overlap = facts.device != "cpu"
+    return EngineCore(config, runner, progress, tokenizer, overlap=overlap, grammars=grammars)
 
 
 def main(load: Load = _load) -> int:

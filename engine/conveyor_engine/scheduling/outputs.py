@@ -114,10 +114,7 @@ class Outputs:
         reason = request.append(token_id)
         self._counters.count_generated(1)
         if reason is not None:
-            error = request.num_output_tokens - self.expected_output_tokens
-            self.expected_output_tokens += error * _ESTIMATE_WEIGHT
-            num_shared_blocks = request.num_cached_tokens // self._facts.block_size
-            self._carried.learn(len(request.block_table) - num_shared_blocks)
+            self._learn_length(request)
         output = request.output([token_id], None if logprobs is None else list(logprobs))
         output.payload = payload
         if self._policy.keeps_together:
@@ -129,6 +126,20 @@ class Outputs:
             self.pending.append(output)
         else:
             self.finish(request, reason, output=output)
+
+    def end_late(self, request: RequestState, reason: FinishReason) -> None:
+        """End a request after its last token was added, with an output of no tokens."""
+        self._learn_length(request)
+        if self._policy.keeps_together:
+            request.finished = reason
+        else:
+            self.finish(request, reason)
+
+    def _learn_length(self, request: RequestState) -> None:
+        error = request.num_output_tokens - self.expected_output_tokens
+        self.expected_output_tokens += error * _ESTIMATE_WEIGHT
+        num_shared_blocks = request.num_cached_tokens // self._facts.block_size
+        self._carried.learn(len(request.block_table) - num_shared_blocks)
 
     def _fail(self, request: RequestState, *, nothing_allowed: bool) -> None:
         if nothing_allowed:

@@ -6,7 +6,9 @@ other packages.
 
 import math
 import random
+from abc import ABC, abstractmethod
 from array import array
+from collections.abc import Collection
 from hashlib import blake2b
 from typing import Protocol
 
@@ -21,27 +23,60 @@ from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS
 _NO_TOKENS = SamplingParams(max_tokens=0)
 
 
-class Constraint(Protocol):
+class Constraint(ABC):
     """A constraint on the next tokens of a request, such as a grammar, with its state after the tokens so far.
 
-    The state is kept on the host and advances only by tokens that the request keeps. So it never has to be rolled back
-    when the results of steps that ran ahead are discarded.
+    The state advances only by tokens that the request keeps. So it never has to be rolled back when the results of
+    steps that ran ahead are discarded. Another process may keep it. Then the state is known only some time after a
+    token is accepted: see `is_ready`.
     """
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `is_complete` and `build_mask` have the state after all tokens, or the constraint has failed."""
+        return True
+
+    @property
+    def failure(self) -> tuple[str, bool] | None:
+        """Why the answer cannot go on, and whether that is because of its cost; None if it can go on."""
+        return None
+
+    def open(self) -> None:  # noqa: B027  # most constraints keep nothing
+        """Prepare the first mask. Called when the request gets a row, and again after each preemption."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free what `open` has taken. Called when the request loses its row."""
+
+    @abstractmethod
     def accept(self, token_id: int) -> None:
         """Advance the state by this token, which the mask must have allowed."""
-        ...
 
+    @abstractmethod
     def build_mask(self) -> bytes:
         """Return the allowed next tokens: see `wire.step.RowMask.allowed`.
 
         If there are none, the request ends in an error.
         """
-        ...
 
     @property
+    @abstractmethod
     def is_complete(self) -> bool:
         """Whether only the end of the answer is allowed next."""
+
+
+class MaskSource(Protocol):
+    """Whatever builds the masks of constraints, in another process."""
+
+    def flush(self) -> None:
+        """Send what has been opened, accepted and closed."""
+        ...
+
+    def wait(self, constraints: Collection[Constraint], seconds: float) -> None:
+        """Return when these are ready, or after this time."""
+        ...
+
+    def sleep(self) -> None:
+        """Wake the loop when the next mask is ready."""
         ...
 
 
@@ -96,7 +131,9 @@ class RequestState:
         "finished",
         "group",
         "held_output",
+        "is_late",
         "key",
+        "lateness",
         "level",
         "max_total_tokens",
         "num_awaited_tokens",
@@ -176,6 +213,8 @@ class RequestState:
         self.place_time = math.inf
         self.num_preemptions = 0
         self.constraint: Constraint | None = None
+        self.is_late = False  # a step had to leave the row out, because its mask was not ready
+        self.lateness = 0  # grows with each late mask, and falls with each one in time
         self.stop_strings: Detokenizer | None = None  # if the engine process itself must find stop strings
         self.finished: FinishReason | None = None
         self.held_output: RequestOutput | None = None  # the answer that is held back so far
@@ -281,11 +320,30 @@ class RequestState:
         """Return why the last appended token ends the request; None if it does not. The sampler enforces min_tokens."""
         if token_id in self.stop_ids and self.num_output_tokens > self.params.min_tokens:
             return FinishReason.STOP
-        if self._completes_stop_string(token_id) or (self.constraint is not None and self.constraint.is_complete):
+        if self._completes_stop_string(token_id):
             return FinishReason.STOP_STRING
-        if len(self.token_ids) >= self.max_total_tokens:
-            return FinishReason.LENGTH
-        return None
+        return self.find_end()
+
+    def find_end(self) -> FinishReason | None:
+        """Return why no token may follow; None if one may, or if the constraint's state is not known yet."""
+        if self.constraint is not None:
+            if not self.constraint.is_ready or self.constraint.failure is not None:
+                return None
+            if self.constraint.is_complete:
+                return FinishReason.STOP_STRING
+        return FinishReason.LENGTH if self._is_full else None
+
+    @property
+    def _is_full(self) -> bool:
+        own_tokens = self.token_ids if self.padded_from is None else self.padded_from
+        return len(own_tokens) >= self.max_total_tokens
+
+    @property
+    def sits_out(self) -> bool:
+        """Whether no step computes the row now: its mask is late, or its last token is known and its end is not."""
+        if self.constraint is None or self.finished is not None:
+            return False
+        return self._is_full or (self.is_late and not self.constraint.is_ready)
 
     def _completes_stop_string(self, token_id: int) -> bool:
         if self.stop_strings is None:

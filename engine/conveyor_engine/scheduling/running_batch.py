@@ -119,7 +119,7 @@ class RunningBatch:
         for works in halves(wanted):
             half = self.new_step()
             for work in works:
-                if work.is_wanted:
+                if work.is_wanted and work.num_tokens:
                     half.add(work.request, work.num_tokens)
             if half.num_tokens:
                 yield self.start_step(half)
@@ -189,7 +189,7 @@ class RunningBatch:
         The last unfinished request in this order is preempted next. In a batch that keeps together, prompts and their
         padding come before decodes, and finished rows come last.
         """
-        rows = [r for r in self.requests if r.finished is None]
+        rows = [r for r in self.requests if r.finished is None and not r.sits_out]
         if len(self._levels) > 1:
             rows.sort(key=_LEVEL)
         if self._policy.pads:
@@ -254,6 +254,8 @@ class RunningBatch:
         for step in self._steps.values():
             step.orphaned |= unwritten
         self._tables.free(request)
+        if request.constraint is not None:
+            request.constraint.close()
 
     def evict(self, request: RequestState) -> None:
         """Remove the request's blocks from the prefix cache, because they may contain NaN."""
@@ -279,6 +281,8 @@ class RunningBatch:
                 return False
         request.serial = next(self._serials)
         self._requests[request.request_id] = request
+        if request.constraint is not None:
+            request.constraint.open()
         self._levels[request.level] += 1
         return True
 

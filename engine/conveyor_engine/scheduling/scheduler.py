@@ -18,7 +18,7 @@ from conveyor_engine.scheduling.filling import Filling
 from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.outputs import Outputs
 from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
-from conveyor_engine.scheduling.request_state import Constraint, RequestState
+from conveyor_engine.scheduling.request_state import Constraint, MaskSource, RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
 from conveyor_engine.scheduling.shares import Shares
 from conveyor_engine.scheduling.step import Step
@@ -29,6 +29,11 @@ from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, ModelFacts, RequestOutput
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
+
+MASK_WAIT_SECONDS = 0.002  # how long a step waits for masks, while the device computes it
+MASK_POLL_SECONDS = 0.05  # rows that wait for masks are looked at so often, in case a wake-up is lost
+LATENESS_MAX = 8  # no step waits for a row whose masks are often late
+_LATE = 4  # added to `lateness`; a mask in time takes 1 away
 
 
 class Scheduler:
@@ -46,16 +51,20 @@ class Scheduler:
         tokenizer: Tokenizer | None = None,
         constrain: Callable[[EngineRequest], Constraint | None] | None = None,
         limits: Limits | None = None,
+        masks: MaskSource | None = None,
     ) -> None:
         """The tokenizer finds stop strings in the answers of batches that keep together.
 
         `constrain` returns the constraint on a request's tokens, or None. Without it, no request has a constraint.
+        `masks` builds their masks in another process; None: constraints are always ready.
         `limits` may change between two steps. The default is the declared limits.
         """
         self._facts = facts
         self._tokenizer = tokenizer
         self._constrain = constrain
         self._has_constraints = False  # whether any request ever had a constraint
+        self._masks = masks
+        self._idle_until: float | None = None  # all running rows wait for their masks; until then at most
         self._task = build_task(facts)
         one_step_cost = facts.max_num_batched_tokens if self._task.whole_prompts else None
         self._limits = limits or Limits.declared(facts)
@@ -108,6 +117,7 @@ class Scheduler:
         as a busy engine can hold, running and waiting together.
         """
         self._check(request)
+        self._idle_until = None
         if len(self.waiting) >= self._max_num_queued + self._batch.num_free_rows:
             raise Overloaded(f"{len(self.waiting)} requests are waiting already; try again later")
         state = RequestState(request, self._facts.eos_token_ids)
@@ -135,13 +145,18 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             return
+        self._idle_until = None
         self.waiting.remove(request)
         self._deadlines.remove(request)
         self._outputs.finish(request, FinishReason.ABORT)
 
     def drain(self) -> None:
         """Start batches without waiting until they are full, from now on."""
-        self._draining = True
+        self._draining, self._idle_until = True, None
+
+    def notice_masks(self) -> None:
+        """Schedule again: a mask that rows wait for may be ready."""
+        self._idle_until = None
 
     def has_unfinished(self) -> bool:
         """Return whether an output has not been taken, a request has not ended, or a step is open."""
@@ -152,7 +167,11 @@ class Scheduler:
 
         That is `now`, or a time in the future, when the first batch or deadline is due.
         """
-        if self._batch.requests or self._outputs.pending or self._batch.has_steps or self.waiting.preempted:
+        if self._outputs.pending or self._batch.has_steps:
+            return now
+        if self._idle_until is not None:
+            return max(now, min(self._idle_until, self._deadlines.next_at()))
+        if self._batch.requests or self.waiting.preempted:
             return now
         if not self.waiting:
             return None
@@ -184,6 +203,8 @@ class Scheduler:
         """
         if self._policy.keeps_together and self._batch.has_steps:
             return None
+        self._idle_until = None
+        self._end_constrained()
         self._release_batch()
         self._drop_late(now)
         step = self._batch.new_step()
@@ -193,7 +214,37 @@ class Scheduler:
             short = self._schedule_waiting(step, now)
         self._carried.observe(now, len(self._batch.requests), self._kv_cache_usage, short)
         self._deadlines.pace.plan(now, planned=step.num_tokens > 0)
-        return self._batch.start_step(step) if step.num_tokens else None
+        if self._masks is not None:
+            self._masks.flush()
+        if step.num_tokens:
+            return self._batch.start_step(step)
+        self._wait_for_masks(now)
+        return None
+
+    def _end_constrained(self) -> None:
+        """End the requests whose constraints allow no more tokens, or have failed."""
+        if not self._has_constraints:
+            return
+        for request in list(self._batch.requests):
+            if request.constraint is not None and request.finished is None and request.constraint.is_ready:
+                self._end_if_over(request)
+
+    def _end_if_over(self, request: RequestState) -> None:
+        assert request.constraint is not None
+        if (failure := request.constraint.failure) is not None:
+            message, is_too_costly = failure
+            self._outputs.finish(request, FinishReason.COSTLY if is_too_costly else FinishReason.FORBIDDEN, message)
+        elif (reason := request.find_end()) is not None:
+            self._outputs.end_late(request, reason)
+
+    def _wait_for_masks(self, now: float) -> None:
+        """Let the loop sleep if all running rows wait for their masks."""
+        waiting = [each for each in self._batch.requests if each.sits_out]
+        if not waiting or self._masks is None or self._batch.has_steps:
+            return
+        self._masks.sleep()
+        if not any(each.constraint is not None and each.constraint.is_ready for each in waiting):
+            self._idle_until = now + MASK_POLL_SECONDS
 
     def _drop_late(self, now: float) -> None:
         """End waiting requests that can no longer meet their deadlines, before they take part in a step."""
@@ -285,20 +336,44 @@ class Scheduler:
         return any(work.num_logits and work.request.constraint is not None for work in step.work)
 
     def build_masks(self, plan: StepPlan) -> list[RowMask]:
-        """Return the allowed tokens for each constrained row of the step. All earlier steps must be over."""
+        """Return the allowed tokens for each constrained row of the step. All earlier steps must be over.
+
+        A row whose mask is not ready in time sits the step out, and so does a row that needs no more tokens.
+        """
         if not self._has_constraints:
             return []
-        return [
-            RowMask(request.row, request.constraint.build_mask())
-            for request in self._batch.step(plan.number).sampling_requests()
-            if request.constraint is not None
-        ]
+        step = self._batch.step(plan.number)
+        rows = [
+            (index, work.request, work.request.constraint)
+            for index, work in enumerate(step.work)
+            if work.num_logits and work.is_wanted and work.request.constraint is not None
+            and not work.request.finished and not work.request.steps_dummies
+        ]  # fmt: skip
+        if self._masks is not None:
+            quick = [constraint for _, request, constraint in rows if request.lateness < LATENESS_MAX]
+            self._masks.wait(quick, MASK_WAIT_SECONDS)
+        masks = []
+        for index, request, constraint in rows:
+            request.is_late = not constraint.is_ready
+            if request.is_late:
+                request.lateness += _LATE
+                step.sit_out(index)
+                continue
+            request.lateness = max(0, request.lateness - 1)
+            if constraint.failure is None and not constraint.is_complete:
+                masks.append(RowMask(request.row, constraint.build_mask()))
+                continue
+            step.sit_out(index)
+            self._end_if_over(request)
+        return masks
 
     def update(self, result: StepResult) -> None:
         """Add the result of the oldest step to its requests, except to requests that have ended."""
         step = self._batch.end_step(result.number)
         self._counters.count_step(step)
         self._task.update(self._outputs, step, result)
+        if self._masks is not None:
+            self._masks.flush()
         self._counters.count_kv(self._batch.requests, self._facts.block_size)
         if self.on_step is not None:
             self.on_step(step, len(self._batch.requests), len(self.waiting))

@@ -19,6 +19,7 @@ class Work(NamedTuple):
     num_logits: int  # logits from which tokens are sampled
     admission: int  # `admission` of the request when the step was planned
     num_scored: int = 0  # further logits, which give log probabilities of the prompt's tokens
+    sits_out: bool = False  # the request is not given the token that the step samples for it
 
     @property
     def is_wanted(self) -> bool:
@@ -82,6 +83,13 @@ class Step:
     def sampling_requests(self) -> Iterator[RequestState]:
         """Return the requests that get a token from this step."""
         return (work.request for work in self.work if work.num_logits and work.is_wanted and not work.request.finished)
+
+    def sit_out(self, index: int) -> None:
+        """Give a request no token of this step, although the step computes it. Its last token is computed again."""
+        work = self.work[index]
+        self.work[index] = work._replace(num_tokens=work.num_tokens - 1, num_logits=0, sits_out=True)
+        work.request.num_scheduled_tokens -= 1
+        work.request.num_awaited_tokens -= 1
 
     def undo(self) -> list[Work]:
         """Undo the scheduling of a step that is not computed as planned. Returns the work that is still wanted."""

@@ -54,6 +54,11 @@ class Add(_Message):
     thinking: Thinking | None = None  # as in `EngineRequest`, for all these requests
     adapter: int = 0  # the same
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Return the ids of all its requests."""
+        return [request_id for prompt in self.prompts for request_id, _ in prompt.choices]
+
     @classmethod
     def of(cls, requests: Sequence[EngineRequest]) -> Self:
         """Make the message. Consecutive requests with the same prompt objects become choices of one prompt."""

@@ -23,6 +23,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # the client disconnected, or the server shuts down
     DEADLINE = "deadline"  # the request's deadline passed
     FORBIDDEN = "forbidden"  # the request's parameters allow no next token; `message` names them
+    COSTLY = "costly"  # the request's structured output takes too much processor time; `message` says how much
     ERROR = "error"  # the engine failed; `message` says why
 
 
@@ -139,6 +140,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
             FinishReason.ABORT,
             FinishReason.DEADLINE,
             FinishReason.FORBIDDEN,
+            FinishReason.COSTLY,
             FinishReason.ERROR,
         )
 

@@ -24,6 +24,7 @@ from conveyor_gateway.engines.exchange import (
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, EngineFailed, TimedOut
 from conveyor_gateway.recording.record import Record, Recorder
+from conveyor_gateway.relaying.deaths import DEATHS_MAX, REMEMBERED_SECONDS, Deaths, has_form
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Attempts:
     queue: ServiceQueue
     ticket: Ticket
     record: Record
+    deaths: Deaths
     _num_lost: int = 0
 
     async def send(self, request: EngineRequest) -> EngineAnswer:
@@ -48,17 +50,27 @@ class Attempts:
         Raises EngineFailed, TimedOut and the queue's errors.
         """
         while True:
+            self._check_deaths(request)
             address = await self._wait_for_engine()
+            self._check_deaths(request)
             try:
                 answer = await self._send_to(address, request)
             except (EngineRefused, EngineLost, EngineBroke) as error:
                 self.record.leave_engine(None)
-                self._note(error)
+                self._note(error, request)
                 self.queue.requeue(self.ticket)
             else:
                 self.queue.note_answer(self.ticket)
                 self.recorder.first_byte(self.record)
                 return answer
+
+    def _check_deaths(self, request: EngineRequest) -> None:
+        """Raise EngineFailed if too many engines have died with this body, perhaps while it waited."""
+        if self.deaths.is_refused(request.body):
+            raise EngineFailed(
+                f"{DEATHS_MAX} engines died with this request in the last {REMEMBERED_SECONDS:g} s; change the request",
+                Code.ENDS_ENGINES,
+            )
 
     async def _wait_for_engine(self) -> str:
         ticket, record = self.ticket, self.record
@@ -82,7 +94,7 @@ class Attempts:
         except TimeoutError:
             raise TimedOut("the engine did not respond before the request's deadline", Code.DEADLINE_EXCEEDED) from None
 
-    def _note(self, error: EngineRefused | EngineLost | EngineBroke) -> None:
+    def _note(self, error: EngineRefused | EngineLost | EngineBroke, request: EngineRequest) -> None:
         """Report a failed attempt to the queue and the recorder.
 
         Raises EngineFailed if no other engine may be tried.
@@ -106,6 +118,10 @@ class Attempts:
                 reason = "lost"
                 self.queue.note_failure(self.ticket)
                 self._num_lost += 1
+                if has_form(request.body):
+                    self.deaths.note(request.body)
+                    words = "the engine failed before it responded; a request with a form is not sent to another one"
+                    raise EngineFailed(words, Code.ENGINE_LOST) from error
                 if self._num_lost == MAX_LOST:
                     words = f"{MAX_LOST} engines failed before they responded"
                     raise EngineFailed(words, Code.ENGINE_LOST) from error

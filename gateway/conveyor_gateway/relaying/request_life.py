@@ -34,6 +34,7 @@ from conveyor_gateway.relaying.bodies import (
     read_queue_fields,
     rename_model,
 )
+from conveyor_gateway.relaying.deaths import Deaths
 from conveyor_gateway.relaying.forms import find_model_field, is_form, rename_model_field
 from conveyor_gateway.relaying.heartbeat import Heartbeat
 from conveyor_gateway.relaying.prefixes import find_prefix
@@ -64,6 +65,7 @@ class SharedParts:
     recorder: Recorder
     readiness: Readiness
     heartbeat_seconds: float
+    deaths: Deaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class RequestLife:
         queue = parts.queues[service.key]
         ticket = self._admit(arrived, queue)
         try:
-            attempts = Attempts(parts.engines, parts.recorder, queue, ticket, self.record)
+            attempts = Attempts(parts.engines, parts.recorder, queue, ticket, self.record, parts.deaths)
             if service.idle_timeout_seconds is not None and self.route.may_stream:
                 return await self._run_alive(attempts, engine_request, queue, ticket)
             answer = await attempts.send(engine_request)

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.engine.text.local_grammars import Grammars
 from tokenizers import Tokenizer
 
 from conveyor_bench.engine import constrained
-from conveyor_engine.text.grammar import Grammars, build_grammar
+from conveyor_engine.text.grammar import build_grammar
 
 
 def test_it_tells_both_rates_and_their_ratio(capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,7 +165,7 @@ def test_steps_run_ahead_where_the_device_works_beside_the_host(
 
     runner = Counts()
     monkeypatch.setattr(build, "build_runner", lambda *_: runner)
-    channel: Any = SimpleNamespace()
+    channel: Any = SimpleNamespace(wake=None)
     monkeypatch.setattr("conveyor_engine.loop.overlap.ThreadPoolExecutor", lambda **_: AtOnce())
     core = process._load(EngineConfig(model="none", warmup=False), channel)
     core.add_request(make_request("a"))

@@ -32,6 +32,7 @@ class Core:
         self.stepping = threading.Event()
         self.may_end = threading.Event()
         self.may_end.set()
+        self.grammars = None
         self.num_open = 0
         self.history: list[str] = []  # the ids that were added, "abort" before an id, and steps
         self.arrival_times: list[float] = []

@@ -19,8 +19,10 @@ from hypothesis.stateful import (
 from tests.engine.builders import (
     AtOnce,
     FailsLate,
+    PretendedMasks,
     PretendedModel,
     SumModThree,
+    TardySumModThree,
     Wired,
     make_request,
     make_scheduler,
@@ -33,10 +35,12 @@ from tests.engine.scheduling.turns import Turns
 from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
 from conveyor_engine.loop.overlap import Overlap
+from conveyor_engine.scheduling.request_state import Constraint
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 from conveyor_engine.wire.step import StepPlan
 
+TARDY, ENDS = 2, 3  # `min_tokens` of requests whose masks are late, and of those among them whose answers end
 BUDGET = 12
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 40
@@ -76,6 +80,7 @@ class History(SchedulerHistory):
         class_shares: tuple[tuple[int, int], ...],
     ) -> None:
         self.now = 0.0
+        self.masks = PretendedMasks()
         self.scheduler: Scheduler = make_scheduler(
             self.mode,
             padding=self.padding,
@@ -88,8 +93,11 @@ class History(SchedulerHistory):
             max_num_queued_requests=MAX_QUEUED,
             class_shares=class_shares,
             batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
-            constrain=lambda request: SumModThree() if request.params.min_tokens else None,
+            constrain=self._constrain,
+            masks=self.masks,
         )
+        self.masks.on_ready = self.scheduler.notice_masks
+        self.has_tardy = False
         self.scheduler._outputs.expected_output_tokens = 2.0
         self.model = PretendedModel(BLOCK_SIZE)
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
@@ -109,7 +117,7 @@ class History(SchedulerHistory):
         max_tokens=st.sampled_from((1, 7, 18, 18)),
         num_choices=st.sampled_from((1, 1, 3)),
         together=st.booleans(),
-        constrained=st.booleans(),
+        constrained=st.sampled_from((0, 0, 1, TARDY, ENDS)),
         scored=st.sampled_from((False, False, True)),
         level=st.sampled_from((0, 0, 1, 7)),
         timeout=st.sampled_from((math.inf, math.inf, 0.5, 30.0)),
@@ -120,7 +128,7 @@ class History(SchedulerHistory):
         max_tokens: int,
         num_choices: int,
         together: bool,
-        constrained: bool,
+        constrained: int,
         scored: bool,
         level: int,
         timeout: float,
@@ -133,7 +141,7 @@ class History(SchedulerHistory):
                     f"r{len(self.asked)}",
                     prompt,
                     max_tokens=max_tokens,
-                    min_tokens=int(constrained),  # tells them apart, and changes nothing: no token ends an answer here
+                    min_tokens=constrained,  # tells them apart, and changes nothing: no token ends an answer here
                     prompt_logprobs=0 if scored else None,
                     level=level,
                     arrival_time=self.now,
@@ -181,8 +189,17 @@ class History(SchedulerHistory):
         for _ in range(count):
             self.step()
 
+    def _constrain(self, request: EngineRequest) -> Constraint | None:
+        assert request.params is not None
+        if request.params.min_tokens < TARDY:
+            return SumModThree() if request.params.min_tokens else None
+        self.has_tardy = True
+        delays = [0, 1, 2, 3, 5, 1][len(self.asked) % 4 :]
+        return TardySumModThree(self.masks, delays, 4 if request.params.min_tokens == ENDS else 1000)
+
     def step(self) -> None:
         scheduler = self.scheduler
+        self.masks.tick()
         wakeup = scheduler.next_wakeup(self.now)
         plan = scheduler.schedule(self.now)
         self.turns.check(scheduler)
@@ -199,7 +216,11 @@ class History(SchedulerHistory):
         for output in outputs:
             self._take(output)
         due = wakeup is not None and wakeup <= self.now
-        assert due == bool(steps or outputs), "next_wakeup tells exactly when a step has something to do"
+        if self.has_tardy:
+            assert due or not (steps or outputs), "a mask that becomes ready wakes the loop"
+            self.happened["rows that sit out"] += any(work.sits_out for step in steps for work in step.work)
+        else:
+            assert due == bool(steps or outputs), "next_wakeup tells exactly when a step has something to do"
         self.happened["held rows"] += sum(request.finished is not None for request in scheduler.running)
         self.blocks_are_accounted_for()
 
@@ -248,7 +269,10 @@ class History(SchedulerHistory):
             if constraint is not None:
                 constraint.accept(token_id)
                 self.happened["constrained tokens"] += 1
+        if output.finish_reason == FinishReason.STOP_STRING:
+            assert (len(self.told[name]), self.asked[name].params.min_tokens) == (4, ENDS)
         if output.finish_reason == FinishReason.LENGTH:
+            assert self.asked[name].params.min_tokens != ENDS or len(self.told[name]) < 4
             assert len(self.told[name]) == self.asked[name].params.max_tokens
 
     @invariant()
@@ -258,6 +282,8 @@ class History(SchedulerHistory):
         scheduler = self.scheduler
         scheduler.blocks.check([request.block_table for request in scheduler.running])
         admitted = [request for request in scheduler.running if request.row >= 0]
+        tardy = [request.constraint for request in admitted if isinstance(request.constraint, TardySumModThree)]
+        assert sorted(map(id, self.masks.opened)) == sorted(map(id, tardy)), "each row has a slot, and nothing else"
         assert all(r.finished and not r.block_table for r in scheduler.running if r not in admitted)
         rows = [request.row for request in admitted]
         assert sorted(rows + scheduler._batch._tables.free_rows) == list(range(scheduler._facts.max_num_seqs))
@@ -319,7 +345,7 @@ def test_no_history_loses_a_block_a_request_or_the_order(
     happened: Counter[str] = Counter()
     machine = type("ModeHistory", (History,), {"mode": mode, "padding": padding, "happened": happened})
     own = {"length", "abort", "error", "failed steps", "late errors", "turns taken from others", "constrained tokens"}
-    own |= {"better levels", "full shares", "scored prompts"}
+    own |= {"better levels", "full shares", "scored prompts", "rows that sit out", "stop_string"}
     own |= {"preemptions"} if mode != "none" else set()
     own |= {"held rows"} if mode == "static" else {"discarded results"}
     own |= {"withdrawn steps"} if mode in ("none", "continuous") else set()

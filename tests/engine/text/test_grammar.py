@@ -9,10 +9,11 @@ import jsonschema
 import pytest
 import tokenizers
 from tests.engine.chat_model import VOCABULARY, write_tokenizer
+from tests.engine.text.local_grammars import Grammars
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.text import grammar as grammar_module
-from conveyor_engine.text.grammar import Answer, Grammars, Kind, ThinkingFirst, build_grammar
+from conveyor_engine.scheduling.request_state import Constraint
+from conveyor_engine.text.grammar import Kind, build_grammar
 from conveyor_engine.text.parsing.formats import find_forced
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import Thinking
@@ -32,7 +33,7 @@ def grammars(directory: Path) -> Grammars:
     return Grammars(directory, VOCABULARY, [END_ID, 1])
 
 
-def allowed(answer: Answer | ThinkingFirst) -> list[int]:
+def allowed(answer: Constraint) -> list[int]:
     mask = answer.build_mask()
     assert len(mask) == VOCABULARY // 8
     return [token_id for token_id in range(VOCABULARY) if mask[token_id // 8] >> token_id % 8 & 1]
@@ -173,23 +174,6 @@ def test_an_answer_that_does_not_think_at_once_may_not_think_later(grammars: Gra
         answer.accept(token_id)
         assert 300 not in allowed(answer)
     assert answer.is_complete
-
-
-def test_few_grammars_are_kept(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    monkeypatch.setattr(grammar_module, "_CACHED", 3)
-    own = Grammars(directory, VOCABULARY, [END_ID])
-    for number in range(9):
-        own.compile(build_grammar("regex", f"a{{{number + 1}}}", "form"))
-    assert len(own._compiled) == 3
-
-
-def test_without_a_usable_tokenizer_a_form_is_refused_and_not_before(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
-    broken = Grammars(tmp_path, VOCABULARY, [END_ID])
-    grammar = build_grammar("regex", "a", "form")
-    broken.compile(grammar)
-    with pytest.raises(InvalidRequest, match="tokenizer cannot follow"):
-        broken.follow(grammar)
 
 
 SCHEMAS: list[dict[str, Any]] = [

@@ -8,9 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.engine.chat_model import VOCABULARY, write_tokenizer
+from tests.engine.text.local_grammars import Grammars
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.text.grammar import Grammars, build_grammar
+from conveyor_engine.text.grammar import build_grammar
 from conveyor_engine.text.tokenizer import Tokenizer
 
 END_ID = 0

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import tokenizers
 from tests.engine.chat_model import VOCABULARY, write_tokenizer
+from tests.engine.text.local_grammars import Grammars
 from tests.engine.text.test_grammar import END_ID, follows
 
 from conveyor_engine.serving.preparing.structured import read_tags
-from conveyor_engine.text.grammar import Grammars, build_grammar
+from conveyor_engine.text.grammar import build_grammar
 from conveyor_engine.text.tags import build_tag_grammar
 from conveyor_engine.text.tokenizer import Tokenizer
 

@@ -149,6 +149,36 @@ async def test_a_request_that_kills_engines_kills_two_of_them_at_most(
     await stack.wait_demand(in_flight=0)
 
 
+async def test_a_form_that_was_at_two_dying_engines_is_not_sent_again(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    deadly = b'{"prompt": "a", "structured_outputs": {"grammar": "start: deadly"}}'
+    async with running_raw_engine(break_off) as port:
+        await stack.add_engine(port)
+        for code in ("engine_lost", "engine_lost", "ends_engines"):
+            status, body, _ = await post(http, stack.completions, deadly)
+            assert (status, body["error"]["code"]) == (502, code)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "a", "structured_outputs": {"grammar": "start: r1"}}',
+        b'{"prompt": "a", "response_format": {"type": "json_object"}}',
+        rb'{"prompt": "a", "\u0072esponse_\u0066ormat": {"type": "json_object"}}',
+        b'{"messages": [], "tools": [], "tool_choice": "required"}',
+    ],
+)
+async def test_a_request_with_a_form_whose_engine_dies_is_not_sent_to_another(
+    stack: Stack, http: aiohttp.ClientSession, body: bytes
+) -> None:
+    async with running_raw_engine(break_off) as port:
+        await stack.add_engine(port)
+        status, answer, _ = await post(http, stack.completions, body)
+    assert (status, answer["error"]["code"]) == (502, "engine_lost")
+    assert stack.metric("retries_total", reason="lost") == 0
+
+
 @pytest.mark.parametrize(("sent", "glue"), [(b"data: 1\n\n", b""), (b"data: 1\n\ndata: {", b"\n\n")])
 async def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(
     stack: Stack, http: aiohttp.ClientSession, sent: bytes, glue: bytes

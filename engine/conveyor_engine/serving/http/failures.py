@@ -100,6 +100,8 @@ def find_failure(output: RequestOutput) -> DeadlineExceeded | InvalidRequest | G
         return DeadlineExceeded(output.message or "the request's time ran out before its answer was complete")
     if output.finish_reason is FinishReason.FORBIDDEN:
         return InvalidRequest(output.message or "the request's parameters allow no next token")
+    if output.finish_reason is FinishReason.COSTLY:
+        return InvalidRequest(output.message or "the answer's form costs too much", code=ErrorCode.FORM_TOO_COSTLY)
     return GenerationFailed(output.message or "the engine could not continue this request")
 
 

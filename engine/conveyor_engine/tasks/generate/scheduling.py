@@ -57,7 +57,7 @@ class Generate:
         logprobs = repeat(None) if result.logprobs is None else result.logprobs
         sampled = zip(result.token_ids, logprobs, strict=False)
         for work in step.work:
-            has_logits = work.num_logits or work.num_scored
+            has_logits = work.num_logits or work.num_scored or work.sits_out
             token_ids, token_logprobs = next(sampled) if has_logits else ([], None)
             if not work.is_wanted:
                 continue

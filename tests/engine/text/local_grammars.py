@@ -1,0 +1,45 @@
+"""Grammars that are compiled and followed in the test's own process, by the same library."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from llguidance import LLMatcher, LLTokenizer
+
+from conveyor_engine.masks.thinking import Free, ThinkingFirst, mask_without
+from conveyor_engine.scheduling.request_state import Constraint
+from conveyor_engine.text.grammar import compile_grammar
+from conveyor_engine.wire.request import Thinking
+
+
+class Answer(Constraint):
+    """The state of one answer in its grammar."""
+
+    def __init__(self, compiled: LLMatcher, mask_bytes: int) -> None:
+        self._matcher, self._mask_bytes = compiled.deep_copy(), mask_bytes
+
+    def accept(self, token_id: int) -> None:
+        self._matcher.consume_token(token_id)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def build_mask(self) -> bytes:
+        return self._matcher.compute_bitmask()[: self._mask_bytes]
+
+
+class Grammars:
+    """The grammars of one model."""
+
+    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._vocab_size, self._eos_token_ids = vocab_size, eos_token_ids
+        self._tokenizer = LLTokenizer(str(directory / "tokenizer.json"), vocab_size, list(eos_token_ids) or None)
+
+    def follow(self, grammar: str, thinking: Thinking | None = None) -> Constraint:
+        """Return the state of an answer that has not begun."""
+        everything = mask_without((), self._vocab_size)
+        answer: Constraint = Free(everything)
+        if grammar:
+            answer = Answer(compile_grammar(self._tokenizer, grammar), -(-self._vocab_size // 8))
+            everything = mask_without(self._eos_token_ids, self._vocab_size)
+        return ThinkingFirst(answer, thinking, everything) if thinking else answer
