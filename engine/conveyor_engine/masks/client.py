@@ -120,7 +120,7 @@ class Masks:
         self._poke_reader, self._poke_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._watched: dict[int, float] = {}  # since when a lane works on a ticket
         self.walker_pid = 0  # of the walker that started last
-        self._blamed = ""  # the grammar of the last answer that ended a walker
+        self._last_fatal = ""  # the grammar of the last answer that ended a walker
 
     # --- called by the loop ---
 
@@ -317,7 +317,7 @@ class Masks:
         assert self._walkers is not None
         assert self._walker is not None
         with self._lock:
-            self._blame()
+            self._end_work()
             for each in (self._server.connection, self._walkers, self._walker.connection):
                 each.close()
             self._server = self._walkers = self._walker = None
@@ -332,19 +332,19 @@ class Masks:
     def _replace_walker(self) -> None:
         _log.warning("event=grammar_walker_ended answers=%d", len(self._answers))
         with self._lock:
-            self._blame()
+            self._end_work()
             self._start_walker()
         self._on_news()
 
-    def _blame(self) -> None:
+    def _end_work(self) -> None:
         """End what the walker was working on."""
         tickets = set(self._board.list_work()) - {0}
         for answer in self._answers.values():
             if answer.ticket in tickets:
                 answer.fail(limits.TOO_COSTLY_TO_FOLLOW, is_too_costly=True)
-                if answer.grammar == self._blamed:
+                if answer.grammar == self._last_fatal:
                     self._keep(key_of(answer.grammar), Verdict(limits.TOO_COSTLY_TO_COMPILE, True))
-                self._blamed = answer.grammar
+                self._last_fatal = answer.grammar
         for number in tickets & set(self._orders):
             self._conclude(self._orders[number], Verdict(limits.TOO_COSTLY_TO_COMPILE, True))
 

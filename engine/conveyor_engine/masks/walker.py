@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from conveyor_engine.limited import limit_more_memory
 from conveyor_engine.masks import limits
-from conveyor_engine.masks.board import Board, Status
+from conveyor_engine.masks.board import NUM_LANES, Board, Status
 from conveyor_engine.masks.messages import (
     Accept,
     Broke,
@@ -192,7 +192,7 @@ def run_walker(tokenizer: LLTokenizer, board: Board, connection: socket.socket) 
     code = 1
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        limit_more_memory(limits.WALKER_BYTES)
+        limit_more_memory(limits.WALKER_BYTES + NUM_LANES * limits.WALKER_STACK_BYTES)
         threading.stack_size(limits.WALKER_STACK_BYTES)
         thread = threading.Thread(target=Walker(tokenizer, board, connection).run, name="quick-lane")
         thread.start()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 BODY_BYTES = 4 * 2**20 - 64
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -32,8 +33,37 @@ def bodies() -> dict[str, Attack]:
         "nested": (COMPLETION, b'{"prompt":' + b"[" * 2_000_000 + b"]" * 2_000_000 + b"}", None),
         "16 stops, n=128": (COMPLETION, json.dumps({**many, "stop": stops}).encode(), plain),
         "logprobs 20, n=128": (COMPLETION, json.dumps({**many, "logprobs": 20}).encode(), plain),
+        **{
+            name: (COMPLETION, json.dumps({"prompt": "a", "max_tokens": 100, **form}).encode(), None)
+            for name, form in forms().items()
+        },
         "too many logprobs": (COMPLETION, json.dumps({**many, "max_tokens": 8000, "logprobs": 20}).encode(), None),
     }
+
+
+def forms() -> dict[str, dict[str, Any]]:
+    """Return fields whose grammars cost too much to compile, or to follow."""
+
+    def meet(count: int) -> dict[str, Any]:
+        terms = (f"/(?s:.*)[a-z]{{{number}}}(?s:.*)/" for number in range(1, count + 1))
+        return {"structured_outputs": {"grammar": "start: A\nA: " + " & ".join(terms)}}
+
+    def lead(count: int) -> dict[str, Any]:
+        rules = (f'r{number}: "x" r{number + 1}\n' for number in range(count))
+        return {"structured_outputs": {"grammar": "start: r0\n" + "".join(rules) + f'r{count}: "y"'}}
+
+    def branch(count: int, *, equal: bool) -> dict[str, Any]:
+        items = {"type": "array", "items": {"$ref": "#/$defs/n"}}
+        branches = [items if equal else {**items, "maxItems": 1000 + number} for number in range(count)]
+        schema = {"$defs": {"n": {"anyOf": [*branches, {"type": "string"}]}}, "$ref": "#/$defs/n"}
+        bias = {str(token): 100 for token in range(60, 70)}
+        return {"guided_json": schema, "n": 15, "logit_bias": bias, "temperature": 0}
+
+    return {
+        "2,675 rules": lead(2_675), "1,000 rules": lead(1_000),
+        "29 intersections": meet(29), "17 intersections": meet(17),
+        "180 equal branches": branch(180, equal=True), "180 branches": branch(180, equal=False),
+    }  # fmt: skip
 
 
 def build_head(path: str, length: int) -> bytes:

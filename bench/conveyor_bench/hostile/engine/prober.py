@@ -48,7 +48,7 @@ class Prober:
             self.engine_grown = max(self.engine_grown, engine)
 
     def _memory(self) -> tuple[float, float]:
-        """Return the MiB of the API process with its fork server and current workers, and of the engine process."""
+        """Return the MiB of the engine process, and before it those of the API process and of all other children."""
         others = sum(_pss(pid) for pid in (self._pid, *_descendants(self._pid, self._engine_pid)))
         return others / 1024, resident_mib(self._engine_pid)
 
@@ -58,7 +58,7 @@ def _descendants(pid: int, without: int) -> Iterator[int]:
         for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             if int(word) != without:
                 yield int(word)
-                yield from _descendants(int(word), without)
+            yield from _descendants(int(word), without)
 
 
 def _pss(pid: int) -> int:
