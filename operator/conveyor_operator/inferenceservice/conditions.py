@@ -141,7 +141,8 @@ def judge_model(situation: Situation) -> Judged:
             type, "Unknown", Reason.SCALED_TO_ZERO, "the service has 0 replicas, so no engine has loaded the model"
         )
     if situation.blocker is not None:
-        return _blocked(type, situation.blocker)
+        told = f"no engine of the current spec is ready: {situation.blocker.message}"
+        return Judged(type, "False", situation.blocker.reason, told)
     if any(_has_fetched(pod) for pod in pods):
         return Judged(type, "False", Reason.MODEL_LOADING, "the first engine is loading the model")
     begun = any(container.running for pod in pods for container in pod.containers if container.initial)

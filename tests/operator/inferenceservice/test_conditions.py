@@ -260,7 +260,11 @@ def test_the_cause_in_a_pod_is_the_reason_of_the_service(status: dict, type: str
     dependent = ("Ready", "Progressing", "ModelAvailable", "WorkloadReady", "EndpointReady")
     assert {said(found[type]) for type in dependent} == {("False", reason)}, "they agree"
     assert [type for type in dependent if "(pod pod)" in found[type].message] == ["Ready"], "once is enough"
-    assert {found[type].message for type in dependent[1:]} == {"see Ready", "no engine is ready: see Ready"}
+    assert {found[type].message for type in dependent[1:]} == {
+        "see Ready",
+        "no engine is ready: see Ready",
+        "no engine of the current spec is ready: see Ready",
+    }
 
 
 def test_pods_of_a_former_spec_give_this_one_no_reason() -> None:
