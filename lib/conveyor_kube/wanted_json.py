@@ -23,27 +23,16 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
 
 
 class Identity(TypedDict):
-    """The fields that identify an object and its version."""
+    """The fields that identify an object."""
 
     name: str
     namespace: NotRequired[str]
-    resourceVersion: NotRequired[str]
 
 
 class Named(TypedDict):
     """The fields that every object has."""
 
     metadata: Identity
-
-
-class _Version(TypedDict):
-    resourceVersion: str
-
-
-class Bookmark(TypedDict):
-    """A bookmark event: the resource version from which a watch can resume. It contains no object."""
-
-    metadata: _Version
 
 
 class _ListMetadata(msgspec.Struct):

@@ -1,12 +1,12 @@
-"""Lists a collection, watches it, and lists it again when the watch fails. Reads only.
+"""Lists a collection, watches it, and lists it again when the watch ends. Reads only.
 
 The gateway and the metrics server call Kubernetes only here: their `server` runs one `watch_collection` for each
 resource and namespace, and each passes the objects to a sink. The operator uses this module for the objects of the
 metrics API, ServedNames, the gateways' EndpointSlices and optional kinds. Kopf watches InferenceServices and their
 children (docs/adr/0016), and `read_lines` reads these watches.
 
-A watch that ends after its requested time is resumed. Any other end, including 410, leads to a new list that replaces
-all objects. Memory is limited for objects of any content: pages are small, only an object's wanted fields are kept
+Every watch begins with a list that replaces all objects, and is never resumed (docs/adr/0132). It ends after an hour at
+the latest. Memory is limited for objects of any content: pages are small, only an object's wanted fields are kept
 (`wanted_json`), and no text is read beyond a limit.
 
 Of the `kubernetes` package, only the configuration and the transport are used. Its typed models would cost far more
@@ -28,14 +28,14 @@ from kubernetes.aio.client import ApiClient
 
 from conveyor_http.reading import AnswerTooLong, read_answer
 from conveyor_kube.kubeconfig import load_configuration
-from conveyor_kube.wanted_json import Bookmark, Event, Json, Named, Page, Status, decode, decode_item
+from conveyor_kube.wanted_json import Event, Json, Named, Page, Status, decode, decode_item
 
 logger = logging.getLogger(__name__)
 
 # The API server accepts no object above 3 MiB, so a page stays below 32 MiB.
 _PAGE_ITEMS: Final = 10
 _MAX_TEXT_BYTES: Final = 64 << 20  # of a page or an event
-_WATCH_SECONDS: Final = (240, 360)  # random, so that not all gateways list at the same time
+_WATCH_SECONDS: Final = (2700, 3600)  # random, so that not all gateways list at the same time
 _BACKOFF_SECONDS: Final = (0.25, 8.0)
 _WARN_SECONDS: Final = 60.0  # between warnings about one watch that fails again and again
 _LIST_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
@@ -124,7 +124,7 @@ async def watch_collection(
     state: WatchState,
     on_failure: Callable[[], None] = lambda: None,
 ) -> None:
-    """Keep `sink` equal to the collection until cancelled. `on_failure` is called before each retry."""
+    """Keep `sink` equal to the collection until cancelled. `on_failure` is called before the retry after a failure."""
     watch = _Watch(client, collection, sink, state)
     shortest, longest = _BACKOFF_SECONDS
     pause = shortest
@@ -132,11 +132,10 @@ async def watch_collection(
     warned_at = -_WARN_SECONDS
     while True:
         began = loop.time()
+        failure = None
         try:
             await watch.follow()
-            failure = None
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError, WatchFailed) as error:
-            watch.version = None
             failure = str(error) or type(error).__name__
         if loop.time() - began > longest:
             pause = shortest
@@ -148,28 +147,26 @@ async def watch_collection(
                 logger.log(level, "event=watch_failed watch=%s retry_seconds=%.1f error=%s", state.name, pause, failure)
                 warned_at = loop.time() if level == logging.WARNING else warned_at
         await asyncio.sleep(random.uniform(pause / 2, pause))
-        pause = shortest if failure is None else min(2 * pause, longest)
+        pause = min(2 * pause, longest)
 
 
 class _Watch:
-    """The watch of one collection. `version`: the resource version to watch from; None if a list is needed first."""
+    """The watch of one collection."""
 
     def __init__(self, client: ApiClient, collection: Collection, sink: Sink, state: WatchState) -> None:
         self._client = client
         self._collection = collection
         self._sink = sink
         self._state = state
-        self.version: str | None = None
 
     async def follow(self) -> None:
-        """List if necessary, then watch. Returns when the API server ends the watch after the requested time."""
-        if self.version is None:
-            self.version = await self._list()
+        """List, then watch. Returns when the API server ends the watch."""
+        version = await self._list()
         query = {
             **self._collection.selector,
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "resourceVersion": self.version,
+            "resourceVersion": version,
             "timeoutSeconds": str(random.randint(*_WATCH_SECONDS)),
         }
         async with _get(self._client, self._collection.path, query, _WATCH_TIMEOUT) as response:
@@ -203,12 +200,9 @@ class _Watch:
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=Status)
             raise WatchFailed(f"{status.code} {status.reason}: {status.message}")
-        if event.type == "BOOKMARK":
-            body = decode_item(event.object, Bookmark)
-        else:
+        if event.type != "BOOKMARK":
             body = decode_item(event.object, self._collection.shape)
             (self._sink.delete if event.type == "DELETED" else self._sink.put)(body)
-        self.version = body["metadata"]["resourceVersion"]
 
     def _heard(self) -> None:
         self._state.heard_at = time.monotonic()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,6 +25,7 @@ from tests.engine.processes import IDLE, EngineServer
 from tests.gateway.cluster import Cluster, own_address, publish_gateway
 from tests.gateway.process import GatewayProcess
 from tests.metrics.aggregation import (
+    SLICES,
     Aggregated,
     free_port,
     register,
@@ -138,6 +140,25 @@ class Stand:
         metrics.process.wait()
         plane = _through(self.folder / "kubeconfig")
         metrics.process = start_server(plane, metrics.folder, metrics.port, metrics.admin_port)
+
+    def drop_gateway(self) -> None:
+        """Let the metrics server lose the gateway, until it has noticed this. Then publish the gateway again."""
+        self.metrics.api.delete(f"{SLICES}/gateway")
+        wait_until("the metrics server has no gateway", lambda: not self._is_measured(), _RIGHT_SECONDS_MAX)
+        publish_gateway(self.metrics.api, SYSTEM_NAMESPACE, "gateway", self.gateway.admin_port)
+
+    def gateway_code(self, service: str) -> int:
+        """Return the status with which the gateway answers a request for the models of a service."""
+        try:
+            with urllib.request.urlopen(f"{self.gateway.url}/{self.space.namespace}/{service}/v1/models") as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def created_since_leading(self, service: str) -> list[str]:
+        """Return the log lines of children that the present leader has created for a service."""
+        lines = self.operator.log.read_text().rpartition("event=leading")[2].splitlines()
+        return [line for line in lines if f"key={self.space.namespace}/{service} " in line and "=created" in line]
 
     def pid(self, program: str) -> int:
         """Return the process id of etcd, the API server or the controller manager."""

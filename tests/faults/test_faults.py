@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import pytest
-from tests.faults.stand import Cost, Stand, build_clock
+from tests.faults.stand import BYSTANDERS, SERVED, Cost, OperatorProcess, Stand, build_clock
 from tests.operator.api_proxy import CUT, ENDLESS, TORN, Call
+from tests.operator.stage import wait_until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -135,6 +136,37 @@ def test_half_open_connections(stand: Stand, record: Record) -> None:
 def test_an_api_server_that_is_away_for_minutes(stand: Stand, record: Record) -> None:
     with stand.told("watch"):
         record("the API server is away", stand.endure(severed(stand), AWAY_SECONDS))
+
+
+def test_an_etcd_that_is_restored(stand: Stand, record: Record) -> None:
+    """All watches lose what happened since the snapshot. The leader ends too, so the standby's store counts."""
+    elected = ("--leader-elect=true", "--system-namespace=conveyor-system")
+    stand.replace_operator(*elected)
+    wait_until("it leads", lambda: "event=leading" in stand.operator.log.read_text())
+    standby = stand.start_operator(*elected)
+    with stand.told("event=leading"):
+        record("etcd is restored, and the leader ends", stand.endure(restored(stand, standby), 10))
+    for name in (SERVED, *BYSTANDERS):
+        assert not stand.created_since_leading(name)
+    wait_until("the gateway knows the new service", lambda: stand.gateway_code("later") != 404)
+    wait_until("the gateway has dropped the lost service", lambda: stand.gateway_code("lost") == 404)
+    stand.replace_operator()
+
+
+@contextmanager
+def restored(stand: Stand, standby: OperatorProcess) -> Iterator[None]:
+    """Restore etcd from a snapshot before a service was created. Then replace the leader by the standby."""
+    snapshot = stand.folder / "snapshot"
+    stand.plane.snapshot(snapshot)
+    stand.space.make_service("lost")
+    stand.space.wait_observed("lost")
+    wait_until("the gateway knows the service", lambda: stand.gateway_code("lost") != 404)
+    stand.plane.restore(snapshot)
+    stand.operator.kill()
+    stand.operator = standby
+    stand.space.make_service("later")
+    stand.drop_gateway()
+    yield
 
 
 def test_a_slow_etcd(stand: Stand, record: Record) -> None:

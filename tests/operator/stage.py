@@ -131,7 +131,7 @@ class Space:
         )
         return self.children(name)
 
-    def wait_observed(self, name: str) -> Json:
+    def wait_observed(self, name: str, timeout: float = 240) -> Json:
         """Wait until the status is for the current spec."""
 
         def found() -> Json | None:
@@ -139,7 +139,7 @@ class Space:
             seen = (body.get("status") or {}).get("observedGeneration")
             return body if seen == body["metadata"]["generation"] else None
 
-        return wait_until(f"{name} is observed", found)
+        return wait_until(f"{name} is observed", found, timeout)
 
 
 class RunningOperator:

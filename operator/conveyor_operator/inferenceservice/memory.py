@@ -29,8 +29,14 @@ class ServiceMemory(Memory):
     """Whether an HPA or a ScaledObject existed when the reconcile began, or the provider was External before."""
 
     def see_template(self, before: DeploymentState | None, now: DeploymentState | None) -> None:
-        """Record the generation at which the pod template changed. Without `before`, record the present generation."""
+        """Record the generation at which the pod template changed. Without `before`, record the present generation.
+
+        Do the same if the present generation is lower, because etcd was restored.
+        """
         if now is not None and (
-            self.template_generation is None or before is None or before.template_hash != now.template_hash
+            self.template_generation is None
+            or before is None
+            or before.template_hash != now.template_hash
+            or now.generation < self.template_generation
         ):
             self.template_generation = now.generation

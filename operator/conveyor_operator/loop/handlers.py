@@ -15,6 +15,7 @@ from conveyor_operator.kinds import Key, Kind
 from conveyor_operator.loop.resource import Resource, watched_kinds
 from conveyor_operator.loop.session import KopfSession
 from conveyor_operator.loop.store import Store
+from conveyor_operator.loop.watches import WATCH_SECONDS_MAX
 from conveyor_operator.loop.workers import Workers
 
 _Handler = Callable[..., Awaitable[None]]
@@ -44,6 +45,8 @@ def configure(settings: kopf.OperatorSettings, resources: Sequence[Resource]) ->
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.watching.initial_streaming = True
+    settings.watching.server_timeout = WATCH_SECONDS_MAX
+    settings.watching.reconnect_backoff = 1.0  # every new watch begins with a list
     settings.networking.request_timeout = 30
     settings.networking.enforce_retry_after = True
     settings.process.ultimate_exiting_timeout = 20

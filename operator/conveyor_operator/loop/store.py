@@ -36,6 +36,11 @@ class Store:
         """Call `tell(key, value)` after each change of an object of this kind. value: None if no object is left."""
         self._followers[kind].append(tell)
 
+    def has(self, kind: Kind, uid: str, key: Key, value: Any) -> bool:
+        """Return whether the object is stored with this key and an equal value."""
+        entry = self._objects[kind].get(uid)
+        return entry is not None and (entry.key, entry.value) == (key, value)
+
     def put(self, kind: Kind, uid: str, key: Key, value: Any) -> Key | None:
         """Store the value of an object and replace its previous one. Returns the previous key if that differs."""
         former = self._objects[kind].get(uid)

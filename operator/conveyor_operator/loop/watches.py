@@ -3,11 +3,14 @@
 `session` puts this between the API server and Kopf. Tenants write objects, so each object is parsed separately: an
 invalid one is counted, logged and skipped. Only an object's projection is kept. The initial list of a watch also shows
 which objects no longer exist, so Kopf receives deletions that no watch has seen.
+
+Every watch begins with such a list and is never resumed (docs/adr/0132).
 """
 
 import asyncio
 import json
 import logging
+import random
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -30,6 +33,10 @@ _SILENT_SECONDS = 65.0
 
 The API server sends a bookmark every minute. Kopf cancels a watch after 70 seconds without a line.
 """
+WATCH_SECONDS_MAX = 3600
+"""After this time the API server ends a watch, and the next one begins with a new list."""
+_WATCH_SECONDS = (0.75 * WATCH_SECONDS_MAX, WATCH_SECONDS_MAX)
+"""After a random time between these, the watch ends at its next line, so that the kinds are not listed together."""
 _START_ANEW = {"type": "ERROR", "object": {"code": 410}}
 _TOLD_TO_KOPF = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
 _NAME = re.compile(rb'"name":"([a-z0-9.-]{1,253})","namespace":"([a-z0-9-]{1,63})"')
@@ -46,8 +53,8 @@ class Mark(Protocol):
 class Watches:
     """Calls `mark` with a resource's key when an object's label no longer names that resource.
 
-    It also calls `mark` for each child and grandchild in the initial list of a watch. Kopf does not get them, because
-    it creates a task and a record for each object. With thousands of objects, a start would take minutes.
+    It also calls `mark` for each new or changed child and grandchild in the initial list of a watch. Kopf does not get
+    them, because it creates a task and a record for each object. With thousands of objects, a start would take minutes.
     """
 
     def __init__(self, resources: Sequence[Resource], store: Store, metrics: Metrics, mark: Mark) -> None:
@@ -55,11 +62,6 @@ class Watches:
         self._store = store
         self._metrics = metrics
         self._mark = mark
-        self._unfinished: set[tuple[Kind, str | None]] = set()
-        """Watches whose initial list has not ended.
-
-        If a list breaks off, Kopf would resume the watch in the middle of the list. `read` makes it list again instead.
-        """
         self._listed: defaultdict[tuple[Kind, str | None], asyncio.Event] = defaultdict(asyncio.Event)
 
     async def wait_listed(self, kind: Kind, namespaces: Sequence[str]) -> None:
@@ -72,17 +74,16 @@ class Watches:
     ) -> AsyncIterator[bytes]:
         """Yield lines for Kopf. `from_the_start`: the stream begins with all objects, followed by a bookmark.
 
-        If this initial list breaks off, if the API server sends an error, or if a line is too long, Kopf gets an error
-        that makes it list again. Otherwise Kopf would resume after the last object it received, or end the watch.
+        Whenever the stream ends, Kopf gets an error that makes it list again. If Kopf has cancelled a watch and resumes
+        it, Kopf gets only this error. A resumed watch may stay silent: after a restore of etcd, its version lies ahead.
         """
-        seen: set[str] | None = set() if from_the_start else None
-        loop = asyncio.get_running_loop()
-        last_line_at = loop.time()
-        if seen is not None:
-            self._unfinished.add((kind, namespace))
-        elif (kind, namespace) in self._unfinished:
+        if not from_the_start:
             yield _to_line(_START_ANEW)
             return
+        loop = asyncio.get_running_loop()
+        seen: set[str] | None = set()
+        last_line_at = loop.time()
+        ends_at = last_line_at + random.uniform(*_WATCH_SECONDS)
         try:
             async for line in read_lines(content):
                 last_line_at = loop.time()
@@ -91,12 +92,10 @@ class Watches:
                     continue
                 if event["type"] == "ERROR":
                     logger.info("event=watch_ended kind=%s error=%.500r", kind.kind, event["object"])
-                    yield _to_line(_START_ANEW)
-                    return
+                    break
                 if seen is not None and event["type"] == "BOOKMARK":
                     for gone in self._find_deleted(kind, namespace, seen):
                         yield _to_line(gone)
-                    self._unfinished.discard((kind, namespace))
                     self._listed[kind, namespace].set()
                     seen = None
                 elif seen is not None:
@@ -104,18 +103,17 @@ class Watches:
                     if kind not in self._resources:
                         continue
                 yield _to_line(event)
+                if seen is None and last_line_at >= ends_at:
+                    break
         except asyncio.CancelledError:
             if (seconds := loop.time() - last_line_at) >= _SILENT_SECONDS:
                 logger.warning("event=watch_silent kind=%s seconds=%.0f consequence=starts_anew", kind.kind, seconds)
             raise
-        except (aiohttp.ClientError, TimeoutError):
-            if seen is None:
-                raise
+        except (aiohttp.ClientError, TimeoutError) as error:
+            logger.info("event=watch_ended kind=%s error=%r", kind.kind, error)
         except WatchFailed as error:
             logger.warning("event=watch_ended kind=%s error=%s", kind.kind, error)
-            seen = set()
-        if seen is not None:
-            yield _to_line(_START_ANEW)
+        yield _to_line(_START_ANEW)
 
     def _read_event(self, kind: Kind, line: bytearray, *, listed: bool) -> Object | None:
         """Store the event's object. Return the event for Kopf; None if the event is invalid.
@@ -166,11 +164,13 @@ class Watches:
         if key is None or type == "DELETED":
             left = self._store.drop(kind, uid)
         else:
-            left = self._store.put(kind, uid, key, self._resources[key.kind].project(kind, key, body))
+            value = self._resources[key.kind].project(kind, key, body)
+            is_news = not self._store.has(kind, uid, key, value)
+            left = self._store.put(kind, uid, key, value)
             if kind == key.kind:
                 self._store.bodies.put(key, body, listed=listed)
-        if listed and key is not None and kind != key.kind:
-            self._mark(key, urgent=False)
+            elif listed and is_news:
+                self._mark(key, urgent=False)
         if left not in (None, key):  # its label was changed; the event names only the new owner
             self._mark(left)
         return key

@@ -18,7 +18,7 @@ from tests.operator.stage import Stage, make_service, wait_until
 
 from conveyor_api import names
 from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE, OPTIONAL
-from conveyor_operator.kinds import AUTOSCALER, POD, Kind
+from conveyor_operator.kinds import AUTOSCALER, ENDPOINT_SLICE, POD, Kind
 from conveyor_operator.loop.store import Store
 from conveyor_operator.loop.watches import Watches
 from conveyor_operator.metrics import Metrics
@@ -28,6 +28,10 @@ from e2e.cluster.tools import binary
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
 KINDS = [kind for kind in (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN) if kind not in OPTIONAL]
 NAMED = {"name": "a", "namespace": "b", "uid": "1"}
+BODIES = {
+    "ADDED": make_service() | {"metadata": {**NAMED, "creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1}},
+    "BOOKMARK": {"metadata": {"resourceVersion": "1"}},
+}
 
 
 @contextmanager
@@ -106,25 +110,47 @@ def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage:
         assert fault.hits == 1
 
 
-async def test_a_beginning_that_kopf_gave_up_is_not_resumed() -> None:
-    """Kopf cancels a watch that is silent for long, and would continue after the last object that it saw."""
-    services = make_services()
-    watches = Watches([services], Store(), Metrics(), lambda key, urgent=True: None)
-    bookmark = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n'
+ADDED, BOOKMARK = "ADDED", "BOOKMARK"
 
-    async def told(count: int, from_the_start: bool, text: bytes) -> list[str]:
+
+class Told:
+    """What Kopf gets of watches of InferenceServices."""
+
+    def __init__(self) -> None:
+        self.watches = Watches([make_services()], Store(), Metrics(), Mock())
+
+    async def read(self, count: int, *types: str, from_the_start: bool = True, end: bool = False) -> list[str]:
+        """Return the types of the first events that Kopf gets of a stream of these events."""
         content = aiohttp.StreamReader(Mock(), 2**16)
-        content.feed_data(text)
-        lines = watches.read(INFERENCE_SERVICE, None, content, from_the_start)
+        for each in types:
+            content.feed_data(json.dumps({"type": each, "object": BODIES[each]}).encode() + b"\n")
+        if end:
+            content.feed_eof()
+        lines = self.watches.read(INFERENCE_SERVICE, None, content, from_the_start)
         async with asyncio.timeout(120), contextlib.aclosing(lines):
             return [json.loads(await anext(lines))["type"] for _ in range(count)]
 
-    service = make_service() | {"metadata": {**NAMED, "creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1}}
-    added = json.dumps({"type": "ADDED", "object": service}).encode() + b"\n"
-    assert await told(1, True, added) == ["ADDED"]
-    assert await told(1, False, added) == ["ERROR"]
-    assert await told(2, True, bookmark) == ["DELETED", "BOOKMARK"]
-    assert await told(1, False, bookmark) == ["BOOKMARK"]
+
+async def test_no_watch_is_resumed() -> None:
+    """Kopf cancels a watch that is silent for long, and would continue after the last object that it saw."""
+    told = Told()
+    assert await told.read(1, ADDED) == [ADDED]
+    assert await told.read(1, ADDED, from_the_start=False) == ["ERROR"]
+    assert await told.read(2, BOOKMARK) == ["DELETED", BOOKMARK]
+    assert await told.read(1, BOOKMARK, from_the_start=False) == ["ERROR"]
+
+
+@pytest.mark.parametrize("types", [(), (ADDED,), (ADDED, BOOKMARK)])
+async def test_a_watch_that_ends_begins_with_a_list_again(types: tuple[str, ...]) -> None:
+    assert await Told().read(len(types) + 1, *types, end=True) == [*types, "ERROR"]
+
+
+async def test_after_its_time_a_watch_ends_at_the_next_line_and_begins_with_a_list_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await Told().read(3, ADDED, BOOKMARK, BOOKMARK) == [ADDED, BOOKMARK, BOOKMARK]
+    monkeypatch.setattr("conveyor_operator.loop.watches._WATCH_SECONDS", (0, 0))
+    assert await Told().read(3, ADDED, BOOKMARK, BOOKMARK) == [ADDED, BOOKMARK, "ERROR"]
 
 
 async def test_a_silent_watch_that_kopf_cancels_is_logged(
@@ -153,7 +179,26 @@ async def test_a_child_of_a_beginning_marks_its_service_and_is_not_told_to_kopf(
     content.feed_data(b"".join(json.dumps(event).encode() + b"\n" for event in [*events, *events[:1]]))
     content.feed_eof()
     lines = [json.loads(line)["type"] async for line in watches.read(POD, None, content, True)]
-    assert (lines, marked) == (["BOOKMARK", "ADDED"], [("b/c", False)])
+    assert (lines, marked) == (["BOOKMARK", "ADDED", "ERROR"], [("b/c", False)])
+
+
+async def test_a_list_marks_only_services_whose_children_have_changed() -> None:
+    marked: list[str] = []
+    watches = Watches([make_services()], Store(), Metrics(), lambda key, urgent=True: marked.append(str(key)))
+
+    async def list_slices(*ready: bool) -> None:
+        content = aiohttp.StreamReader(Mock(), 2**16)
+        for number, each in enumerate(ready):
+            metadata = {**NAMED, "uid": str(number), "labels": {names.INFERENCE_SERVICE_LABEL: f"service-{number}"}}
+            event = {"metadata": metadata, "endpoints": [{"conditions": {"ready": each}}]}
+            content.feed_data(json.dumps({"type": "ADDED", "object": event}).encode() + b"\n")
+        content.feed_eof()
+        assert [line async for line in watches.read(ENDPOINT_SLICE, None, content, True)]
+
+    await list_slices(True, True)
+    assert marked == ["b/service-0", "b/service-1"]
+    await list_slices(True, False)
+    assert marked[2:] == ["b/service-1"]
 
 
 @pytest.mark.slow
