@@ -22,19 +22,22 @@ _UNREADABLE: Final = (config.ConfigException, OSError, ValueError, TypeError, ya
 
 
 async def load_configuration(kubeconfig: str) -> Configuration:
-    """Return server and credentials. `kubeconfig`: the setting's value. Raises SettingsError."""
+    """Return server and credentials. `kubeconfig`: the setting's value. Raises SettingsError.
+
+    With the pod's ServiceAccount, no proxy is used: the API server's address belongs to the cluster.
+    """
     configuration = Configuration(connection_pool_maxsize=0)  # no limit: every watch keeps a connection
     path = find_kubeconfig(kubeconfig, os.environ)
     try:
         if path:
             await config.load_kube_config(path, client_configuration=configuration, persist_config=False)
+            configuration.proxy = configuration.proxy or find_proxy(str(configuration.host))
         else:
             config.load_incluster_config(client_configuration=configuration)
     except _UNREADABLE as error:
         words = " ".join(str(error).split())
         found = path or "the ServiceAccount"
         raise SettingsError(f"cannot connect to Kubernetes: {found}: {words}; set --kubeconfig") from error
-    configuration.proxy = configuration.proxy or find_proxy(str(configuration.host))
     # Otherwise aiohttp would look for a proxy and for ~/.netrc before each call, both in a thread.
     configuration.client_session_kwargs = {"trust_env": False}
     return configuration

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from kubernetes.aio.config import incluster_config
 
-from conveyor_kube.kubeconfig import find_kubeconfig, find_proxy
+from conveyor_kube.kubeconfig import find_kubeconfig, find_proxy, load_configuration
 from conveyor_process.settings import SettingsError
+from e2e.cluster.certificates import Authority
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 
@@ -63,3 +65,19 @@ def test_a_proxy_comes_from_the_environment(url: str, proxy: str | None, monkeyp
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,.internal")
     assert find_proxy(url) == proxy
+
+
+async def test_a_pod_calls_its_api_server_without_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_PROXY often has networks, as programs in Go take them, and not the address of the API server."""
+    authority, key = tmp_path / "ca.crt", tmp_path / "token"
+    authority.write_bytes(Authority(tmp_path, "authority").certificate.read_bytes())
+    key.write_text("token")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(key))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", ".svc,10.0.0.0/8")
+    configuration = await load_configuration("")
+    assert (configuration.host, configuration.proxy) == ("https://10.96.0.1:443", None)
