@@ -22,6 +22,9 @@ PIPELINE_INDEX: Final = "model_index.json"  # index of a diffusers pipeline; eac
 PIPELINE_FOLDERS: Final = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")  # the folders that the engine reads
 # A model has at least one of these files.
 MODEL_FILES: Final = ("config.json", EXPORTED_PROGRAM, PROGRAM_SETTINGS, PIPELINE_INDEX)
+# Files in which ModelOpt, AutoGPTQ and AutoAWQ described weights before config.json had `quantization_config`.
+QUANTIZATION_FILES: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+MODEL_CARD: Final = "README.md"  # its front matter names the model that a quantized one was made from
 SENTENCE_MODULES = "modules.json"  # of models that embed
 SENTENCE_SETTINGS: Final = "config_sentence_transformers.json"  # of models that embed or rank
 _LABELS_DEFAULT = 2  # transformers' default if config.json has no number

@@ -211,6 +211,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: change_tensors(folder, lambda all_: all_[first(all_)].fill_(float("nan"))),
         "not finite",
     ),
+    "FP8": (
+        lambda folder: change_tensors(
+            folder, lambda all_: all_.update({first(all_): all_[first(all_)].to(torch.float8_e4m3fn)})
+        ),
+        "as F8_E4M3: the adapter is quantized",
+    ),
     "another rank": (
         lambda folder: change_tensors(folder, lambda all_: all_.update({first(all_): torch.ones(3, 48)})),
         "have the shapes",

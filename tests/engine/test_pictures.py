@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.engine.embedding_cores import make_core
 from tests.engine.paint_models import (
     WISHES,
@@ -259,6 +260,15 @@ def test_pickled_weights_are_refused(tmp_path: Path, painter: Painter) -> None:
     (directory / "vae/diffusion_pytorch_model.safetensors").rename(directory / "vae/diffusion_pytorch_model.bin")
     with pytest.raises(ModelError, match="vae cannot be used"):
         make_core(directory, max_num_batched_tokens=None)
+
+
+@pytest.mark.parametrize("part", ["text_encoder/model", "unet/diffusion_pytorch_model", "vae/diffusion_pytorch_model"])
+def test_quantized_weights_are_refused(tmp_path: Path, painter: Painter, part: str) -> None:
+    file = copy_model(painter.directory, tmp_path) / f"{part}.safetensors"
+    tensors = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ModelError, match="is quantized"):
+        make_core(file.parents[1], max_num_batched_tokens=None)
 
 
 @pytest.mark.parametrize(

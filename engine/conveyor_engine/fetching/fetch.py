@@ -28,9 +28,11 @@ from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteMode
 from conveyor_engine.fetching.uris import DEFAULT_REVISION, HubUri, parse_uri
 from conveyor_engine.model_files import (
     EXPORTED_PROGRAM,
+    MODEL_CARD,
     MODEL_FILES,
     PIPELINE_INDEX,
     PROGRAM_SETTINGS,
+    QUANTIZATION_FILES,
     WEIGHTS_INDEX,
     read_object,
 )
@@ -42,6 +44,7 @@ _WANTED = re.compile(
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(?:jinja|json)"
     r"|(?:pre)?processor_config\.json"
     rf"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|{re.escape(POOLING_FILE)}"
+    f"|{'|'.join(map(re.escape, QUANTIZATION_FILES))}"  # vLLM loads such weights; the engine names the format
 )
 _WANTED_OF_ADAPTER = re.compile(f"{re.escape(ADAPTER_CONFIG)}|{re.escape(ADAPTER_WEIGHTS)}")
 _WEIGHTS = "model.safetensors"
@@ -238,7 +241,10 @@ def choose_files(model: RemoteModel, weights: Iterable[str] | None) -> list[Remo
         pickles = sorted(name for name in by_name if name.endswith((".bin", ".pt", ".pth")))
         found = f"only {', '.join(pickles)}, and pickles can run code when they are loaded" if pickles else "none"
         raise ModelError(f"{model} has no safetensors weights ({found}); use a revision that has them")
-    return [file for name, file in by_name.items() if _WANTED.fullmatch(name)] + [by_name[name] for name in weights]
+    # The card only explains why a model is rejected, so it is not added to directories that older engines filled.
+    card = {MODEL_CARD} if weights else set()
+    kept = [file for name, file in by_name.items() if _WANTED.fullmatch(name) or name in card]
+    return kept + [by_name[name] for name in weights]
 
 
 def _weights_of_index(partial: Path) -> list[str]:

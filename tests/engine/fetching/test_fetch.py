@@ -87,6 +87,17 @@ def test_what_an_older_engine_did_not_want_is_added_to_its_model(
     assert (target / "modules.json").exists(), "the marker names what was added"
 
 
+def test_the_card_is_fetched_with_a_model_and_not_added_to_an_older_one(
+    fetch_from: Fetch, hub: Hub, root: Path, target: Path
+) -> None:
+    fetch_from(hub.url, "hf://org/tiny", target)
+    (root / "org/tiny/README.md").write_text("---\nbase_model: org/other\n---")
+    fetch_from(NOWHERE, "hf://org/tiny", target)
+    shutil.rmtree(target)
+    fetch_from(hub.url, "hf://org/tiny", target)
+    assert (target / "README.md").is_file()
+
+
 def _make_older(target: Path) -> None:
     """Make the directory like an older engine's, which fetched no pooling files and did not record what it wanted."""
     marker = json.loads((target / MARKER).read_text())

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.models.quantized import FLOATS
 from conveyor_engine.model_files import read_object
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -28,6 +29,7 @@ _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 _NAME = re.compile("[A-Za-z0-9_.]+")
 _WEIGHT = re.compile(rf"{re.escape(_PREFIX)}(.+)\.lora_(A|B)\.weight")
 RANK_MAX = 512
+_FLOATS = ", ".join(sorted(FLOATS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,10 @@ def _read_shapes(file: Any, path: Path) -> dict[str, Shape]:
         match = _WEIGHT.fullmatch(key)
         if match is None:
             raise ModelError(f"{path} has the tensor {key!r}, which is no weight of plain LoRA")
-        sides.setdefault(match[1], {})[match[2]] = file.get_slice(key).get_shape()
+        stored = file.get_slice(key)
+        if (kind := str(stored.get_dtype())) not in FLOATS:
+            raise ModelError(f"{path} has {key} as {kind}: the adapter is quantized; use one with weights in {_FLOATS}")
+        sides.setdefault(match[1], {})[match[2]] = stored.get_shape()
     if not sides:
         raise ModelError(f"{path} has no tensors")
     return {layer: _find_shape(layer, found) for layer, found in sides.items()}

@@ -59,8 +59,6 @@ def check_config(config: PretrainedConfig, model_kind: ModelKind) -> None:
     model_class = _model_class(config, model_kind)
     if model_kind.own_attention:
         _check_attention(config, model_class)
-    if getattr(config, "quantization_config", None) is not None:
-        raise ModelError("the checkpoint is quantized, which this engine does not run; use the original weights")
 
 
 def _check_attention(config: PretrainedConfig, model_class: Any) -> None:

@@ -17,6 +17,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
+from conveyor_engine.execution.models.quantized import Checkpoint
 from conveyor_protocol.failure_reasons import FailureReason
 
 
@@ -31,6 +32,7 @@ def load_config(path: str, kind: ModelKind = CAUSAL_LM) -> PretrainedConfig:
     except checks.TRANSFORMERS_ERRORS as error:
         raise ModelError(f"{path}/config.json cannot be used: {checks.on_one_line(error)}") from error
     checks.check_config(config, kind)
+    _checkpoint(path, config, kind).check_stored()
     return config
 
 
@@ -63,12 +65,18 @@ def load_model(
     except checks.TRANSFORMERS_ERRORS as error:
         checks.raise_if_of_device(error)
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
+    _checkpoint(path, config, kind).check_loaded(model, info)
     if kind.without_pooler:
         _drop_pooler(model, info)
     if kind.own_attention:
         _number_attentions(model)
     checks.check_weights(path, info)
     return model
+
+
+def _checkpoint(path: str, config: PretrainedConfig, kind: ModelKind) -> Checkpoint:
+    weights = getattr(config, "transformers_weights", None)  # transformers loads this file in place of its own
+    return Checkpoint(Path(path), weights, vllm_serves=kind is CAUSAL_LM)
 
 
 def _drop_pooler(model: PreTrainedModel, loading_info: dict[str, Any]) -> None:

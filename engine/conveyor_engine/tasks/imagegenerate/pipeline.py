@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.quantized import Checkpoint
 from conveyor_engine.model_files import PIPELINE_INDEX, read_object, read_pipeline_class
 from conveyor_engine.tasks.imagegenerate.facts import SIDE_MULTIPLE, STEPS_MAX, Size
 from conveyor_engine.tasks.imagegenerate.reading import load_tokenizer
@@ -178,11 +179,14 @@ def _walk(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _load(kind: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     own = {"dtype": dtype, "trust_remote_code": False} if kind is CLIPTextModel else _diffusers_arguments(dtype)
+    checkpoint = Checkpoint(folder)
+    checkpoint.check_stored()
     with _explained(folder):
         model, info = kind.from_pretrained(
             folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **own
         )
         model = model.to(device).eval().requires_grad_(False)
+    checkpoint.check_loaded(model, info)
     checks.check_weights(str(folder), info)
     return model
 
