@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from conveyor_jobs.request import BatchRequest, InvalidLine, parse_line
 from conveyor_process.log import without_secrets
+from conveyor_process.proxies import bypasses_proxy
 
 MAX_LINE_BYTES: Final = 32 << 20  # above the longest body that a gateway accepts by default
 MAX_TOLD: Final = 20  # mistakes that are reported
@@ -111,11 +112,16 @@ def _is_address(address: str) -> bool:
         return False
 
 
+def _build_opener(address: str) -> urllib.request.OpenerDirector:
+    proxies: dict[str, str] | None = {} if bypasses_proxy(address) else None  # None: those of the environment
+    return urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+
+
 def _fetch(address: str, part: Path) -> None:
     """Fetch the file. Errors leave out the address's query, and texts of libraries that may repeat it."""
     told = without_secrets(address)
     try:
-        with urllib.request.urlopen(address, timeout=_FETCH_TIMEOUT_SECONDS) as response, part.open("wb") as file:
+        with _build_opener(address).open(address, timeout=_FETCH_TIMEOUT_SECONDS) as response, part.open("wb") as file:
             while piece := response.read(_PIECE_BYTES):
                 file.write(piece)
             file.flush()

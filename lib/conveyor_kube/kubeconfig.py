@@ -14,6 +14,7 @@ import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 
+from conveyor_process.proxies import bypasses_proxy
 from conveyor_process.settings import SettingsError
 
 KUBECONFIG_MEANING: Final = "kubeconfig file; empty: $KUBECONFIG, else the pod's ServiceAccount, else ~/.kube/config"
@@ -45,10 +46,7 @@ async def load_configuration(kubeconfig: str) -> Configuration:
 
 def find_proxy(url: str) -> str | None:
     """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set for this URL; None without a proxy."""
-    parts = urlsplit(url)
-    if not parts.hostname or urllib.request.proxy_bypass(parts.netloc):
-        return None
-    return urllib.request.getproxies().get(parts.scheme)
+    return None if bypasses_proxy(url) else urllib.request.getproxies().get(urlsplit(url).scheme)
 
 
 def find_kubeconfig(given: str, environment: Mapping[str, str]) -> str:

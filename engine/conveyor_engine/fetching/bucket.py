@@ -1,6 +1,7 @@
 """Lists and reads the files of a prefix in a bucket with an S3 API, through botocore. Used by `fetch`.
 
 AWS_ENDPOINT_URL, AWS_REGION, AWS_CA_BUNDLE and the variables for credentials have the same meaning as in botocore.
+Without AWS_CA_BUNDLE, SSL_CERT_FILE names the trusted authorities, as for the other downloads.
 botocore also assumes a role with the token of a ServiceAccount (AWS_ROLE_ARN, AWS_WEB_IDENTITY_TOKEN_FILE).
 
 The only digest that a bucket provides is the ETag. For a file that was uploaded in one piece it is the MD5 of the
@@ -39,6 +40,7 @@ from conveyor_engine.fetching.source import (
 )
 from conveyor_engine.model_files import PIPELINE_FOLDERS, PIPELINE_INDEX
 from conveyor_process.log import without_secrets
+from conveyor_process.proxies import bypasses_proxy
 from conveyor_protocol.failure_reasons import FailureReason
 
 BLOCK_BYTES = 16 << 20  # per read; must be below MAX_ANSWER_BYTES; each connection holds one in memory
@@ -238,8 +240,10 @@ def _connect() -> Any:
         retries={"mode": "standard", "total_max_attempts": 3},
         max_pool_connections=CONNECTIONS,
         response_checksum_validation="when_required",  # stored checksums cover whole objects, not ranges
+        proxies={} if endpoint is not None and bypasses_proxy(endpoint) else None,
     )
-    return Session().create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
+    authorities = None if os.environ.get("AWS_CA_BUNDLE") else os.environ.get("SSL_CERT_FILE") or None
+    return Session().create_client("s3", region_name=region, endpoint_url=endpoint, config=config, verify=authorities)
 
 
 def _is_encrypted(head: dict[str, Any]) -> bool:

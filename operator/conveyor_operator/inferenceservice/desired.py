@@ -93,7 +93,7 @@ def build_desired(
     spec = service.spec
     owner = build_owner(service.namespace, service.name, service.metadata.uid)
     config = build_engine_config(owner, spec, settings.has_ipv6)
-    template = build_pod_template(owner, spec, config, settings.user_id)
+    template = build_pod_template(owner, spec, config, settings.user_id, settings.cluster_domain)
     image = choose_engine_image(spec, template, settings.engine_image, observed.deployment)
     template_hash = hash_template(template, image)
     access_mode = _choose_access_mode(spec, owner, observed) if needs_claim(spec) else None

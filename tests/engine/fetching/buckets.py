@@ -1,6 +1,7 @@
 """Runs moto's S3 and STS as a server on a port, which records its requests, for tests of `s3://`."""
 
 import re
+import ssl
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ class Server:
         self.cut = ""  # the next answer to a range that begins so ends in its middle
         self.replaced = NOTHING  # a pattern, and what stands for it in every answer
         self.url = ""
+        self.http: Any = None  # the server, while it runs
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         method, path, range = environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("HTTP_RANGE")
@@ -51,6 +53,11 @@ class Server:
             return start_response(status, kept, *more)
 
         return start_response if self.replaced == NOTHING else start
+
+    def encrypt(self, context: ssl.SSLContext) -> None:
+        """Serve TLS from now on."""
+        self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
+        self.url = self.url.replace("http:", "https:")
 
     def client(self, service: str = "s3", key: str = "any", secret: str = "any") -> Any:
         return Session().create_client(
@@ -91,7 +98,7 @@ class _Quiet(WSGIRequestHandler):
 def running_server() -> Iterator[Server]:
     server = Server()
     http = make_server("127.0.0.1", 0, server, threaded=True, request_handler=_Quiet)
-    server.url = f"http://127.0.0.1:{http.port}"
+    server.url, server.http = f"http://127.0.0.1:{http.port}", http
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     server.client().create_bucket(Bucket=BUCKET)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.engine.processes import environment
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching import bucket
 from conveyor_engine.fetching.fetch import MARKER, fetch
+from e2e.cluster.certificates import Authority
 
 
 def grow(server: Server, root: Path, size: int) -> bytes:
@@ -255,3 +257,33 @@ def test_botocore_is_imported_for_buckets_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path / "model")]
     found = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+def test_a_bucket_in_an_exempt_network_is_read_without_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, server: Server, target: Path
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", NOWHERE)
+    monkeypatch.setenv("http_proxy", NOWHERE)
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(ModelError, match="cannot be fetched"):
+        fetch(URI, str(target))
+    monkeypatch.setenv("no_proxy", "127.0.0.0/8")
+    fetch(URI, str(target))
+    assert (target / WEIGHTS).exists()
+
+
+def test_a_bucket_whose_certificate_is_of_ones_own_authority(
+    monkeypatch: pytest.MonkeyPatch, server: Server, target: Path, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "authority", "authority")
+    pair = authority.issue("bucket", "bucket", names=["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    server.encrypt(context)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    with pytest.raises(ModelError, match="CERTIFICATE_VERIFY_FAILED"):
+        fetch(URI, str(target))
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    fetch(URI, str(target))
+    assert (target / WEIGHTS).exists()

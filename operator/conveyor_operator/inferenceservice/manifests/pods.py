@@ -6,17 +6,16 @@ operator restarts no engine. For the same reason a test compares the rendered te
 alter it.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil
 
 from conveyor_api import names
 from conveyor_api.adapters import Adapter
-from conveyor_api.env import EnvVar
 from conveyor_api.model import Model, Mounted
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.manifests.adapters import AdapterVolumes, plan_adapter_volumes
 from conveyor_operator.inferenceservice.manifests.config import EngineConfig
+from conveyor_operator.inferenceservice.manifests.environment import build_environment, exempt_cluster, select_for_fetch
 from conveyor_operator.inferenceservice.manifests.model import build_credentials, build_model_mount, build_model_volume
 from conveyor_operator.inferenceservice.manifests.program import ENGINE, PRE_STOP_SECONDS
 from conveyor_operator.inferenceservice.manifests.resources import complete_resources, without_devices
@@ -45,17 +44,19 @@ _AS_GIVEN = (
     "imagePullSecrets",
     "resourceClaims",
 )
-_HOME = {"HOME": "/tmp"}  # for compilers' caches; in most images, the pod's user has no home
-_OF_ONE_IMAGE = re.compile("PATH|PYTHON.*|LD_.*")
+_FETCH_VARIABLES = {"HF_HUB_DISABLE_TELEMETRY": "1"}  # otherwise the hub's library also sends torch's version
 _SCRATCH_MOUNT = {"name": names.SCRATCH_VOLUME, "mountPath": "/tmp"}
 
 
-def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig, user_id: int) -> Object:
+def build_pod_template(
+    owner: Owner, spec: InferenceServiceSpec, config: EngineConfig, user_id: int, cluster_domain: str
+) -> Object:
     """Build the pod template. An image that the spec does not name stays empty until `build_deployment` sets it.
 
     `user_id` is the user and group of the processes and the group of their files; with 0 the platform chooses.
     """
     adapters = plan_adapter_volumes(owner, spec)
+    fetches = [exempt_cluster(each, cluster_domain) for each in _fetch_containers(spec, adapters)]
     return {
         "metadata": {
             "labels": {**spec.pod.labels, **names.child_labels(owner.name)},
@@ -67,8 +68,8 @@ def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineC
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": PRE_STOP_SECONDS + ceil(spec.drain.timeout_seconds) + _EXIT_MARGIN_SECONDS,
             "securityContext": _pod_security(spec, user_id),
-            "initContainers": _fetch_containers(spec, adapters),
-            "containers": [_engine_container(spec, adapters)],
+            "initContainers": fetches,
+            "containers": [exempt_cluster(_engine_container(spec, adapters), cluster_domain)],
             "volumes": _volumes(owner, spec, config, adapters),
             **select_engines(_as_given(spec), owner.name),
         },
@@ -93,7 +94,7 @@ def _fetch_container(
         "image": "" if spec.runtime == "VLLM" else spec.engine.image or "",  # a fetch needs Conveyor's image
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-m", "conveyor_engine", "fetch", "--uri", fetched.uri, "--target", target],
-        "env": _env(_env_of_fetch(spec), build_credentials(spec, fetched), {}),
+        "env": build_environment(select_for_fetch(spec), build_credentials(spec, fetched), _FETCH_VARIABLES),
         "resources": without_devices(complete_resources(spec.resources)),
         "volumeMounts": [mount, _SCRATCH_MOUNT, *_mounts(spec)],
         **_container_rules(),
@@ -113,7 +114,7 @@ def _engine_container(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> O
         "image": spec.engine.image or "",
         "imagePullPolicy": "IfNotPresent",
         "command": list(program.command),
-        "env": _env(spec.pod.env, [], program.variables),
+        "env": build_environment(spec.pod.env, [], program.variables),
         "ports": [port],
         "resources": complete_resources(spec.resources) | _claims(spec),
         "volumeMounts": [
@@ -163,25 +164,6 @@ def _pod_security(spec: InferenceServiceSpec, user_id: int) -> Object:
         rules |= {"fsGroupChangePolicy": "OnRootMismatch"} | ({"fsGroup": user_id} if user_id else {})
     given: Object = spec.pod.to_manifest().get("securityContext", {})
     return rules | given
-
-
-def _env_of_fetch(spec: InferenceServiceSpec) -> list[EnvVar]:
-    """Return the user's variables for the download, without those that locate programs in vLLM's image."""
-    if spec.runtime != "VLLM":
-        return spec.pod.env
-    return [variable for variable in spec.pod.env if not _OF_ONE_IMAGE.fullmatch(variable.name)]
-
-
-def _env(given: Sequence[EnvVar], more: list[Object], defaults: Mapping[str, str]) -> list[Object]:
-    """Merge variables. Conveyor's own override those of the user, which override the defaults. No name is repeated."""
-    ours = [{"name": names.TERMINATION_LOG_ENV, "value": names.TERMINATION_LOG_PATH}, *more]
-    taken = {variable["name"] for variable in ours}
-    theirs = [variable.to_manifest() for variable in given]
-    result = [variable for variable in theirs if variable["name"] not in taken] + ours
-    told = {variable["name"] for variable in result}
-    return result + [
-        {"name": name, "value": value} for name, value in {**_HOME, **defaults}.items() if name not in told
-    ]
 
 
 def _probe(path: str, period_seconds: int, failures: int) -> Object:

@@ -25,4 +25,5 @@ ENGINE = Program(
     names.READINESS_PATH,
     names.LIVENESS_PATH,
     {"sleep": {"seconds": PRE_STOP_SECONDS}},
+    {"HF_HUB_OFFLINE": "1"},  # the model is already on disk
 )
