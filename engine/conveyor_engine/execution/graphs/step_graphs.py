@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from conveyor_engine.errors import is_out_of_memory
 from conveyor_engine.execution.attention.interface import Paged
 from conveyor_engine.execution.graphs.cuda import Capture, Work
 from conveyor_engine.execution.rows import Rows
@@ -85,7 +86,11 @@ class StepGraphs:
             self._capture_kind(kind, capture, progress)
 
     def _capture_kind(self, kind: StepKind, capture: Capture, progress: Callable[[str], None]) -> None:
-        """Capture the sizes of one kind, the largest first, until a capture fails."""
+        """Capture the sizes of one kind, the largest first.
+
+        A size without enough memory is left out, because a smaller one may have enough. Another error ends the captures
+        of this kind: it does not depend on the size.
+        """
         started = time.monotonic()
         replays = self._replays[kind.name]
         for size in reversed(kind.sizes):
@@ -95,7 +100,8 @@ class StepGraphs:
             except Exception as error:  # no memory, or a model that waits for the device
                 why = f"{type(error).__name__}: {str(error)[:200]}"
                 progress(f"event=cuda_graph_failed steps={kind.name} size={size} error={why}")
-                break
+                if not is_out_of_memory(error):
+                    break
         seconds = time.monotonic() - started
         progress(f"event=cuda_graphs_captured steps={kind.name} sizes={len(replays)} seconds={seconds:.1f}")
 

@@ -6,6 +6,7 @@ There is no graph here: the same work runs again. `test_replay` replays it.
 from collections.abc import Callable
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,7 +194,7 @@ def test_a_capture_that_fails_leaves_smaller_steps_to_the_host_and_says_so_once(
     def fail_at_times(work: Work) -> Work:
         captured.append(work)
         if len(captured) in (fits + 1, 2 * fits + 2):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise RuntimeError("operation not permitted when stream is capturing")
         return work
 
     config = ref.make_config(attention_backend="native", max_num_batched_tokens=200)
@@ -256,3 +257,37 @@ def test_attention_that_asks_the_host_for_lengths_has_no_graphs(reference: GetRe
     core = reference("llama").make_core(capture=run_again, attention_backend="torch")
     assert isinstance(core.executor, GenerateRunner)
     assert core.executor.graphs is None
+
+
+class _Plain:
+    """A kind of steps without a model."""
+
+    name, sizes, size = "plain", (16, 512, 2048), 0
+
+    def size_of(self, plan: StepPlan) -> int | None:
+        return None
+
+    def fill(self, plan: StepPlan | None, size: int) -> Any:
+        self.size = size
+
+    def compute(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return torch.zeros(1, 8), torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("error", "captured"),
+    [(torch.OutOfMemoryError("CUDA out of memory"), [16, 512]), (RuntimeError("the model reads a value"), [])],
+)
+def test_sizes_below_one_without_memory_are_captured(error: Exception, captured: list[int]) -> None:
+    kind, told = _Plain(), list[str]()
+
+    def capture(work: Work) -> Work:
+        if kind.size == 2048:
+            raise error
+        work()
+        return work
+
+    graphs = StepGraphs([kind], SimpleNamespace(block_tables=torch.zeros(5, 4)))  # type: ignore[arg-type]
+    graphs.capture(capture, told.append)
+    assert graphs.sizes("plain") == captured
+    assert "event=cuda_graph_failed steps=plain size=2048" in told[0]
