@@ -66,6 +66,12 @@ def forms() -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
+def patterns(number: int) -> bytes:
+    """Return a body whose schema takes a worker its whole CPU time. Each number has its own schema."""
+    terms = [{"type": "string", "pattern": f".*[a-z]{{{number + length}}}.*"} for length in range(1, 41)]
+    return json.dumps({"prompt": "a", "max_tokens": 2, "structured_outputs": {"json": {"allOf": terms}}}).encode()
+
+
 def build_head(path: str, length: int) -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n".encode()
 

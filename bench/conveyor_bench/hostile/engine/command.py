@@ -15,6 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import quantiles
@@ -24,7 +25,7 @@ import httpx
 from tests.engine import chat_model
 from tests.engine.processes import EngineServer, wait_until
 
-from conveyor_bench.hostile.engine.attacks import COMPLETION, Attack, bodies, build_head, connections
+from conveyor_bench.hostile.engine.attacks import COMPLETION, Attack, bodies, build_head, connections, patterns
 from conveyor_bench.hostile.engine.prober import Prober
 from conveyor_bench.processes import Child
 
@@ -75,17 +76,19 @@ def make_row(name: str, what: str, alone: float, beside: float, bar: float, prob
     return Row(name, what, alone, beside, prober.grown, prober.engine_grown, probe_seconds, status, passed)
 
 
-def try_connections(server: EngineServer, name: str, count: int, sent: Callable[[int], bytes]) -> Row:
-    def wait() -> float:
-        body = {"prompt": "hello", "max_tokens": 1}
-        times = []
-        for _ in range(20):
-            began = time.monotonic()
-            answer = httpx.post(server.url + COMPLETION, json=body, timeout=60)
-            times.append(time.monotonic() - began if answer.status_code == 200 else 99.0)
-        return max(times)
+def longest_wait(server: EngineServer) -> float:
+    """Return the longest time, in seconds, that one of 20 small requests takes."""
+    body = {"prompt": "hello", "max_tokens": 1}
+    times = []
+    for _ in range(20):
+        began = time.monotonic()
+        answer = httpx.post(server.url + COMPLETION, json=body, timeout=60)
+        times.append(time.monotonic() - began if answer.status_code == 200 else 99.0)
+    return max(times)
 
-    alone = wait()
+
+def try_connections(server: EngineServer, name: str, count: int, sent: Callable[[int], bytes]) -> Row:
+    alone = longest_wait(server)
     with Prober(server) as prober, contextlib.ExitStack() as stack:
         host, port = server.url.removeprefix("http://").split(":")
         for index in range(count):
@@ -94,8 +97,23 @@ def try_connections(server: EngineServer, name: str, count: int, sent: Callable[
             client.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 client.send(sent(index))
-        beside = wait()
+        beside = longest_wait(server)
     return make_row(name, "longest wait, s", alone, beside, WAIT_BAR_SECONDS, prober, "")
+
+
+def try_forms(server: EngineServer, name: str, count: int) -> Row:
+    """Send `count` bodies at a time, each with a schema that takes a worker its whole CPU time."""
+    alone = longest_wait(server)
+
+    def send(number: int) -> int:
+        return httpx.post(server.url + COMPLETION, content=patterns(number), timeout=300).status_code
+
+    with Prober(server) as prober, ThreadPoolExecutor(count) as clients:
+        answers = [clients.submit(send, number) for number in range(count)]
+        time.sleep(0.5)  # all are at the engine
+        beside = longest_wait(server)
+        statuses = {answer.result() for answer in answers}
+    return make_row(name, "longest wait, s", alone, beside, WAIT_BAR_SECONDS, prober, ",".join(map(str, statuses)))
 
 
 def try_queue(server: EngineServer, name: str, count: int, num_tokens: int) -> Row:
@@ -133,6 +151,9 @@ def run(names: list[str], times: int, seconds: float) -> list[Row]:
                 if not names or name in names:
                     rows.append(try_connections(server, name, count, sent))
                     print_row(rows[-1])
+            if not names or "12 costly schemas" in names:
+                rows.append(try_forms(server, "12 costly schemas", 12))
+                print_row(rows[-1])
             if not names or "long prompts" in names:
                 rows.append(try_queue(server, "long prompts", 280, 131_000))
                 print_row(rows[-1])

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from conveyor_engine.serving.preparing.costly_forms import FORM_FIELDS
 from conveyor_engine.serving.preparing.fields import Place
-from conveyor_engine.serving.preparing.schemas import FORMS, Object, SamplingFields
+from conveyor_engine.serving.preparing.schemas import Object, SamplingFields
 from conveyor_engine.serving.preparing.structured import Form
 from conveyor_engine.serving.preparing.tools import TOOLS_MAX, EarlierCall, Tool, ToolChoice, ToolUse
 from conveyor_engine.serving.preparing.values import INTEGRAL, Alternatives, list_of
@@ -104,7 +105,7 @@ def check_call_and_form(use: ToolUse, forms: Mapping[str, Form]) -> None:
     A text format of OpenAI's or Anthropic's API (`response_format`, `text.format`, `output_config.format`) may be
     combined with a required call: the format applies to text, and a call contains none.
     """
-    if use.choice == "required" and (field := next(filter(FORMS.__contains__, forms), None)):
+    if use.choice == "required" and (field := next(filter(FORM_FIELDS.__contains__, forms), None)):
         raise PydanticCustomError("tool_choice", f"tool_choice requires a call and {field} a format; send only one")
 
 

@@ -6,6 +6,7 @@ pool and the routes in the API process, and by `process` in the workers.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
@@ -76,6 +77,20 @@ class Prepared(Protocol):
         ...
 
 
+class Lane(StrEnum):
+    """Why a body's preparation may be slow. See `lanes`."""
+
+    LONG = "long"
+    FORMS = "forms"  # the answer has to follow a schema, a regex or a grammar, or to call a tool
+    FILES = "files"  # images or audio
+    TEMPLATES = "templates"
+
+
+def always(_: bytes) -> bool:
+    """Every body of the kind is costly."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of body: how it is prepared, and which resources the preparation may use."""
@@ -83,16 +98,28 @@ class Kind:
     prepare: Callable[[ServedModel, Job], Prepared]  # raises InvalidRequest or UnknownModel
     prepared: Any  # the struct that `prepare` returns
     runs_template: bool = False  # whether it runs a chat template: a program by the model's author, which may be slow
+    lane: Lane | None = None  # of the kind's bodies that are costly, in addition to `runs_template`
+    is_costly: Callable[[bytes], bool] = always  # whether a body belongs into `lane`; must be fast for 256 KiB
     memory_bytes: int = 0  # a job may use this much, in addition to the limit for its body and the context
     cpu_seconds: float = 0.0  # a job may use this much, in addition to the limit for its body
     reading: str = "rendered with the model's chat template and tokenized"  # completes "this request could not be ..."
     advice: str = "shorten it, or mend the template"
 
 
+def find_kinds(task: str) -> Mapping[str, Kind]:
+    """Return the kinds of a task's bodies, from its `preparing` module."""
+    kinds: Mapping[str, Kind] = registry.load(task, "preparing")
+    return kinds
+
+
 def find_kind(job: Job) -> Kind:
-    """Return the kind of the job's body, from the `preparing` module of the engine's task."""
-    kinds: Mapping[str, Kind] = registry.load(job.facts.task, "preparing")
-    return kinds[job.kind]
+    """Return the kind of the job's body."""
+    return find_kinds(job.facts.task)[job.kind]
+
+
+def has_plain_kinds(task: str) -> bool:
+    """Return whether the task has bodies outside its lanes. Otherwise its lanes would only keep workers idle."""
+    return any(kind.lane is None or kind.is_costly is not always for kind in find_kinds(task).values())
 
 
 def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from conveyor_engine.images.decoding import decode_image, read_base64
-from conveyor_engine.serving.preparing.jobs import Kind, Prepared, ServedModel, name_input
+from conveyor_engine.serving.preparing.jobs import Kind, Lane, Prepared, ServedModel, always, name_input
 from conveyor_engine.wire.worker import Job
 
 if TYPE_CHECKING:  # the API process imports this module but not numpy
@@ -20,11 +20,15 @@ _MEMORY_BYTES: Final = 512 * 2**20
 _CPU_SECONDS: Final = 2.0  # per job, in addition to the limit for its bytes; an image of PIXELS_MAX takes 0.5 s
 
 
-def build_kind(prepare: Callable[[ServedModel, Job], Prepared], prepared: Any) -> Kind:
-    """Return a kind of body that may contain images."""
+def build_kind(
+    prepare: Callable[[ServedModel, Job], Prepared], prepared: Any, has_images: Callable[[bytes], bool] = always
+) -> Kind:
+    """Return a kind of body that may contain images. has_images: whether a body does."""
     return Kind(
         prepare,
         prepared,
+        lane=Lane.FILES,
+        is_costly=has_images,
         memory_bytes=_MEMORY_BYTES,
         cpu_seconds=_CPU_SECONDS,
         reading="decoded and resized",

@@ -1,7 +1,7 @@
 """The pool of worker processes that turn bodies into engine requests. Used by `engine_response`; created by `server`.
 
-Large or slow requests cannot occupy all workers. At most one worker runs long bodies, and chats leave one worker for
-completions, because a chat template may be slow.
+`lanes` decides which job a worker gets, so costly requests cannot occupy all workers. A body whose form was too costly
+within the last minute is rejected without a worker.
 
 If a worker dies, the pool replaces it and rejects its job as too costly. If a worker sends nothing and uses no CPU time
 until its deadline (it was stopped, or is stuck in the kernel), the pool kills and replaces it, and the client may
@@ -15,45 +15,33 @@ bursts, and while many answers stream, each iteration takes milliseconds.
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import signal
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 import msgspec
 
-from conveyor_engine.errors import Unavailable
-from conveyor_engine.serving.preparing.jobs import Prepared, find_kind
-from conveyor_engine.serving.preparing.process import ForkServer, deadline_seconds, too_costly, used_cpu_seconds
+from conveyor_engine.errors import ErrorCode, Unavailable
+from conveyor_engine.serving.preparing.costly_forms import CostlyForms, form_too_costly
+from conveyor_engine.serving.preparing.jobs import Lane, Prepared, find_kind
+from conveyor_engine.serving.preparing.lanes import Lines, Order
+from conveyor_engine.serving.preparing.process import (
+    ForkServer,
+    cpu_seconds,
+    deadline_seconds,
+    too_costly,
+    used_cpu_seconds,
+)
 from conveyor_engine.wire.frames import FrameReader, encode_frame
 from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, from_worker_decoder
 
 NUM_WORKERS = 3
-_NUM_TEMPLATE_WORKERS = 2
-_LONG_BYTES = 256 * 2**10
-_LONG = "long"
 START_SECONDS = 30.0  # the most that a new worker may take to send its first message
 _AFTER_DEATH_SECONDS = 0.1  # wait before a dead worker is replaced, so that a loop of deaths does not use up a core
+_FORM_REJECTED = Reply(Failure.of(form_too_costly()))
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Order:
-    number: int  # in the order of arrival
-    job: Job
-    reply: asyncio.Future[Reply | None]  # None: the worker died
-
-    @property
-    def is_long(self) -> bool:
-        return len(self.job.body) > _LONG_BYTES
-
-    @property
-    def runs_template(self) -> bool:
-        return find_kind(self.job).runs_template
 
 
 class _Worker(asyncio.Protocol):
@@ -126,11 +114,11 @@ class WorkerPool:
         """on_broken: called when the fork server has ended, so that no worker can be started any more."""
         self._fork_server = fork_server
         self._on_broken = on_broken
-        self._numbers = itertools.count()
-        self._lines: dict[str, deque[_Order]] = {}  # one queue of long bodies, and one of short bodies for each kind
+        self._lines = Lines(NUM_WORKERS)
+        self._costly_forms = CostlyForms()
         self._workers: set[_Worker] = set()  # the workers to replace when they end
         self._idle: set[_Worker] = set()
-        self._running: dict[_Worker, _Order] = {}
+        self._running: dict[_Worker, Order] = {}
         self._overdue: set[_Worker] = set()
         self._starting: set[asyncio.Task[None]] = set()
 
@@ -157,15 +145,14 @@ class WorkerPool:
 
         If this call is cancelled, a job that a worker has begun still runs to its end.
         """
-        order = _Order(next(self._numbers), job, asyncio.get_running_loop().create_future())
-        line = self._lines.setdefault(_LONG if order.is_long else job.kind, deque())
-        line.append(order)
-        self._run_next()
+        order = Order(job, asyncio.get_running_loop().create_future())
+        if not self._reject_known(order):
+            self._lines.add(order)
+            self._run_next()
         try:
             reply = await order.reply
         except asyncio.CancelledError:
-            if order in line:
-                line.remove(order)
+            self._lines.discard(order)
             raise
         match reply:
             case None:
@@ -180,18 +167,28 @@ class WorkerPool:
         raise AssertionError(reply)
 
     def _run_next(self) -> None:
-        """Send jobs to idle workers. The next job is the earliest that is first in its queue and may run now."""
-        while self._idle and (lines := [line for line in self._lines.values() if line and self._may_run(line[0])]):
-            order = min(lines, key=lambda line: line[0].number).popleft()
-            worker = self._idle.pop()
-            self._running[worker] = order
-            worker.run(order.job)
+        """Send jobs to idle workers."""
+        while self._idle and (order := self._lines.take_next(self._running.values())) is not None:
+            if not self._reject_known(order):
+                worker = self._idle.pop()
+                self._running[worker] = order
+                order.began = asyncio.get_running_loop().time()
+                worker.run(order.job)
 
-    def _may_run(self, order: _Order) -> bool:
-        running = self._running.values()
-        if order.is_long and any(other.is_long for other in running):
-            return False
-        return not order.runs_template or sum(other.runs_template for other in running) < _NUM_TEMPLATE_WORKERS
+    def _reject_known(self, order: Order) -> bool:
+        """Reject the order if its form is known to be too costly. Returns whether it was rejected."""
+        is_known = Lane.FORMS in order.lanes and self._costly_forms.has(order.job.body)
+        if is_known and not order.reply.done():
+            order.reply.set_result(_FORM_REJECTED)
+        return is_known
+
+    def _is_form_too_costly(self, order: Order, reply: Reply | None) -> bool:
+        """Return whether the order's form used up the job's CPU time. A worker that died sooner had another cause."""
+        if reply is None:
+            is_costly = asyncio.get_running_loop().time() - order.began >= cpu_seconds(order.job)
+        else:
+            is_costly = isinstance(reply.result, Failure) and reply.result.code == ErrorCode.PROMPT_TOO_COSTLY
+        return is_costly and Lane.FORMS in order.lanes and self._costly_forms.note(order.job.body)
 
     def _on_message(self, worker: _Worker, message: Started | Reply) -> None:
         self._overdue.discard(worker)  # it has started after all
@@ -225,9 +222,11 @@ class WorkerPool:
             self._run_next()
 
     def _conclude(self, worker: _Worker, reply: Reply | None) -> None:
-        order = self._running.pop(worker, None)
-        if order is not None and not order.reply.done():
-            order.reply.set_result(reply)
+        if (order := self._running.pop(worker, None)) is None:
+            return
+        is_rejected = self._is_form_too_costly(order, reply)
+        if not order.reply.done():
+            order.reply.set_result(_FORM_REJECTED if is_rejected else reply)
 
     def _replace(self, wait_seconds: float = 0.0) -> None:
         starting = asyncio.create_task(self._add_worker(wait_seconds))

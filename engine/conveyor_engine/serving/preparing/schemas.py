@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.costly_forms import FORM_FIELDS
 from conveyor_engine.serving.preparing.fields import ROWS, Place, Row
 from conveyor_engine.serving.preparing.structured import (
     Choice,
@@ -122,12 +123,6 @@ class PromptFields(ModelFields):
         return Truncation(room if wanted < 0 else wanted, self.truncation_side or self.truncates)
 
 
-FORMS = (
-    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("json_schema", "regex", "ebnf"),
-)
-
-
 class ChoosingFields(PromptFields):
     """The fields of all requests for text that say how tokens are chosen, and which tokens may be chosen."""
 
@@ -196,7 +191,7 @@ class ChoosingFields(PromptFields):
 
     def forms(self) -> dict[str, Form]:
         """Return the form that the answer must have, by the name of the field that requires it; at most one."""
-        return {name: form for name in FORMS if (form := getattr(self, name)) is not None}
+        return {name: form for name in FORM_FIELDS if (form := getattr(self, name)) is not None}
 
 
 class SamplingFields(ChoosingFields):

@@ -54,6 +54,18 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
     return PreparedEmbeddings.of("embd", prompts, job, fields, fields.inputs_field, **own)
 
 
+class _Modality(msgspec.Struct):
+    modality: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def has_images(body: bytes) -> bool:
+    """Return whether the inputs of a body of /v1/embeddings are images."""
+    try:
+        return bytes(msgspec.json.decode(body, type=_Modality).modality) not in (b"null", b'"text"')
+    except (msgspec.DecodeError, RecursionError):
+        return True  # it has to be validated to be refused
+
+
 def prepare_embed(model: ServedModel, job: Job) -> PreparedEmbeddings:
     """Prepare a body of /embed. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, EmbedRequest, job.body)
@@ -158,7 +170,7 @@ def _check_dimensions(dimensions: int | None, embedding: EmbeddingFacts) -> None
 TASK: Final[Mapping[str, Kind]] = {
     **TOKEN_KINDS,
     "embedding": Kind(prepare_embeddings, PreparedEmbeddings),
-    "embedding_of_images": build_kind(prepare_embeddings, PreparedEmbeddings),
+    "embedding_of_images": build_kind(prepare_embeddings, PreparedEmbeddings, has_images),
     "embed": Kind(prepare_embed, PreparedEmbeddings),
     **build_kinds(prepare_cosines, PreparedCosines),
 }

@@ -19,9 +19,10 @@ from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.http.tokens import TOKEN_PATHS
 from conveyor_engine.serving.preparing.chat_schemas import ChatMessage, ChatRequest
 from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
+from conveyor_engine.serving.preparing.costly_forms import FORM_FIELDS
 from conveyor_engine.serving.preparing.messages_schemas import CountTokensRequest, MessagesRequest
 from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
-from conveyor_engine.serving.preparing.schemas import FORMS, StreamOptions
+from conveyor_engine.serving.preparing.schemas import StreamOptions
 from conveyor_engine.serving.preparing.values import TOP_LOGPROBS_MAX
 
 Json = dict[str, Any]
@@ -57,7 +58,7 @@ def _refine(schemas: Json) -> None:
     schemas["TokenizeRequest"]["allOf"] = [one, begins]
 
 
-_NO_FORMS: Final = {name: {"type": "null"} for name in FORMS}
+_NO_FORMS: Final = {name: {"type": "null"} for name in FORM_FIELDS}
 
 
 def _calls_fit(must: Json, no_forms: Json) -> Json:

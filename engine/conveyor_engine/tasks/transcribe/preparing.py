@@ -12,7 +12,7 @@ import msgspec
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.forms import is_form, parse_form
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel
+from conveyor_engine.serving.preparing.jobs import Kind, Lane, ServedModel
 from conveyor_engine.tasks.transcribe.bodies import Format, SpeechOptions, TranscriptionOptions
 from conveyor_engine.text.tokenizer import Truncation
 from conveyor_engine.wire.audio import AudioFacts, SpeechTask
@@ -132,6 +132,7 @@ def _build_kind(prepare: Callable[[ServedModel, Job], PreparedSpeech]) -> Kind:
     return Kind(
         prepare,
         PreparedSpeech,
+        lane=Lane.FILES,
         memory_bytes=_MEMORY_BYTES,
         cpu_seconds=_CPU_SECONDS,
         reading="decoded",

@@ -45,8 +45,8 @@ class Workers(asyncio.Protocol):
     def close(self) -> None:
         pass
 
-    def answer(self, name: str, *, retires: bool = False) -> None:
-        reply = Reply(Failure.of(UnknownModel(name)), retires)
+    def answer(self, name: str, *, retires: bool = False, error: InvalidRequest | None = None) -> None:
+        reply = Reply(Failure.of(error or UnknownModel(name)), retires)
         self.jobs.pop(name).write(encode_frame(reply))
 
     def start(self, transport: asyncio.WriteTransport) -> None:
@@ -85,9 +85,9 @@ class Pool:
     def _break(self) -> None:
         self.broken += 1
 
-    def send(self, *names: str, kind: str = "completion", size: int = 0) -> None:
+    def send(self, *names: str, kind: str = "completion", task: str = "generate", size: int = 0) -> None:
         for name in names:
-            job = Job(kind, make_facts(), 1, 0.0, name.encode().ljust(size))
+            job = Job(kind, make_facts(task=task), 1, 0.0, name.encode().ljust(size))
             self.prepared[name] = asyncio.create_task(self.pool.prepare(job))
 
     async def given(self, *names: str) -> None:
@@ -138,20 +138,28 @@ async def test_chats_leave_a_worker_to_completions() -> None:
 async def test_a_long_chat_waits_for_no_younger_one() -> None:
     """Neither a long completion nor a short chat that came later takes the place that it lacks."""
     async with started() as pool:
-        pool.send("chat 1", "chat 2", kind="chat")
+        pool.send("chat", kind="chat")
         pool.send("long", size=LONG)
-        await pool.given("chat 1", "chat 2", "long")
+        await pool.given("chat", "long")
         pool.send("long chat", kind="chat", size=LONG)
         pool.send("later long", size=LONG)
         pool.send("later chat", kind="chat")
         pool.workers.answer("long")
-        await pool.given("chat 1", "chat 2")
-        pool.workers.answer("chat 2")
-        await pool.given("chat 1", "long chat")
-        pool.workers.answer("chat 1")
+        await pool.given("chat", "long chat")
+        pool.workers.answer("chat")
         await pool.given("later chat", "long chat")
         pool.workers.answer("long chat")
         await pool.given("later chat", "later long")
+
+
+async def test_long_bodies_and_chats_leave_a_worker_to_plain_bodies() -> None:
+    async with started() as pool:
+        pool.send("chat 1", "chat 2", kind="chat")
+        pool.send("long", size=LONG)
+        pool.send("plain")
+        await pool.given("chat 1", "chat 2", "plain")
+        pool.workers.answer("chat 1")
+        await pool.given("chat 2", "plain", "long")
 
 
 async def test_who_leaves_the_line_is_not_prepared_and_who_is_at_a_worker_keeps_it_busy() -> None:
