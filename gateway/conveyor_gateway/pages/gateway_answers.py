@@ -35,6 +35,7 @@ _ENGINES_ANSWER: Final = (
     Code.BODY_TOO_SLOW,
     Code.REQUEST_TOO_LARGE,
     Code.QUEUE_FULL,
+    Code.ENDS_ENGINES,
     Code.ENGINE_LOST,
     Code.ENGINE_BROKE,
     Code.STOPPING,
