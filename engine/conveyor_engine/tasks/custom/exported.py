@@ -43,7 +43,7 @@ class ExportedProgram:
 
     def run(self, batch: Batch) -> Batch:
         """Compute all outputs of a batch."""
-        found = self._graph.run(self._values | batch)
+        found = self._graph.run(self._values, batch)
         return dict(zip(self._names, found, strict=True))
 
     @property

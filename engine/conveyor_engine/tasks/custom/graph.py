@@ -1,8 +1,9 @@
 """Runs the graph of an exported program, operator by operator. Used by `exported`.
 
 The graph is data: each node names an operator and its arguments. Operators that compute sizes come from a fixed table.
-All other operators are ATen's. They take and return tensors and numbers, and take strings only for known arguments. So
-a file can choose what is computed, but it cannot read or write files or call other Python code.
+All other operators are ATen's, and `operators` lists them. They take and return tensors and numbers, take strings only
+for known arguments, and change no weight. So a file can choose what is computed, but it cannot read or write files,
+leave the memory of its tensors, or call other Python code.
 """
 
 import math
@@ -16,8 +17,11 @@ import torch
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.tasks.custom.archive import DTYPES
+from conveyor_engine.tasks.custom.operators import ALLOWED, CHECKED, IN_PLACE
 
 _ATEN: Final = re.compile(r"torch\.ops\.aten\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
+_REGISTERED: Final = frozenset(torch._C._dispatch_get_all_op_names())
+"""ATen without the overloads that only TorchScript has. They work on numbers and do not check them."""
 _NAME: Final = re.compile(r"\w{1,1000}", re.ASCII)
 # Operators that compute sizes.
 _NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -42,6 +46,10 @@ _TAKEN: Final = frozenset(
      "Optional[str]", "Device", "Optional[Device]", "Layout", "MemoryFormat", "Optional[Generator]"]
 )  # fmt: skip
 _GIVEN: Final = frozenset(["Tensor", "List[Tensor]", "int", "float", "bool", "number", "List[int]"])
+# Arguments that torch also takes as numbers, which it does not check.
+_KINDS: Final[Mapping[str, type]] = {
+    "ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat": torch.memory_format, "Device": torch.device,
+}  # fmt: skip
 _MEMORY_FORMATS: Final = {
     1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format,
 }  # fmt: skip
@@ -73,6 +81,7 @@ class _Step:
     names: tuple[str | None, ...]  # names of its results; None: a result without a name
     gives_list: bool
     last: tuple[str, ...]  # names of the values that no later step needs
+    changed: str | None = None  # name of the value that it changes
 
 
 class Graph:
@@ -87,11 +96,15 @@ class Graph:
         self._kept = kept
         steps = [self._read(node) for node in graph["nodes"]]
         self._steps = _release(list(filter(None, steps)), set(outputs) | kept)
+        self._changes = any(step.changed is not None for step in self._steps)
 
-    def run(self, values: dict[str, Any]) -> list[Any]:
-        """Compute the outputs from the values of weights, constants and inputs, by name."""
-        values = dict(values)
+    def run(self, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[Any]:
+        """Compute the outputs from the values of weights and constants, and of inputs, by name."""
+        values = {**weights, **inputs}
+        fixed = {weight.untyped_storage().data_ptr() for weight in weights.values()} if self._changes else set()
         for step in self._steps:
+            if step.changed is not None and values[step.changed].untyped_storage().data_ptr() in fixed:
+                raise ModelError(_explain_change(str(step.call)))
             found = step.call(*(_find(values, arg) for arg in step.args),
                               **{name: _find(values, arg) for name, arg in step.kwargs.items()})  # fmt: skip
             if len(step.names) == 1 and not step.gives_list:
@@ -113,17 +126,19 @@ class Graph:
                 kwargs[_check_name(given["name"])] = value
             else:
                 args.append(value)
-        if isinstance(call, torch._ops.OpOverload) and call._schema.is_mutable:
-            self._check_change(node["target"], args)
+        changed = None
+        if isinstance(call, torch._ops.OpOverload):
+            _check_arguments(node["target"], call, args, kwargs)
+            if call._schema.is_mutable:
+                changed = self._find_changed(node["target"], args)
+            call = CHECKED.get(f"{call.__name__}", call)
         names, gives_list = _read_outputs(node["outputs"])
-        return _Step(call, tuple(args), kwargs, names, gives_list, ())
+        return _Step(call, tuple(args), kwargs, names, gives_list, (), changed)
 
-    def _check_change(self, target: str, args: list[Any]) -> None:
-        if args and isinstance(args[0], _Ref) and args[0].name in self._kept:
-            raise ModelError(
-                f"{target} of the program changes {args[0].name[:200]!r}, and a model keeps nothing between requests: "
-                "export it in evaluation mode (model.eval())"
-            )
+    def _find_changed(self, target: str, args: list[Any]) -> str:
+        if not args or not isinstance(args[0], _Ref) or args[0].name in self._kept:
+            raise ModelError(_explain_change(target))
+        return args[0].name
 
     def _read_argument(self, arg: Mapping[str, Any]) -> Any:
         ((kind, value),) = arg.items()
@@ -162,28 +177,65 @@ class Graph:
 
 
 def _find_operator(target: str) -> Callable[..., Any] | None:
-    """Return the operator; None for a skipped check. Raises ModelError unless the operator is known to be harmless."""
+    """Return the operator; None for a skipped check. Raises ModelError for an operator that is not listed."""
     if (number := _NUMBERS.get(target)) is not None:
         return number
-    refusal = ModelError(
-        f"the program calls {target[:200]!r}, which this engine does not run: it runs operators of ATen that compute "
-        "tensors. Programs with control flow or operators of other libraries are run as a class of your own"
-    )
     match = _ATEN.fullmatch(target)
     if match is None:
-        raise refusal
+        raise ModelError(
+            f"the program calls {target[:200]!r}, which this engine does not run: it runs operators of ATen that "
+            "compute tensors. Programs with control flow or operators of other libraries are run as a class of your "
+            "own (engine.modelClass)"
+        )
     if match[1] in _SKIPPED:
         return None
-    found = getattr(getattr(torch.ops.aten, match[1], None), match[2], None)
-    if not isinstance(found, torch._ops.OpOverload):
-        raise refusal
-    schema = found._schema
-    strings = {arg.name for arg in schema.arguments if "str" in str(arg.type)}
-    if not {str(arg.type) for arg in schema.arguments} <= _TAKEN or strings - _STRINGS:
-        raise refusal
-    if not schema.returns or not {str(given.type) for given in schema.returns} <= _GIVEN:
-        raise refusal
+    found = None
+    if not ALLOWED.isdisjoint((match[1], f"{match[1]}.{match[2]}")):
+        found = getattr(getattr(torch.ops.aten, match[1], None), match[2], None)
+    if not isinstance(found, torch._ops.OpOverload) or not _is_plain(found):
+        raise ModelError(
+            f"the program calls {target[:200]!r}, which this engine does not run: it runs a list of ATen's operators "
+            "that check their arguments. Save program.run_decompositions({}), which has no "
+            "operators that change tensors, or program.run_decompositions(), which has simpler operators. If neither "
+            "helps, write a class of your own (engine.modelClass)"
+        )
     return found
+
+
+def _is_plain(operator: torch._ops.OpOverload) -> bool:
+    """Return whether the operator only computes tensors and numbers from tensors, numbers and known strings."""
+    schema = operator._schema
+    if ".".join(filter(None, (schema.name, schema.overload_name))) not in _REGISTERED:
+        return False
+    strings = {arg.name for arg in schema.arguments if "str" in str(arg.type)}
+    if schema.is_mutable and schema.name.removeprefix("aten::") not in IN_PLACE:
+        return False
+    if not {str(arg.type) for arg in schema.arguments} <= _TAKEN or strings - _STRINGS:
+        return False
+    return bool(schema.returns) and {str(given.type) for given in schema.returns} <= _GIVEN
+
+
+def _check_arguments(target: str, operator: torch._ops.OpOverload, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Raise ModelError for arguments that torch does not check.
+
+    They are numbers in place of types, and statistics that a normalization would update.
+    """
+    declared = {arg.name: str(arg.real_type) for arg in operator._schema.arguments}
+    given = dict(zip(declared, args, strict=False)) | kwargs
+    for name, value in given.items():
+        kind = _KINDS.get(declared.get(name, "").removeprefix("Optional[").removesuffix("]"))
+        if kind is not None and value is not None and not isinstance(value, kind):
+            raise ModelError(f"{name!r} of {target} of the program must be a {kind.__name__}, not {str(value)[:100]}")
+    updates = given.get("training", given.get("use_input_stats", False)) is not False
+    if updates and (given.get("running_mean") is not None or given.get("running_var") is not None):
+        raise ModelError(_explain_change(target))
+
+
+def _explain_change(target: str) -> str:
+    return (
+        f"{target} of the program changes a weight, a buffer or an input, and a model keeps nothing between requests: "
+        "export it in evaluation mode (model.eval())"
+    )
 
 
 def _read_outputs(outputs: Sequence[Mapping[str, Any]]) -> tuple[tuple[str | None, ...], bool]:
@@ -251,5 +303,7 @@ def _release(steps: list[_Step], kept: set[str]) -> list[_Step]:
         names = {name for name in step.names if name is not None}
         last = (_list_refs(step) | names) - needed
         needed |= last
-        done.append(_Step(step.call, step.args, step.kwargs, step.names, step.gives_list, tuple(sorted(last))))
+        done.append(
+            _Step(step.call, step.args, step.kwargs, step.names, step.gives_list, tuple(sorted(last)), step.changed)
+        )
     return done[::-1]

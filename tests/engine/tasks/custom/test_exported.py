@@ -171,6 +171,88 @@ def test_a_program_that_is_no_model_is_refused(
         ExportedProgram(tmp_path, CPU, None)
 
 
+class Image(torch.nn.Module):
+    """Has layers that change tensors in place, and normalization with statistics."""
+
+    def __init__(self, *, frozen: bool = True) -> None:
+        super().__init__()
+        self.conv, self.relu = torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(inplace=True)
+        self.norm, self.frozen = torch.nn.BatchNorm2d(4), frozen
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        norm = self.norm
+        x = torch.batch_norm(
+            x, norm.weight, norm.bias, norm.running_mean, norm.running_var, not self.frozen, 0.1, 1e-5, False
+        )
+        x = self.relu(x)
+        return x.abs_().mean((2, 3))
+
+
+def export_image(module: torch.nn.Module) -> Any:
+    return export(module.eval(), (torch.zeros(2, 3, 5, 5),), dynamic_shapes=({0: Dim("batch", max=8)},))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, None], ids=["functional", "core"])
+def test_decompositions_make_a_program_that_runs(how: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Image()
+    save(export_image(module), tmp_path / "model.pt2")
+    with pytest.raises(ModelError, match=r"calls 'torch.ops.aten.abs_.default'.*Save program.run_decompositions"):
+        ExportedProgram(tmp_path, CPU, None)
+    save(export_image(module).run_decompositions(how), tmp_path / "model.pt2")
+    inputs = {"x": torch.randn(3, 3, 5, 5)}
+    with torch.inference_mode():
+        found = ExportedProgram(tmp_path, CPU, None).run(inputs)["output"]
+        assert isinstance(found, torch.Tensor)
+        assert torch.allclose(found, module(**inputs), atol=1e-5)
+
+
+class Hides(torch.nn.Module):
+    """Changes a weight through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu_((x + 1).mul_(2)) + self.weight.view(2)
+
+
+def test_a_weight_is_not_changed_through_a_view(tmp_path: Path) -> None:
+    save(export(Hides(), (torch.zeros(4, 2),), dynamic_shapes=({0: Dim("batch")},)), tmp_path / "model.pt2")
+    inputs = {"x": torch.ones(3, 2)}
+    with torch.inference_mode():
+        assert torch.equal(ExportedProgram(tmp_path, CPU, None).run(inputs)["output"], torch.full((3, 2), 4.0))
+
+    def change(content: Any) -> None:
+        nodes = content["graph_module"]["graph"]["nodes"]
+        view = next(node for node in nodes if node["target"].endswith("view.default"))
+        nodes.remove(view)
+        nodes.insert(0, view)
+        changes = next(node for node in nodes if node["target"].endswith("mul_.Tensor"))
+        changes["inputs"][0]["arg"]["as_tensor"]["name"] = view["outputs"][0]["as_tensor"]["name"]
+
+    rewrite(tmp_path / "model.pt2", tmp_path / "other", edit("/models/model.json", change))
+    (tmp_path / "other").replace(tmp_path / "model.pt2")
+    with torch.inference_mode(), pytest.raises(ModelError, match="changes a weight"):
+        ExportedProgram(tmp_path, CPU, None).run(inputs)
+
+
+def test_statistics_are_not_updated(tmp_path: Path) -> None:
+    module = Image(frozen=False)
+    save(export_image(module), tmp_path / "model.pt2")
+    with pytest.raises(ModelError, match=r"batch_norm.*keeps nothing between requests"):
+        ExportedProgram(tmp_path, CPU, None)
+    save(
+        export(Counts(), (torch.zeros(4, 2),), dynamic_shapes=({0: Dim("batch")},)).run_decompositions({}),
+        tmp_path / "model.pt2",
+    )
+    with pytest.raises(ModelError, match=r"buffer_mutation.*keeps nothing between requests"):
+        ExportedProgram(tmp_path, CPU, None)
+
+
 # --- hostile archives ---
 
 
@@ -243,6 +325,7 @@ def set_expression(content: Any) -> None:
 
 
 CODE = "__import__('os').system('touch /tmp/evaluated')"
+TENSOR = {"as_tensor": {"name": "features"}}
 TEXT = {"as_string": "/tmp/written"}
 ATTACKS: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "pickled weight": ("_weights_config.json", set_use_pickle, "is a pickle or an object"),
@@ -258,6 +341,16 @@ ATTACKS: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "file": ("/models/model.json", call("torch.ops.aten.from_file.default", TEXT), "calls 'torch.ops.aten.from_file"),
     "save": ("/models/model.json", call("torch.ops.aten.save.default", {"as_none": True}, TEXT), "does not run"),
     "seed": ("/models/model.json", call("torch.ops.aten.manual_seed.default", {"as_int": 1}), "does not run"),
+    "sparse": (
+        "/models/model.json",
+        call("torch.ops.aten._sparse_coo_tensor_unsafe.default"),
+        "does not run: it runs a list",
+    ),
+    "type": (
+        "/models/model.json",
+        call("torch.ops.aten.softmax.int", TENSOR, {"as_int": -1}, {"as_int": 2**40}),
+        "'dtype' of torch.ops.aten.softmax.int of the program must be a dtype, not 1099511627776",
+    ),
     "library": ("/models/model.json", call("torch.ops.mine.op.default"), "operators of other libraries"),
     "extension": ("/models/model.json", call("#mine:op"), "does not run"),
     "graph": ("/models/model.json", call("torch.ops.aten.add.Tensor", {"as_graph": {}}), "kind 'as_graph'"),
