@@ -1,7 +1,15 @@
-"""To zero and back: an idle service has no pod, and its first requests, however many, are held and answered."""
+"""To zero and back: an idle service has no pod, and its first requests, however many, are held and answered.
+
+While engines start, requests start as many as their batches need, and no more.
+"""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,6 +22,7 @@ from e2e.services import quickstart
 BODY = {"model": "zero", "max_tokens": 40, "temperature": 0.8}
 SELECTOR = "conveyor.dev/inference-service=zero"
 PARTS = ("total", "schedule", "image", "model", "load", "warmUp")
+SHORT = {"model": "fits", "max_tokens": 4}
 CHAT = {**BODY, "messages": [{"role": "user", "content": "What is a list?"}]}
 
 
@@ -49,10 +58,69 @@ async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(
     assert decisions(namespace)[:2] == ["scaled 0 -> 1: requests are queued"] * 2
 
 
-def is_asleep(namespace: str) -> bool:
+async def test_requests_at_zero_start_as_many_engines_as_their_batches_need(namespace: str, tmp_path: Path) -> None:
+    body = quickstart()
+    body["metadata"]["name"] = "fits"
+    body["spec"] |= {"batching": {"maxBatchSize": 4}, "queue": {"timeout": "5m"}}
+    body["spec"]["autoscaling"] = {"minReplicas": 0, "maxReplicas": 4, "idleTimeout": "5s"}
+    kube.apply(body, namespace)
+    kube.wait_ready("fits", namespace)
+    for requests, engines in ((4, 1), (9, 3)):
+        await asyncio.to_thread(kube.wait_until, "no engine", lambda: is_asleep(namespace, "fits"), 240)
+        async with watching_replicas(namespace, "fits") as counts, aiohttp.ClientSession() as http:
+            chats = [stream_chat(http, service_url("fits", namespace), CHAT | SHORT) for _ in range(requests)]
+            answers = await asyncio.gather(*chats)
+        assert [answer.error for answer in answers] == [None] * requests
+        assert max(counts) == engines, (requests, counts)
+    await asyncio.to_thread(kube.wait_until, "no engine", lambda: is_asleep(namespace, "fits"), 240)
+    async with watching_replicas(namespace, "fits") as counts:
+        await asyncio.to_thread(run_job, service_url("fits", namespace), tmp_path, 4)
+    assert max(counts) == 1, ("an offline job", counts)
+    events = [event["message"] for event in kube.list_("events", namespace) if event["reason"] == "Scaled"]
+    assert any(told.startswith("scaled 1 -> 3: ") and "1 starting engine has 4 places" in told for told in events), (
+        events
+    )
+
+
+@contextlib.asynccontextmanager
+async def watching_replicas(namespace: str, name: str) -> AsyncIterator[list[int]]:
+    """Collect the desired replicas until the block ends."""
+    counts = [0]
+
+    async def watch() -> None:
+        while True:
+            deployment = await asyncio.to_thread(kube.get, "deployment", f"{name}-engine", namespace)
+            counts.append(deployment["spec"]["replicas"] if deployment else 0)
+            await asyncio.sleep(0.5)
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield counts
+    finally:
+        watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watcher
+
+
+def run_job(url: str, folder: Path, count: int) -> None:
+    """Run an offline job of this many requests to its end."""
+    lines = [{"custom_id": str(n), "url": "/v1/chat/completions", "body": CHAT | SHORT} for n in range(count)]
+    (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ("--url", url.removesuffix("/v1"), "--input", folder / "requests.jsonl", "--output", folder / "results")
+    done = subprocess.run(
+        [sys.executable, "-m", "conveyor_jobs", *map(str, flags)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert f"status=completed requests={count} completed={count} failed=0" in done.stdout + done.stderr, done
+
+
+def is_asleep(namespace: str, name: str = "zero") -> bool:
     """Return whether no pod is left and the service is still Ready, with the reason ScaledToZero."""
-    ready = kube.condition(kube.get("infsvc", "zero", namespace), "Ready")
-    pods = kube.list_("pods", namespace, SELECTOR)
+    ready = kube.condition(kube.get("infsvc", name, namespace), "Ready")
+    pods = kube.list_("pods", namespace, f"conveyor.dev/inference-service={name}")
     return (ready.get("status"), ready.get("reason")) == ("True", "ScaledToZero") and not pods
 
 
