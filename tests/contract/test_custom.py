@@ -24,7 +24,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.paths import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/custom.md").read_text()
-PROGRAM, CLASS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PROGRAM, _DECOMPOSED, CLASS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 HERE = ("model", "served_model_name", "device", "port")  # what this machine has in place of a pod
 
 
