@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -43,3 +44,24 @@ class Grammars:
             answer = Answer(compile_grammar(self._tokenizer, grammar), -(-self._vocab_size // 8))
             everything = mask_without(self._eos_token_ids, self._vocab_size)
         return ThinkingFirst(answer, thinking, everything) if thinking else answer
+
+
+def answer_by_chance(
+    grammars: Grammars, grammar: str, chance: Random, end_id: int, vocab_size: int, max_tokens: int
+) -> list[int] | None:
+    """Return the tokens of an answer that is chosen at random; None if it has not ended after `max_tokens`."""
+    answer, tokens = grammars.follow(grammar), list[int]()
+    while len(tokens) < max_tokens:
+        if answer.is_complete:
+            return tokens
+        mask = answer.build_mask()
+        allowed = [token_id for token_id in range(vocab_size) if mask[token_id // 8] >> token_id % 8 & 1]
+        assert allowed, "something can always follow"
+        if end_id in allowed and chance.random() < 0.5:
+            return tokens
+        token_id = chance.choice([each for each in allowed if each != end_id] or allowed)
+        if token_id == end_id:
+            return tokens
+        answer.accept(token_id)
+        tokens.append(token_id)
+    return None

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.engine.chat_model import VOCABULARY, write_tokenizer
-from tests.engine.text.local_grammars import Grammars
+from tests.engine.text.local_grammars import Grammars, answer_by_chance
 
 from conveyor_engine.text.grammar import build_grammar
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -85,31 +85,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def answer_by_chance(grammars: Grammars, grammar: str, chance: random.Random) -> list[int] | None:
-    """The tokens of an answer; None if it has not ended after many."""
-    answer, tokens = grammars.follow(grammar), list[int]()
-    while len(tokens) < TOKENS_MAX:
-        if answer.is_complete:
-            return tokens
-        mask = answer.build_mask()
-        allowed = [token_id for token_id in range(VOCABULARY) if mask[token_id // 8] >> token_id % 8 & 1]
-        assert allowed, "something can always follow"
-        if END_ID in allowed and chance.random() < 0.5:
-            return tokens
-        token_id = chance.choice([each for each in allowed if each != END_ID] or allowed)
-        if token_id == END_ID:
-            return tokens
-        answer.accept(token_id)
-        tokens.append(token_id)
-    return None
-
-
 def test_whatever_is_chosen_is_valid_by_the_schema(directory: Path) -> None:
     grammars, tokenizer = Grammars(directory, VOCABULARY, [END_ID]), Tokenizer(directory)
     num_open = 0
     for seed in range(SCHEMAS):
         schema = Maker(seed).make()
-        tokens = answer_by_chance(grammars, build_grammar("json", schema, "schema"), random.Random(seed))
+        tokens = answer_by_chance(
+            grammars, build_grammar("json", schema, "schema"), random.Random(seed), END_ID, VOCABULARY, TOKENS_MAX
+        )
         if tokens is None:
             num_open += 1
             continue

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.engine.chat_model import VOCABULARY, write_tokenizer
-from tests.engine.text.local_grammars import Grammars
+from tests.engine.text.local_grammars import Grammars, answer_by_chance
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.text.grammar import build_grammar
@@ -103,26 +103,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def answer_by_chance(grammars: Grammars, grammar: str, chance: random.Random) -> list[int] | None:
-    """The tokens of an answer; None if it has not ended after many."""
-    answer, tokens = grammars.follow(grammar), list[int]()
-    while len(tokens) < TOKENS_MAX:
-        if answer.is_complete:
-            return tokens
-        mask = answer.build_mask()
-        allowed = [token_id for token_id in range(VOCABULARY) if mask[token_id // 8] >> token_id % 8 & 1]
-        assert allowed, "something can always follow"
-        if END_ID in allowed and chance.random() < 0.5:
-            return tokens
-        tokens.append(chance.choice([each for each in allowed if each != END_ID]))
-        answer.accept(tokens[-1])
-    return None
-
-
 def check(directory: Path, schema: Any, seeds: int) -> None:
     grammars, tokenizer = Grammars(directory, VOCABULARY, [END_ID]), Tokenizer(directory)
     grammar = build_grammar("json", schema, "form")
-    answers = [answer_by_chance(grammars, grammar, random.Random(seed)) for seed in range(seeds)]
+    answers = [
+        answer_by_chance(grammars, grammar, random.Random(seed), END_ID, VOCABULARY, TOKENS_MAX)
+        for seed in range(seeds)
+    ]
     ended = [json.loads(tokenizer.decode(tokens)) for tokens in answers if tokens is not None]
     assert ended, "some answers end"
     for value in ended:
