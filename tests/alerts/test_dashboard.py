@@ -70,10 +70,11 @@ def series(
     aggregated: Aggregated,
     start_gateway: Callable[..., DemandServer],
 ) -> list[Series]:
-    """What Prometheus has after an answer, and a request that came after the only engine's death."""
+    """What Prometheus has of a broken service, and of one after an answer and a request after its only engine's death."""
     service = {"namespace": stage.space.namespace, "inference_service": SERVICE}
     with process(stage) as operator, Kubelet(stage.space, ready_at_once, addresses=False):
         stage.space.make_service(SERVICE, queue={"timeout": "10s", "classes": [{"name": "chat", "level": 0}]})
+        stage.space.make_service("broken", model={"uri": "pvc://no-such-claim/demo"})
         port = int(engine.url.rpartition(":")[2])
         Cluster(stage.space.api, stage.space.namespace).apply_engine(SERVICE, own_address(), port)
         wait_until("the engine is known", lambda: gateway.metric("conveyor_gateway_engines", **service))
@@ -81,9 +82,9 @@ def series(
         engine_page = engine.get("/metrics").text
         engine.process.kill()
         assert ask(gateway, stage.space.namespace) == 504
-        operator_page = wait_until(
-            "a pod's start", lambda: find_page(operator, "conveyor_operator_pod_start_seconds_c")
-        )
+        stage.space.wait_condition("broken", "Ready", "False", "NoReadyEndpoints")
+        texts = ("conveyor_operator_pod_start_seconds_c", 'reason="NoReadyEndpoints"')
+        operator_page = wait_until("a pod's start and a broken service", lambda: find_page(operator, *texts))
     aggregated.set_gateways(start_gateway({f"default/{SERVICE}": {}}))
     wait_until(
         "a read of a gateway", lambda: aggregated.code(SERVICE) and "gateway_reads_total{" in page_of(aggregated)
@@ -118,9 +119,9 @@ def ask(gateway: GatewayProcess, namespace: str) -> int:
             return error.code
 
 
-def find_page(operator: Process, text: str) -> str | None:
+def find_page(operator: Process, *texts: str) -> str | None:
     page = operator.get("/metrics")[1]
-    return page if text in page else None
+    return page if all(text in page for text in texts) else None
 
 
 def page_of(aggregated: Aggregated) -> str:
