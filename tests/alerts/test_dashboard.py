@@ -70,7 +70,7 @@ def series(
     aggregated: Aggregated,
     start_gateway: Callable[..., DemandServer],
 ) -> list[Series]:
-    """What Prometheus has of a broken service, and of one after an answer and a request after its only engine's death."""
+    """What Prometheus has of a service that is not ready, and of one whose only engine died after an answer."""
     service = {"namespace": stage.space.namespace, "inference_service": SERVICE}
     with process(stage) as operator, Kubelet(stage.space, ready_at_once, addresses=False):
         stage.space.make_service(SERVICE, queue={"timeout": "10s", "classes": [{"name": "chat", "level": 0}]})
