@@ -52,6 +52,9 @@ generate: venv ## Write the CRD, the chart's copy of it and its dashboard, and t
 	$(PY) docs/errors.py > docs/errors.md
 	$(PY) docs/alerts.py > docs/alerts.md
 	$(PY) docs/gpu_models.py > docs/gpu-models.md
+	$(PY) docs/cli.py > docs/cli.md
+	$(PY) docs/chart.py > docs/chart.md
+	sed 's#](docs/#](#g' README.md > docs/index.md
 	$(PY) charts/dashboard.py > charts/conveyor/dashboards/conveyor.json
 
 docs: venv ## Build the site into build/site, without a network; fails if a link leads nowhere
@@ -70,8 +73,9 @@ check: venv check-generated ## Lint, format, types, layers, generated files
 check-generated: venv ## Whether the CRD, the dashboard, the generated pages, the pictures and uv.lock are what their sources say
 	$(PY) crds/generate.py --check
 	$(PY) docs/pictures.py --check
-	for page in alerts configuration errors gpu-models openai-fields; do \
+	for page in alerts chart cli configuration errors gpu-models openai-fields; do \
 		$(PY) docs/$${page//-/_}.py | diff -u docs/$$page.md - || { echo "docs/$$page.md is out of date: run make generate"; exit 1; }; done
+	sed 's#](docs/#](#g' README.md | diff -u docs/index.md - || { echo "docs/index.md is out of date: run make generate"; exit 1; }
 	$(PY) charts/dashboard.py | diff -u charts/conveyor/dashboards/conveyor.json - || \
 		{ echo "the chart's dashboard is out of date: run make generate"; exit 1; }
 	$(UV) lock --check

@@ -36,7 +36,7 @@ def generated_files() -> dict[str, str]:
     return {
         **{f"crds/{crd['metadata']['name']}.yaml": render_crd(crd) for crd in build_crds()},
         "charts/conveyor/templates/crd.yaml": render_chart_crds(),
-        "docs/api-reference.md": build_reference(),
+        **{f"docs/{name}.md": text for name, text in build_reference().items()},
     }
 
 

@@ -42,17 +42,25 @@ _HIGHEST = 2**31  # a bound from here on is that of a machine word
 
 
 def acting() -> Iterator[str]:
-    """The fields that do something, each once, with all the places it stands in."""
+    """The fields that do something, each once, by the places they stand in."""
     yield "## Fields with an effect"
-    yield "| field | in | values | meaning |"
-    yield "| --- | --- | --- | --- |"
+    yield "Each heading names the requests that take the fields below it."
     seen: dict[tuple[str, str, str], list[Place]] = {}
     for place, schema in _ACTING.items():
         for name, field in schema.model_json_schema(mode="validation")["properties"].items():
             about = " ".join((schema.model_fields[name].description or "").split())
             seen.setdefault((name, values(field), about), []).append(place)
+    rows: dict[tuple[Place, ...], list[str]] = {}
     for (name, allowed, about), places in seen.items():
-        yield f"| `{name}` | {', '.join(places)} | {allowed} | {about} |"
+        rows.setdefault(tuple(places), []).append(f"| `{name}` | {allowed} | {about} |")
+    yield from tables("| field | values | meaning |", rows)
+
+
+def tables(header: str, rows: dict[tuple[Place, ...], list[str]]) -> Iterator[str]:
+    """A table for each set of places, under a heading that names them."""
+    for places, lines in rows.items():
+        words = ", ".join(places)
+        yield from ("", f"### {words[0].upper()}{words[1:]}", header, "| --- " * (header.count("|") - 1) + "|", *lines)
 
 
 def values(schema: dict[str, Any]) -> str:
@@ -80,27 +88,25 @@ def ignored() -> Iterator[str]:
     yield "## Fields that cannot change the answer: ignored"
     yield "Any value is accepted."
     yield ""
-    yield "| in | fields | each field |"
-    yield "| --- | --- | --- |"
     groups: dict[tuple[str, tuple[Place, ...]], list[str]] = {}
     for row in TABLE:
         if row.why_ignored:
             groups.setdefault((row.why_ignored, row.places), []).append(f"`{row.name}` ({', '.join(row.defined_by)})")
+    rows: dict[tuple[Place, ...], list[str]] = {}
     for (why, places), names in groups.items():
-        yield f"| {', '.join(places)} | {', '.join(names)} | {why} |"
+        rows.setdefault(places, []).append(f"| {', '.join(names)} | {why} |")
+    yield from tables("| fields | each field |", rows)
 
 
 def neutral() -> Iterator[str]:
     yield "## Fields that are not supported: accepted only with a value that has no effect"
     yield "Any other value gets 400 `unsupported_value` with the field's name."
-    yield ""
-    yield "| field | in | defined by | accepted values |"
-    yield "| --- | --- | --- | --- |"
+    rows: dict[tuple[Place, ...], list[str]] = {}
     for row in TABLE:
         if not row.why_ignored:
-            yield (
-                f"| `{row.name}` | {', '.join(row.places)} | {', '.join(row.defined_by)} | `{row.accepted_values()}` |"
-            )
+            accepted = f"| `{row.name}` | {', '.join(row.defined_by)} | `{row.accepted_values()}` |"
+            rows.setdefault(row.places, []).append(accepted)
+    yield from tables("| field | defined by | accepted values |", rows)
 
 
 if __name__ == "__main__":

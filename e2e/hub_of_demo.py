@@ -32,10 +32,11 @@ def running_hub(folder: Path, faults: Faults | None = None) -> Iterator[Hub]:
 
 
 def from_hub(hub: Hub, body: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest of the documentation, changed to run here: with this hub, a CPU and the demo model's length."""
+    """Return a manifest of the documentation, changed to run here: this hub, a CPU, and the demo model's sizes."""
     spec = dict(body["spec"])
     environment = [{"name": "HF_ENDPOINT", "value": hub.url}]
     spec["engine"] = {**spec.get("engine", {}), "device": "Auto", "maxModelLen": 512}
     spec["pod"] = {"env": environment}
+    spec.setdefault("kvCache", {"blockBudget": 4096})
     spec["resources"] = {"requests": {"cpu": "100m"}, "limits": {"nvidia.com/gpu": 1, "cpu": 1}}
     return {**body, "spec": spec}

@@ -5,8 +5,9 @@ from html import escape
 
 from e2e.demo.story import Sample, Story
 
-WIDTH, LEFT, RIGHT = 880, 56, 16
-TOPS, HEIGHT = (64, 268), 150  # of the two charts
+WIDTH, LEFT, RIGHT = 520, 40, 12  # its text can be read on a phone, where it is shown at two thirds of its size
+TOPS, HEIGHT = (64, 232), 120  # of the two charts
+ROWS = (18, 36, 54)  # of the words below them
 STYLE = """
 svg { font: 13px system-ui, sans-serif; }
 text { fill: #1f2328; } .dim { fill: #59636e; } .grid { stroke: #d1d9e0; } .event { stroke: #818b98; }
@@ -32,13 +33,13 @@ def build_svg(story: Story, title: str) -> str:
     ready = _steps(story, seconds, TOPS[1], pods, lambda sample: sample.ready)
     bottom = TOPS[1] + HEIGHT
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 48}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 66}" role="img">',
         f"<title>{escape(title)}</title><style>{STYLE}</style>",
-        f'<rect class="back" width="{WIDTH}" height="{bottom + 48}" rx="6"/>',
+        f'<rect class="back" width="{WIDTH}" height="{bottom + 66}" rx="6"/>',
         f'<text x="{LEFT}" y="24" font-weight="600">{escape(title)}</text>',
         *_frame(TOPS[0], most, [("requests in flight", "flight"), ("waiting", "queue")]),
         f'<path class="line flight" d="{in_flight}"/><path class="line queue" d="{queue}"/>',
-        *_frame(TOPS[1], pods, [("pods ready", "ready"), ("wanted by the HPA", "wanted")]),
+        *_frame(TOPS[1], pods, [("pods ready", "ready"), ("desired by the HPA", "wanted")]),
         f'<path class="ready" fill-opacity=".35" d="{ready} V{bottom} H{LEFT} Z"/>',
         f'<path class="line wanted" d="{wanted}"/>',
         *_events(story, seconds, bottom),
@@ -89,15 +90,15 @@ def _frame(top: int, most: float, legend: Sequence[tuple[str, str]]) -> list[str
 
 
 def _events(story: Story, seconds: float, bottom: int) -> list[str]:
-    """Draw the events, in two rows of words below the pods, so that neighbours do not overlap."""
+    """Draw the events, in rows of words below the pods, so that neighbours do not overlap."""
     marks = [
-        (0.0, "burst"), (story.decided, "HPA wants 3"), (story.all_ready, "3 ready"),
+        (0.0, "burst"), (story.decided, "HPA sets 3"), (story.all_ready, "3 ready"),
         (story.burst_ended, "burst over"), (story.back_to_one, "1 again"),
     ]  # fmt: skip
     parts = []
     for number, (at, words) in enumerate((at, words) for at, words in marks if at is not None):
-        x, y = _x(at, seconds), bottom + (18, 36)[number % 2]
-        anchor = "end" if x > WIDTH - 120 else "start"
+        x, y = _x(at, seconds), bottom + ROWS[number % len(ROWS)]
+        anchor = "end" if x > WIDTH - 130 else "start"
         parts.append(f'<path class="event" d="M{x:.1f} {TOPS[0]} V{y - 12}"/>')
         parts.append(f'<text class="dim" x="{x:.1f}" y="{y}" text-anchor="{anchor}">{at:.1f} s: {words}</text>')
     return parts

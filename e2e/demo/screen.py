@@ -28,7 +28,7 @@ NEXT = """\
 The upgrade keeps the demo's values (the images that were built here) and changes one more.
 In a new terminal, eval "$(make -s demo-env)" sets KUBECONFIG, and PATH for kubectl, helm and `kubectl conveyor`.
 `kubectl top` has no answer here: it needs metrics-server, which Conveyor does not.
-Next: docs/quickstart.md for a cluster with GPUs, docs/autoscaling.md for the numbers above.
+Next: docs/install.md for a cluster with GPUs, docs/autoscaling.md for the numbers above.
 make demo-down   # removes the cluster; says what stays on the disk"""
 
 

@@ -32,7 +32,7 @@ def test_check_fails_when_a_file_differs_and_generate_mends_it(
 
 
 def test_generate_writes_only_what_changed(tmp_path: Path) -> None:
-    assert len(generate.write_files(tmp_path)) == 4
+    assert len(generate.write_files(tmp_path)) == 6
     assert generate.write_files(tmp_path) == []
 
 

@@ -1,5 +1,6 @@
 """The API reference says everything that the API server enforces."""
 
+import pytest
 from tests.api.test_crd import NODES
 from tests.api.test_refusals import sentences
 
@@ -7,7 +8,8 @@ from conveyor_api.conditions import ConditionType, Reason
 from conveyor_api.crd import build_schema
 from conveyor_api.reference import build_reference
 
-PAGE = build_reference()
+PAGES = build_reference()
+PAGE = "\n".join(PAGES[name] for name in ("api-pod", "api-reference", "api-status"))
 
 
 def test_every_field_has_a_row() -> None:
@@ -27,16 +29,22 @@ def test_every_condition_and_reason_is_there() -> None:
     assert all(f"| `{word}` |" in PAGE for word in [*ConditionType, *Reason])
 
 
+def test_a_page_can_be_read_in_one_sitting() -> None:
+    assert PAGES.keys() == {"api-pod", "api-reference", "api-status"}
+    assert not [name for name, page in PAGES.items() if len(page.splitlines()) > 650]
+
+
 def test_every_row_has_as_many_cells_as_its_header() -> None:
     for line in PAGE.splitlines():
         if line.startswith("|"):
             assert line.replace("\\|", "").count("|") in (3, 4, 6), line
 
 
-def test_headings_and_tables_stand_apart() -> None:
-    lines = PAGE.splitlines()
+@pytest.mark.parametrize("page", PAGES)
+def test_headings_and_tables_stand_apart(page: str) -> None:
+    lines = PAGES[page].splitlines()
     for number, line in enumerate(lines[1:], start=1):
         if line.startswith("#"):
             assert lines[number + 1] == "", line
             assert number == 1 or lines[number - 1] == "", line
-    assert "\n\n\n" not in PAGE
+    assert "\n\n\n" not in PAGES[page]

@@ -105,7 +105,7 @@ def test_the_largest_values_reach_programs_that_take_them() -> None:
 
 
 def test_the_quickstart_s_registry_reaches_the_pods_and_the_engines() -> None:
-    given = re.search("`--set (image.repository=[^`]*)`", (REPOSITORY / "docs/quickstart.md").read_text())
+    given = re.search("`--set (image.repository=[^`]*)`", (REPOSITORY / "docs/install.md").read_text())
     assert given
     pods = pods_of(render(given[1]))
     images = {spec["containers"][0]["image"].rpartition(":")[0] for spec in pods.values()}

@@ -23,12 +23,18 @@ from conveyor_gateway.watching.readiness import Readiness
 from conveyor_operator.metrics import Metrics as OperatorMetrics
 from e2e.cluster.paths import REPOSITORY
 
-PAGES = [REPOSITORY / "docs" / f"{page}.md" for page in ("operations", "sizing", "troubleshooting", "autoscaling")]
+PAGES = [
+    REPOSITORY / "docs" / f"{page}.md"
+    for page in ("operations", "monitoring", "sizing", "troubleshooting", "autoscaling", "keda")
+]
 WALKS = [REPOSITORY / "docs" / f"{page}.md" for page in ("engine", "operator")]
 MAPS = [*WALKS, *(REPOSITORY / "docs" / f"{page}.md" for page in ("architecture", "adding"))]
 GENERATED = [
     REPOSITORY / "docs" / f"{page}.md"
-    for page in ("alerts", "api-reference", "configuration", "errors", "gpu-models", "openai-fields")
+    for page in (
+        *("alerts", "api-pod", "api-reference", "api-status", "chart", "cli", "configuration", "errors", "gpu-models"),
+        "openai-fields",
+    )
 ]
 HERE = Path(__file__)
 _PRIVATE = re.compile(r"(?i)\w*(?:blam|prais|hurr[yi]|forgiv|guilt|punish|_lent\b)\w*")

@@ -26,7 +26,7 @@ def test_a_code_on_a_page_is_one_that_is_answered_with_that_status() -> None:
             assert STATUSES[code] <= set(map(int, re.findall(r"\d{3}", statuses))), code
             named += 1
     assert named >= 6
-    for page in ("openai-api", "models", "operations", "sizing", "autoscaling"):
+    for page in ("openai-api", "models", "operations", "monitoring", "sizing", "autoscaling", "keda"):
         text = (REPOSITORY / "docs" / f"{page}.md").read_text()
         for status, code in re.findall(r"\b([45]\d\d) `([a-z_]+)`", text):
             assert STATUSES[code] == {int(status)}, f"{page}: {code}"

@@ -64,7 +64,12 @@ def test_pre_commit_runs_what_make_check_runs() -> None:
             "errors",
             ("| 429 | `rate_limit_error` | `queue_full` |", "`context_length_exceeded`", "`ServiceUnavailable`"),
         ),
-        ("openai-fields", ("| `temperature` | chat, completions, responses", "`user`", "`logit_bias`")),
+        (
+            "openai-fields",
+            ("### Chat, completions, responses, messages", "| `temperature` |", "`user`", "`logit_bias`"),
+        ),
+        ("cli", ("### kubectl conveyor explain", "`--replica`", "conveyor_engine fetch", "`--uri URI` (required)")),
+        ("chart", ("| `gateway.replicas` | `2` |", "| `engine.image.tag` |", "| `metrics.enabled` | `true` |")),
     ],
 )
 def test_a_generated_page_is_what_the_programs_say(page: str, words: tuple[str, ...]) -> None:

@@ -106,7 +106,7 @@ def test_the_engine_takes_an_example_and_the_list_says_its_mode(example: Path, t
     if body["spec"].get("runtime") == "VLLM":
         return
     mode = read_as_engine(body, tmp_path).batching_mode
-    assert f"| {mode.title()}" in row
+    assert f"| {'Continuous, the default' if mode == 'auto' else mode.title()}" in row
 
 
 @pytest.mark.parametrize("task", get_args(Task))

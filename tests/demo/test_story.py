@@ -103,7 +103,7 @@ def test_the_picture_draws_every_curve_and_marks_every_event() -> None:
     assert paths["line wanted"].count("V") == 2, "up to three, and back"
     words = [element.text for element in picture.iter() if element.tag.endswith("text")]
     assert [word for word in words if word and ": " in word] == [
-        "0.0 s: burst", "2.0 s: HPA wants 3", "20.0 s: 3 ready", "60.0 s: burst over", "149.5 s: 1 again",
+        "0.0 s: burst", "2.0 s: HPA sets 3", "20.0 s: 3 ready", "60.0 s: burst over", "149.5 s: 1 again",
     ]  # fmt: skip
     assert "prefers-color-scheme: dark" in drawn
 

@@ -15,8 +15,8 @@ Json = dict[str, Any]
 
 
 def read_blocks() -> Iterator[Json]:
-    """Return the objects in docs/autoscaling.md."""
-    page = (REPOSITORY / "docs" / "autoscaling.md").read_text()
+    """Return the objects in docs/keda.md."""
+    page = (REPOSITORY / "docs" / "keda.md").read_text()
     for block in page.split("```yaml\n")[1:]:
         yield from yaml.safe_load_all(block.split("```")[0])
 

@@ -1,4 +1,4 @@
-"""Tests `kubectl conveyor check`, as in docs/quickstart.md, on a real API server without and with the prerequisites."""
+"""Tests `kubectl conveyor check`, as in docs/install.md, on a real API server without and with the prerequisites."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Runs the health check for Argo CD in docs/real-cluster.md on conditions that the operator computes."""
+"""Runs the health check for Argo CD in docs/gitops.md on conditions that the operator computes."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ KEY = f"resource.customizations.health.{GROUP}_{KIND}"
 
 
 def read_check() -> str:
-    page = (REPOSITORY / "docs/real-cluster.md").read_text()
+    page = (REPOSITORY / "docs/gitops.md").read_text()
     (example,) = [text.split("```")[0] for text in page.split("```yaml\n")[1:] if KEY in text.split("```")[0]]
     check: str = yaml.safe_load(example)["data"][KEY]
     return check

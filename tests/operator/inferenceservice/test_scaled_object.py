@@ -33,7 +33,7 @@ def installed(api: Api) -> Iterator[Api]:
 
 def test_the_documented_provider_makes_a_scaled_object(stage: Stage, installed: Api) -> None:
     """It is applied with strict validation by KEDA's own definition, as the operator applies all objects."""
-    page = (REPOSITORY / "docs" / "autoscaling.md").read_text()
+    page = (REPOSITORY / "docs" / "keda.md").read_text()
     (block,) = (part.split("```")[0] for part in page.split("```yaml\n") if part.startswith("spec:\n"))
     with stage.operator():
         stage.space.make_service(**yaml.safe_load(block)["spec"])
