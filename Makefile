@@ -41,7 +41,7 @@ venv: .venv/.complete ## .venv at the root, from uv.lock, with every extra
 tools: ## Build Kubernetes, etcd, Helm and CoreDNS from Go modules into the cache, once
 	@python3 -m e2e.cluster.tools.build all
 
-cluster-tools: ## Those that a cluster of pods needs: nearly all of them for local, kubectl and Helm for kind
+cluster-tools: ## Build the programs for a cluster of pods: nearly all of them for CLUSTER=local, kubectl and Helm for kind
 	@python3 -m e2e.cluster.preflight cluster
 	@python3 -m e2e.cluster.tools.build cluster
 
@@ -64,13 +64,13 @@ pictures: venv ## Draw docs/pictures; builds D2 once
 	GOBIN=$(CACHE)/d2-$(D2_VERSION) go install oss.terrastruct.com/d2@v$(D2_VERSION)
 	$(PY) docs/pictures.py $(CACHE)/d2-$(D2_VERSION)/d2
 
-check: venv check-generated ## Lint, format, types, layers, generated files
+check: venv check-generated ## Check lint, format, types, layers and generated files
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-check-generated: venv ## Whether the CRD, the dashboard, the generated pages, the pictures and uv.lock are what their sources say
+check-generated: venv ## Check that the CRD, the dashboard, the generated pages, the pictures and uv.lock match their sources
 	$(PY) crds/generate.py --check
 	$(PY) docs/pictures.py --check
 	for page in alerts chart cli configuration errors gpu-models openai-fields; do \
@@ -87,25 +87,25 @@ CHOSEN := not nightly and not brings_keda and not brings_contour and not brings_
 SELECT := not slow and $(CHOSEN)
 # Beside Kubernetes two workers more than cores: every second one begins with tests that mostly wait, see tests/conftest.py.
 # In the order of the folders: by default the files of few tests are left to the end, which are the slow ones.
-test: venv $(if $(NEEDS_TOOLS),tools) ## The tests that need no pods, but the slow ones, as CI runs them; `make test-engine` and so on for one part
+test: venv $(if $(NEEDS_TOOLS),tools) ## Run the tests that need no pods, without the slow ones, as CI does; `make test-engine` runs one part
 	.venv/bin/pytest $(SECOND_RUN) -n $$(($$(nproc) + $(if $(NEEDS_TOOLS),2,0))) --dist loadfile --no-loadscope-reorder --durations=25 -m '$(SELECT)' $(TESTS)
 
-test-slow: ## The slow tests
+test-slow: ## Run the slow tests
 	@$(MAKE) --no-print-directory test SELECT='slow and $(CHOSEN)'
 
-test-all: ## Those of `make test`, and the slow ones
+test-all: ## Run the tests of `make test` and the slow ones
 	@$(MAKE) --no-print-directory test SELECT='$(CHOSEN)'
 
-test-nightly: ## The tests that show in one more way what the other tests show
+test-nightly: ## Run further variants of other tests
 	@$(MAKE) --no-print-directory test SELECT=nightly
 
-nightly: test-slow test-nightly test-oldest-slow test-oldest-nightly e2e fresh ## What CI leaves out: those tests and stories, and a bare Debian that builds images and trains the model
+nightly: test-slow test-nightly test-oldest-slow test-oldest-nightly e2e fresh ## Run what CI leaves out: slow and nightly tests and stories, and the set-up in a bare Debian
 
 $(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
 
 # Triton 3.6's interpreter reads scalars from arrays, which NumPy deprecates.
-test-oldest: venv ## Execution and the models' answers, with the oldest torch, Triton, transformers and NumPy; sentence-transformers
+test-oldest: venv ## Run the tests of execution and of models' answers with the oldest torch, Triton, transformers and NumPy
 	$(UV) run --no-sync $(patsubst %,--with '%',$(OLDEST)) --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' \
 		python -m pytest $(SECOND_RUN) -p no:cacheprovider -n $$(nproc) --dist loadfile \
 		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' -m '$(SELECT)' \
@@ -113,10 +113,10 @@ test-oldest: venv ## Execution and the models' answers, with the oldest torch, T
 		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/test_embeddings.py tests/bench/workloads/test_encoder.py \
 		tests/bench/batchers
 
-test-oldest-slow: ## The slow ones of those tests with the oldest versions
+test-oldest-slow: ## Run the slow tests of `make test-oldest`
 	@$(MAKE) --no-print-directory test-oldest SELECT='slow and $(CHOSEN)'
 
-test-oldest-nightly: ## The further variants of those tests with the oldest versions
+test-oldest-nightly: ## Run the nightly tests of `make test-oldest`
 	@$(MAKE) --no-print-directory test-oldest SELECT=nightly
 
 images: venv ## Build the control and the engine image
@@ -125,10 +125,10 @@ images: venv ## Build the control and the engine image
 demo-model: venv ## Train the demo's model into the cache, once
 	@nice $(PY) -m e2e.demo_model
 
-offline-models: demo-model ## Train that model and one for each other task into the cache, once: nothing is downloaded
+offline-models: demo-model ## Train the demo's model and one for each other task into the cache, once; downloads nothing
 	@for model in demo-embed demo-rerank demo-classify demo-image demo-clip demo-audio demo-paint custom; do nice $(PY) -m e2e.demo_model $$model || exit 1; done
 
-cluster: cluster-tools venv ## Bring up a whole empty local Kubernetes; prints its KUBECONFIG
+cluster: cluster-tools venv ## Start a local Kubernetes, and print its KUBECONFIG
 	$(PY) -m e2e.cluster up
 
 cluster-down: venv ## Remove every trace of that cluster
@@ -140,7 +140,7 @@ deploy: cluster-tools images ## Load the images and install the chart on the clu
 
 SET_UP_FOR := demo
 MODELS := demo-model
-set-up: ## What the demo and e2e need, side by side as far as it goes: cluster, images, model
+set-up: ## Prepare cluster, images and model for the demo and e2e, in parallel
 	@python3 -m e2e.cluster.preflight $(SET_UP_FOR)
 	@$(MAKE) --no-print-directory -j cluster images $(MODELS)
 
@@ -158,7 +158,7 @@ e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 # Another task than generating text: embed, rerank, classify, image-classify, image-embed, image-generate, transcribe or custom, whose model is trained then.
 TASK :=
 demo: MODELS := $(if $(TASK),offline-models,demo-model)
-demo: set-up ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1; or TASK=rerank, one request and its batches
+demo: set-up ## Show the main job on a local cluster: chart, InferenceService, a chat, a burst, 1 -> 3 -> 1; TASK=rerank shows another task
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.demo $(TASK)
 
 clients: ## Try real clients, each as its users install it, on the local cluster: the table of docs/openai-api.md
@@ -233,7 +233,7 @@ faults: venv tools ## Break the API server and Conveyor's processes in seventeen
 # What is in the two images: the extras of their Dockerfiles.
 EXTRAS_control := --extra operator --extra gateway
 EXTRAS_engine := --extra engine
-release-dry-run: $(UV) ## What a release makes without pushing: the packaged chart, and bills of materials (CycloneDX)
+release-dry-run: $(UV) ## Build what a release publishes, without pushing: the packaged chart, and bills of materials (CycloneDX)
 	python3 charts/package.py --out dist/release --registry registry.example.com/conveyor \
 		--control sha256:$$(printf 0%.0s {1..64}) --engine sha256:$$(printf 1%.0s {1..64})
 	$(UV) export --quiet --locked --no-dev --no-emit-project $(EXTRAS_control) --format cyclonedx1.5 > dist/release/control.cdx.json
