@@ -98,7 +98,7 @@ def test_services_are_looked_at_saved_deleted_and_brought_back(release: Release,
     release.upgrade()
     wait_until("the kind's name and fields", lambda: "maxBatchSize" in explain(release))
     release.shell("kubectl apply -f examples/qwen.yaml")
-    assert "Max Batch Size" in release.shell("kubectl describe infsvc qwen")
+    assert "Max Model Len" in release.shell("kubectl describe infsvc qwen")
     release.shell("kubectl get infsvc,servednames -A -o yaml > conveyor.yaml", tmp_path)
     release.shell("kubectl delete infsvc -A --all")
     assert not release.api.reachable(f"{SERVICES}/qwen")
