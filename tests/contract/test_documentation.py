@@ -71,6 +71,13 @@ def test_a_decision_has_a_number_of_its_own_and_says_it() -> None:
     assert all(page.read_text().startswith(f"# {int(page.name[:4])}. ") for page in pages)
 
 
+def test_a_decision_has_its_status_and_date_below_its_title() -> None:
+    pages = sorted((REPOSITORY / "docs" / "adr").glob("0*.md"))
+    lines = {page.name: page.read_text().splitlines()[2] for page in pages}
+    status = re.compile(r"Accepted, \d{4}-\d\d-\d\d(?:; changed by \[\d+\]\(.*\))?\.")
+    assert not [f"{name}: {line}" for name, line in lines.items() if not status.fullmatch(line)]
+
+
 def test_the_index_lists_each_decision_once_with_its_title() -> None:
     folder = REPOSITORY / "docs" / "adr"
     listed = re.findall(r"^- \[(.+)\]\((.+)\)$", (folder / "README.md").read_text(), re.MULTILINE)
