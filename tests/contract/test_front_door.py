@@ -31,5 +31,25 @@ def test_the_site_opens_with_the_readme() -> None:
     assert not outside, "links of the README must lead to pages of docs/, or the site breaks"
 
 
+def test_every_page_and_package_has_the_same_version() -> None:
+    def find(file: str, pattern: str) -> str:
+        found = re.search(pattern, (REPOSITORY / file).read_text(), re.MULTILINE)
+        assert found, file
+        return found[1]
+
+    number = r"(\d+\.\d+\.\d+)"
+    versions = {
+        "pyproject.toml": find("pyproject.toml", rf'^version = "{number}"'),
+        "chart": find("charts/conveyor/Chart.yaml", rf"^version: {number}$"),
+        "images": find("charts/conveyor/Chart.yaml", rf'^appVersion: "{number}"$'),
+        "README.md": find("README.md", rf"^Version {number} "),
+        "CHANGELOG.md": find("CHANGELOG.md", rf"^## \[{number}\] - \d{{4}}-\d\d-\d\d$"),
+        "docs/versioning.md": find("docs/versioning.md", rf"^The version is {number}, of \d{{4}}-\d\d-\d\d\."),
+        "docs/comparison.md": find("docs/comparison.md", rf"Conveyor {number} \|"),
+        "docs/install.md": find("docs/install.md", rf"conveyor/control:{number} "),
+    }
+    assert len(set(versions.values())) == 1, versions
+
+
 def _leaves(value: object) -> list[object]:
     return [leaf for child in value.values() for leaf in _leaves(child)] if isinstance(value, dict) else [value]
