@@ -15,14 +15,9 @@ from e2e.cluster.paths import REPOSITORY
 BELOW_ALL = ("lib/conveyor_process", "lib/conveyor_protocol")
 SHARED = ("lib",)
 PARTS = {
-    "operator": (
-        *SHARED,
-        "operator/conveyor_operator",
-        "operator/conveyor_load",
-        "operator/conveyor_insight",
-        "operator/conveyor_kubectl",
-    ),
-    "gateway": (*SHARED, "gateway/conveyor_gateway", "gateway/conveyor_metrics", "jobs/conveyor_jobs"),
+    "operator": (*SHARED, "operator"),
+    "gateway": (*SHARED, "gateway", "metrics", "jobs"),
+    "cli": (*SHARED, "cli"),
     "engine": (*BELOW_ALL, "engine/conveyor_engine"),
 }
 # Imported by a library that is told to, not by us.

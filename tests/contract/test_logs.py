@@ -21,7 +21,7 @@ PROCESSES = {
     "conveyor_gateway": ["--port=0", "--admin-port=0"],
     "conveyor_metrics": ["--https-port=0", "--admin-port=0"],
 }
-FOLDERS = ("lib", "operator", "gateway", "jobs", "engine/conveyor_engine")
+FOLDERS = ("lib", "operator", "gateway", "metrics", "jobs", "cli", "engine/conveyor_engine")
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 

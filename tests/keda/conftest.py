@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
+from tests.cli.kubectl.conftest import space
 from tests.contract.conftest import nowhere
 from tests.keda.installation import running_keda
 from tests.metrics.aggregation import Aggregated
 from tests.metrics.conftest import aggregated, metrics_plane, own_address, start_gateway
-from tests.plugin.conftest import space
 
 from e2e import keda
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.cli.kubectl.test_explained_service import Explained, count
 from tests.metrics.aggregation import Aggregated, DemandServer
 from tests.operator.stage import Space, wait_until
-from tests.plugin.test_explained_service import Explained, count
 
 Json = dict[str, Any]
 StartGateway = Callable[[dict[str, Json]], DemandServer]

@@ -12,11 +12,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tests.cli.kubectl.tuning.conftest import EnginePods
 from tests.engine.processes import REAL
 from tests.gateway.cluster import make_endpoint, make_slice, own_address
 from tests.gateway.process import GatewayProcess
 from tests.operator.stage import Space, wait_until
-from tests.plugin.tuning.conftest import EnginePods
 
 from conveyor_api import names
 from conveyor_kubectl.command import main

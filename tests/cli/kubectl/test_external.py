@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.cli.kubectl.test_explained_service import Explained, count
 from tests.metrics.aggregation import Aggregated, DemandServer
 from tests.operator.stage import Space, wait_until
-from tests.plugin.test_explained_service import Explained, count
 
 from e2e.cluster.paths import REPOSITORY
 

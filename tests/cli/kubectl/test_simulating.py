@@ -84,7 +84,7 @@ def test_what_cannot_be_simulated_is_said_in_one_line(tmp_path: Path, capsys: py
 @pytest.mark.slow
 def test_the_documented_command_prints_the_documented_table() -> None:
     """The program prints the table in docs/autoscaling.md."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "autoscaling.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "autoscaling.md").read_text()
     command = [sys.executable, "-m", "conveyor_kubectl", "simulate"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout in page

@@ -1,7 +1,7 @@
 """Tests the order in which settings and rates are tried, and which setting is chosen."""
 
 import pytest
-from tests.insight.tuning.service import Arithmetic
+from tests.cli.insight.tuning.service import Arithmetic
 
 from conveyor_api.batching import Batching
 from conveyor_insight.tuning.candidates import Candidate, Plan, make_plan

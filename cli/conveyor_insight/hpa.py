@@ -1,7 +1,7 @@
 """Evaluates a HorizontalPodAutoscaler as its controller does. Pure; used by `explaining`, `replaying` and `simulate`.
 
 The arithmetic is from Kubernetes: pkg/controller/podautoscaler/horizontal.go for Object metrics with `AverageValue`.
-tests/insight compares this module with the real controller. Times are in seconds on any clock.
+tests/cli/insight compares this module with the real controller. Times are in seconds on any clock.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,13 +9,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.cli.kubectl.test_explained_service import Explained, count, has_read
 from tests.gateway.cluster import Cluster
 from tests.gateway.engine_servers import SlowEngine, running_engine
 from tests.gateway.process import GatewayProcess
 from tests.metrics.aggregation import Aggregated
 from tests.operator.kubelet import Kubelet, crashed, ready, running
 from tests.operator.stage import Space, wait_until
-from tests.plugin.test_explained_service import Explained, count, has_read
 
 Json = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """Records the decisions of a real HPA controller for metric values from a script.
 
-`python -m tests.insight.recording` writes `recorded.json` next to this file, in about three minutes. It runs all HPAs
-of `HPAS` at once, on their own control plane.
+`python -m tests.cli.insight.recording` writes `recorded.json` next to this file, in about three minutes. It runs all
+HPAs of `HPAS` at once, on their own control plane.
 """
 
 import json

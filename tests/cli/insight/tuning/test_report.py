@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import yaml
-from tests.insight.tuning.service import Arithmetic, make_figures
+from tests.cli.insight.tuning.service import Arithmetic, make_figures
 
 from conveyor_api.batching import Batching
 from conveyor_insight.tuning.candidates import Candidate, make_plan

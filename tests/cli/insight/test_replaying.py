@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.insight.test_explaining import AUTOSCALING, BATCHING, NOW, make_facts
+from tests.cli.insight.test_explaining import AUTOSCALING, BATCHING, NOW, make_facts
 from tests.operator.builders import make_deployment
 
 from conveyor_api import names

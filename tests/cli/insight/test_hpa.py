@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.insight.recording import CONTROLLER, HPAS, RECORDED, record
+from tests.cli.insight.recording import CONTROLLER, HPAS, RECORDED, record
 
 from conveyor_api import names
 from conveyor_insight.hpa import Hpa

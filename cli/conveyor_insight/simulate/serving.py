@@ -5,7 +5,7 @@ bounded queue. The first request in a queue goes to the engine that has the fewe
 gateway has a place on that engine. While its batch is not full, an engine accepts every request. Beyond the batch, it
 grants places to gateways that ask (the engine's `serving.places`). An engine runs its requests in order, as many at
 once as its KV cache holds. If the KV cache holds fewer requests than the batch, the engine reports how many it holds.
-Metrics are counted as in gateway/conveyor_metrics.
+Metrics are counted as in metrics/conveyor_metrics.
 """
 
 from collections import deque
