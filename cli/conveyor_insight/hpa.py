@@ -1,4 +1,4 @@
-"""Evaluates a HorizontalPodAutoscaler as its controller does. Pure; used by `explaining`, `replaying` and `simulate`.
+"""Evaluates a HorizontalPodAutoscaler as its controller does. Pure; used by `explaining` and `simulate`.
 
 The arithmetic is from Kubernetes: pkg/controller/podautoscaler/horizontal.go for Object metrics with `AverageValue`.
 tests/cli/insight compares this module with the real controller. Times are in seconds on any clock.

@@ -7,22 +7,16 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TextIO
 
-import yaml
-
-from conveyor_api.errors import InvalidResource
-from conveyor_api.resource import InferenceService
 from conveyor_api.text import make_printable
 from conveyor_insight.explaining import explain
 from conveyor_insight.facts import Unanswered, read_facts
-from conveyor_insight.replaying import build_rules, read_moments, replay
-from conveyor_kubectl import advising, migrating, tuning
+from conveyor_kubectl import advising, tuning
 from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.prerequisites import Verdict, check
 from conveyor_kubectl.simulating import DESCRIPTION, EPILOG, add_flags, simulate
-from conveyor_kubectl.words import build_findings, build_json, build_replay, build_text
+from conveyor_kubectl.words import build_findings, build_json, build_text
 
 _EXPLAIN = """Show why an InferenceService has its number of replicas: the value and target of each metric, the replicas
 that it calls for, and what the HorizontalPodAutoscaler decides. The command repeats the arithmetic of the
@@ -33,16 +27,10 @@ _CHECK = """Check whether a cluster has what Conveyor needs, before you install 
 exit code is 1 if something is missing."""
 
 
-_REPLAY = """Compute what the HorizontalPodAutoscaler would have decided at recorded moments, with the recorded spec or
-another one. FILE contains documents that `explain -o json` printed, one after the other. The command contacts no
-cluster. The requests in flight stay as recorded."""
-
-
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kubectl conveyor", description=__doc__, allow_abbrev=False)
     parser.description = (
-        "Explain, simulate and tune how Conveyor scales and batches. Check a cluster before installing, and migrate its"
-        " objects before an API version is removed."
+        "Explain, simulate and tune how Conveyor scales and batches. Check a cluster before installing."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     explaining = commands.add_parser(
@@ -66,22 +54,11 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("-n", "--namespace", help="namespace of the service (default: the context's)")
     tuning.add_arguments(tuned)
     checking = commands.add_parser("check", help="check whether a cluster has what Conveyor needs", description=_CHECK)
-    migrated = commands.add_parser(
-        "migrate", help="store all objects in the CRDs' current version", description=migrating.DESCRIPTION
-    )
-    for command in (explaining, checking, tuned, advised, migrated):
+    for command in (explaining, checking, tuned, advised):
         command.add_argument(
             "--kubeconfig", metavar="FILE", help="kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"
         )
         command.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: current)")
-    replaying = commands.add_parser("replay", help="compute what an HPA would have decided", description=_REPLAY)
-    replaying.add_argument("samples", metavar="FILE", type=Path, help="documents of `explain -o json`")
-    replaying.add_argument(
-        "--service",
-        metavar="FILE",
-        type=Path,
-        help="InferenceService with another autoscaling (default: the recorded one)",
-    )
     simulating = commands.add_parser(
         "simulate", help="simulate the autoscaler under a load", description=DESCRIPTION, epilog=EPILOG
     )
@@ -101,28 +78,12 @@ def _check(cluster: Cluster) -> int:
     return 1 if any(finding.verdict is Verdict.MISSING for finding in findings) else 0
 
 
-def _replay(flags: argparse.Namespace) -> int:
-    try:
-        other = None if flags.service is None else build_rules(_read_service(flags.service))
-        looks = list(replay(read_moments(flags.samples.read_text(encoding="utf-8")), other))
-    except (OSError, ValueError, InvalidResource, yaml.YAMLError) as error:
-        raise Unanswered(f"cannot replay: {error}") from error
-    if not looks:
-        raise Unanswered(f"cannot replay: no document of {flags.samples} has an autoscaler")
-    _print(build_replay(looks))
-    return 0
-
-
 def _print(text: str, file: TextIO | None = None) -> None:
     """Print text.
 
     Control characters are made printable, because parts of `text` come from objects that tenants write.
     """
     print(*map(make_printable, text.split("\n")), sep="\n", file=file)
-
-
-def _read_service(path: Path) -> InferenceService:
-    return InferenceService.parse(yaml.safe_load(path.read_text(encoding="utf-8")), known_only=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,14 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if flags.command == "simulate":
         return simulate(flags)
     try:
-        if flags.command == "replay":
-            return _replay(flags)
         cluster = Cluster(flags.kubeconfig, flags.context)
         match flags.command:
             case "check":
                 return _check(cluster)
-            case "migrate":
-                return migrating.migrate(cluster, _print)
             case "tune":
                 return tuning.tune(cluster, flags, _print)
             case "advise":

@@ -1,4 +1,4 @@
-"""Formats findings and replays as text, and explanations as text or JSON. Pure; used by `command`."""
+"""Formats findings as text, and explanations as text or JSON. Pure; used by `command`."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from conveyor_insight.explaining import Explanation, Metric
 from conveyor_insight.facts import ClassFacts, LimitFacts
-from conveyor_insight.replaying import Look
 from conveyor_insight.tables import build_table
 from conveyor_kubectl.prerequisites import Finding
 from conveyor_protocol.limit_reasons import MEANINGS, LimitReason
@@ -62,29 +61,6 @@ def _build_row(metric: Metric) -> tuple[str, ...]:
 def build_findings(findings: Sequence[Finding]) -> str:
     """Return the findings with one line for each."""
     return build_table([(each.verdict, each.subject, each.sentence) for each in findings])
-
-
-def build_replay(looks: Sequence[Look]) -> str:
-    """Return a table with a line for each moment, and a summary of recorded and replayed replicas."""
-    metrics = sorted({name for look in looks for name in look.moment.values})
-    head = ("AT", *metrics, "RECORDED", "REPLAYED")
-    return "\n\n".join([build_table([head, *(_build_look(look, metrics) for look in looks)]), _sum_up(looks)])
-
-
-def _build_look(look: Look, metrics: Sequence[str]) -> tuple[str, ...]:
-    moment = look.moment
-    values = ("unknown" if (value := moment.values.get(name)) is None else str(value) for name in metrics)
-    return moment.at.isoformat(timespec="seconds"), *values, str(moment.recorded), str(look.replayed)
-
-
-def _sum_up(looks: Sequence[Look]) -> str:
-    told = []
-    for word, replicas in (
-        ("recorded", [look.moment.recorded for look in looks]),
-        ("replayed", [look.replayed for look in looks]),
-    ):
-        told.append(f"{word}: {max(replicas)} replicas at most, {sum(replicas) / len(replicas):.1f} on average")
-    return "; ".join(told)
 
 
 def _number(value: Decimal) -> str:
