@@ -96,9 +96,15 @@ def add_flags(parser: argparse.ArgumentParser, *, objective_required: bool = Tru
         help="length of the load at each rate (default 30)",
     )  # fmt: skip
     load.add_argument("--seed", type=int, default=0, help="seed for drawn lengths, arrivals and texts (default 0)")
-    tried = parser.add_argument_group("settings that are tried (default: half, twice and four times the current one)")
-    tried.add_argument("--max-batch-size", type=_list_of(_parse_size), default=[], metavar="N,...")
-    tried.add_argument("--window", type=_list_of(_parse_window), default=[], metavar="TIME,...")
+    tried = parser.add_argument_group("settings that are tried")
+    tried.add_argument(
+        "--max-batch-size", type=_list_of(_parse_size), default=[], metavar="N,...",
+        help="batch limits; default: half, twice and four times the current one",
+    )  # fmt: skip
+    tried.add_argument(
+        "--window", type=_list_of(_parse_window), default=[], metavar="TIME,...",
+        help="windows of the modes Static and Dynamic; default: half, twice and four times the current one",
+    )  # fmt: skip
     tried.add_argument(
         "--max-batch-tokens", type=_list_of(_parse_tokens), default=[], metavar="N,...",
         help="tokens of a step; not tried unless the spec or this flag names some",
