@@ -46,6 +46,8 @@ If several claim the same name, only the oldest counts. Delete the ServedName to
 `kubectl get {names.SERVED_NAME_PLURAL}` lists those of a namespace."""
 
 _POD_LINK = "Labels, nodes, volumes, environment variables and more: [settings of pods](api-pod.md)."
+Cells = tuple[str, ...]
+
 _LINE_CHARACTERS = 160
 _LIMITS = {
     "minimum": "from {}",
@@ -87,7 +89,7 @@ def _object(path: str, schema: Schema) -> Iterator[str]:
     required = schema.get("required", [])
     rows = [_row(name, member, name in required) for name, member in schema["properties"].items()]
     yield schema["description"]
-    yield _table(("field", "type", "default", "limits", "meaning"), rows)
+    yield _table(*_without_empty_columns(("field", "type", "default", "limits", "meaning"), rows))
     if rules := [*_rules(schema), *_member_rules(schema)]:
         yield "Rules:"
         yield "\n".join(rules)
@@ -99,8 +101,18 @@ def _object(path: str, schema: Schema) -> Iterator[str]:
             yield from [_POD_LINK] if own_page else _object(f"{path}.{name}{suffix}", nested)
 
 
-def _table(header: tuple[str, ...], rows: list[str]) -> str:
-    return "\n".join([f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}", *rows])
+def _without_empty_columns(header: Cells, rows: list[Cells]) -> tuple[Cells, list[Cells]]:
+    """Return the table without the columns whose cells are all empty, so that it is narrower on a screen."""
+    used = [index for index in range(len(header)) if any(row[index] for row in rows)]
+    return tuple(header[index] for index in used), [tuple(row[index] for index in used) for row in rows]
+
+
+def _table(header: Cells, rows: list[Cells]) -> str:
+    return "\n".join([_line(header), f"|{' --- |' * len(header)}", *map(_line, rows)])
+
+
+def _line(cells: Cells) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _nested(schema: Schema) -> tuple[Schema | None, str]:
@@ -111,9 +123,10 @@ def _nested(schema: Schema) -> tuple[Schema | None, str]:
     return (items, "[]") if "properties" in items else (None, "")
 
 
-def _row(name: str, schema: Schema, required: bool) -> str:
-    cells = (f"`{name}`", _type(schema), "required" if required else _default(schema), _limits(schema))
-    return f"| {' | '.join(cells)} | {schema['description'].removesuffix(default_sentence(schema))} |"
+def _row(name: str, schema: Schema, required: bool) -> Cells:
+    default = "required" if required else _default(schema)
+    meaning = schema["description"].removesuffix(default_sentence(schema))
+    return f"`{name}`", _type(schema), default, _limits(schema), meaning
 
 
 def _default(schema: Schema) -> str:
@@ -160,12 +173,12 @@ def _member_rules(schema: Schema) -> Iterator[str]:
 
 
 def _conditions() -> str:
-    rows = []
+    rows: list[Cells] = []
     for condition, meaning in CONDITION_MEANINGS.items():
         reasons = REASONS_BY_CONDITION[condition]
         own = _words(reason for reason in reasons if reason not in POD_FAILURES)
         shared = "; those of pods" if set(POD_FAILURES) <= set(reasons) else ""
-        rows.append(f"| `{condition}` | {meaning} | {own}{shared} |")
+        rows.append((f"`{condition}`", meaning, f"{own}{shared}"))
     table = _table(("type", "meaning", "reasons of its own"), rows)
     pods = f"Reasons of pods, the same in each condition that depends on them: {_words(POD_FAILURES)}."
     return f"{table}\n\n{textwrap.fill(pods, _LINE_CHARACTERS)}"
@@ -176,4 +189,4 @@ def _words(reasons: Iterable[str]) -> str:
 
 
 def _reasons() -> str:
-    return _table(("reason", "meaning"), [f"| `{reason}` | {meaning} |" for reason, meaning in REASON_MEANINGS.items()])
+    return _table(("reason", "meaning"), [(f"`{reason}`", meaning) for reason, meaning in REASON_MEANINGS.items()])
