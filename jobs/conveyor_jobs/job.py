@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 
 _SYNC_SECONDS: Final = 1.0
 _PROGRESS_SECONDS: Final = 10.0
-_WAITING: Final = "waiting_for_engine"  # requests are in flight, and none has got a response
+# Requests are in flight without a response: the service starts, or the responses take long. A job cannot tell which.
+_WAITING: Final = "waiting_for_responses"
 
 
 def run_job(settings: Settings) -> ExitCode:

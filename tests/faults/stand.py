@@ -6,6 +6,7 @@ meanwhile, and tells what it cost until everything was right again.
 
 import contextlib
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -127,6 +128,20 @@ class Stand:
         """Start another operator in addition to the first one."""
         kubeconfig = self.folder / "kubeconfig"
         return OperatorProcess(kubeconfig, self.space.namespace, self.folder / "operator.log", *flags, **environment)
+
+    def start_job(self, num_requests: int) -> subprocess.Popen[bytes]:
+        """Start an offline job for the service with an engine. Its results are in the stand's folder `job`."""
+        folder = self.folder / "job"
+        folder.mkdir()
+        requests = [
+            {"custom_id": str(each), "url": "/v1/completions", "body": {"prompt": "hello", "max_tokens": 400}}
+            for each in range(num_requests)
+        ]
+        (folder / "in.jsonl").write_text("".join(json.dumps(each) + "\n" for each in requests))
+        command = [sys.executable, "-m", "conveyor_jobs", f"--input={folder / 'in.jsonl'}", f"--output={folder}"]
+        with (folder / "log").open("wb") as log:
+            url = f"{self.gateway.url}/{self.space.namespace}/{SERVED}"
+            return subprocess.Popen([*command, f"--url={url}"], stderr=log)
 
     def replace_operator(self, *flags: str, **environment: str) -> None:
         """Kill the working operator and start another one."""

@@ -144,8 +144,10 @@ def test_an_etcd_that_is_restored(stand: Stand, record: Record) -> None:
     stand.replace_operator(*elected)
     wait_until("it leads", lambda: "event=leading" in stand.operator.log.read_text())
     standby = stand.start_operator(*elected)
+    job = stand.start_job(100)
     with stand.told("event=leading"):
         record("etcd is restored, and the leader ends", stand.endure(restored(stand, standby), 10))
+    assert job.wait(60) == 0, (stand.folder / "job" / "log").read_text()
     for name in (SERVED, *BYSTANDERS):
         assert not stand.created_since_leading(name)
     wait_until("the gateway knows the new service", lambda: stand.gateway_code("later") != 404)

@@ -126,4 +126,4 @@ async def test_the_log_names_an_engine_that_does_not_answer_and_then_why_request
         code, log = await wait_job(job)
     assert code == 3, log
     held_by = [line.split("held_by=")[1].split()[0] for line in log.splitlines() if "held_by=" in line]
-    assert held_by == ["waiting_for_engine", "start_failed", "start_failed"]
+    assert held_by == ["waiting_for_responses", "start_failed", "start_failed"]
