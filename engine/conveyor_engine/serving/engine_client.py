@@ -282,6 +282,11 @@ class EngineClient:
                 _log.info(
                     "event=engine_ready max_model_len=%d num_kv_blocks=%d", facts.max_model_len, facts.num_kv_blocks
                 )
+                if facts.num_lost_graphs:
+                    _log.warning(
+                        "event=cuda_graphs_lost number=%d consequence=slower_steps "
+                        "action=see_the_error_of_cuda_graph_failed", facts.num_lost_graphs,
+                    )  # fmt: skip
             case StartFailed(reason, text) | Failed(reason, text):
                 self.death = Death(reason, text)
 

@@ -148,6 +148,14 @@ class Snapshot(Collector):
             allowed = self.stats.capacity
             capacity.add_metric(self._values, facts.max_num_seqs if allowed is None else allowed)
         yield capacity
+        lost = GaugeMetricFamily(
+            "conveyor_engine_lost_graphs",
+            "CUDA graphs that could not be captured at the start, so that the steps of their sizes are slower.",
+            labels=self._names,
+        )
+        if facts is not None:
+            lost.add_metric(self._values, facts.num_lost_graphs)
+        yield lost
         yield from self._limits(facts)
 
     def _limits(self, facts: ModelFacts | None) -> Iterator[Metric]:

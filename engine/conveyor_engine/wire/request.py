@@ -173,6 +173,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     max_num_batched_tokens: int
     # Requests of the declared lengths that fit the KV cache; None: a whole batch fits, or no lengths are declared.
     num_held: int | None = None
+    num_lost_graphs: int = 0  # CUDA graphs that could not be captured, so their steps launch each kernel
     of_task: bytes = b""  # facts that only the task can decode
 
 

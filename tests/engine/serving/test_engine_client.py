@@ -236,6 +236,15 @@ def test_a_step_may_take_five_times_as_long_as_the_longest_of_the_warm_up(
     assert not engine.is_alive
 
 
+def test_lost_graphs_are_a_warning_and_a_metric(caplog: pytest.LogCaptureFixture) -> None:
+    engine, metrics = EngineClient(EngineConfig(model="m")), EngineMetrics("m")
+    metrics.snapshot.facts = lambda: engine.facts
+    engine._handle(Ready(make_facts(num_lost_graphs=2), 1.0))
+    assert "event=cuda_graphs_lost number=2" in caplog.text
+    samples = {sample.name: sample.value for family in metrics.snapshot.collect() for sample in family.samples}
+    assert samples["conveyor_engine_lost_graphs"] == 2
+
+
 async def test_a_silent_engine_is_not_alive_until_it_is_heard_again() -> None:
     engine = EngineClient(EngineConfig(model="m"))
     workers, usage = WorkerPool(None, lambda: None), UsageReports()  # type: ignore[arg-type]

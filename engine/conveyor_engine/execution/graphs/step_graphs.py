@@ -78,6 +78,11 @@ class StepGraphs:
         """Return the captured sizes of a kind of steps, ascending."""
         return sorted(self._replays.get(name, ()))
 
+    @property
+    def num_lost(self) -> int:
+        """Return the number of sizes that are worth a graph and could not be captured."""
+        return sum(len(kind.sizes) - len(self._replays[kind.name]) for kind in self._kinds)
+
     def capture(self, capture: Capture, progress: Callable[[str], None]) -> None:
         """Capture all sizes, the largest first, so that the others can share its memory."""
         if self._sampler is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 
+import msgspec
 import torch
 from transformers import PreTrainedModel
 
@@ -91,6 +92,8 @@ class GenerateRunner(Runner):
             self.graphs = self._make_graphs(capture, num_blocks, progress, ())
             if self._adapters is not None:
                 self._adapted_graphs = self._make_graphs(capture, num_blocks, progress, None)
+        made = [graphs for graphs in (self.graphs, self._adapted_graphs) if graphs is not None]
+        self.facts = msgspec.structs.replace(self.facts, num_lost_graphs=sum(graphs.num_lost for graphs in made))
 
     def _add_adapters(self, start: Start, found: Sequence[Adapter]) -> Adapters | None:
         if not found:

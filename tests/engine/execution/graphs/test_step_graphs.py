@@ -290,4 +290,5 @@ def test_sizes_below_one_without_memory_are_captured(error: Exception, captured:
     graphs = StepGraphs([kind], SimpleNamespace(block_tables=torch.zeros(5, 4)))  # type: ignore[arg-type]
     graphs.capture(capture, told.append)
     assert graphs.sizes("plain") == captured
+    assert graphs.num_lost == 3 - len(captured)
     assert "event=cuda_graph_failed steps=plain size=2048" in told[0]
