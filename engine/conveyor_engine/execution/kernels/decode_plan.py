@@ -27,8 +27,9 @@ _COLUMNS = 6
 class DecodePlan:
     """The shares of the keys for G programs, and the memory in which the programs of one row join their results.
 
-    G = rows + `spread` is an upper bound. Each row has at least one program (none if its length is 0), and the shares
-    are so large that all further programs number at most `spread`.
+    G is an upper bound: the lower of rows + `spread` and `_MOST_SHARES` x rows. Each row has at least one program (none
+    if its length is 0) and at most `_MOST_SHARES`. The shares are so large that all further programs number at most
+    `spread`.
     """
 
     work: torch.Tensor  # int32 (6, G): row or -1, its length, first key, end of keys, its first program, their count
@@ -114,7 +115,7 @@ def plan_decodes(
     """
     num_rows, device = seq_lens.shape[0], seq_lens.device
     spread = max(1, _PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
-    num_programs = num_rows + spread
+    num_programs = min(num_rows + spread, _MOST_SHARES * num_rows)
     work = torch.empty((_COLUMNS, num_programs), dtype=torch.int32, device=device)
     arrived = torch.empty((num_rows, num_kv_heads), dtype=torch.int32, device=device)
     _plan_decodes[(num_programs,)](

@@ -70,6 +70,13 @@ def test_rows_that_fill_the_gpu_are_not_split_and_a_lone_one_is_down_to_the_leas
     assert [end - begin for begin, end in shares] == [KEYS_PER_PROGRAM] * 8
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 8])
+def test_few_rows_launch_no_program_that_no_length_can_use(num_rows: int) -> None:
+    made = plan([100_000] * num_rows, processors=132, kv_heads=8)
+    assert made.work.shape[1] == min(decode_plan._MOST_SHARES * num_rows, num_rows + 132)
+    assert {len(row) for row in shares_of(made, [100_000] * num_rows)} <= {16, 17, 32}
+
+
 @pytest.mark.parametrize("lengths", [[0], [0, 0, 0], [5, 300, 0, 0], [0, 4000, 0, 7]], ids=str)
 def test_a_row_without_tokens_has_no_program(lengths: list[int]) -> None:
     made = plan(lengths)
