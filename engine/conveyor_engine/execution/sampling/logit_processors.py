@@ -6,10 +6,11 @@ order and their definitions are vLLM's.
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from conveyor_engine.execution.sampling.penalties import Penalties
 from conveyor_engine.execution.sampling.processor import ALWAYS, Int64, LogitProcessor, Samples
@@ -19,6 +20,7 @@ from conveyor_engine.wire.step import RowMask, RowSampling
 
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy, as in vLLM: float32 cannot divide by much less
 _BITS = 8
+_ALL_ALLOWED = 2**_BITS - 1
 _ANY, _NO_TOKEN = -1, -2
 _FORBIDDEN = -math.inf
 
@@ -193,18 +195,21 @@ def find_floor(min_p: float) -> float:
 def mask_rows(logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask]) -> torch.Tensor:
     """Return a copy of logits (entries, vocabulary) with minus infinity for tokens that the masks do not allow.
 
-    The packed bits are copied to the device. A row's mask may be longer than the vocabulary.
+    The packed bits are copied to the device. There, each byte selects the eight numbers that are added to its tokens'
+    logits. On a CPU this takes a fraction of the time of `masked_fill`, which branches for each token. A row's mask may
+    be longer than the vocabulary. NaN stays NaN, and a forbidden infinity becomes NaN.
     """
     entry_of = {row: entry for entry, row in enumerate(samples.rows.tolist())}
-    entries = to_device(np.array([entry_of[mask.row] for mask in masks], dtype=np.int64), logits.device)
-    packed = np.array([np.frombuffer(mask.allowed, dtype=np.uint8) for mask in masks])
-    forbidden = _unpack(packed, logits.device)[:, : logits.shape[1]] == 0
-    return logits.index_put((entries,), logits[entries].masked_fill(forbidden, _FORBIDDEN))
+    packed = np.full((len(entry_of), len(masks[0].allowed)), _ALL_ALLOWED, dtype=np.uint8)
+    for mask in masks:
+        packed[entry_of[mask.row]] = np.frombuffer(mask.allowed, dtype=np.uint8)
+    table = _addends_of_bytes(logits.dtype, logits.device)
+    addends = functional.embedding(to_device(packed, logits.device).int(), table)
+    return addends.flatten(1)[:, : logits.shape[1]].add_(logits)
 
 
-def _unpack(packed: npt.NDArray[np.uint8], device: torch.device) -> torch.Tensor:
-    """Unpack bits (rows, bytes), the lowest bit of each byte first, to uint8 (rows, 8 x bytes)."""
-    if device.type == "cpu":
-        return torch.from_numpy(np.unpackbits(packed, axis=1, bitorder="little"))
-    shifts = torch.arange(_BITS, dtype=torch.uint8, device=device)
-    return ((to_device(packed, device)[..., None] >> shifts) & 1).flatten(1)
+@cache
+def _addends_of_bytes(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return (256, 8): for each byte, the number to add to the logit of each of its bits, the lowest bit first."""
+    bits = np.unpackbits(np.arange(2**_BITS, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return torch.zeros(bits.shape, dtype=dtype).masked_fill(torch.from_numpy(bits) == 0, _FORBIDDEN).to(device)

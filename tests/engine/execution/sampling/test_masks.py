@@ -1,5 +1,6 @@
 """Checks masks: every way of choosing chooses only allowed tokens, and the logits of other rows do not change."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -48,3 +49,22 @@ def test_log_probabilities_are_the_models_own() -> None:
     assert sampled.logprobs is not None
     assert sampled.token_ids.tolist() == [7]
     assert sampled.logprobs.chosen_values.item() == pytest.approx(logits.log_softmax(-1)[0, 7].item())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("token_id", [7, 8])
+def test_a_masked_row_that_is_not_finite_says_so_and_spares_the_others(
+    dtype: torch.dtype, bad: float, token_id: int
+) -> None:
+    """Also if the mask forbids the token: the same model gives the same error with a schema and without one."""
+    sampler = Sampler(3, VOCABULARY, CPU, NO_TOKENS)
+    for row in range(3):
+        sampler.set_row(row, make_state(temperature=0).sampling)
+    logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[1, token_id] = bad
+    logits[2, token_id] = -math.inf
+    samples = Samples.of(np.arange(3), np.full(3, 4), CPU)
+    masks = [mask_of(row, 7, 9) for row in range(3)]
+    expected = [max((7, 9), key=lambda token: logits[row, token].item()) for row in (0, 2)]
+    assert sampler.sample(logits, samples, masks).token_ids.tolist() == [expected[0], -1, expected[1]]
