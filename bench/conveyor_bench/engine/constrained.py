@@ -24,8 +24,9 @@ from conveyor_bench.comparing.systems import write_model
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.masks.client import Masks, key_of
+from conveyor_engine.masks.client import Masks
 from conveyor_engine.masks.grammars import Grammars
+from conveyor_engine.masks.verdicts import key_of
 from conveyor_engine.text.grammar import build_grammar
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 

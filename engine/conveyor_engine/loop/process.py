@@ -24,8 +24,9 @@ from conveyor_engine.errors import ErrorCode, InvalidRequest, Overloaded, StartE
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Executor
-from conveyor_engine.masks.client import Masks, key_of
+from conveyor_engine.masks.client import Masks
 from conveyor_engine.masks.grammars import Grammars
+from conveyor_engine.masks.verdicts import key_of
 from conveyor_engine.registry import find_task, load_about
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.frames import encode_frame, read_payloads

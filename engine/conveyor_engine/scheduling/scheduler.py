@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.scheduling.block_manager import BlockManager
+from conveyor_engine.scheduling.constrained_rows import ConstrainedRows
 from conveyor_engine.scheduling.counters import Carried, Counters
 from conveyor_engine.scheduling.deadlines import Deadlines
 from conveyor_engine.scheduling.filling import Filling
@@ -30,10 +31,7 @@ from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, ModelFacts, RequestOutput
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
-MASK_WAIT_SECONDS = 0.002  # how long a step waits for masks, while the device computes it
 MASK_POLL_SECONDS = 0.05  # rows that wait for masks are looked at so often, in case a wake-up is lost
-LATENESS_MAX = 8  # no step waits for a row whose masks are often late
-_LATE = 4  # added to `lateness`; a mask in time takes 1 away
 
 
 class Scheduler:
@@ -62,8 +60,6 @@ class Scheduler:
         self._facts = facts
         self._tokenizer = tokenizer
         self._constrain = constrain
-        self._has_constraints = False  # whether any request ever had a constraint
-        self._masks = masks
         self._idle_until: float | None = None  # all running rows wait for their masks; until then at most
         self._task = build_task(facts)
         one_step_cost = facts.max_num_batched_tokens if self._task.whole_prompts else None
@@ -88,6 +84,7 @@ class Scheduler:
             on_preempt=self._on_preempt,
         )
         self._outputs = Outputs(self._policy, facts, self._batch, self._counters, self._carried)
+        self._constrained = ConstrainedRows(self._batch, self._outputs, masks)
         self.waiting = WaitingQueue(self._policy.bucket, shares, self._batch.count_reserved_blocks)
         self._deadlines = Deadlines()
         self._draining = False
@@ -122,7 +119,7 @@ class Scheduler:
             raise Overloaded(f"{len(self.waiting)} requests are waiting already; try again later")
         state = RequestState(request, self._facts.eos_token_ids)
         if self._constrain is not None and (constraint := self._constrain(request)) is not None:
-            state.constraint, self._has_constraints = constraint, True
+            state.constraint, self._constrained.exist = constraint, True
         expected = state.num_prompt_tokens + max(1, round(self._outputs.expected_output_tokens))
         state.expected_total_tokens = min(state.max_total_tokens, expected)
         if self._policy.joins and len(self.waiting) < self._batch.num_free_rows:
@@ -204,7 +201,7 @@ class Scheduler:
         if self._policy.keeps_together and self._batch.has_steps:
             return None
         self._idle_until = None
-        self._end_constrained()
+        self._constrained.end_complete()
         self._release_batch()
         self._drop_late(now)
         step = self._batch.new_step()
@@ -214,37 +211,12 @@ class Scheduler:
             short = self._schedule_waiting(step, now)
         self._carried.observe(now, len(self._batch.requests), self._kv_cache_usage, short)
         self._deadlines.pace.plan(now, planned=step.num_tokens > 0)
-        if self._masks is not None:
-            self._masks.flush()
+        self._constrained.flush()
         if step.num_tokens:
             return self._batch.start_step(step)
-        self._wait_for_masks(now)
-        return None
-
-    def _end_constrained(self) -> None:
-        """End the requests whose constraints allow no more tokens, or have failed."""
-        if not self._has_constraints:
-            return
-        for request in list(self._batch.requests):
-            if request.constraint is not None and request.finished is None and request.constraint.is_ready:
-                self._end_if_over(request)
-
-    def _end_if_over(self, request: RequestState) -> None:
-        assert request.constraint is not None
-        if (failure := request.constraint.failure) is not None:
-            message, is_too_costly = failure
-            self._outputs.finish(request, FinishReason.COSTLY if is_too_costly else FinishReason.FORBIDDEN, message)
-        elif (reason := request.find_end()) is not None:
-            self._outputs.end_late(request, reason)
-
-    def _wait_for_masks(self, now: float) -> None:
-        """Let the loop sleep if all running rows wait for their masks."""
-        waiting = [each for each in self._batch.requests if each.sits_out]
-        if not waiting or self._masks is None or self._batch.has_steps:
-            return
-        self._masks.sleep()
-        if not any(each.constraint is not None and each.constraint.is_ready for each in waiting):
+        if self._constrained.sleep():
             self._idle_until = now + MASK_POLL_SECONDS
+        return None
 
     def _drop_late(self, now: float) -> None:
         """End waiting requests that can no longer meet their deadlines, before they take part in a step."""
@@ -330,50 +302,18 @@ class Scheduler:
 
     def is_constrained(self, plan: StepPlan) -> bool:
         """Return whether the step must wait for `build_masks` before it samples."""
-        if not self._has_constraints:
-            return False
-        step = self._batch.step(plan.number)
-        return any(work.num_logits and work.request.constraint is not None for work in step.work)
+        return self._constrained.need_masks(self._batch.step(plan.number))
 
     def build_masks(self, plan: StepPlan) -> list[RowMask]:
-        """Return the allowed tokens for each constrained row of the step. All earlier steps must be over.
-
-        A row whose mask is not ready in time sits the step out, and so does a row that needs no more tokens.
-        """
-        if not self._has_constraints:
-            return []
-        step = self._batch.step(plan.number)
-        rows = [
-            (index, work.request, work.request.constraint)
-            for index, work in enumerate(step.work)
-            if work.num_logits and work.is_wanted and work.request.constraint is not None
-            and not work.request.finished and not work.request.steps_dummies
-        ]  # fmt: skip
-        if self._masks is not None:
-            quick = [constraint for _, request, constraint in rows if request.lateness < LATENESS_MAX]
-            self._masks.wait(quick, MASK_WAIT_SECONDS)
-        masks = []
-        for index, request, constraint in rows:
-            request.is_late = not constraint.is_ready
-            if request.is_late:
-                request.lateness += _LATE
-                step.sit_out(index)
-                continue
-            request.lateness = max(0, request.lateness - 1)
-            if constraint.failure is None and not constraint.is_complete:
-                masks.append(RowMask(request.row, constraint.build_mask()))
-                continue
-            step.sit_out(index)
-            self._end_if_over(request)
-        return masks
+        """Return the allowed tokens for each constrained row of the step. All earlier steps must be over."""
+        return self._constrained.build_masks(self._batch.step(plan.number))
 
     def update(self, result: StepResult) -> None:
         """Add the result of the oldest step to its requests, except to requests that have ended."""
         step = self._batch.end_step(result.number)
         self._counters.count_step(step)
         self._task.update(self._outputs, step, result)
-        if self._masks is not None:
-            self._masks.flush()
+        self._constrained.flush()
         self._counters.count_kv(self._batch.requests, self._facts.block_size)
         if self.on_step is not None:
             self.on_step(step, len(self._batch.requests), len(self.waiting))

@@ -13,7 +13,9 @@ from llguidance import LLMatcher
 from tests.engine.chat_model import VOCABULARY, write_tokenizer
 from tests.engine.text.local_grammars import Grammars
 
-from conveyor_engine.masks.client import Answer, Masks, Verdict, key_of
+from conveyor_engine.masks.answers import Answer
+from conveyor_engine.masks.client import Masks
+from conveyor_engine.masks.verdicts import Verdict, key_of
 from conveyor_engine.text.grammar import JSON_OPTIONS, build_grammar
 
 END_ID = 0
@@ -94,7 +96,7 @@ class Client:
     @property
     def server(self) -> int:
         """The pid of the fork server."""
-        process = self.masks._process
+        process = self.masks._supervisor.process
         assert process is not None
         return process.pid
 
@@ -150,7 +152,7 @@ def test_an_answer_that_loses_its_row_goes_on_in_another(client: Client) -> None
     assert client.ready(answer).build_mask() == mask
     for each in (*others, answer):
         each.close()
-    assert sorted(client.masks._free_slots) == list(range(NUM_ROWS))
+    assert sorted(client.masks._answers._free_slots) == list(range(NUM_ROWS))
 
 
 @pytest.mark.parametrize("num_rules", [2_673, 2_675, 2_677, 30_000])
