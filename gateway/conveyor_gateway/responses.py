@@ -28,8 +28,14 @@ def build_json(content: Any, request_id: str, status: int = 200) -> Response:
 
 
 def build_error(error: GatewayError, request_id: str, path: str = "") -> Response:
+    """Build an error response. If the gateway has no room for this client, the response closes the connection.
+
+    A client that repeats a refused request at once then has to open a connection each time.
+    """
     answer = build_json(error.to_json(path), request_id, error.status)
     answer.headers.update(error.headers)
+    if error.code is Code.TOO_MANY_REQUESTS:
+        answer.force_close()
     return answer
 
 

@@ -14,6 +14,7 @@ second signal skips the waits.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 from collections.abc import Awaitable
@@ -52,6 +53,7 @@ from conveyor_process.listening import allow_open_files
 logger = logging.getLogger(__name__)
 
 _STALE_LOG_SECONDS = 30.0
+_FREEZE_POLL_SECONDS = 1.0
 _LAST_ANSWERS_SECONDS = 2.0
 _NEXT_REQUEST_SECONDS = 1.0  # how long a client may take to send its next request on a connection
 _MAX_ADMIN_CONNECTIONS = 128  # from the kubelet, Prometheus, the operator and the metrics servers
@@ -145,6 +147,7 @@ class Server:
                 ]
                 background.append(tasks.create_task(self._log_staleness()))
                 background.append(tasks.create_task(self._check_public_port()))
+                background.append(tasks.create_task(self._freeze_listed()))
                 await stop.wait()
                 await self._drain(end_now)
                 for task in background:
@@ -166,6 +169,12 @@ class Server:
             ended.cancel()
         self._open_requests.stop()  # also for requests that arrive on an open connection before it is closed
         await _wait_at_most(_LAST_ANSWERS_SECONDS, self._open_requests.wait_idle())
+
+    async def _freeze_listed(self) -> None:
+        """Exclude the listed services from garbage collections, each of which would pause the loop (ADR 125)."""
+        while not self._readiness.synced:  # noqa: ASYNC110
+            await asyncio.sleep(_FREEZE_POLL_SECONDS)
+        gc.freeze()
 
     async def _check_public_port(self) -> None:
         def set_answers(answers: bool) -> None:

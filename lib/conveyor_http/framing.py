@@ -10,7 +10,7 @@ from aiohttp import StreamReader
 from aiohttp.http import HttpVersion11, RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError
 
-MIN_CHUNK_BYTES: Final = 128  # average of a body's chunks
+MIN_CHUNK_BYTES: Final = 192  # average of a body's chunks
 FREE_CHUNKS: Final = 1024  # chunks that may be smaller
 _FRAME_BYTES: Final = 6  # of a chunk with less than 256 bytes: its size in two digits, and two line ends
 

@@ -54,6 +54,7 @@ async def test_requests_that_wait_for_one_service_shut_nobody_out_of_another(
     asking = [asyncio.create_task(post(http, stack.completions)) for _ in range(2)]  # the first one takes the last room
     refused, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
     assert [(each.result()[0], each.result()[1]["error"]["code"]) for each in refused] == [(429, "too_many_requests")]
+    assert [each.result()[2]["Connection"] for each in refused] == ["close"]
     for each in asking:
         each.cancel()
     received = b""

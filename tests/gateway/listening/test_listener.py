@@ -11,6 +11,7 @@ from tests.gateway.process import GatewayProcess
 
 from conveyor_gateway.listening.listener import Listener
 from conveyor_http import connection
+from conveyor_http.framing import MIN_CHUNK_BYTES
 
 COMPLETIONS = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = COMPLETIONS + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -78,7 +79,7 @@ async def test_an_upload_in_tiny_chunks_is_told_what_to_do_while_it_goes_on(gate
     assert b"send larger chunks, or a Content-Length" in received
 
 
-@pytest.mark.parametrize("chunk_bytes", [128, 1_000, 100_000])
+@pytest.mark.parametrize("chunk_bytes", [MIN_CHUNK_BYTES, 1_000, 100_000])
 async def test_larger_chunks_are_a_body(gateway: GatewayProcess, chunk_bytes: int) -> None:
     chunk = b"%x\r\n%b\r\n" % (chunk_bytes, b" " * chunk_bytes)
     sent = CHUNKED.replace(b"Host", b"Connection: close\r\nHost") + chunk * (700_000 // chunk_bytes) + b"0\r\n\r\n"
