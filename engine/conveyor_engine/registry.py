@@ -1,6 +1,7 @@
 """Finds tasks and their modules for each process. Used by every process of the engine.
 
-A task is a package with a module for each process. Each module has a `TASK`, whose type depends on the process:
+A task is a package that has all code that only this task needs. For each process it has a module, or a package if that
+reads better, with a `TASK` whose type depends on the process:
 
     about        all processes      the words for its messages, and how to detect its models: `About`
     scheduling   engine process     cost and result of a request: `scheduling.tasks.Task`, built from the model's facts
@@ -9,8 +10,9 @@ A task is a package with a module for each process. Each module has a `TASK`, wh
     preparing    worker processes   reads bodies: a `serving.preparing.jobs.Kind` for each kind of body, by its name
     serving      API process        its paths: `serving.http.task_paths.TaskPaths`
 
-A process imports only its own modules. The built-in tasks are in `tasks`. An installed package can add a task with an
-entry point in the group `conveyor.tasks`: the name of the task, and the name of its package.
+A process imports only its own modules, and those beside them (`bodies`, `facts`), which several processes share. No
+task imports another, and nothing but this module loads them. The built-in tasks are in `tasks`. An installed package
+can add a task with an entry point in the group `conveyor.tasks`: the name of the task, and the name of its package.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ from tests.engine.chat_model import CONTEXT_TOKENS, write_chat_model
 
 from conveyor_api.resource import InferenceService
 from conveyor_engine.execution.placement import open_placement
-from conveyor_engine.execution.runners.generate import GenerateRunner
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 from conveyor_operator.inferenceservice.derived import tell_derived
 from e2e.cluster.paths import REPOSITORY
 

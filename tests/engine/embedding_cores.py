@@ -10,7 +10,7 @@ from tests.engine.encoders import CONTEXT_TOKENS, FILES, VOCAB_SIZE, embed, save
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.tasks.embed.facts import PoolingParams
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 
 LENGTHS = (1, 9, CONTEXT_TOKENS, 3, 3, 30, 17, 2, 25, 40)

@@ -20,7 +20,7 @@ from conveyor_engine.loop import process
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Sample
 from conveyor_engine.serving import server
-from conveyor_engine.wire.embedding import EmbeddingFacts
+from conveyor_engine.tasks.embed.facts import EmbeddingFacts
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import StepPlan, StepResult
 

@@ -14,8 +14,8 @@ from diffusers import StableDiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
 
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.imagegenerate.execution.pipeline import SCHEDULERS
 from conveyor_engine.tasks.imagegenerate.facts import PaintRequest, Size, read_facts
-from conveyor_engine.tasks.imagegenerate.pipeline import SCHEDULERS
 from conveyor_engine.tasks.imagegenerate.reading import load_tokenizer
 from conveyor_engine.wire.request import EngineRequest
 from e2e.demo_model.train_paint import build_parts, build_tokenizer, save_pipeline

@@ -11,8 +11,8 @@ from tests.engine.tiny_models import VOCAB_SIZE, greedy, save_tiny_model
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.graphs.cuda import Capture
 from conveyor_engine.execution.placement import open_placement
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 from conveyor_engine.wire.request import EngineRequest, RequestOutput, SamplingParams
 
 MAX_TOKENS = 20

@@ -20,8 +20,8 @@ from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE
 from conveyor_bench.gpu.gpu_tests import REHEARSES
 from conveyor_engine.execution.graphs.cuda import run_again
 from conveyor_engine.execution.graphs.mixed import token_sizes
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [

@@ -18,7 +18,7 @@ from conveyor_engine.execution.attention.backend import AttentionMetadata, Atten
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.batch import Batch, build_batch
 from conveyor_engine.execution.rows import Rows
-from conveyor_engine.execution.runners import generate
+from conveyor_engine.tasks.generate.execution import runner
 from conveyor_engine.wire.request import FinishReason
 
 GetReference = Callable[[str], Reference]
@@ -159,7 +159,7 @@ def test_attention_without_a_feature_is_found_out(
     reference: GetReference, monkeypatch: pytest.MonkeyPatch, kind: str, feature: str, change: Callable[..., Any]
 ) -> None:
     mutant = type("Mutant", (_Mutant,), {"changes": {feature: change}})
-    monkeypatch.setattr(generate, "select_backend", lambda *_: mutant())
+    monkeypatch.setattr(runner, "select_backend", lambda *_: mutant())
     ref = reference(kind)
     assert answers(ref.make_core(), ref.prompts) != ref.answers
 
@@ -172,7 +172,7 @@ def test_wrong_positions_are_found_out(reference: GetReference, monkeypatch: pyt
         batch.position_ids[0, : batch.metadata.num_decodes] += 1
         return batch
 
-    monkeypatch.setattr(generate, "build_batch", build_wrongly)
+    monkeypatch.setattr(runner, "build_batch", build_wrongly)
     ref = reference(kind)
     assert answers(ref.make_core(), ref.prompts) != ref.answers
 

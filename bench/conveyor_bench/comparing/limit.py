@@ -24,9 +24,9 @@ from conveyor_bench.comparing.turns import processor_ticks, stolen_share
 from conveyor_engine.execution import native
 from conveyor_engine.execution.models.layers import DecoderLayer
 from conveyor_engine.execution.models.packed_linear import NativeLinear, OneDnnLinear, PackedLinear
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.execution.runners.packed import PackedRunner
 from conveyor_engine.loop.executor import Executor
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 from conveyor_engine.wire.step import StepPlan
 
 PASSES, PASSES_SECONDS = 3, 0.1  # the least number and duration of the passes that choose a product's kernel

@@ -13,8 +13,8 @@ from conveyor_bench.comparing.held import in_steps
 from conveyor_bench.comparing.shapes import model_config
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.placement import open_placement
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
 
 Prompts = list[list[int]]

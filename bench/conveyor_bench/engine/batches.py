@@ -28,7 +28,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.scheduling.scheduler import Scheduler
-from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.tasks.embed.facts import PoolingParams
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
 _MEDIAN_TOKENS, _SPREAD, _LONGEST = 64, 1.0, 512  # tokens of prompts: log-normal, cut at the longest

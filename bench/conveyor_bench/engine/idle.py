@@ -1,6 +1,6 @@
 """An executor whose forward does nothing, and an engine process with this executor. Used by `host` and `served`.
 
-The executor does the host's part of a step of `execution.runners.generate` (the rows' state, the packed batch, the
+The executor does the host's part of a step of `tasks.generate` (the rows' state, the packed batch, the
 result), and returns the same token for every row instead of computing one. `python -m conveyor_bench.engine.idle --fd
 N` runs the process.
 """

@@ -23,7 +23,7 @@ from conveyor_bench.comparing.systems import write_model
 from conveyor_engine.config.engine_config import BatchingMode, EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.tasks.embed.facts import PoolingParams
 from conveyor_engine.wire.messages import Add
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 

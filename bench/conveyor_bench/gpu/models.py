@@ -18,8 +18,8 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.graphs.cuda import run_again
 from conveyor_engine.execution.placement import open_placement
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 
 
 def make_model(

@@ -16,8 +16,8 @@ from conveyor_bench.gpu.results import Results
 from conveyor_bench.gpu.sizes import Batch, Sizes
 from conveyor_bench.gpu.throughput import build_config
 from conveyor_bench.gpu.workloads import batch_requests, least_seconds, run_requests
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 from conveyor_engine.wire.request import EngineRequest
 
 _TIMES = 9

@@ -25,8 +25,8 @@ from conveyor_bench.gpu.workloads import (
 from conveyor_engine.config.engine_config import EngineConfig, KVCacheDtype
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution.attention.select import KV_DTYPES
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 from conveyor_engine.wire.request import EngineRequest
 
 _RUNS = 2  # on one engine; the first shows costs that later runs do not have

@@ -21,7 +21,7 @@ from conveyor_bench.modes.running import VirtualClock, run_requests
 from conveyor_engine.config.engine_config import BatchingMode, EngineConfig
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Sample
-from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
+from conveyor_engine.tasks.embed.facts import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, RequestOutput
 from conveyor_engine.wire.step import StepPlan, StepResult
 from conveyor_insight.svg import Axis, Series, lines

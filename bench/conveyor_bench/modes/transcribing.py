@@ -29,7 +29,7 @@ from conveyor_bench.modes.figures import percentile
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.wire.audio import AudioFacts, Window
+from conveyor_engine.tasks.transcribe.facts import AudioFacts, Window
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
 MODES: Final = ("dynamic", "continuous")

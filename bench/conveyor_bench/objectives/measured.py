@@ -19,8 +19,8 @@ from conveyor_bench.objectives.virtual import System, build_config, build_facts
 from conveyor_engine.config.engine_config import Dtype, EngineConfig
 from conveyor_engine.execution.machine import cpu_has_bfloat16
 from conveyor_engine.execution.placement import open_placement
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 SHAPE = "modes"

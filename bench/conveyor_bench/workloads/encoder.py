@@ -25,7 +25,7 @@ from conveyor_bench.workloads.rounds import Figures, Limits, in_turns, measure_r
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.tasks.embed.facts import PoolingParams
 from conveyor_engine.wire.request import EngineRequest
 
 TEXTS, TOKENS, BATCH = 128, (8, 512), 32

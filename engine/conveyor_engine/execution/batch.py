@@ -1,6 +1,6 @@
 """Turns a step plan into packed tensors: token ids, positions, slots and block tables.
 
-Used by `runners.generate`, `runners.speech` and `graphs.mixed`. What depends only on the numbers in the plan is built
+Used by `tasks.generate`, `tasks.transcribe` and `graphs.mixed`. What depends only on the numbers in the plan is built
 in numpy on the host and copied array by array. Tokens and block tables are gathered on the device, from `rows`. Knows
 neither requests nor models.
 """

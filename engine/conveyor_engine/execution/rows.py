@@ -1,6 +1,6 @@
 """Stores the state of each row on the device between steps: its tokens, its block table and its adapter.
 
-`runners.generate` and `runners.speech` apply each plan's changes and write the sampled tokens back, so that the inputs
+`tasks.generate` and `tasks.transcribe` apply each plan's changes and write the sampled tokens back, so that the inputs
 of the next step are already on the device. Knows rows, not requests.
 """
 

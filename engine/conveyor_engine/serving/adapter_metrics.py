@@ -1,4 +1,4 @@
-"""The metrics of requests with LoRA adapters. Created by `metrics`, and updated by `http.generated`."""
+"""The metrics of requests with LoRA adapters. Created by `metrics`, and updated by `tasks.generate`."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

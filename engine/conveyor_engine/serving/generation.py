@@ -1,6 +1,6 @@
 """The queue of outputs of one HTTP request, for all of its prompts and choices.
 
-`EngineClient` opens it and puts outputs in; `http.generated` and `http.one_step` read it. Each request id gets at most
+`EngineClient` opens it and puts outputs in; `tasks.generate` and `http.one_step` read it. Each request id gets at most
 one output with a finish reason. The reader gets the last output of every request that it does not abort, or one error.
 """
 

@@ -14,8 +14,8 @@ from conveyor_engine.execution import machine
 from conveyor_engine.execution.largest_step import measure_step
 from conveyor_engine.execution.models.kinds import TEXT_ENCODER
 from conveyor_engine.execution.placement import Placement
-from conveyor_engine.execution.runners.pool import PoolRunner
 from conveyor_engine.execution.start import Start
+from conveyor_engine.tasks.embed.execution.text_runner import PoolRunner
 
 CUDA = torch.device("cuda")
 MIB = 2**20

@@ -18,7 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 from transformers import PreTrainedModel
 
-from conveyor_engine.execution import batch, pooling, rows
+from conveyor_engine.execution import batch, rows
 from conveyor_engine.execution.attention.backend import AttentionSpec
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, residual_of
 from conveyor_engine.execution.attention.packed import Packed
@@ -30,17 +30,9 @@ from conveyor_engine.execution.graphs.decodes import DecodeSteps
 from conveyor_engine.execution.graphs.mixed import MixedSteps
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import sample
-from conveyor_engine.execution.models import adapters, speech
+from conveyor_engine.execution.models import adapters
 from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters
-from conveyor_engine.execution.models.sentence_files import PoolingMode
-from conveyor_engine.execution.models.speech import Tokens, TranscriptRules
-from conveyor_engine.execution.models.whisper import Decoder, Encoder
-from conveyor_engine.execution.pooling import pool
 from conveyor_engine.execution.rows import Rows
-from conveyor_engine.execution.runners import dual
-from conveyor_engine.execution.runners import speech as speech_runner
-from conveyor_engine.execution.runners.image import ImageClassifyRunner
-from conveyor_engine.execution.runners.speech import SpeechRunner
 from conveyor_engine.execution.sampling import (
     logit_processors,
     logprobs,
@@ -50,7 +42,17 @@ from conveyor_engine.execution.sampling import (
     sampler,
 )
 from conveyor_engine.execution.sampling.sampler import Sampler
-from conveyor_engine.wire.audio import AudioFacts, Window
+from conveyor_engine.tasks.embed.execution import image_runner as dual
+from conveyor_engine.tasks.embed.execution import pooling
+from conveyor_engine.tasks.embed.execution.files import PoolingMode
+from conveyor_engine.tasks.embed.execution.pooling import pool
+from conveyor_engine.tasks.imageclassify.execution import ImageClassifyRunner
+from conveyor_engine.tasks.transcribe.execution import model as speech
+from conveyor_engine.tasks.transcribe.execution import runner as speech_runner
+from conveyor_engine.tasks.transcribe.execution.model import Tokens, TranscriptRules
+from conveyor_engine.tasks.transcribe.execution.runner import SpeechRunner
+from conveyor_engine.tasks.transcribe.execution.whisper import Decoder, Encoder
+from conveyor_engine.tasks.transcribe.facts import AudioFacts, Window
 from conveyor_engine.wire.request import SamplingParams
 from conveyor_engine.wire.step import AdmittedRow, RowSampling, StepPlan
 

@@ -16,7 +16,7 @@ from conveyor_engine.execution.attention.interface import Probe
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.execution.models import last_layer, linear, packing, recognise, trial
-from conveyor_engine.execution.runners import generate
+from conveyor_engine.tasks.generate.execution import runner
 
 NO_MEMORY = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 200.00 MiB."),
@@ -48,7 +48,7 @@ PLACES: dict[str, tuple[object, str, int]] = {
     "the trial of a layer": (trial.Recorder, "attend", 6),
     "the trial of the last layer": (last_layer, "_logits", 0),
     "the KV cache": (TorchPaged, "allocate", 1),
-    "the sampler": (generate, "Sampler", 0),
+    "the sampler": (runner, "Sampler", 0),
 }
 
 

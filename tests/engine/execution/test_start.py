@@ -16,9 +16,9 @@ from conveyor_engine.execution import machine, start
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.graphs.cuda import run_again
 from conveyor_engine.execution.placement import Placement, open_placement
-from conveyor_engine.execution.runners.generate import GenerateRunner
-from conveyor_engine.execution.runners.pool import PoolRunner
 from conveyor_engine.execution.start import Start
+from conveyor_engine.tasks.embed.execution.text_runner import PoolRunner
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LOADING = ["event=model_loading", "event=model_fused", "event=model_loaded"]
@@ -92,7 +92,7 @@ def test_the_kv_cache_gets_what_weights_the_largest_step_and_graphs_leave(
     steps = {5000: 1_000_000, 2048: 300_000}  # by tokens: for the budget, for the largest graph
     monkeypatch.setattr(start, "estimate_step", lambda model, num_tokens, num_logits: steps[num_tokens])
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 16_000_000)
-    monkeypatch.setattr("conveyor_engine.execution.runners.generate.peak_bytes", lambda *_: 100_000)
+    monkeypatch.setattr("conveyor_engine.tasks.generate.execution.runner.peak_bytes", lambda *_: 100_000)
     changes = {"num_kv_blocks": None, "kv_memory_fraction": 0.5, "max_num_batched_tokens": 5000}
     config = ref.make_config(attention_backend="native", **changes)
     runner = GenerateRunner(config, open_placement(config), capture=run_again if has_graphs else None)

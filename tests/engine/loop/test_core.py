@@ -18,8 +18,8 @@ from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.placement import open_placement
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 from conveyor_engine.wire.request import FinishReason
 
 GetReference = Callable[[str], Reference]

@@ -8,9 +8,9 @@ from tests.engine.references import Reference
 
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution.placement import open_placement
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Sample
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 from conveyor_engine.wire.step import StepPlan
 from conveyor_protocol.workload import Lengths
 

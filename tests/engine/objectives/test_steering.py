@@ -10,7 +10,7 @@ from tests.engine.builders import make_facts
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Sample
-from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
+from conveyor_engine.tasks.embed.facts import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.request import EngineRequest, FinishReason, ModelFacts, SamplingParams
 from conveyor_engine.wire.step import StepPlan, StepResult
 from conveyor_protocol.limit_reasons import LimitReason

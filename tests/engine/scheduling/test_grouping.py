@@ -18,7 +18,7 @@ from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.scheduling.token_budget import TokenBudget
 from conveyor_engine.scheduling.waiting_queue import WaitingQueue
-from conveyor_engine.wire.embedding import EmbeddingFacts
+from conveyor_engine.tasks.embed.facts import EmbeddingFacts
 from conveyor_engine.wire.request import EngineRequest
 
 WINDOW = 1.0

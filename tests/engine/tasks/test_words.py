@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
 
-from conveyor_engine.tasks.transcribe.words import group_words
+from conveyor_engine.tasks.transcribe.serving.words import group_words
 
 CHARACTER = "\u6f22"
 TEXTS = (" the", " fox", "es", "ing", ",", ".", " (", ")", ' "', "'", "?", "\u3002", " ", "x")

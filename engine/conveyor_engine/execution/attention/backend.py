@@ -1,6 +1,6 @@
 """The protocol of a paged attention backend, and the data that it gets for each step.
 
-`interface` and `models.whisper` call a backend in each layer of a step. `runners.generate` and `runners.speech` build
+`interface` and `tasks.transcribe` call a backend in each layer of a step. `tasks.generate` and `tasks.transcribe` build
 the metadata and allocate the KV caches. Only the backend knows the layout of its caches.
 """
 

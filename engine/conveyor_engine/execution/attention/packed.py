@@ -1,6 +1,6 @@
 """Computes attention for encoders: over whole sequences, packed without padding, with no KV cache between steps.
 
-Used by `runners.packed`, `runners.speech` and `models.packing`. Plain torch, on any device, computes each sequence by
+Used by `runners.packed`, `tasks.transcribe` and `models.packing`. Plain torch, on any device, computes each sequence by
 itself, so results do not depend on the rest of the batch. The compiled kernels write a layer's keys and values to
 temporary KV blocks, in the layout of `cpu_native`. Writing them costs little compared with attention, whose work grows
 with the square of the length.

@@ -1,4 +1,4 @@
-"""Chooses the attention backend for a device. Called once by `runners.generate` or `runners.speech`."""
+"""Chooses the attention backend for a device. Called once by `tasks.generate` or `tasks.transcribe`."""
 
 import torch
 

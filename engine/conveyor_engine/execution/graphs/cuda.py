@@ -1,6 +1,6 @@
 """Captures work on the device as CUDA graphs, so that later one call launches all of its kernels.
 
-Used by `runners.generate` and `step_graphs`. Captured work must read and write tensors that stay at the same address,
+Used by `tasks.generate` and `step_graphs`. Captured work must read and write tensors that stay at the same address,
 and must not wait for a value from the device.
 """
 

@@ -1,6 +1,6 @@
 """Runs steps as captured CUDA graphs of a few sizes, over buffers that stay at the same address.
 
-Used by `runners.generate`. There are two kinds of steps: `decodes`, and `mixed`, which also have prompts. A step is
+Used by `tasks.generate`. There are two kinds of steps: `decodes`, and `mixed`, which also have prompts. A step is
 padded to the next captured size. Padding tokens belong to a spare row, the last one; its block belongs to no request.
 If the sampler supports it, the same graph also samples the tokens and writes them into the rows. Only `cuda` depends on
 CUDA graphs.

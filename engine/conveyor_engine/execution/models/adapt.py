@@ -1,4 +1,4 @@
-"""Adds the configured LoRA adapters to a loaded model. Called by `runners.generate` after `start.fuse`.
+"""Adds the configured LoRA adapters to a loaded model. Called by `tasks.generate` after `start.fuse`.
 
 Linear layers of our own may compute several layers of the checkpoint in one product. An adapter of such a layer becomes
 an adapter of the slice with that layer's outputs.

@@ -1,6 +1,6 @@
 """Adds LoRA adapters to the outputs of linear layers, for batches in which each token may use another adapter.
 
-`adapt` wraps a model's linear layers in `AdaptedLinear`. Before each forward, `runners.generate` tells `Adapters` which
+`adapt` wraps a model's linear layers in `AdaptedLinear`. Before each forward, `tasks.generate` tells `Adapters` which
 adapter each token uses.
 
 The matrices of all adapters lie side by side, so that a layer takes two products for the whole batch, however many

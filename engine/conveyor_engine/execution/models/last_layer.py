@@ -1,6 +1,6 @@
 """Finds out whether a model's last layer may compute only the sampled tokens.
 
-Such a layer still writes the keys and values of all tokens. `runners.generate` calls this module once, after `fuse`.
+Such a layer still writes the keys and values of all tokens. `tasks.generate` calls this module once, after `fuse`.
 Two conditions must hold: the last layer is one of our own, and after that layer the model processes each token by
 itself. A tiny step checks the second condition. The step runs twice: once the last layer computes all tokens, and once
 only two tokens.

@@ -1,4 +1,4 @@
-"""Computes log probabilities of chosen tokens and of the best tokens. Used by `sampler` and `runners.generate`.
+"""Computes log probabilities of chosen tokens and of the best tokens. Used by `sampler` and `tasks.generate`.
 
 They are computed on the device together with the sample. The host converts them to the form of the response when it
 reads the step's result.

@@ -1,10 +1,13 @@
-"""Encodes server-sent events. Used by the formats of answers. Pure."""
+"""Encodes JSON and server-sent events. Used by the formats of answers. Pure."""
+
+import msgspec
 
 SSE_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+encode = msgspec.json.Encoder().encode
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029")
 
 

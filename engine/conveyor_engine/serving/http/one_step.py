@@ -12,8 +12,8 @@ from starlette.types import Send
 
 from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, GenerationFailed
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
+from conveyor_engine.serving.http.events import encode
 from conveyor_engine.serving.http.failures import find_failure
-from conveyor_engine.serving.http.formats import encode
 from conveyor_engine.serving.http.usage import UsedTokens
 from conveyor_engine.serving.preparing.jobs import name_input
 from conveyor_engine.wire.request import FinishReason, RequestOutput

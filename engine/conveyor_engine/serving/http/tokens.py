@@ -11,7 +11,7 @@ from starlette.responses import Response
 from conveyor_engine.errors import ErrorCode, InvalidRequest
 from conveyor_engine.serving.http.app_state import app_state, model_facts
 from conveyor_engine.serving.http.engine_response import prepare_request
-from conveyor_engine.serving.http.formats import encode
+from conveyor_engine.serving.http.events import encode
 from conveyor_engine.serving.http.task_paths import TaskPath
 from conveyor_engine.serving.preparing.tokens import (
     DecodeRequest,

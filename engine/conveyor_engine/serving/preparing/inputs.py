@@ -11,8 +11,7 @@ from pydantic_core import PydanticCustomError
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.chat_schemas import ChatRequest, Messages
 from conveyor_engine.serving.preparing.jobs import ServedModel, check_num_inputs, name_input
-from conveyor_engine.serving.preparing.prepare import render_conversation
-from conveyor_engine.serving.preparing.prompts import read_input
+from conveyor_engine.serving.preparing.prompts import read_input, render_conversation
 from conveyor_engine.serving.preparing.schemas import PromptFields
 from conveyor_engine.serving.preparing.translation import in_words_of
 from conveyor_engine.serving.preparing.values import INPUTS_SCHEMA, parse_inputs

@@ -1,4 +1,4 @@
-"""Prepares bodies whose prompts each get one result, such as a vector, instead of generated text. Used by tasks."""
+"""Reads prompts and conversations of any task, and prepares bodies whose prompts each get one result. Used by tasks."""
 
 import uuid
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ import msgspec
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.bounds import check_token_ids
+from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
 from conveyor_engine.serving.preparing.jobs import ServedModel
-from conveyor_engine.serving.preparing.prepare import read_prompt
 from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.text.tokenizer import Truncation, too_long
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
@@ -105,3 +105,26 @@ def check_answer_size(num_inputs: int, size: int, of_what: str, param: str) -> N
     if num_inputs > most:
         message = f"{num_inputs} inputs are more than the {most} that one answer may have with {size} {of_what}"
         raise InvalidRequest(f"{message}; send fewer at a time", param=param)
+
+
+def render_conversation(model: ServedModel, fields: ChatRequest, longest: int) -> str:
+    """Render the messages with the chat template. longest: context length in tokens. Raises InvalidRequest."""
+    fields.tool_use.check_size()
+    return model.tokenizer.render_chat(fields.messages_for_template(), longest, fields.variables(), fields.rendering())
+
+
+def read_prompt(
+    model: ServedModel,
+    prompt: str | list[int],
+    truncation: Truncation | None,
+    facts: ModelFacts,
+    param: str,
+    *,
+    add_special_tokens: bool = True,
+) -> list[int]:
+    """Return the prompt's token ids, truncated as requested. Raises InvalidRequest, which names the field `param`."""
+    if isinstance(prompt, str):
+        return model.tokenizer.encode(
+            prompt, facts.max_model_len, add_special_tokens=add_special_tokens, param=param, truncation=truncation
+        )
+    return prompt if truncation is None else truncation.cut(prompt)

@@ -8,7 +8,7 @@ from conveyor_engine.serving.preparing.fields import Place
 from conveyor_engine.serving.preparing.inputs import InputFields
 from conveyor_engine.serving.preparing.tei import TeiFields
 from conveyor_engine.serving.preparing.values import INTEGRAL, Inputs
-from conveyor_engine.wire.embedding import EmbedDtype
+from conveyor_engine.tasks.embed.facts import EmbedDtype
 
 
 class EmbeddingRequest(InputFields):

@@ -14,8 +14,8 @@ from conveyor_engine.serving.preparing.pictures import IMAGES_MAX, build_kind, p
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt, check_answer_size, read_input
 from conveyor_engine.serving.preparing.tokens import TOKEN_KINDS
 from conveyor_engine.tasks.embed.bodies import EmbeddingRequest, EmbedRequest
+from conveyor_engine.tasks.embed.facts import EmbeddingFacts, EmbedDtype, PictureFacts, PoolingParams
 from conveyor_engine.text.tokenizer import Truncation
-from conveyor_engine.wire.embedding import EmbeddingFacts, EmbedDtype, PictureFacts, PoolingParams
 from conveyor_engine.wire.worker import Job
 
 METADATA_INPUTS_MAX: Final = 48  # each needs 110 to 140 bytes of the header; many clients accept headers up to 8 KiB

@@ -4,7 +4,7 @@ from array import array
 from typing import Final
 
 from conveyor_engine.scheduling.tasks import OneStep, OneStepPrompt
-from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
+from conveyor_engine.tasks.embed.facts import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 

@@ -15,14 +15,14 @@ from starlette.types import Send
 from conveyor_engine.serving.http.app_state import app_state, model_facts
 from conveyor_engine.serving.http.comparing import ComparisonResponse, build_comparison_paths
 from conveyor_engine.serving.http.engine_response import Opened, open_request
-from conveyor_engine.serving.http.formats import encode
+from conveyor_engine.serving.http.events import encode
 from conveyor_engine.serving.http.one_step import OneStepResponse, PromptUsage, write_list, write_with
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.http.tokens import TOKEN_PATHS
 from conveyor_engine.serving.preparing.inputs import needs_inputs
 from conveyor_engine.tasks.embed.bodies import EmbeddingRequest, EmbedRequest
+from conveyor_engine.tasks.embed.facts import NUM_BYTES, EmbeddingFacts, EmbedDtype
 from conveyor_engine.tasks.embed.preparing import PreparedCosines, PreparedEmbeddings
-from conveyor_engine.wire.embedding import NUM_BYTES, EmbeddingFacts, EmbedDtype
 from conveyor_engine.wire.request import ModelFacts
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import io
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -12,11 +13,9 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from conveyor_engine.errors import ConveyorEngineError
-from conveyor_engine.images.encoding import encode_png
 from conveyor_engine.serving.http.engine_response import Opened, open_request
-from conveyor_engine.serving.http.events import SSE_HEADERS, event
+from conveyor_engine.serving.http.events import SSE_HEADERS, encode, event
 from conveyor_engine.serving.http.failures import failure_body
-from conveyor_engine.serving.http.formats import encode
 from conveyor_engine.serving.http.one_step import OneStepResponse, write_with
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.http.usage import build_last_words
@@ -163,6 +162,18 @@ def _write_pictures(whole: PictureList, encoded: Sequence[str], seeds: Sequence[
 async def generate_images(request: Request) -> PicturesResponse:
     """Generate pictures. Each picture is a separate engine request, so it shares steps with those of other requests."""
     return PicturesResponse(await open_request(request, "pictures"))
+
+
+def encode_png(width: int, height: int, pixels: bytes) -> bytes:
+    """Return the PNG file. `pixels`: one byte each for red, green and blue, row by row.
+
+    Call it in a thread, not in an event loop: it takes 20 ms for each million pixels.
+    """
+    from PIL import Image  # imported only when needed, because it takes memory
+
+    file = io.BytesIO()
+    Image.frombytes("RGB", (width, height), pixels).save(file, "PNG", compress_level=3)
+    return file.getvalue()
 
 
 TASK: Final = TaskPaths(

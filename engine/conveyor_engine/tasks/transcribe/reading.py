@@ -4,6 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from conveyor_engine.audio.features import Extractor, load_extractor
+from conveyor_engine.tasks.transcribe.features import Extractor, load_extractor
 
 TASK: Final[Callable[[Path], Extractor]] = load_extractor

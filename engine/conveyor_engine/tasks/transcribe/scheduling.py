@@ -11,7 +11,7 @@ from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.scheduling.outputs import Outputs
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.scheduling.tasks import wrong_task
-from conveyor_engine.wire.audio import AudioFacts, Window
+from conveyor_engine.tasks.transcribe.facts import AudioFacts, Window
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
 from conveyor_engine.wire.step import StepResult
 

@@ -1,7 +1,7 @@
 """The interface of parsers, which divide a choice's text into the fields of a message: text in, parts out.
 
-`build` makes one parser for each choice, and `serving.http.choice` feeds it. Parsers know neither tokens nor the API's
-JSON.
+`build` makes one parser for each choice, and the task that generates text feeds it. Parsers know neither tokens nor the
+API's JSON.
 """
 
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
 from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.kernels.pairs import convert_pairs
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
-from conveyor_engine.execution.runners import generate
+from conveyor_engine.tasks.generate.execution import runner
 
 pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
 
@@ -304,7 +304,7 @@ def test_an_engine_with_int8_chooses_nearly_every_token_that_transformers_choose
         asked.append(settings[-1])
         return TritonPaged(16, INT8)
 
-    monkeypatch.setattr(generate, "select_backend", select)
+    monkeypatch.setattr(runner, "select_backend", select)
     core = ref.make_core(
         attention_backend="auto", device=DEVICE.type, max_num_batched_tokens=128, kv_cache_dtype="int8"
     )

@@ -29,9 +29,9 @@ from conveyor_engine.execution.kernels import paged_attention as kernels
 from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
 from conveyor_engine.execution.placement import open_placement
-from conveyor_engine.execution.runners import generate
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution import runner
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 
 pytestmark = ON_DEVICE
 STEPS = [([(5, 5), (40, 40)], 0), ([(1, 6), (20, 60)], 3), ([(1, 7), (1, 61)], 2)]
@@ -147,7 +147,7 @@ def test_warm_up_compiles_all_that_serving_needs(
     monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
     monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
     save_tiny_model("llama", tmp_path, num_hidden_layers=2, hidden_size=64)
-    monkeypatch.setattr(generate, "select_backend", lambda *_: TritonPaged(num_processors=16))
+    monkeypatch.setattr(runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
     compilations = Compilations(monkeypatch)
     config = EngineConfig(
         model=str(tmp_path), device="auto", dtype="float32", attention_backend=backend,

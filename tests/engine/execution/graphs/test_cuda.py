@@ -13,9 +13,9 @@ from tests.engine.references import Reference, answers
 from conveyor_engine.execution import native
 from conveyor_engine.execution.graphs.cuda import CudaCapture, Work
 from conveyor_engine.execution.placement import open_placement
-from conveyor_engine.execution.runners import generate
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution import runner as generate
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 
 pytestmark = pytest.mark.skipif(
     native.why_missing() is not None, reason=f"needs the compiled kernels: {native.why_missing()}"

@@ -26,9 +26,9 @@ from conveyor_engine.execution.graphs.cuda import Work
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import paged_attention
 from conveyor_engine.execution.placement import open_placement
-from conveyor_engine.execution.runners import generate
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution import runner as generate
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 
 pytestmark = pytest.mark.skipif(interpreter.HAVE_GPU, reason="a GPU has graphs of its own")
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ from conveyor_engine import execution
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.graphs.cuda import run_again
-from conveyor_engine.execution.runners import generate
+from conveyor_engine.tasks.generate.execution import runner
 
 pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
 
@@ -25,7 +25,7 @@ def test_a_chunk_of_one_token_that_is_scored_keeps_the_prompts_next_token(
     monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
     monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
     if not HAVE_GPU:
-        monkeypatch.setattr(generate, "select_backend", lambda *_: TritonPaged(16))
+        monkeypatch.setattr(runner, "select_backend", lambda *_: TritonPaged(16))
     ref, changes = reference("llama"), {"attention_backend": "auto", "device": DEVICE.type}
     core = ref.make_core(capture=None if HAVE_GPU else run_again, max_num_seqs=2, max_num_batched_tokens=16, **changes)
     chunks: list[int] = []

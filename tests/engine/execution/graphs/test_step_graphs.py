@@ -22,10 +22,10 @@ from conveyor_engine.execution.graphs.decodes import batch_sizes, is_decode_only
 from conveyor_engine.execution.graphs.mixed import token_sizes
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.placement import open_placement
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Found
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 from conveyor_engine.wire.request import RequestOutput
 from conveyor_engine.wire.step import StepPlan
 from conveyor_protocol.workload import Lengths

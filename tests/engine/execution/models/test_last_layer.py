@@ -13,9 +13,9 @@ from conveyor_engine.execution.batch import only_sampled
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.last_layer import find_last_layer
 from conveyor_engine.execution.models.probe import probe_layers
-from conveyor_engine.execution.runners import generate
-from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution import runner
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 
 CPU = torch.device("cpu")
 SAMPLES_BY_STEP = [0, 0, 0, 1]  # for a prompt of 50 tokens in chunks of at most 13
@@ -89,7 +89,7 @@ def test_another_token_than_the_sampled_is_found_out(reference: Reference, monke
         return last
 
     assert answers(reference.make_core(attention_backend="native"), reference.prompts) == reference.answers
-    monkeypatch.setattr(generate, "only_sampled", wrong)
+    monkeypatch.setattr(runner, "only_sampled", wrong)
     assert answers(reference.make_core(attention_backend="native"), reference.prompts) != reference.answers
 
 

@@ -22,7 +22,7 @@ from conveyor_engine.execution.kernels.slot_cache import SlotCache
 from conveyor_engine.execution.models.elementwise import TorchElementwise, TritonElementwise, choose_elementwise
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.triton_layers import TritonAttention, TritonDecoderLayer, _add_product
-from conveyor_engine.execution.runners import generate
+from conveyor_engine.tasks.generate.execution import runner
 
 # From the sigmoid of a large negative number, which is correctly 0.
 pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
@@ -168,7 +168,7 @@ def test_an_engine_on_these_layers_and_caches_gives_the_tokens_of_generate(
     reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = reference("qwen3")
-    monkeypatch.setattr(generate, "select_backend", lambda *_: TritonPaged(num_processors=16))
+    monkeypatch.setattr(runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
     core = ref.make_core(attention_backend="auto", device=DEVICE.type)
     for number in (0, 1):
         add(core, str(number), ref.prompts[number], max_tokens=5)

@@ -15,7 +15,7 @@ import soxr
 from jsonschema import Draft202012Validator
 from tests.engine.processes import EngineServer, error_of
 from tests.engine.speech_models import RATE, draw_sound, encode, save_speech_model
-from tests.engine.test_transcripts import generate
+from tests.engine.tasks.transcribe.test_transcripts import generate
 from tests.openapi import find_event_schema
 
 PATH = "/v1/audio/transcriptions"

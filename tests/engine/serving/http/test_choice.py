@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from conveyor_engine.serving.http.choice import Choice
 from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_engine.serving.preparing.prepare import PreparedChoice
+from conveyor_engine.tasks.generate.preparing.prepare import PreparedChoice
+from conveyor_engine.tasks.generate.serving.choice import Choice
 from conveyor_engine.text.parsing.interface import PLAIN_TEXT
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.text.tokenizer import Tokenizer

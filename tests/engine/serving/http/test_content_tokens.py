@@ -2,7 +2,7 @@
 
 import pytest
 
-from conveyor_engine.serving.http.content_tokens import ContentTokens, Token
+from conveyor_engine.tasks.generate.serving.content_tokens import ContentTokens, Token
 from conveyor_engine.text.parsing.interface import Part
 from conveyor_engine.wire.request import TokenLogprobs
 

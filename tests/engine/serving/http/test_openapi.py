@@ -27,12 +27,12 @@ from conveyor_engine.serving.preparing.comparing_schemas import RerankRequest, S
 from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.fields import ROWS, Place
 from conveyor_engine.serving.preparing.jobs import ServedModel
-from conveyor_engine.serving.preparing.messages_schemas import CountTokensRequest, MessagesRequest
-from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.tokens import DecodeRequest, DetokenizeRequest, TokenizeRequest
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest, PredictRequest
 from conveyor_engine.tasks.embed.bodies import EmbeddingRequest, EmbedRequest
+from conveyor_engine.tasks.generate.preparing.messages_schemas import CountTokensRequest, MessagesRequest
+from conveyor_engine.tasks.generate.preparing.responses_schemas import ResponsesRequest
 
 DOCUMENT = build_document()
 TOOLS = [{"type": "function", "function": {"name": "f"}}]

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from conveyor_engine.serving.generation import Generation, ReadTurns
 from conveyor_engine.serving.http.app_state import AppState
-from conveyor_engine.serving.http.chat import ChatFormat
 from conveyor_engine.serving.http.engine_response import Opened
-from conveyor_engine.serving.http.generated import GeneratedResponse
 from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_engine.serving.preparing.prepare import PreparedChoice, PreparedText
+from conveyor_engine.tasks.generate.preparing.prepare import PreparedChoice, PreparedText
+from conveyor_engine.tasks.generate.serving.chat import ChatFormat
+from conveyor_engine.tasks.generate.serving.generated import GeneratedResponse
 from conveyor_engine.text.parsing.interface import PLAIN_TEXT, Part
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs

@@ -16,8 +16,8 @@ from conveyor_engine.serving.preparing.completion_schemas import CompletionReque
 from conveyor_engine.serving.preparing.costly_forms import CostlyForms, find_form, has_form
 from conveyor_engine.serving.preparing.jobs import Lane, find_kinds
 from conveyor_engine.serving.preparing.lanes import find_lanes
-from conveyor_engine.serving.preparing.messages_schemas import MessagesRequest
-from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
+from conveyor_engine.tasks.generate.preparing.messages_schemas import MessagesRequest
+from conveyor_engine.tasks.generate.preparing.responses_schemas import ResponsesRequest
 from conveyor_engine.wire.worker import Job
 
 SCHEMA = {"type": "object"}

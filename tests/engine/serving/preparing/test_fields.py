@@ -22,13 +22,13 @@ from conveyor_engine.serving.preparing.chat_schemas import ChatMessage, ChatRequ
 from conveyor_engine.serving.preparing.comparing_schemas import RerankRequest, ScoreRequest
 from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.fields import OPENAI, ROWS, TABLE, Place, Row
-from conveyor_engine.serving.preparing.messages_schemas import MessagesRequest
 from conveyor_engine.serving.preparing.refusals import invalid_request
-from conveyor_engine.serving.preparing.responses_schemas import ResponsesRequest
 from conveyor_engine.serving.preparing.schemas import ModelFields, StreamOptions
 from conveyor_engine.serving.preparing.tokens import TokenizeRequest
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest
 from conveyor_engine.tasks.embed.bodies import EmbeddingRequest
+from conveyor_engine.tasks.generate.preparing.messages_schemas import MessagesRequest
+from conveyor_engine.tasks.generate.preparing.responses_schemas import ResponsesRequest
 from conveyor_engine.tasks.imagegenerate.bodies import ImageGenerationRequest
 
 SAMPLES: list[Any] = [True, 3, "x", ["x"], {"a": "b"}]

@@ -10,8 +10,8 @@ from tests.engine.builders import make_facts
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
-from conveyor_engine.serving.preparing.prepare import PreparedText
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
+from conveyor_engine.tasks.generate.preparing.prepare import PreparedText
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.frames import FrameReader
 from conveyor_engine.wire.messages import Add, to_engine_decoder

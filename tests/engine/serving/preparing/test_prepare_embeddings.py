@@ -10,9 +10,9 @@ from tests.engine.builders import make_facts
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
+from conveyor_engine.tasks.embed.facts import EmbeddingFacts
 from conveyor_engine.tasks.embed.preparing import PreparedEmbeddings, prepare_embeddings
 from conveyor_engine.text.tokenizer import Tokenizer
-from conveyor_engine.wire.embedding import EmbeddingFacts
 from conveyor_engine.wire.frames import FrameReader
 from conveyor_engine.wire.messages import Add, to_engine_decoder
 from conveyor_engine.wire.request import EngineRequest

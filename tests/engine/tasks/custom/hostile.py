@@ -18,8 +18,8 @@ from typing import Any, Final, TextIO
 
 import torch
 
-from conveyor_engine.tasks.custom.graph import _find_operator
-from conveyor_engine.tasks.custom.operators import ALLOWED, CHECKED
+from conveyor_engine.tasks.custom.execution.graph import _find_operator
+from conveyor_engine.tasks.custom.execution.operators import ALLOWED, CHECKED
 
 SECONDS: Final = 5  # for all calls of an operator
 INTEGERS: Final = (0, 1, 2, 3, 5, -1, -2, -7, 2**31 - 1, 2**31, -(2**31), 2**40, -(2**40), 2**62, -(2**63), 2**63 - 1)

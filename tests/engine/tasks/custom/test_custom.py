@@ -11,11 +11,11 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, InvalidRequest, ModelError
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.tasks.custom.exported import ExportedProgram
+from conveyor_engine.tasks.custom.execution.exported import ExportedProgram
+from conveyor_engine.tasks.custom.execution.python import find_problem
+from conveyor_engine.tasks.custom.execution.tensors import read_tensor, write_tensor
 from conveyor_engine.tasks.custom.facts import read_facts
 from conveyor_engine.tasks.custom.model import Batch, Batching, Model, TensorSpec
-from conveyor_engine.tasks.custom.python import find_problem
-from conveyor_engine.tasks.custom.tensors import read_tensor, write_tensor
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
 from conveyor_engine.wire.tensors import (
     Signature,

@@ -13,7 +13,7 @@ from tests.engine.tasks.custom.programs import LENGTH_MAX, WRITERS
 from torch.export import Dim, export, save
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.tasks.custom.exported import ExportedProgram
+from conveyor_engine.tasks.custom.execution.exported import ExportedProgram
 from conveyor_engine.wire.tensors import Signature, TensorSpec
 
 CPU = torch.device("cpu")

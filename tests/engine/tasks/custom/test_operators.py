@@ -9,8 +9,8 @@ import torch
 from tests.engine.tasks.custom.hostile import find_overloads
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.tasks.custom.graph import _find_operator
-from conveyor_engine.tasks.custom.operators import ALLOWED, IN_PLACE
+from conveyor_engine.tasks.custom.execution.graph import _find_operator
+from conveyor_engine.tasks.custom.execution.operators import ALLOWED, IN_PLACE
 
 UNDERSCORED = {
     "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_local_scalar_dense", "_log_softmax",

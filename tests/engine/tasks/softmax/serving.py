@@ -9,7 +9,7 @@ from starlette.requests import Request
 from tests.engine.tasks.softmax.preparing import PreparedSoftmax, SoftmaxRequest, read_signature
 
 from conveyor_engine.serving.http.engine_response import open_request
-from conveyor_engine.serving.http.formats import encode
+from conveyor_engine.serving.http.events import encode
 from conveyor_engine.serving.http.one_step import OneStepResponse
 from conveyor_engine.serving.http.task_paths import Inference, TaskPath, TaskPaths
 from conveyor_engine.wire.request import ModelFacts

@@ -1,0 +1,129 @@
+"""Reads from a model's directory how it turns text into a vector. Called by the runner at start. No torch.
+
+An embedding model has sentence-transformers' files in addition to config.json. `modules.json` names the steps from text
+to vector. `1_Pooling/config.json` says how hidden states become a vector. `config_sentence_transformers.json` has
+instructions to put in front of a text. Without these files the defaults of `Pooling` and `Instructions` apply. Steps
+that this engine does not support are rejected, because the vector would differ.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.model_files import SENTENCE_MODULES, SENTENCE_SETTINGS, read_list, read_object
+from conveyor_engine.tasks.embed.facts import PoolingMode
+
+LIMITS_FILE = "sentence_bert_config.json"
+_CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
+_INSTRUCTIONS_MAX, _INSTRUCTION_CHARACTERS_MAX = 256, 4096  # current models have at most 60, each far shorter
+_FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
+# The keys are the values of `pooling_mode` in newer files of sentence-transformers, and the flags in older files.
+_MODES: dict[str, PoolingMode] = {
+    "cls": "cls", "mean": "mean", "lasttoken": "last",
+    "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """How the hidden states of a text become one vector.
+
+    Without files, the mode is `last` for models with causal attention and `mean` for others. Vectors are normalised, as
+    OpenAI's are.
+    """
+
+    mode: PoolingMode | None = None
+    normalizes: bool = True
+    max_seq_length: int | None = None  # the limit on a text's tokens in `LIMITS_FILE`; None: the file has none
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """Texts to put in front of an input, by name, such as `query`.
+
+    `default` is the name for requests that name none. If it is empty, such inputs get no instruction.
+    """
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    default: str = ""
+
+
+def read_instructions(directory: Path) -> Instructions:
+    """Read the instructions, which sentence-transformers calls prompts. Raises ModelError."""
+    settings = read_object(directory / SENTENCE_SETTINGS)
+    texts, default = settings.get("prompts") or {}, settings.get("default_prompt_name") or ""
+    file = f"{SENTENCE_SETTINGS} in {directory}"
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise ModelError(f"the prompts in {file} are not an object of texts")
+    if len(texts) > _INSTRUCTIONS_MAX or max(map(len, texts.values()), default=0) > _INSTRUCTION_CHARACTERS_MAX:
+        most = f"{_INSTRUCTIONS_MAX} prompts of {_INSTRUCTION_CHARACTERS_MAX} characters"
+        raise ModelError(f"{file} has more than {most}, the limit of this engine")
+    if default and default not in texts:
+        raise ModelError(f"{file} names the default prompt {str(default)[:100]!r}, which is not among its prompts")
+    if any(texts.values()) and not _pools_instructions(directory):
+        raise ModelError(f"the pooling in {directory} leaves prompts out (include_prompt), which is not supported")
+    return Instructions(texts, default)
+
+
+def _pools_instructions(directory: Path) -> bool:
+    modules = read_list(directory / SENTENCE_MODULES)
+    folders = [module.get("path") for module in modules[1:2] if isinstance(module, dict)]
+    return all(read_object(directory / str(folder) / "config.json").get("include_prompt", True) for folder in folders)
+
+
+def read_pooling(directory: Path) -> Pooling:
+    """Read the pooling. Raises ModelError for steps that this engine does not support."""
+    if not (directory / SENTENCE_MODULES).is_file():
+        return Pooling()
+    modules = read_list(directory / SENTENCE_MODULES)
+    if not all(isinstance(module, dict) for module in modules):
+        raise ModelError(f"{SENTENCE_MODULES} in {directory} is not a list of modules")
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or modules[0].get("path"):
+        raise ModelError(
+            f"{SENTENCE_MODULES} in {directory} has the steps {', '.join(kinds)}; this engine has Transformer (at the "
+            "root), Pooling and Normalize, in this order"
+        )
+    limits = read_object(directory / LIMITS_FILE)
+    if limits.get("do_lower_case") is True and not _lowers(directory):
+        raise ModelError(f"{LIMITS_FILE} in {directory} asks for lower case, but its tokenizer.json keeps upper case")
+    longest = limits.get("max_seq_length")
+    mode = _read_mode(directory, modules[1].get("path"))
+    return Pooling(mode, "Normalize" in kinds, longest if type(longest) is int and longest > 1 else None)
+
+
+def _lowers(directory: Path) -> bool:
+    """Return whether the tokenizer itself converts a text to lower case."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return all(tokenizer.encode(text).ids == tokenizer.encode(text.lower()).ids for text in _CAPITALS)
+
+
+def _read_mode(directory: Path, folder: object) -> PoolingMode:
+    if not isinstance(folder, str) or not _FOLDER.fullmatch(folder):
+        raise ModelError(
+            f"{SENTENCE_MODULES} in {directory} has its pooling in {str(folder)[:100]!r}, which is not a folder name"
+        )
+    path = directory / folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{path}, which {SENTENCE_MODULES} names, is missing")
+    named = _modes(read_object(path))
+    if len(named) != 1 or named[0] not in _MODES:
+        raise ModelError(
+            f"{path} asks for the pooling {' and '.join(named) or '(none)'}; this engine supports exactly one "
+            "of the first token's, the last token's and the mean"
+        )
+    return _MODES[named[0]]
+
+
+def _modes(content: Mapping[str, Any]) -> list[str]:
+    mode = content.get("pooling_mode")
+    if isinstance(mode, str):
+        return [mode]
+    if isinstance(mode, list | tuple):
+        return list(map(str, mode))
+    return [name for name, value in content.items() if name.startswith("pooling_mode_") and value is True]

@@ -1,0 +1,59 @@
+"""Turns the hidden states of packed sequences into one vector for each sequence, and encodes vectors.
+
+Used by `text_runner` and `image_runner`.
+"""
+
+import sys
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from conveyor_engine.execution.transfer import to_device
+from conveyor_engine.tasks.embed.facts import EmbedDtype, PoolingMode, PoolingParams
+
+_DTYPES: Final[dict[EmbedDtype, torch.dtype]] = {
+    "float16": torch.float16, "bfloat16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
+}  # fmt: skip
+_SMALLEST_NORM = 1e-12  # as in torch.nn.functional.normalize
+
+
+def pool(hidden: torch.Tensor, starts: list[int], mode: PoolingMode) -> torch.Tensor:
+    """Pool hidden states (T, H) into one vector for each sequence, float32 (sequences, H).
+
+    Sequence i has the tokens starts[i] .. starts[i + 1] - 1.
+    """
+    bounds, device = np.array(starts), hidden.device
+    if mode == "cls":
+        return hidden[to_device(bounds[:-1], device)].float()
+    if mode == "last":
+        return hidden[to_device(bounds[1:] - 1, device)].float()
+    lengths = np.diff(bounds)
+    sequences = to_device(np.repeat(np.arange(len(lengths)), lengths), device)
+    sums = torch.zeros((len(lengths), hidden.shape[1]), device=device).index_add_(0, sequences, hidden.float())
+    return sums / to_device(lengths, device)[:, None]
+
+
+def finish(vector: npt.NDArray[np.float32], asked: PoolingParams, *, normalizes: bool) -> bytes:
+    """Encode the vector as requested. Returns b"" if a number is not finite.
+
+    `asked` decides whether the vector is scaled to length 1; if it leaves this open, `normalizes` decides.
+    """
+    vector = vector[: asked.dimensions]
+    if not np.isfinite(vector).all():
+        return b""
+    if normalizes if asked.normalizes is None else asked.normalizes:
+        norm = float(np.linalg.norm(vector.astype(np.float64)))
+        vector = (vector / max(norm, _SMALLEST_NORM)).astype(np.float32)
+    numbers = vector if asked.dtype == "float32" else _convert(vector, asked.dtype)
+    return (numbers.byteswap() if asked.is_big_endian != (sys.byteorder == "big") else numbers).tobytes()
+
+
+def _convert(vector: npt.NDArray[np.float32], dtype: EmbedDtype) -> npt.NDArray[Any]:
+    """Round the vector to another type. Returns integers with the same bytes, because numpy lacks some of the types."""
+    kind = _DTYPES[dtype]
+    same_size = torch.uint8 if kind.itemsize == 1 else torch.int16
+    converted: npt.NDArray[Any] = torch.tensor(vector).to(kind).view(same_size).numpy()
+    return converted

@@ -1,0 +1,276 @@
+"""Runs the engine's plans on a model that generates pictures. A step computes one denoising step for each row.
+
+A row is one picture: its latents, the hidden states of its prompt, and its own diffusers scheduler with its timesteps.
+Rows of one size share a forward pass of the UNet, even at different timesteps. A row with guidance counts twice in that
+pass. After a row's last step, and for a preview, the VAE decodes the latents. If a failed step is run again, it skips
+the rows that are already done, so each row runs each of its timesteps once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from conveyor_engine.config.engine_config import MAX_TOKENS, EngineConfig
+from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution import machine
+from conveyor_engine.execution.largest_step import measure_step
+from conveyor_engine.execution.limits import dtype_name
+from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.placement import Placement
+from conveyor_engine.execution.runners.base import Runner
+from conveyor_engine.execution.start import Progress
+from conveyor_engine.execution.transfer import HostCopy, to_device
+from conveyor_engine.tasks.imagegenerate.execution.pipeline import Parts, load_parts, read_text_config
+from conveyor_engine.tasks.imagegenerate.facts import (
+    GOES_ON,
+    PaintFacts,
+    PaintRequest,
+    Size,
+    find_max_pixels,
+    read_request,
+    read_tokens,
+)
+from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.step import StepPlan, StepResult
+
+# How many pictures of the model's own size, with guidance, the default budget of a step allows.
+_PICTURES: Final = {"cpu": 8, "cuda": 16}
+
+
+@dataclass(slots=True)
+class Row:
+    """A picture in the making."""
+
+    payload: bytes
+    request: PaintRequest
+    hidden: torch.Tensor  # (1, tokens, width); with guidance (2, tokens, width): negative prompt, then prompt
+    scheduler: Any
+    latents: torch.Tensor  # (1, channels, height, width)
+    num_done: int = 0  # number of timesteps that are done
+
+    @property
+    def timestep(self) -> torch.Tensor:
+        """The next timestep, on the host."""
+        timestep: torch.Tensor = self.scheduler.timesteps[self.num_done]
+        return timestep
+
+    @property
+    def shows_picture(self) -> bool:
+        """Whether the picture is sent in its current state: as the result or as a preview."""
+        return self.num_done == len(self.scheduler.timesteps) or self.num_done in self.request.previews
+
+
+class PaintRunner(Runner):
+    """One pipeline on one device, ready to run after construction."""
+
+    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
+        """Load the model. Raises ConfigError or ModelError."""
+        _check_settings(config)
+        self.device, directory = placement.device, Path(config.model)
+        self._dtype = machine.choose_dtype(config.dtype, self.device, read_text_config(directory))
+        about = f"device={self.device} dtype={dtype_name(self._dtype)} task=imagegenerate"
+        progress(f"event=model_loading path={directory} {about}")
+        self._parts = load_parts(directory, self._dtype, self.device)
+        self._rows: dict[int, Row] = {}
+        self.facts = _describe(config, self._parts, self.device, self._dtype)
+        scheduler = type(self._parts.scheduler).__name__
+        progress(f"event=model_loaded size={self._parts.size} scheduler={scheduler} safety_checker=none")
+        self._try_smallest()
+        if self.device.type == "cuda":
+            self._measure(progress)
+
+    @property
+    def extra_warmup_tokens(self) -> int:
+        """Return the cost of the largest picture, if a step may cost as much."""
+        return min(self.facts.max_model_len, self.facts.max_num_batched_tokens)
+
+    def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
+        """Begin a step; on a GPU this only launches its work.
+
+        The returned `Sample` ignores its masks, and its `Read` waits for the pictures.
+        """
+        with torch.inference_mode():
+            self._take_new(plan)
+            rows, places = [self._rows[row] for row in plan.rows], _find_timesteps(plan)
+            for group in _group(row for row, place in zip(rows, places, strict=True) if row.num_done == place):
+                self._denoise(group)
+            done = (row for row, place in zip(rows, places, strict=True) if row.num_done == place + 1)
+            shown = [row for row in done if row.shows_picture]
+            groups = list(_group(shown))
+            pictures = [self._draw(group) for group in groups]
+            copy = HostCopy(torch.stack([row.latents.isfinite().all() for row in rows]), *pictures)
+
+        def read() -> StepResult:
+            finite, *made = copy.wait()
+            payloads = [GOES_ON if is_finite else b"" for is_finite in finite.tolist()]
+            numbers = {id(row): number for number, row in enumerate(rows)}
+            for group, drawn in zip(groups, made, strict=True):
+                for row, picture in zip(group, drawn.numpy(), strict=True):
+                    if payloads[numbers[id(row)]]:
+                        payloads[numbers[id(row)]] = picture.tobytes()
+            return StepResult(plan.number, [], payloads=payloads)
+
+        return lambda _: read
+
+    def _take_new(self, plan: StepPlan) -> None:
+        """Create the rows that the plan admits, except those that a failed run of the same step already created."""
+        computed = dict(zip(plan.rows, plan.num_computed_tokens, strict=True))
+        new = {
+            each.row: each.payload
+            for each in plan.admitted
+            if not computed[each.row] or each.row not in self._rows or self._rows[each.row].payload != each.payload
+        }
+        if not new:
+            return
+        requests = [read_request(payload) for payload in new.values()]
+        hidden = iter(self._read_prompts(requests))
+        for (row, payload), request in zip(new.items(), requests, strict=True):
+            self._rows[row] = self._make_row(payload, request, next(hidden))
+
+    def _read_prompts(self, requests: Sequence[PaintRequest]) -> Iterator[torch.Tensor]:
+        """Yield each request's hidden states, (1, tokens, width) or with guidance (2, tokens, width).
+
+        The text encoder computes all of them in one forward pass.
+        """
+        packed = [
+            tokens for request in requests for tokens in (request.packed_negative, request.packed_tokens) if tokens
+        ]
+        tokens = np.array([read_tokens(each) for each in packed], dtype=np.int64)
+        hidden = self._parts.text_encoder(to_device(tokens, self.device), attention_mask=None)[0]
+        sizes = [2 if request.has_guidance else 1 for request in requests]
+        return iter(hidden.to(self._dtype).split(sizes))
+
+    def _make_row(self, payload: bytes, request: PaintRequest, hidden: torch.Tensor) -> Row:
+        """Create a row with random latents from the request's seed."""
+        scheduler, factor = self._parts.copy_scheduler(request.num_inference_steps), self._parts.factor
+        shape = 1, self._parts.unet.config.in_channels, request.size.height // factor, request.size.width // factor
+        generator = torch.Generator().manual_seed(request.seed)  # on the host, so that all devices get the same noise
+        noise = torch.randn(shape, generator=generator, dtype=self._dtype) * scheduler.init_noise_sigma
+        latents = to_device(noise.float().numpy(), self.device).to(self._dtype)
+        return Row(payload, request, hidden, scheduler, latents)
+
+    def _denoise(self, rows: Sequence[Row]) -> None:
+        """Run the next timestep of each of these pictures. All have the same size."""
+        counts = [len(row.hidden) for row in rows]
+        inputs = [row.scheduler.scale_model_input(row.latents, row.timestep) for row in rows]
+        sample = torch.cat([each.expand(count, -1, -1, -1) for each, count in zip(inputs, counts, strict=True)])
+        timesteps = np.repeat([float(row.timestep) for row in rows], counts).astype(np.float32)
+        told = self._parts.unet(
+            sample,
+            to_device(timesteps, self.device),
+            encoder_hidden_states=torch.cat([row.hidden for row in rows]),
+            return_dict=False,
+        )[0]
+        for row, noise in zip(rows, told.split(counts), strict=True):
+            if row.request.has_guidance:
+                without, with_prompt = noise.chunk(2)
+                noise = without + row.request.guidance_scale * (with_prompt - without)
+            row.latents = row.scheduler.step(noise, row.timestep, row.latents, return_dict=False)[0]
+            row.num_done += 1
+
+    def _draw(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Decode the latents of rows of one size. Return the pictures, uint8 (pictures, height, width, 3).
+
+        The VAE needs much more memory than the UNet. So it decodes at most as many pixels at once as the largest
+        picture has.
+        """
+        number = max(1, find_max_pixels(self._parts.size) // rows[0].request.size.num_pixels)
+        return torch.cat([self._decode(rows[first : first + number]) for first in range(0, len(rows), number)])
+
+    def _decode(self, rows: Sequence[Row]) -> torch.Tensor:
+        latents = torch.cat([row.latents for row in rows])
+        pixels = self._parts.vae.decode(latents / self._parts.vae.config.scaling_factor, return_dict=False)[0]
+        pixels = (pixels * 0.5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float()
+        made: torch.Tensor = (pixels * 255).round().to(torch.uint8).contiguous()
+        return made
+
+    def _try_smallest(self) -> None:
+        """Make the smallest picture. Raises ModelError if the parts do not fit each other."""
+        smallest = self._build(Size(self._parts.multiple, self._parts.multiple))
+        checks.run_once("the model cannot make a picture", lambda: self._run_alone([smallest]))
+
+    def _measure(self, progress: Progress) -> None:
+        """Run the largest step. Raises ModelError if the step and the weights do not fit into memory together."""
+        size, facts = self._parts.size, self.facts
+        number = max(1, min(facts.max_num_seqs, facts.max_num_batched_tokens // (2 * size.num_pixels)))
+        what, settings = f"{number} pictures of {size}", "`max_num_seqs` or `max_num_batched_tokens`"
+        requests = [self._build(size)] * number
+        step_bytes = measure_step(self.device, what, settings, lambda: self._run_alone(requests))
+        progress(f"event=largest_step_fits mib={step_bytes / 2**20:.0f}")
+
+    def _build(self, size: Size) -> PaintRequest:
+        packed = np.array(self._parts.empty_tokens, dtype=np.uint32).tobytes()
+        return PaintRequest(
+            size=size, num_inference_steps=1, guidance_scale=2.0, seed=0, packed_tokens=packed, packed_negative=packed
+        )
+
+    def _run_alone(self, requests: Sequence[PaintRequest]) -> None:
+        """Run the first step of these requests of one size, and decode their pictures. Existing rows are unaffected."""
+        with torch.inference_mode():
+            hidden = self._read_prompts(requests)
+            rows = [self._make_row(b"", request, each) for request, each in zip(requests, hidden, strict=True)]
+            self._denoise(rows)
+            self._draw(rows)
+
+
+def _find_timesteps(plan: StepPlan) -> list[int]:
+    """Return the number of the timestep that each row computes.
+
+    If the plan is run again after a failure, a row may already have computed its timestep.
+    """
+    return [computed // cost for computed, cost in zip(plan.num_computed_tokens, plan.num_tokens, strict=True)]
+
+
+def _group(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield the rows of each size."""
+    groups: dict[Size, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.request.size, []).append(row)
+    yield from groups.values()
+
+
+def _check_settings(config: EngineConfig) -> None:
+    """Raise ConfigError for settings that apply to text only."""
+    if config.max_model_len is not None:
+        raise ConfigError("`max_model_len` is set, but this model makes pictures, which have no tokens; leave it out")
+    if config.attention_backend != "auto":
+        raise ConfigError(
+            f"`attention_backend: {config.attention_backend}` is set, but this model has its own attention; "
+            "leave it out"
+        )
+    if config.padding == "real":
+        raise ConfigError("`padding: real` is set, but pictures are not padded; leave it out")
+
+
+def _describe(config: EngineConfig, parts: Parts, device: torch.device, dtype: torch.dtype) -> ModelFacts:
+    own_cost = 2 * parts.size.num_pixels
+    budget = config.max_num_batched_tokens or min(MAX_TOKENS, _PICTURES[device.type] * own_cost)
+    if budget < own_cost:
+        raise ConfigError(
+            f"`max_num_batched_tokens` is {budget}, but a step of one picture of {parts.size} with guidance computes "
+            f"{own_cost} pixels; raise it"
+        )
+    facts = PaintFacts(
+        size=parts.size,
+        multiple=parts.multiple,
+        max_pixels=find_max_pixels(parts.size),
+        num_context_tokens=parts.num_context_tokens,
+        empty_tokens=np.array(parts.empty_tokens, dtype=np.uint32).tobytes(),
+        nums_forwards=parts.count_forwards(),
+    )
+    return ModelFacts(
+        task="imagegenerate",
+        max_model_len=2 * facts.max_pixels,
+        dtype=dtype_name(dtype),
+        device=str(device),
+        attention_backend="model",
+        num_kv_blocks=0,
+        block_size=config.block_size,
+        max_num_seqs=config.choose_num_seqs(),
+        max_num_batched_tokens=budget,
+        of_task=facts.encode(),
+    )

@@ -1,0 +1,99 @@
+"""Checks that a step of pictures is launched on a GPU without reading a number from it, with each scheduler.
+
+A scheduler computes its factors on the host, with real numbers, so fake tensors do not suffice here. Instead, weights,
+what is copied to the device and all that is computed from them are marked. Reading a number of a marked tensor raises.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.paint_models import WISHES, add
+from tests.engine.tasks.imagegenerate.test_pictures import SCHEDULERS, Painter, distance, read_last, run
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from conveyor_engine.execution.transfer import to_device
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.imagegenerate.execution import runner as module
+from conveyor_engine.tasks.imagegenerate.execution.runner import PaintRunner
+
+_READS = ("_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero", "masked_select", "unique_dim", "_unique2")
+
+
+class _ReadError(Exception):
+    """A number of the device was read."""
+
+
+def mark(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.on_device = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def find_tensors(values: object) -> Iterator[torch.Tensor]:
+    return (each for each in tree_iter(values) if isinstance(each, torch.Tensor))
+
+
+class Device(TorchDispatchMode):
+    """Marks what is computed from marked tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_marked = any(getattr(each, "on_device", False) for each in find_tensors((args, kwargs or {})))
+        if is_marked and func.overloadpacket.__name__ in _READS:
+            raise _ReadError(str(func))
+        result = func(*args, **(kwargs or {}))
+        if is_marked:
+            for each in find_tensors(result):
+                mark(each)
+        return result
+
+
+def watch(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> PaintRunner:
+    """Let every step of this engine begin on the pretended device."""
+    runner = core.executor
+    assert isinstance(runner, PaintRunner)
+    for part in (runner._parts.unet, runner._parts.vae, runner._parts.text_encoder):
+        for weight in (*part.parameters(), *part.buffers()):
+            mark(weight)
+    monkeypatch.setattr(module, "to_device", lambda array, device: mark(to_device(array, device)))
+    begin: Callable[..., Any] = runner.begin
+
+    def begin_on_device(plan: Any) -> Any:
+        with Device():
+            return begin(plan)
+
+    monkeypatch.setattr(runner, "begin", begin_on_device)
+    return runner
+
+
+def paint(core: EngineCore, painter: Painter) -> None:
+    """Make the first two pictures, of which the second joins a step later, and compare them."""
+    add(core, painter.directory, "0", WISHES[0])
+    early = core.step(0.0)
+    add(core, painter.directory, "1", WISHES[1])
+    outputs = run(core)
+    assert not [output for output in early if output.finish_reason], "it takes several steps"
+    made = [read_last(outputs[str(number)], WISHES[number]) for number in range(2)]
+    assert distance(made, painter.pictures[:2]) <= 1
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_pictures_are_made_without_waiting(scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    painter = Painter(tmp_path, scheduler, **SCHEDULERS[scheduler])
+    core = painter.make_core(batching_mode="continuous")
+    watch(core, monkeypatch)
+    paint(core, painter)
+
+
+def test_a_number_that_is_read_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    painter = Painter(tmp_path)
+    core = painter.make_core(batching_mode="continuous")
+    runner = watch(core, monkeypatch)
+    read = []
+    runner._parts.unet.register_forward_hook(lambda _, __, output: read.append(output[0].sum().item()))
+    add(core, painter.directory, "0", WISHES[0])
+    with pytest.raises(_ReadError, match="item"):
+        run(core)
+    assert not read
