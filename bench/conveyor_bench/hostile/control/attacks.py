@@ -204,6 +204,25 @@ def _edit(stage: Stage, body: dict[str, Any]) -> None:
     stage.repeat(act, 4)
 
 
+def claims(stage: Stage) -> None:
+    """Delete the names that the operator has claimed for the tenant's services, so that it claims them again."""
+    owner = Space(Api(stage.kubeconfig), TENANT)
+    for _ in range(20):
+        _write(owner, "InferenceService", make_service(f"claimed-{next(_ids)}", replicas=0), stage.aimed)
+
+    def act(space: Space) -> None:
+        if not stage.aimed:
+            name = f"claim-{next(_ids)}"
+            space.create("ConfigMap", {"metadata": {"name": name}})
+            space.delete("ConfigMap", name)
+        for claim in space.list("ServedName") if stage.aimed else ():
+            with contextlib.suppress(ApiError):  # another thread was faster
+                space.delete("ServedName", claim["metadata"]["name"])
+        stage.ended.wait(PAUSE_SECONDS)
+
+    stage.repeat(act, 4)
+
+
 def events(stage: Stage) -> None:
     """Create Events about a service, with Conveyor's labels."""
     involved = {"kind": names.KIND, "namespace": TENANT, "name": "good", "apiVersion": names.API_VERSION}
@@ -237,5 +256,5 @@ def _our_labels(service: str) -> dict[str, str]:
 
 ATTACKS: dict[str, Attack] = {
     each.__name__: each
-    for each in (idle, slow, bodies, garbage, pages, handshakes, values, edits, large, events, pods, services)
+    for each in (idle, slow, bodies, garbage, pages, handshakes, values, edits, large, claims, events, pods, services)
 }
