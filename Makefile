@@ -69,6 +69,7 @@ check: venv check-generated ## Check lint, format, types, layers and generated f
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/rumdl check --quiet .
 
 check-generated: venv ## Check that the CRD, the dashboard, the generated pages, the pictures and uv.lock match their sources
 	$(PY) crds/generate.py --check
@@ -240,5 +241,5 @@ release-dry-run: $(UV) ## Build what a release publishes, without pushing: the p
 	$(UV) export --quiet --locked --no-dev --no-emit-project $(EXTRAS_engine) --format cyclonedx1.5 > dist/release/engine.cdx.json
 
 clean: ## Remove what the build made in the checkout (the cache folder stays)
-	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .rumdl_cache
 	find . -name __pycache__ -prune -exec rm -r {} +

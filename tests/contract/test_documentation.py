@@ -1,8 +1,7 @@
-"""Tests that pages agree with the programs and with each other: metrics for alerts, decisions, and links."""
+"""Tests that pages agree with the programs and with each other: metrics for alerts, decisions, and paths."""
 
 import asyncio
 import re
-import subprocess
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -29,15 +28,6 @@ PAGES = [
 ]
 WALKS = [REPOSITORY / "docs" / f"{page}.md" for page in ("engine", "operator")]
 MAPS = [*WALKS, *(REPOSITORY / "docs" / f"{page}.md" for page in ("architecture", "adding"))]
-GENERATED = [
-    REPOSITORY / "docs" / f"{page}.md"
-    for page in (
-        *("alerts", "api-pod", "api-reference", "api-status", "chart", "cli", "configuration", "errors", "gpu-models"),
-        "openai-fields",
-    )
-]
-HERE = Path(__file__)
-_PRIVATE = re.compile(r"(?i)\w*(?:blam|prais|hurr[yi]|forgiv|guilt|punish|_lent\b)\w*")
 _NAME = re.compile(r"\b(?:conveyor_(?:operator|gateway|metrics|engine)_|vllm:)\w+")
 
 
@@ -92,13 +82,6 @@ def test_each_page_has_its_place_in_the_site() -> None:
     assert sorted(listed) == sorted([*(page.name for page in (REPOSITORY / "docs").glob("*.md")), "adr/README.md"])
 
 
-def test_a_link_to_a_page_of_the_project_leads_somewhere() -> None:
-    pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
-    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+\.md)", page.read_text())]
-    assert len(links) > 30
-    assert not [(page.name, link) for page, link in links if not (page.parent / link).is_file()]
-
-
 def find_paths(page: Path) -> Iterator[tuple[str, str]]:
     """Yield each line of a page that has a path. A path may be relative to the folder in the heading above it."""
     folder = Path()
@@ -122,26 +105,3 @@ def test_a_walk_enters_each_file_at_most_twice(page: Path) -> None:
     steps = Counter(path for line, path in find_paths(page) if re.match(r"\d+\. |   ", line))
     assert len(steps) > 30
     assert not {path: count for path, count in steps.items() if count > 2}
-
-
-def find_prose(page: Path) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of a page outside blocks and tables."""
-    is_block = False
-    for number, line in enumerate(page.read_text().splitlines(), 1):
-        is_block ^= line.lstrip().startswith("```")
-        if not is_block and not line.lstrip().startswith(("|", "```")):
-            yield number, line
-
-
-def test_no_line_of_prose_has_more_than_200_characters() -> None:
-    pages = [page for page in (*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")) if page not in GENERATED]
-    assert len(pages) > 30
-    assert not [(page.name, number) for page in pages for number, line in find_prose(page) if len(line) > 200]
-
-
-def test_no_call_or_comment_is_named_by_praise_blame_or_hurry() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
-    files = [REPOSITORY / name for name in listed.splitlines() if name.endswith((".py", ".md", ".yaml", ".c", ".sh"))]
-    assert len(files) > 400
-    found = [(str(file), word) for file in files if file != HERE for word in _PRIVATE.findall(file.read_text())]
-    assert not found

@@ -85,10 +85,6 @@ def test_engine_and_gateway_tell_the_version_that_is_released() -> None:
     assert released == conveyor_engine.__version__ == conveyor_gateway.__version__
 
 
-def test_the_readme_stays_short() -> None:
-    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 120
-
-
 def installed(dockerfile: Path) -> set[str]:
     """Return each package in uv.lock that the extras of a Dockerfile install on any platform."""
     lock: dict[str, list[dict[str, Any]]] = {}
