@@ -1,6 +1,7 @@
 """Draws lines as one SVG, which follows the light or dark mode of the reader's system.
 
-A series has a name, a number for its colour, and values. `conveyor_bench.modes.charts` uses the same frame.
+A series has a name, a number for its colour, and values. `conveyor_bench.modes.charts` and `e2e.demo.picture` draw
+with its parts.
 """
 
 import math
@@ -12,7 +13,7 @@ WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 66, 50
 _LIGHT = ("#7a7f87", "#c2570c", "#8250c4", "#0b66c3", "#8a6d1f", "#1a7f4b", "#c0307b", "#0e7c86")
 _DARK = ("#9aa1ab", "#f2954a", "#b493f0", "#5aa9ff", "#d9b84a", "#4fc48a", "#ff7ab8", "#45c4d0")
-_STYLE = (
+STYLE = (
     "<style>"
     ".fg{fill:#1f2328}.dim{fill:#59636e}.grid{stroke:#d8dde3}.band{fill:#1f2328;opacity:.13}.paper{fill:#fff}"
     + "".join(f".f{n}{{fill:{c}}}.s{n}{{stroke:{c}}}" for n, c in enumerate(_LIGHT))
@@ -71,25 +72,36 @@ def short(value: float) -> str:
 
 def draw_frame(title: str, subtitle: str, axis: Axis, series: Sequence[Series], body: str) -> str:
     """Draw `body` with the titles, the names of the series, and a grid of the vertical axis."""
-    inner = HEIGHT - TOP - BOTTOM
-    grid = ""
-    for tick in axis.ticks():
-        y = TOP + inner * (1 - axis.share(tick))
-        label = f"{tick:.0%}" if axis.unit == "%" else short(tick)
-        grid += f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        grid += f'<text class="dim small" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-    legend, x = "", float(LEFT)
-    for one in series:
-        legend += f'<rect class="f{one.colour}" x="{x:.0f}" y="46" width="10" height="10" rx="2"/>'
-        legend += f'<text class="fg small" x="{x + 14:.0f}" y="55">{escape(one.name)}</text>'
-        x += 26 + 6.3 * len(one.name)
+    grid = draw_grid(axis, (LEFT, WIDTH - RIGHT), (TOP, HEIGHT - BOTTOM))
+    legend = draw_legend([(one.name, one.colour) for one in series], LEFT, 46)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(title)}. {escape(subtitle)}">{_STYLE}'
+        f'aria-label="{escape(title)}. {escape(subtitle)}">{STYLE}'
         f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>'
         f'<text class="fg title" x="12" y="20">{escape(title)}</text>'
         f'<text class="dim small" x="12" y="37">{escape(subtitle)}</text>{grid}{body}{legend}</svg>'
     )
+
+
+def draw_grid(axis: Axis, across: tuple[int, int], down: tuple[int, int]) -> str:
+    """Draw a line for each tick of a vertical axis, with its number at the left. `down`: top and bottom."""
+    grid = ""
+    for tick in axis.ticks():
+        y = down[0] + (down[1] - down[0]) * (1 - axis.share(tick))
+        label = f"{tick:.0%}" if axis.unit == "%" else short(tick)
+        grid += f'<line class="grid" x1="{across[0]}" x2="{across[1]}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        grid += f'<text class="dim small" x="{across[0] - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
+    return grid
+
+
+def draw_legend(names: Sequence[tuple[str, int]], left: float, top: float) -> str:
+    """Draw a square in the colour of each name, and the name."""
+    legend, x = "", float(left)
+    for name, colour in names:
+        legend += f'<rect class="f{colour}" x="{x:.0f}" y="{top:g}" width="10" height="10" rx="2"/>'
+        legend += f'<text class="fg small" x="{x + 14:.0f}" y="{top + 9:g}">{escape(name)}</text>'
+        x += 26 + 6.3 * len(name)
+    return legend
 
 
 def lines(title: str, subtitle: str, series: Sequence[Series], across: Axis, axis: Axis) -> str:
