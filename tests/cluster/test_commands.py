@@ -78,15 +78,6 @@ def test_without_a_cluster_a_new_terminal_is_told_how_to_get_one(monkeypatch: py
         command_line.env()
 
 
-def test_images_for_the_local_cluster_are_built_where_it_takes_them_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kind, "docker_answers", lambda: True)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    machine(monkeypatch, has_kind=False)
-    assert not provider.builds_with_docker()
-    machine(monkeypatch, has_kind=True)
-    assert provider.builds_with_docker()
-
-
 def test_images_go_to_the_cluster_of_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, has_kind=False, up=(local,))
     monkeypatch.setenv("KUBECONFIG", context_file(tmp_path, "kind-conveyor"))
@@ -110,14 +101,6 @@ def test_a_missing_program_is_told_in_one_sentence(tmp_path: Path, module: str) 
     finished = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True)
     assert finished.returncode == 1
     assert finished.stderr == "kubectl is not built: run `make tools`\n"
-
-
-def test_kubectl_and_helm_keep_their_cache_in_ours(tmp_path: Path) -> None:
-    finished = subprocess.run(
-        ["make", "--silent", "--eval", "shown: ; @echo $$KUBECACHEDIR", "shown"],
-        env={**os.environ, "CONVEYOR_CACHE": str(tmp_path)}, cwd=REPOSITORY, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert finished.stdout == f"{tmp_path}/kubectl\n"
 
 
 def test_without_go_kind_does_with_the_clients_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Tests the parts of the cluster, each with a real API server or a real process."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -8,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.chart.installation import find, render
 
-from e2e.cluster import gpus, kind, programs, provisioner, sysctls, tools
+from e2e.cluster import gpus, provisioner, sysctls
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.paths import REPOSITORY
@@ -84,26 +82,6 @@ def test_a_process_that_got_the_id_of_a_recorded_one_is_left_alone(tmp_path: Pat
     assert processes.recorded() == []
 
 
-def test_a_process_that_was_killed_while_starting_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = Processes(tmp_path, die_with_parent=True)
-    monkeypatch.setattr(programs, "path", lambda program: "/no/such/program")
-    with pytest.raises(FileNotFoundError):
-        processes.start("nothing", ["python"])
-    assert [process.name for process in processes.recorded()] == ["nothing"]
-    assert not any(process.alive() for process in processes.recorded())
-
-
-def test_a_tool_is_known_by_all_that_is_pinned_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(tools.MODULE, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(tools, "MODULE", tmp_path)
-    folders = [tools.TOOLS[0].path.parent]
-    for name in ("go.mod", "go.sum", "coredns/main.go", "pause/main.go"):
-        with (tmp_path / name).open("a") as file:
-            file.write("// changed\n")
-        folders.append(tools.TOOLS[0].path.parent)
-    assert len(set(folders)) == 5
-
-
 def test_kernel_settings_are_put_back_except_what_somebody_else_has_set_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,24 +123,3 @@ def test_what_is_left_of_a_network_is_named_until_it_is_deleted(firewall: str, w
     there = ["network interface conveyor0", "nft table ip conveyor"]
     there += [f"iptables rule -A FORWARD {way} -j ACCEPT" for way in ways_past_it]
     assert finished.stdout == f"{[[], there, [], True]}\n", finished.stderr
-
-
-def test_kinds_control_plane_takes_pods_that_tolerate_nothing() -> None:
-    control, _ = kind.configuration()["nodes"]
-    patches = [json.loads(patch) for patch in control["kubeadmConfigPatches"]]
-    # The list must be empty, not absent: otherwise kubeadm sets its own taint. Without apiVersion, it fits all
-    # versions.
-    assert {"kind": "InitConfiguration", "nodeRegistration": {"taints": []}} in patches
-
-
-def test_a_port_of_this_machine_leads_to_the_gateway_on_kinds_nodes() -> None:
-    control, _ = kind.configuration()["nodes"]
-    service = find(render(*kind.CHART_VALUES), "Service", "conveyor-gateway")
-    ports = [mapping["containerPort"] for mapping in control["extraPortMappings"]]
-    assert [port["nodePort"] for port in service["spec"]["ports"]] == ports
-
-
-def test_kinds_worker_looks_like_a_gpu_node() -> None:
-    _, worker = kind.configuration()["nodes"]
-    assert worker["labels"] == {gpus.LABEL: "true"}
-    assert '"effect": "NoSchedule"' in worker["kubeadmConfigPatches"][0]
