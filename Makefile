@@ -111,8 +111,8 @@ test-oldest: venv ## Run the tests of execution and of models' answers with the 
 		python -m pytest $(SECOND_RUN) -p no:cacheprovider -n $$(nproc) --dist loadfile \
 		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' -m '$(SELECT)' \
 		tests/engine/execution \
-		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/tasks/embed/test_embeddings.py tests/bench/workloads/test_encoder.py \
-		tests/bench/batchers
+		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/tasks/embed/test_embeddings.py \
+		tests/bench/test_commands.py::test_a_measurement_beside_sentence_transformers_runs
 
 test-oldest-slow: ## Run the slow tests of `make test-oldest`
 	@$(MAKE) --no-print-directory test-oldest SELECT='slow and $(CHOSEN)'

@@ -33,21 +33,17 @@ COMMANDS = {
     ),
     "host": Command("engine.host", "what a step costs the host, and streams over HTTP, without a model"),
     "start": Command("engine.start", "how long an engine takes to be ready, and what it streams first"),
-    "waits": Command("engine.waits", "how long one request waits behind many of another client"),
     "constrained": Command(
         "engine.constrained", "what following a JSON schema costs 32 rows, beside as many free ones"
     ),
     "adapters": Command("engine.adapters", "what LoRA adapters cost a batch, one for all rows or several"),
-    "batches": Command("engine.batches", "what length grouping saves a padded backlog, and eager an idle engine"),
     "gpu": Command("gpu.suite", "everything that is measured on a GPU, stage by stage"),
-    "tune": Command("tune.command", "which batch limit, window and step budget serve most within an objective"),
     "gateway": Command("gateway.command", "latency that the gateway adds, streams and requests per second"),
     "gateway-beside": Command(
-        "gateway.beside", "latency that the gateway adds, beside one that reads no bodies or is of an earlier commit"
+        "gateway.beside", "latency that the gateway adds, beside the gateway of an earlier commit"
     ),
     "loop": Command("gateway.loop", "the gateway's event loop: worst input of each parser, and many services"),
     "prefixes": Command("gateway.prefixes", "prefix caches of several engines, with homes for prefixes and without"),
-    "homes": Command("gateway.homes", "ways to choose an engine by prefix, in virtual time"),
     "overload": Command("gateway.overload", "answers and waits at ten times the load that an engine can do"),
     "offline": Command("gateway.offline", "live requests beside an offline job, and what the job gets done"),
     "reconcile": Command("control.reconcile", "the operator's time, memory and calls with 200 services"),

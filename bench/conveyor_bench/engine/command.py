@@ -28,7 +28,6 @@ from conveyor_bench.comparing.slices import Phase, pool
 from conveyor_bench.comparing.summary import compare_with_limit, summarise
 from conveyor_bench.comparing.systems import Conveyor, HfStatic, System, Workload, write_model
 from conveyor_bench.comparing.turns import OURS, measure, random_prompts
-from conveyor_bench.engine import custom
 from conveyor_bench.peers.hf_continuous import HfContinuous
 from conveyor_bench.peers.process import PeerProcess
 from conveyor_bench.workloads import classifiers, encoder, images
@@ -55,7 +54,6 @@ JOBS: dict[str, Callable[[], encoder.Job]] = {
     "rerank": classifiers.build_rerank,
     "classify": classifiers.build_classify,
 }
-CUSTOM = "custom"
 IMAGES = "image"
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
 Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
@@ -86,8 +84,6 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
     hardware = describe_hardware()
     say("event=hardware " + " ".join(f"{key}={json.dumps(value)}" for key, value in hardware.items()))
     limits = Limits(arguments.rounds, arguments.budget_seconds)
-    if arguments.workload == CUSTOM:
-        return {**custom.measure_custom(arguments.model_shape, limits, say), "hardware": hardware}
     if arguments.workload in JOBS:
         job, chosen = JOBS[arguments.workload](), (arguments.model_shape, arguments.dtype)
         return {**encoder.measure_job(job, *chosen, limits, say), "hardware": hardware}
@@ -180,14 +176,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
         "--workload",
-        choices=[*SIZES, *WHOLE_RUNS, *JOBS, IMAGES, CUSTOM],
+        choices=[*SIZES, *WHOLE_RUNS, *JOBS, IMAGES],
         default="A",
         help="A = 32 requests at once; C = one request; B = 64 of many lengths, beside hf-static; D = prompts that "
         "begin alike, with and without prefix caching; E = a long prompt beside decodes, with and without chunks; "
         "embed = texts through a BERT, beside sentence-transformers; rerank, classify = a BERT with a head, beside "
         "sentence-transformers' CrossEncoder and transformers' pipeline; image = pictures through a ViT, beside the "
-        "forward of transformers' class on the same batches; custom = lone requests for a program of torch.export over "
-        "HTTP, beside direct calls",
+        "forward of transformers' class on the same batches",
     )
     parser.add_argument(
         "--compare",
@@ -197,9 +192,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model-shape",
-        choices=sorted({*SHAPES, *encoder.SHAPES, *images.SHAPES, *custom.SHAPES}),
+        choices=sorted({*SHAPES, *encoder.SHAPES, *images.SHAPES}),
         help="random weights of this shape; default: qwen3-0.6b, bert-base for embed, rerank and classify, vit-base "
-        "for image, mlp-1024 for custom",
+        "for image",
     )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--requests", type=int, help="of A and C, all at once; the peer's batch size too")
@@ -220,7 +215,6 @@ def complain(arguments: argparse.Namespace, error: Callable[[str], object]) -> N
             error(f"--{name.replace('_', '-')} must be at least 1")
     shapes: Collection[str] = encoder.SHAPES if arguments.workload in JOBS else SHAPES
     shapes = images.SHAPES if arguments.workload == IMAGES else shapes
-    shapes = custom.SHAPES if arguments.workload == CUSTOM else shapes
     arguments.model_shape = arguments.model_shape or next(iter(shapes))
     if arguments.model_shape not in shapes:
         error(f"--workload {arguments.workload} needs --model-shape {' or '.join(shapes)}")

@@ -1,7 +1,6 @@
 """Compares what the gateway adds to the latency with what another gateway adds, in the same run.
 
-By default, the other one reads no request bodies, so the ratio shows what reading them costs. With `--against COMMIT`,
-it is the gateway of an earlier commit, run from a checkout of it with the installed dependencies.
+The other one is the gateway of an earlier commit, run from a checkout of it with the installed dependencies.
 
 Both gateways, each in its own process, follow the same real API server and share one core. The load and an engine that
 answers at once share another core. The engine alone and the two gateways get requests in alternating slices of a
@@ -35,7 +34,6 @@ from e2e.cluster.control_plane import ControlPlane
 
 RATIO_BAR = 1.05
 DIRECT, NOW, OTHER = "direct", "now", "other"
-UNREAD = "conveyor_bench.gateway.unread"
 
 
 @dataclass
@@ -98,8 +96,8 @@ def compare(answers: dict[str, Answers]) -> dict[str, Any]:
     }
 
 
-def run(other: Checkout | None, load: Load, rounds: int) -> dict[str, Any]:
-    """Compare with the gateway of the checkout `other`; None: with one that reads no bodies."""
+def run(other: Checkout, load: Load, rounds: int) -> dict[str, Any]:
+    """Compare with the gateway of the checkout `other`."""
     address = own_address()
     with contextlib.ExitStack() as stack:
         control_plane = stack.enter_context(ControlPlane())
@@ -107,10 +105,9 @@ def run(other: Checkout | None, load: Load, rounds: int) -> dict[str, Any]:
         port = int(engine.read_line())
         prepare(control_plane, address, port)
         gateways = {}
-        for name, checkout in ((NOW, PRESENT), (OTHER, other or PRESENT)):
+        for name, checkout in ((NOW, PRESENT), (OTHER, other)):
             with checkout.active():
-                program = UNREAD if name == OTHER and other is None else "conveyor_gateway"
-                gateway = GatewayProcess(control_plane.kubeconfig, program=program)
+                gateway = GatewayProcess(control_plane.kubeconfig)
                 gateways[name] = stack.enter_context(gateway)
             wait_until("the engine", partial(knows_engine, gateway))
             pin(gateway.process.pid, GATEWAY_CORE)
@@ -124,15 +121,15 @@ def run(other: Checkout | None, load: Load, rounds: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m conveyor_bench gateway-beside", description=__doc__)
-    parser.add_argument("--against", metavar="COMMIT", help="run the gateway of this commit beside the present one")
+    parser.add_argument("--against", metavar="COMMIT", required=True, help="whose gateway runs beside the present one")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--requests-per-second", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a slice")
     options = parser.parse_args(argv)
     load = Load(options.requests_per_second, options.seconds, streams=0, events=0, events_per_second=0, concurrency=0)
-    with checked_out(options.against) if options.against else contextlib.nullcontext() as other:
+    with checked_out(options.against) as other:
         result = run(other, load, options.rounds)
-    name = "without reading bodies" if other is None else f"at {other.name}"
+        name = f"at {other.name}"
     added, cpu = result["added_p50_ms"], result["cpu_microseconds"]
     print(f"added P50: {added[NOW]:.3f} ms, {name} {added[OTHER]:.3f} ms: {result['added_p50_ratio']:.3f} times")
     print(f"processor time of a request: {cpu[NOW]:.0f} and {cpu[OTHER]:.0f} us: {result['cpu_ratio']:.3f} times")
