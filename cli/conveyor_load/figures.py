@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from conveyor_load.objectives import PERCENT, Objectives
+from conveyor_load.percentiles import percentile
 from conveyor_load.sending import Answer
 
 _FAILED_SHARE = 0.01
@@ -98,6 +99,4 @@ def _is_good(answer: Answer, objectives: Objectives) -> bool:
 def spread(values: Iterable[float]) -> Spread:
     """Return P50, P95 and P99 of the values, by nearest rank."""
     in_order = sorted(values)
-    if not in_order:
-        return Spread()
-    return Spread(*(in_order[max(0, -(-len(in_order) * share // 100) - 1)] for share in (50, PERCENT, 99)))
+    return Spread(*(percentile(in_order, percent) for percent in (50, PERCENT, 99)))

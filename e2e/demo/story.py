@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
+from conveyor_load.percentiles import percentile
 from e2e.load import Load
 
 WANTED_REPLICAS = 3
@@ -82,10 +83,6 @@ def add_client_side(sample: Sample, load: Load) -> None:
             tokens += answer.tokens * min(1.0, overlap / max(end - begin, 1e-6))
         if since <= begin <= sample.at:
             first.append(answer.first_token_seconds)
-    first.sort()
     sample.tokens_per_second = tokens / WINDOW_SECONDS
-    sample.first_token_p50, sample.first_token_p95 = _percentile(first, 0.5), _percentile(first, 0.95)
-
-
-def _percentile(values: list[float], share: float) -> float | None:
-    return values[min(len(values) - 1, int(share * len(values)))] if values else None
+    if first:
+        sample.first_token_p50, sample.first_token_p95 = percentile(first, 50), percentile(first, 95)

@@ -20,7 +20,7 @@ from tests.operator.stage import Space, wait_until
 
 from conveyor_api.names import SYSTEM_NAMESPACE
 from conveyor_bench.processes import resident_mib
-from conveyor_bench.quantiles import p99
+from conveyor_load.percentiles import percentile
 from e2e.cluster.api import Api
 from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane
@@ -76,7 +76,7 @@ def measure_metrics(plane: ControlPlane, members: Sequence[tuple[Space, str]]) -
         wait_until("the first value", lambda: api.reachable(questions[0]), 60)
         before, took = processor_seconds(process.pid), _ask(api, questions, _HPA_SECONDS)
         return {
-            "metrics_p99_seconds": p99(took),
+            "metrics_p99_seconds": percentile(took, 99),
             "metrics_questions": len(took),
             "metrics_core_share": (processor_seconds(process.pid) - before) / _HPA_SECONDS,
             "metrics_rss_mib": resident_mib(process.pid),

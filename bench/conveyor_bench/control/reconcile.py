@@ -36,7 +36,7 @@ from tests.operator.stage import Space, make_service, wait_until
 from conveyor_bench.control.bare import measure_bare
 from conveyor_bench.control.readers import measure_commands, measure_gateway, measure_metrics
 from conveyor_bench.processes import resident_mib, running
-from conveyor_bench.quantiles import p99
+from conveyor_load.percentiles import percentile
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
@@ -153,9 +153,9 @@ def measure_edits(fleet: Fleet, kubeconfig: Path, seconds: float) -> dict[str, f
             while time.monotonic() < end:
                 beside_edits.append(time_edit(*edited[next(turns) % half], next(turns)))
         return {
-            "edit_beside_restart_p99_seconds": p99(beside_restart),
+            "edit_beside_restart_p99_seconds": percentile(beside_restart, 99),
             "edits_beside_restart": len(beside_restart),
-            "edit_beside_edits_p99_seconds": p99(beside_edits),
+            "edit_beside_edits_p99_seconds": percentile(beside_edits, 99),
             "edits_beside_edits": len(beside_edits),
             "rss_after_edits_mib": resident_mib(pid),
         }

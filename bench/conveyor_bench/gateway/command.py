@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from statistics import quantiles
 from typing import Any
 
 import aiohttp
@@ -23,6 +22,7 @@ from tests.gateway.process import GatewayProcess
 
 from conveyor_bench.gateway.engine import ANSWER, event
 from conveyor_bench.processes import Child
+from conveyor_load.percentiles import percentile
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
@@ -110,10 +110,6 @@ async def measure_throughput(session: aiohttp.ClientSession, url: str, load: Loa
     began = time.perf_counter()
     await asyncio.gather(*(go_on_asking() for _ in range(load.concurrency)))
     return done / (time.perf_counter() - began)
-
-
-def percentile(values: list[float], percent: int) -> float:
-    return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 async def measure(urls: dict[str, str], load: Load, cpu_seconds: Callable[[], Awaitable[float]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, Final
 
 import aiohttp
@@ -25,6 +25,7 @@ from tests.engine.processes import EngineServer
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
+from conveyor_load.percentiles import percentile
 from conveyor_protocol.request_headers import CLASS_HEADER
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
@@ -136,7 +137,7 @@ async def measure(urls: dict[str, str], folder: Path, rounds: int, seconds: floa
         "capacity_per_second": capacity,
         "live_per_second": rate,
         "live_seconds": {
-            name: {"requests": len(took), "p50": median(took), "p95": quantiles(took, n=20)[-1]}
+            name: {"requests": len(took), "p50": median(took), "p95": percentile(took, 95)}
             for name, took in latencies.items()
         },
         "job_per_second": {name: median(counts) for name, counts in answered.items()},

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
-from statistics import median, quantiles
+from statistics import median
 from typing import Final
 
 import aiohttp
@@ -34,6 +34,7 @@ from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from conveyor_load.percentiles import percentile
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
@@ -81,7 +82,7 @@ class Side:
             "cached": self.cached_tokens / self.prompt_tokens,
             "requests_per_second": median(self.per_second),
             "first_token_p50": median(self.first_seconds),
-            "first_token_p95": quantiles(self.first_seconds, n=20)[-1],
+            "first_token_p95": percentile(self.first_seconds, 95),
         }
 
 

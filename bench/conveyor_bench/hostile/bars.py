@@ -30,11 +30,6 @@ class Bar:
         return f"{self.attack:11}  {self.name:34}  {figures}  {'met' if self.met else 'MISSED'}"
 
 
-def p99(values: Sequence[float]) -> float:
-    """Return the value that at least 99 % of the values do not exceed. A missing answer counts as infinite."""
-    return sorted(values)[int(len(values) * 0.99)]
-
-
 def print_result(benchmark: str, bars: Sequence[Bar]) -> bool:
     """Print one JSON object. Returns whether all bars are met."""
     rows = [asdict(bar) | {"met": bar.met} for bar in bars]

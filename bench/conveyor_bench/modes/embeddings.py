@@ -16,7 +16,7 @@ from typing import Any
 
 from conveyor_bench.modes.charts import log_axis_for
 from conveyor_bench.modes.cost import DEVICES, Roofline, Shape, StepCounts
-from conveyor_bench.modes.figures import Observed, percentile
+from conveyor_bench.modes.figures import Observed
 from conveyor_bench.modes.running import VirtualClock, run_requests
 from conveyor_engine.config.engine_config import BatchingMode, EngineConfig
 from conveyor_engine.loop.core import EngineCore
@@ -25,6 +25,7 @@ from conveyor_engine.tasks.embed.facts import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, RequestOutput
 from conveyor_engine.wire.step import StepPlan, StepResult
 from conveyor_insight.svg import Axis, Series, lines
+from conveyor_load.percentiles import percentile
 
 DEVICE = "A100-40G"
 BERT_BASE = Shape(

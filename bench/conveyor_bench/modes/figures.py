@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, RequestOutput
+from conveyor_load.percentiles import percentile
 
 
 @dataclass(slots=True)
@@ -100,9 +101,3 @@ def spread(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
         told |= {f"{name}_p{share}": percentile(values, share) for share in (50, 95, 99)}
     rates = [answer.tokens / (answer.last - answer.scheduled) for answer in answers]
     return {**told, "tokens_per_second_per_user": percentile(rates, 50)}
-
-
-def percentile(values: Sequence[float], share: int) -> float:
-    """Return the percentile by nearest rank."""
-    in_order = sorted(values)
-    return in_order[max(0, -(-len(in_order) * share // 100) - 1)]

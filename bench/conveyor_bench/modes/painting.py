@@ -14,12 +14,12 @@ from typing import Final
 
 import torch
 
-from conveyor_bench.modes.figures import percentile
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.imagegenerate.facts import PaintRequest, read_facts
 from conveyor_engine.wire.request import EngineRequest
+from conveyor_load.percentiles import percentile
 from e2e.demo_model import PAINTER, demo_model_directory
 
 MODES: Final = ("dynamic", "continuous")

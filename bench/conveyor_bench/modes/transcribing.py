@@ -25,12 +25,12 @@ import numpy.typing as npt
 import torch
 from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from conveyor_bench.modes.figures import percentile
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.transcribe.facts import AudioFacts, Window
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
+from conveyor_load.percentiles import percentile
 
 MODES: Final = ("dynamic", "continuous")
 SHAPES: Final = {"tiny": (384, 6, 4), "base": (512, 8, 6), "small": (768, 12, 12)}  # hidden size, heads, layers

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conveyor_bench.modes.figures import percentile
 from conveyor_bench.modes.running import Clock
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest, RequestOutput
+from conveyor_load.percentiles import percentile
 
 _TOLERANCE = 0.1
 
@@ -43,7 +43,7 @@ class Felt:
     def p95(self, name: str) -> float:
         """Return the 95th percentile of `first` or `between`; 0 without values, which a very short run may have."""
         values: list[float] = getattr(self, name)
-        return percentile(values, 95) if values else 0.0
+        return percentile(values, 95)
 
 
 @dataclass(frozen=True, slots=True)

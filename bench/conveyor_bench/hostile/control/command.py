@@ -22,12 +22,13 @@ from tests.gateway.cluster import own_address
 from tests.gateway.process import GatewayProcess
 from tests.operator.stage import Space, make_service
 
-from conveyor_bench.hostile.bars import NEVER, Bar, p99, print_result
+from conveyor_bench.hostile.bars import NEVER, Bar, print_result
 from conveyor_bench.hostile.control.attacks import ATTACKS, TENANT, Stage
 from conveyor_bench.hostile.control.others import Asked, Taken
 from conveyor_bench.hostile.others import Others
 from conveyor_bench.hostile.stage import running_metrics, running_operator, serve_metrics, value_path
 from conveyor_bench.processes import resident_mib
+from conveyor_load.percentiles import percentile
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
@@ -120,7 +121,7 @@ def judge(attack: str, elsewhere: Measured, here: Measured) -> list[Bar]:
         bar("another's median reconcile, s", median(alone.reconciles), median(beside.reconciles), 5),
         bar("another's slowest reconcile, s", max(alone.reconciles), max(beside.reconciles), 10),
         bar("the HPA's p50, ms", median(alone.values) * 1000, median(beside.values) * 1000, 100),
-        bar("the HPA's p99, ms", p99(alone.values) * 1000, p99(beside.values) * 1000, 500),
+        bar("the HPA's p99, ms", percentile(alone.values, 99) * 1000, percentile(beside.values, 99) * 1000, 500),
         bar("the HPA's values that failed", 0, beside.values.count(NEVER), 1),
         bar("slowest probe, s", 0, max(beside.probes), 1),
         bar(f"slowest reconcile {BACK_SECONDS} s later, s", 0, max(here.afterwards.reconciles), 2),

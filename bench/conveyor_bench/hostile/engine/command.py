@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 import httpx
@@ -28,6 +27,7 @@ from tests.engine.processes import EngineServer, wait_until
 from conveyor_bench.hostile.engine.attacks import COMPLETION, Attack, bodies, build_head, connections, patterns
 from conveyor_bench.hostile.engine.prober import Prober
 from conveyor_bench.processes import Child
+from conveyor_load.percentiles import percentile
 
 CONTEXT_TOKENS = 131_072
 GAP_BAR_MS, MEMORY_BAR_MIB, PROBE_BAR_SECONDS, WAIT_BAR_SECONDS = 50.0, 200.0, 1.0, 1.0
@@ -52,7 +52,7 @@ def p99_gap_beside(server: EngineServer, work: Callable[[], Any]) -> tuple[float
         victim.read_line()  # it streams
         result = work()
         gaps = json.loads(victim.end())
-    return quantiles(gaps, n=100)[98], result
+    return percentile(gaps, 99), result
 
 
 def try_body(server: EngineServer, name: str, attack: Attack, times: int, seconds: float) -> Row:

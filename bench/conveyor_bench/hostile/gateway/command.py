@@ -16,7 +16,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,7 @@ from tests.engine.processes import EngineServer
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
-from conveyor_bench.hostile.bars import NEVER, Bar, p99, print_result
+from conveyor_bench.hostile.bars import NEVER, Bar, print_result
 from conveyor_bench.hostile.gateway.attacks import (
     ATTACKS,
     COMPARED,
@@ -40,6 +40,7 @@ from conveyor_bench.hostile.gateway.others import Asked, Taken
 from conveyor_bench.hostile.others import Others
 from conveyor_bench.hostile.stage import running_metrics, running_operator, serve_metrics, value_path
 from conveyor_bench.processes import Child, resident_mib
+from conveyor_load.percentiles import percentile
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
@@ -98,7 +99,7 @@ def judge(attack: str, alone: Taken, beside: Taken, mib: tuple[float, float], pl
 
     bars = [
         bar("another's longest wait, s", max(alone.requests), max(beside.requests), 1),
-        bar("another's p99 token gap, ms", p99(alone.gaps) * 1000, p99(beside.gaps) * 1000, 50),
+        bar("another's p99 token gap, ms", percentile(alone.gaps, 99) * 1000, percentile(beside.gaps, 99) * 1000, 50),
         bar("slowest probe or /demand, s", 0, max(beside.probes), 1),
         bar("slowest answer to the HPA, s", 0, max(beside.values), 1),
         bar("gateway's memory at most, MiB", *mib, 200),
@@ -159,15 +160,16 @@ async def compare(stages: tuple[Stage, Stage], others: Others[Taken], name: str,
 
 
 def judge_compared(name: str, elsewhere: Taken, elsewhere_after: Taken, here: Taken, here_after: Taken) -> list[Bar]:
-    def bar(what: str, of: Callable[[list[float]], float], alone: Taken, beside: Taken, limit: float) -> Bar:
-        return Bar(name, what, of(alone.requests) * 1000, of(beside.requests) * 1000, limit)
+    def bar(what: str, percent: int, alone: Taken, beside: Taken, limit: float) -> Bar:
+        first, second = (percentile(taken.requests, percent) * 1000 for taken in (alone, beside))
+        return Bar(name, what, first, second, limit)
 
     num_failed = sum(seconds == NEVER for seconds in here.requests)
     return [
-        bar("others' p50, ms", median, elsewhere, here, 3),
-        bar("others' p99, ms", p99, elsewhere, here, 30),
+        bar("others' p50, ms", 50, elsewhere, here, 3),
+        bar("others' p99, ms", 99, elsewhere, here, 30),
         Bar(name, "others' requests that failed", 0, num_failed, 1),
-        bar("others' p99 after 1 s, ms", p99, elsewhere_after, here_after, 30),
+        bar("others' p99 after 1 s, ms", 99, elsewhere_after, here_after, 30),
         Bar(name, "slowest probe or /demand, s", 0, max(here.probes), 1),
     ]
 
