@@ -15,9 +15,9 @@ A client that leaves gets no response. Its request is cancelled (asyncio.Cancell
 `conveyor_process.settings.SettingsError` (an invalid flag or variable) is not sent to clients.
 """
 
-from typing import Any, TypedDict
+from typing import Any
 
-from conveyor_protocol.answer_codes import AnswerCode, ErrorType, find_error_form
+from conveyor_protocol.answer_codes import AnswerCode, find_error_form
 
 RETRY_AFTER_SECONDS = 1
 
@@ -124,19 +124,6 @@ class Code(AnswerCode):
     DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's deadline, set by the service or the client, has passed"
 
 
-class ErrorDetails(TypedDict):
-    message: str
-    type: ErrorType
-    param: str | None
-    code: Code
-
-
-class ErrorAnswer(TypedDict):
-    """The body of an error in OpenAI's format."""
-
-    error: ErrorDetails
-
-
 class GatewayError(Exception):
     """An error response in the format that the path's clients expect. `param`: the invalid field of the request."""
 
@@ -156,10 +143,7 @@ class GatewayError(Exception):
 
     def to_json(self, path: str = "") -> Any:
         """Return the body of the error response as an object for JSON."""
-        if (form := find_error_form(path)) is not None:
-            return form.build(str(self), self.code, self.param)
-        details = ErrorDetails(message=str(self), type=self.code.type, param=self.param, code=self.code)
-        return ErrorAnswer(error=details)
+        return find_error_form(path).build(str(self), self.code, self.param)
 
 
 class InvalidRequest(GatewayError):

@@ -5,30 +5,20 @@ runtimes, such as vLLM, do not.
 """
 
 import contextlib
-from typing import Annotated, Final
+from typing import Final
 
 import aiohttp
 import msgspec
 
+from conveyor_protocol.engine_pages import UsedTokens
 from conveyor_protocol.request_headers import USAGE_MARK
 
 MAX_REPORT_BYTES: Final = 256
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+_DECODER: Final = msgspec.json.Decoder(UsedTokens)
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """The tokens of one request."""
-
-    prompt_tokens: Count
-    cached_tokens: Count  # prompt tokens that were in the prefix cache
-    completion_tokens: Count
-
-
-_DECODER: Final = msgspec.json.Decoder(Usage)
-
-
-def parse_usage(report: bytes | str | None) -> Usage | None:
+def parse_usage(report: bytes | str | None) -> UsedTokens | None:
     """Return the usage in the report, or None if the report is missing or malformed."""
     try:
         return None if report is None else _DECODER.decode(report)

@@ -32,6 +32,25 @@ class AnswerCode(StrEnum):
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
+class ErrorDetails(TypedDict):
+    """An error in OpenAI's format."""
+
+    message: str
+    type: ErrorType
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(TypedDict):
+    """The body of an error response, and the last event of a stream that fails."""
+
+    error: ErrorDetails
+
+
+def _build_openai_error(message: str, code: AnswerCode, param: str | None) -> ErrorAnswer:
+    return {"error": {"message": message, "type": code.type, "param": param, "code": code}}
+
+
 _PATHS: Final = ("/v1/messages", "/v1/messages/count_tokens")
 
 AnthropicErrorType = Literal[
@@ -125,16 +144,17 @@ class ErrorForm:
     """(message, code, param) -> the body, as an object."""
 
 
+_OPENAI: Final = ErrorForm(ErrorAnswer, _build_openai_error)
 _ANTHROPIC: Final = ErrorForm(AnthropicErrorAnswer, _build_anthropic_error)
 _OPEN_INFERENCE: Final = ErrorForm(InferenceErrorAnswer, _build_inference_error)
 _EMBEDDINGS: Final = ErrorForm(EmbeddingsErrorAnswer, _build_embeddings_error)
-ERROR_FORMS: Final = (_ANTHROPIC, _OPEN_INFERENCE, _EMBEDDINGS)
+ERROR_FORMS: Final = (_OPENAI, _ANTHROPIC, _OPEN_INFERENCE, _EMBEDDINGS)
 
 
-def find_error_form(path: str) -> ErrorForm | None:
-    """Return the error format for this path, under any base URL; None for OpenAI's."""
+def find_error_form(path: str) -> ErrorForm:
+    """Return the error format for this path, under any base URL. All but a few paths have OpenAI's."""
     if _speaks_open_inference(path):
         return _OPEN_INFERENCE
     if speaks_anthropic(path):
         return _ANTHROPIC
-    return _EMBEDDINGS if path.endswith(_EMBEDDINGS_PATHS) else None
+    return _EMBEDDINGS if path.endswith(_EMBEDDINGS_PATHS) else _OPENAI

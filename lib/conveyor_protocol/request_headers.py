@@ -32,7 +32,6 @@ UNKNOWN_MODEL_HEADER: Final = "X-Engine-Unknown-Model"
 # If the client has left, the gateway gets the report with `GET /usage?key=`.
 USAGE_HEADER: Final = "X-Engine-Usage"
 USAGE_MARK: Final = b"\x1e"  # ASCII's record separator
-USAGE_PATH: Final = "/usage"
 
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 

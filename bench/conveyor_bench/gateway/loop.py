@@ -37,10 +37,11 @@ from conveyor_gateway.relaying.bodies import read_model, read_queue_fields, rena
 from conveyor_gateway.relaying.forms import find_model_field
 from conveyor_gateway.relaying.prefixes import find_prefix
 from conveyor_gateway.settings import PROGRAM
-from conveyor_gateway.usage import Usage, parse_usage
+from conveyor_gateway.usage import parse_usage
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_http.framing import MIN_CHUNK_BYTES
 from conveyor_http.server import Server
+from conveyor_protocol.engine_pages import UsedTokens
 
 MIB: Final = 1 << 20
 REQUEST_BYTES: Final = 64 << 10
@@ -206,7 +207,7 @@ def measure_services(num_services: int) -> Iterable[Row]:
         for service, _ in queues.items():
             metrics.count_request(service.key, 200)
             metrics.observe_answer(service.key, 0.0, 0.1)
-            metrics.count_used(service.key, 0.1, Usage(1, 0, 2))
+            metrics.count_used(service.key, 0.1, UsedTokens(1, 0, 2))
         rows.append(Row("/metrics", turn_ms=longest_ms(metrics.write_page())))
         rows.append(Row("/v1/models", turn_ms=longest_ms(encode_model_list(catalog.directory, lists_all=True))))
         rows.append(Row("/demand", turn_ms=longest_ms(encode_demand(queues))))

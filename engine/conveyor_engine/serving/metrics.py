@@ -15,8 +15,8 @@ from conveyor_engine.serving.adapter_metrics import AdapterMetrics
 from conveyor_engine.serving.metrics_snapshot import Counts, Snapshot
 from conveyor_engine.wire.messages import StepOutputs
 from conveyor_engine.wire.request import FinishReason
+from conveyor_protocol.engine_pages import LOAD_PATH, PLACE_PATH, USAGE_PATH
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH
-from conveyor_protocol.request_headers import USAGE_PATH
 
 _FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -35,7 +35,7 @@ _METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # others share one labe
 _NOT_REQUESTS = frozenset(
     [f"{base}/{page}" for base in ("", "/v1") for page in ("health", "ping", "version")]
     + [LIVE_PATH, READY_PATH, SERVER_PATH]
-    + ["/livez", "/load", "/metrics", "/place", "/readyz", USAGE_PATH]
+    + ["/livez", "/metrics", "/readyz", LOAD_PATH, PLACE_PATH, USAGE_PATH]
 )
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Final
+from typing import Final
 
 import aiohttp
 import msgspec
@@ -26,8 +26,8 @@ from conveyor_gateway.engines.connection import Connector
 from conveyor_gateway.engines.headers import choose_content_type
 from conveyor_gateway.errors import GatewayError
 from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
+from conveyor_protocol.engine_pages import LOAD_PATH, ReportedLoad
 
-LOAD_PATH: Final = "/load"
 MAX_BYTES: Final = 64 << 10
 _MAX_AT_ONCE: Final = 100
 _NUM_ASKED: Final = 3  # engines that are tried one after the other until one responds
@@ -44,26 +44,17 @@ class EnginePage:
     body: bytes
 
 
-class Load(msgspec.Struct, frozen=True):
-    """The load that an engine reports. A field is None if the engine does not report it."""
-
-    waiting: Annotated[int, msgspec.Meta(ge=0)] | None = None  # requests without a place in its batch
-    carried: Annotated[int, msgspec.Meta(ge=1)] | None = None  # requests that it can run at once, if limited
-    limit_reason: Annotated[str, msgspec.Meta(pattern="^[a-z_]{1,32}$")] | None = None  # only with objectives
-    warm_up_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None  # how long its warm-up took
-
-
-async def fetch_loads(hold: Hold, addresses: Collection[str], timeout_seconds: float) -> dict[str, Load]:
+async def fetch_loads(hold: Hold, addresses: Collection[str], timeout_seconds: float) -> dict[str, ReportedLoad]:
     """Return the load of each engine (`host:port`)."""
     pages = await fetch(hold, addresses, LOAD_PATH, timeout_seconds)
     return {address: parse_load(page) for address, page in pages.items()}
 
 
-def parse_load(page: EnginePage | None) -> Load:
+def parse_load(page: EnginePage | None) -> ReportedLoad:
     try:
-        return Load() if page is None else msgspec.json.decode(page.body, type=Load)
+        return ReportedLoad() if page is None else msgspec.json.decode(page.body, type=ReportedLoad)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return Load()
+        return ReportedLoad()
 
 
 class SharedPages:

@@ -28,8 +28,9 @@ from conveyor_gateway.engines.exchange import (
     EngineUnreachable,
     describe,
 )
-from conveyor_gateway.usage import MAX_REPORT_BYTES, Usage, parse_usage
+from conveyor_gateway.usage import MAX_REPORT_BYTES, parse_usage
 from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
+from conveyor_protocol.engine_pages import PLACE_PATH, USAGE_PATH, UsedTokens
 from conveyor_protocol.request_headers import (
     LEVEL_HEADER,
     NO_PLACE,
@@ -38,7 +39,6 @@ from conveyor_protocol.request_headers import (
     PLACE_IF_FREE,
     REQUEST_TIMEOUT_HEADER,
     UNKNOWN_MODEL_HEADER,
-    USAGE_PATH,
 )
 
 # Answers that are not event streams are collected up to this size. The rest is forwarded as it arrives.
@@ -82,7 +82,8 @@ class EngineSession:
         self, hold: Hold, method: str, address: str, headers: dict[str, str], seconds: float | None = None
     ) -> bool:
         hold.check()
-        url, timeout = f"http://{address}/place", aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
+        url = f"http://{address}{PLACE_PATH}"
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
         try:
             response = await self._session.request(method, url, headers=headers, allow_redirects=False, timeout=timeout)
         except (aiohttp.ClientError, OSError):
@@ -90,7 +91,7 @@ class EngineSession:
         response.release()
         return response.status == 204
 
-    async def fetch_usage(self, hold: Hold, address: str, key: str) -> Usage | None:
+    async def fetch_usage(self, hold: Hold, address: str, key: str) -> UsedTokens | None:
         """Return the usage of the request with this key, or None if the engine does not report it."""
         hold.check()
         try:

@@ -5,9 +5,9 @@ from typing import Any, Final
 import msgspec
 
 from conveyor_api.endpoints import Kind
-from conveyor_gateway.errors import Code, ErrorAnswer
-from conveyor_gateway.pages.models import Model, ModelList
-from conveyor_protocol.answer_codes import ERROR_FORMS, find_error_form
+from conveyor_gateway.errors import Code
+from conveyor_protocol.answer_codes import ERROR_FORMS, ErrorDetails, find_error_form
+from conveyor_protocol.engine_pages import Model, ModelList
 
 Json = dict[str, Any]
 
@@ -59,8 +59,7 @@ def refer(name: str) -> Json:
 
 def build_refusals(kind: Kind, path: str) -> Json:
     """Return the gateway's error responses for a path of this kind, by status."""
-    found = find_error_form(path)
-    form = refer((ErrorAnswer if found is None else found.answer).__name__)
+    form = refer(find_error_form(path).answer.__name__)
     codes = (*_ANY_PATH, *_OF_KIND.get(kind, _ENGINES_ANSWER))
     told = {}
     for status in sorted({code.status for code in codes}):
@@ -73,8 +72,9 @@ def build_refusals(kind: Kind, path: str) -> Json:
 
 
 def _build_schemas() -> bytes:
-    types = (ErrorAnswer, *(form.answer for form in ERROR_FORMS), Model, ModelList)
+    types = (*(form.answer for form in ERROR_FORMS), Code, Model, ModelList)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    schemas[ErrorDetails.__name__]["properties"]["code"] = refer(Code.__name__)
     return msgspec.json.encode({_NAME.format(name=name): schema for name, schema in schemas.items()})
 
 

@@ -8,7 +8,7 @@ reads. A client's memory cost therefore does not depend on the number of service
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final, Literal, TypedDict
+from typing import Final
 
 import msgspec
 from aiohttp.web import BaseRequest, StreamResponse
@@ -17,31 +17,13 @@ from conveyor_gateway.errors import Code, NotFound
 from conveyor_gateway.responses import send_pieces
 from conveyor_gateway.routing import Route, build_no_model, model_id
 from conveyor_gateway.watching.catalog import Directory, NamedModel, Service, join_names
+from conveyor_protocol.engine_pages import Model, ModelList
 
 _MODELS_PER_PIECE: Final = 100
 
 
-class Model(TypedDict):
-    """A model in OpenAI's format, with vLLM's `root`, `parent` and context length.
-
-    `parent` is the id of an adapter's model. The fields do not reveal the model's location.
-    """
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int | None
-
-
-class ModelList(TypedDict):
-    object: Literal["list"]
-    data: list[Model]
-
-
 def build_model(service: Service, model: str, parent: str | None = None) -> Model:
+    """Describe a model. The fields do not reveal the model's location."""
     return {
         "id": model,
         "object": "model",

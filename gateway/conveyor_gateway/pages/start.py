@@ -8,9 +8,10 @@ from typing import Final
 
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.capacity.parts import Owner
-from conveyor_gateway.engines.fetching import LOAD_PATH, fetch, parse_load
+from conveyor_gateway.engines.fetching import fetch, parse_load
 from conveyor_gateway.errors import Code, Unavailable
 from conveyor_gateway.watching.catalog import Catalog
+from conveyor_protocol.engine_pages import LOAD_PATH
 from conveyor_protocol.pages import Start
 
 _ENGINE_SECONDS: Final = 0.4  # the operator waits one second for a gateway

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from conveyor_gateway.recording.gauges import ServiceGauges
 from conveyor_gateway.recording.series import Counter, Counters, Family, Histogram, Histograms, Series
-from conveyor_gateway.usage import Usage
+from conveyor_protocol.engine_pages import UsedTokens
 
 _SERVICE = ("namespace", "inference_service")
 # The limit of pairs of a client and a service with series of their own. Further clients are counted as OTHER_CLIENTS.
@@ -131,7 +131,7 @@ class Metrics:
     def count_lowered(self, service: str) -> None:
         self._find(self._lowered, service).inc()
 
-    def count_used(self, service: str, engine_seconds: float, usage: Usage | None) -> None:
+    def count_used(self, service: str, engine_seconds: float, usage: UsedTokens | None) -> None:
         """Count the engine time and tokens of a request that an engine has processed."""
         series = self._find_series(service)
         series.engine_seconds.inc(engine_seconds)
@@ -142,7 +142,7 @@ class Metrics:
         series.cached_tokens.inc(usage.cached_tokens)
         series.generation_tokens.inc(usage.completion_tokens)
 
-    def count_used_by_client(self, service: str, client: str, usage: Usage) -> None:
+    def count_used_by_client(self, service: str, client: str, usage: UsedTokens) -> None:
         """Count the tokens of a request of a client that a trusted proxy has named."""
         named = self._named.setdefault(service, set())
         if client not in named:

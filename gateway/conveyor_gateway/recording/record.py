@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from conveyor_gateway.recording.metrics import Metrics
-from conveyor_gateway.usage import Usage
 from conveyor_gateway.watching.catalog import Directory
+from conveyor_protocol.engine_pages import UsedTokens
 
 logger = logging.getLogger("conveyor_gateway.requests")
 
@@ -42,7 +42,7 @@ class Record:
     waited_seconds: float = 0.0
     first_byte_seconds: float | None = None
     sent_bytes: int = 0
-    usage: Usage | None = None
+    usage: UsedTokens | None = None
     usage_key: str = field(default_factory=lambda: f"{_PROCESS}{next(_NUMBERS):x}")  # identifies the request at engines
     awaits_usage: bool = False  # the engine may still send a newer report than `usage`
     engine_seconds: float = 0.0
@@ -57,7 +57,7 @@ class Record:
         self.engine, self.awaits_usage, self._engine_began = address, True, time.monotonic()
         self.attempts += 1
 
-    def leave_engine(self, usage: Usage | None, awaits_usage: bool = False) -> None:
+    def leave_engine(self, usage: UsedTokens | None, awaits_usage: bool = False) -> None:
         """Record that the request has left its engine. `awaits_usage`: the engine may still report its usage."""
         if self._engine_began is not None:
             self.engine_seconds += time.monotonic() - self._engine_began

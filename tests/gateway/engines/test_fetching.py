@@ -9,7 +9,8 @@ from tests.gateway.cluster import own_address
 from tests.gateway.engine_servers import answering, refusing_address, running_engine
 
 from conveyor_gateway.engines import fetching
-from conveyor_gateway.engines.fetching import EnginePage, Load, fetch, fetch_loads
+from conveyor_gateway.engines.fetching import EnginePage, fetch, fetch_loads
+from conveyor_protocol.engine_pages import ReportedLoad
 
 
 async def test_every_engine_is_asked_at_once_and_one_that_does_not_say_is_none() -> None:
@@ -24,7 +25,11 @@ async def test_every_engine_is_asked_at_once_and_one_that_does_not_say_is_none()
         ):
             gone = f"{host}:{port}"
             addresses = [f"{own_address()}:{engine.port}" for engine in (slow, good)]
-            said = {gone: Load(), addresses[0]: Load(), addresses[1]: Load(waiting=3, carried=8)}
+            said = {
+                gone: ReportedLoad(),
+                addresses[0]: ReportedLoad(),
+                addresses[1]: ReportedLoad(waiting=3, carried=8),
+            }
             assert await fetch_loads(make_hold(), [gone, *addresses], 1) == said
     assert await fetch_loads(make_hold(), [], 1) == {}
 
@@ -52,7 +57,7 @@ async def test_every_engine_is_asked_at_once_and_one_that_does_not_say_is_none()
 async def test_nonsense_is_no_number(text: str) -> None:
     async with running_engine(answering(web.Response, text=text)) as engine:
         address = f"{own_address()}:{engine.port}"
-        assert await fetch_loads(make_hold(), [address], 5) == {address: Load()}
+        assert await fetch_loads(make_hold(), [address], 5) == {address: ReportedLoad()}
 
 
 async def test_a_page_comes_as_it_is_and_leads_nowhere_else() -> None:

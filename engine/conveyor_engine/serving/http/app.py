@@ -16,8 +16,9 @@ from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.http.task_paths import build_task_routes
+from conveyor_protocol.engine_pages import LOAD_PATH, PLACE_PATH, USAGE_PATH
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH
-from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, USAGE_PATH, choose_request_id
+from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, choose_request_id
 
 _log = logging.getLogger(__name__)
 # Starlette takes the first route that matches a path, so the path with a version comes first.
@@ -37,11 +38,11 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     **{("GET", f"{base}/version"): status.get_version for base in ("", "/v1")},
     ("GET", "/livez"): status.get_livez,
     ("GET", "/readyz"): status.get_readyz,
-    ("GET", "/load"): status.get_load,
+    ("GET", LOAD_PATH): status.get_load,
     ("GET", "/tokenizer_info"): tokens.get_tokenizer_info,
     ("GET", "/info"): info.get_info,
-    ("GET", "/place"): status.ask_for_place,
-    ("DELETE", "/place"): status.give_place_back,
+    ("GET", PLACE_PATH): status.ask_for_place,
+    ("DELETE", PLACE_PATH): status.give_place_back,
     ("GET", USAGE_PATH): status.get_usage,
     ("GET", "/metrics"): status.get_metrics,
 }

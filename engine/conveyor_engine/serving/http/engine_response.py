@@ -29,9 +29,10 @@ from conveyor_engine.serving.http.reading import (
     request_level,
     timeout_seconds,
 )
-from conveyor_engine.serving.http.usage import Report, UsedTokens, find_report
+from conveyor_engine.serving.http.usage import Report, find_report
 from conveyor_engine.serving.preparing.jobs import Prepared
 from conveyor_engine.wire.worker import Job
+from conveyor_protocol.engine_pages import UsedTokens
 from conveyor_protocol.request_headers import PLACE_HEADER
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from conveyor_engine.errors import (
     UnknownModel,
 )
 from conveyor_engine.wire.request import FinishReason, RequestOutput
-from conveyor_protocol.answer_codes import ErrorType, find_error_form
+from conveyor_protocol.answer_codes import find_error_form
 from conveyor_protocol.request_headers import NO_PLACE, PLACE_HEADER, UNKNOWN_MODEL_HEADER
 
 RETRY_AFTER_SECONDS = 1
@@ -48,28 +48,11 @@ _CODES: tuple[tuple[type[ConveyorEngineError], ErrorCode], ...] = (
 )
 
 
-class ErrorDetails(msgspec.Struct):
-    """An error in OpenAI's format."""
-
-    message: str
-    type: ErrorType
-    param: str | None
-    code: ErrorCode
-
-
-class ErrorAnswer(msgspec.Struct):
-    """The body of an error response, and the last event of a stream that fails."""
-
-    error: ErrorDetails
-
-
 def error_body(message: str, code: ErrorCode, param: str | None = None, path: str = "") -> bytes:
     """Return the JSON of an error in the format of the path's clients. The default format is {"error": {...}}."""
     param = None if param is None else _shorten(param, PARAM_CHARACTERS_MAX)
     message = _shorten(message, MESSAGE_CHARACTERS_MAX)
-    if (form := find_error_form(path)) is not None:
-        return msgspec.json.encode(form.build(message, code, param))
-    return msgspec.json.encode(ErrorAnswer(ErrorDetails(message, code.type, param, code)))
+    return msgspec.json.encode(find_error_form(path).build(message, code, param))
 
 
 def _shorten(text: str, most: int) -> str:

@@ -14,9 +14,9 @@ from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, Genera
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
 from conveyor_engine.serving.http.events import encode
 from conveyor_engine.serving.http.failures import find_failure
-from conveyor_engine.serving.http.usage import UsedTokens
 from conveyor_engine.serving.preparing.jobs import name_input
 from conveyor_engine.wire.request import FinishReason, RequestOutput
+from conveyor_protocol.engine_pages import UsedTokens
 
 _INPUT_BYTES = 1024  # roughly what this process keeps for an input besides its prompt and payload
 
@@ -101,7 +101,7 @@ class OneStepResponse(EngineResponse):
 
     def _count_used(self) -> UsedTokens:
         nums = zip(self._inputs.request_ids, self._inputs.nums_prompt_tokens, strict=True)
-        return UsedTokens(prompt_tokens=sum(num for request_id, num in nums if request_id in self._payloads))
+        return UsedTokens(sum(num for request_id, num in nums if request_id in self._payloads), 0, 0)
 
     def _leave(self) -> None:
         for request_id in list(self._open):

@@ -14,7 +14,6 @@ from pydantic.json_schema import models_json_schema
 
 from conveyor_engine import __version__
 from conveyor_engine.errors import ErrorCode
-from conveyor_engine.serving.http.failures import ErrorAnswer
 from conveyor_engine.serving.http.info import Info
 from conveyor_engine.serving.http.open_inference import (
     InferAnswer,
@@ -25,9 +24,8 @@ from conveyor_engine.serving.http.open_inference import (
     ServerMetadata,
     infer,
 )
-from conveyor_engine.serving.http.status import Load, Model, ModelList, Status, Version
+from conveyor_engine.serving.http.status import Status, Version
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths, load_task_paths
-from conveyor_engine.serving.http.usage import UsedTokens
 from conveyor_engine.serving.preparing.open_inference import (
     InferInput,
     InferOutput,
@@ -35,7 +33,8 @@ from conveyor_engine.serving.preparing.open_inference import (
     InferRequest,
     TensorParameters,
 )
-from conveyor_protocol.answer_codes import ERROR_FORMS, find_error_form
+from conveyor_protocol.answer_codes import ERROR_FORMS, ErrorDetails, find_error_form
+from conveyor_protocol.engine_pages import LOAD_PATH, PLACE_PATH, USAGE_PATH, Load, Model, ModelList, UsedTokens
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH, build_path_parameters
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, TIMEOUT_SECONDS_MIN
 
@@ -44,7 +43,7 @@ Json = dict[str, Any]
 _REFERENCE = "#/components/schemas/{name}"
 _TEMPLATE = "#/components/schemas/{model}"  # the same reference, with pydantic's placeholder
 _ANSWERS = (
-    ErrorAnswer, *(form.answer for form in ERROR_FORMS), ModelList, Model, Status, Version, Load, UsedTokens, Info,
+    *(form.answer for form in ERROR_FORMS), ErrorCode, ModelList, Model, Status, Version, Load, UsedTokens, Info,
     ServerMetadata, Live, Ready, ModelReady, ModelMetadata, InferAnswer,
 )  # fmt: skip
 _MODELS_OF_V2 = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
@@ -116,12 +115,12 @@ def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
     page = _page("Describes a model that embeds, ranks or classifies texts.", Info)
     page["responses"] |= _refusals({400, 503}, "/info")
     yield "/info", "get", page
-    yield "/load", "get", _page("The numbers of running and waiting requests.", Load)
-    yield "/place", "get", _of_place("Reserves a place for a gateway's next request, as soon as one is free.")
-    yield "/place", "delete", _of_place("Releases a reserved place.")
+    yield LOAD_PATH, "get", _page("The numbers of running and waiting requests.", Load)
+    yield PLACE_PATH, "get", _of_place("Reserves a place for a gateway's next request, as soon as one is free.")
+    yield PLACE_PATH, "delete", _of_place("Releases a reserved place.")
     used = _page("The tokens that a request has used, by the key that its gateway chose.", UsedTokens, (404,))
     used["parameters"] = [{"name": "key", "in": "query", "required": True, "schema": {"type": "string"}}]
-    yield "/usage", "get", used
+    yield USAGE_PATH, "get", used
     metrics = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     yield "/metrics", "get", {"summary": "Metrics.", "responses": {"200": metrics}}
 
@@ -157,7 +156,7 @@ def _events(kinds: Iterable[type], path: str) -> Json:
 
     The last event of a stream that fails is an error.
     """
-    either = {"oneOf": list(map(_reference, [*kinds, _error_answer(path)]))}
+    either = {"oneOf": list(map(_reference, [*kinds, find_error_form(path).answer]))}
     content = {"contentMediaType": "application/json", "contentSchema": either}
     data = {"type": "string", "anyOf": [content, {"const": "[DONE]"}]}
     event = {"type": "object", "properties": {"data": data, "event": {"type": "string"}}, "required": ["data"]}
@@ -188,16 +187,11 @@ def _of_place(summary: str) -> Json:
 
 
 def _refusals(statuses: set[int], path: str = "") -> Json:
-    responses, form = {}, _error_answer(path)
+    responses, form = {}, find_error_form(path).answer
     for status in sorted(statuses):
         cases = [f"`{code}`: {code.meaning}." for code in ErrorCode if code.status == status]
         responses[str(status)] = {"description": " ".join(cases), "content": _content(form)}
     return responses
-
-
-def _error_answer(path: str) -> type:
-    found = find_error_form(path)
-    return ErrorAnswer if found is None else found.answer
 
 
 def _content(kind: type) -> Json:
@@ -227,7 +221,9 @@ def _answer_schemas(tasks: Sequence[TaskPaths]) -> Json:
         for kind in (*(row.whole if isinstance(row.whole, tuple) else (row.whole,)), row.chunk, *row.events)
         if kind
     }
-    return msgspec.json.schema_components((*_ANSWERS, *of_tasks), ref_template=_REFERENCE)[1]
+    schemas: Json = msgspec.json.schema_components((*_ANSWERS, *of_tasks), ref_template=_REFERENCE)[1]
+    schemas[ErrorDetails.__name__]["properties"]["code"] = _reference(ErrorCode)
+    return schemas
 
 
 def _request_schemas(tasks: Sequence[TaskPaths]) -> Json:

@@ -15,27 +15,9 @@ from conveyor_engine.serving.engine_client import State
 from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.engine_response import client_left
 from conveyor_engine.serving.http.reading import request_level
+from conveyor_protocol.engine_pages import Load, Model, ModelList
 
 _END_SECONDS: Final = 2.0  # how long to wait for the end of a request whose client has left
-
-
-class Model(msgspec.Struct):
-    """A model in OpenAI's format, with vLLM's field for its context length."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None  # of an adapter: the model that it belongs to
-    max_model_len: int | None
-
-
-class ModelList(msgspec.Struct):
-    """The list with the server's model and its adapters."""
-
-    object: Literal["list"]
-    data: list[Model]
 
 
 class Status(msgspec.Struct):
@@ -50,34 +32,15 @@ class Version(msgspec.Struct):
     version: str
 
 
-class Load(msgspec.Struct):
-    """The engine's load.
-
-    `server_load` is vLLM's name for the number of all requests here. `carried` is how many can run at once, if the KV
-    cache or objectives allow fewer than a batch. With objectives, `limit_reason` is the reason and `max_prompt_tokens`
-    limits the prompt tokens of a step. `warm_up_seconds` is how long the engine warmed up at its start.
-    """
-
-    server_load: int
-    running: int
-    waiting: int
-    max_num_seqs: int
-    kv_cache_usage: float
-    carried: int | None
-    max_prompt_tokens: int | None
-    limit_reason: str | None
-    draining: bool
-    warm_up_seconds: float | None
-
-
-def _json(content: msgspec.Struct, status: int = 200) -> Response:
+def _json(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 async def list_models(request: Request) -> Response:
     """Respond to GET /v1/models."""
     state = app_state(request)
-    return _json(ModelList("list", [_model(state, number) for number in range(len(state.model.names))]))
+    models = ModelList(object="list", data=[_model(state, number) for number in range(len(state.model.names))])
+    return _json(models)
 
 
 async def get_model(request: Request) -> Response:
@@ -91,7 +54,15 @@ def _model(state: AppState, adapter: int) -> Model:
     facts, model, config = state.engine.facts, state.model, state.config
     name, root = model.names[adapter], config.adapters[adapter - 1][1] if adapter else config.model
     context = facts.max_model_len if facts else None
-    return Model(name, "model", state.created, "conveyor", root, model.name if adapter else None, context)
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "conveyor",
+        "root": root,
+        "parent": model.name if adapter else None,
+        "max_model_len": context,
+    }
 
 
 async def get_livez(request: Request) -> Response:

@@ -13,26 +13,20 @@ from typing import Any, Final
 
 import msgspec
 
+from conveyor_protocol.engine_pages import UsedTokens
 from conveyor_protocol.request_headers import USAGE_HEADER, USAGE_MARK
 
 ENDED_MAX: Final = 1024  # kept reports of requests that have ended; gateways fetch them immediately
+_NO_TOKENS: Final = UsedTokens(0, 0, 0)
 _SCOPE_KEY: Final = "conveyor.usage"
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,64}")
-
-
-class UsedTokens(msgspec.Struct, frozen=True):
-    """The tokens of one request. A prompt counts once for any `n`, and only if it was computed."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0  # those of the prompt that were in the prefix cache
-    completion_tokens: int = 0
 
 
 class Report:
     """The report of one request. `count` returns the current numbers, and the final ones after `end`."""
 
     def __init__(self) -> None:
-        self.count: Callable[[], UsedTokens] = UsedTokens
+        self.count: Callable[[], UsedTokens] = lambda: _NO_TOKENS
         self.ended = asyncio.Event()
 
     def encode(self) -> bytes:

@@ -16,13 +16,14 @@ from conveyor_engine.serving.adapter_metrics import AdapterUse
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
 from conveyor_engine.serving.http.events import SSE_HEADERS
-from conveyor_engine.serving.http.usage import UsedTokens, build_last_words
+from conveyor_engine.serving.http.usage import build_last_words
 from conveyor_engine.tasks.generate.preparing.prepare import PreparedText
 from conveyor_engine.tasks.generate.serving.choice import Choice, Delta
 from conveyor_engine.tasks.generate.serving.formats import Format, Usage, WholeChoice
 from conveyor_engine.text.parsing.thinking import MARKS
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.wire.request import RequestOutput
+from conveyor_protocol.engine_pages import UsedTokens
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from conveyor_engine.serving.http.engine_response import EngineResponse, Opened,
 from conveyor_engine.serving.http.events import SSE_HEADERS, encode, event
 from conveyor_engine.serving.http.failures import failure_body, find_failure
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
-from conveyor_engine.serving.http.usage import UsedTokens, build_last_words
+from conveyor_engine.serving.http.usage import build_last_words
 from conveyor_engine.tasks.transcribe.bodies import TranscriptionForm, TranslationForm
 from conveyor_engine.tasks.transcribe.facts import AudioFacts
 from conveyor_engine.tasks.transcribe.preparing import PreparedSpeech
@@ -30,6 +30,7 @@ from conveyor_engine.tasks.transcribe.serving.answers import (
 )
 from conveyor_engine.tasks.transcribe.serving.transcript import Transcript
 from conveyor_engine.wire.request import FinishReason, RequestOutput
+from conveyor_protocol.engine_pages import UsedTokens
 from conveyor_protocol.uploads import AUDIO_BYTES_MAX
 
 _log = logging.getLogger(__name__)
@@ -116,9 +117,7 @@ class TranscriptResponse(EngineResponse):
 
     def _count_used(self) -> UsedTokens:
         done = self._transcript
-        return UsedTokens(
-            prompt_tokens=len(self._prepared.tokens) if done.segments else 0, completion_tokens=done.num_tokens
-        )
+        return UsedTokens(len(self._prepared.tokens) if done.segments else 0, 0, done.num_tokens)
 
     def _leave(self) -> None:
         self._end(FinishReason.ABORT)

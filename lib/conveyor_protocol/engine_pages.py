@@ -1,0 +1,77 @@
+"""The pages of an engine that a gateway reads, and OpenAI's model list, which both serve. Both sides use these types.
+
+Engines run tenants' images, so the gateway checks what it reads. It ignores unknown fields, and the engines of other
+runtimes, such as vLLM, lack some of these pages and fields.
+"""
+
+from typing import Annotated, Final, Literal, TypedDict
+
+from msgspec import Meta, Struct
+
+LOAD_PATH: Final = "/load"
+PLACE_PATH: Final = "/place"
+"""GET reserves a place for a gateway's next request, and DELETE releases it."""
+USAGE_PATH: Final = "/usage"
+"""`GET /usage?key=`, with the key that the gateway sent in the request."""
+
+TokenCount = Annotated[int, Meta(ge=0, le=10**9)]
+
+
+class ReportedLoad(Struct, frozen=True):
+    """The part of an engine's load that gateways read. A field is None if the engine does not report it."""
+
+    waiting: Annotated[int, Meta(ge=0)] | None = None
+    """Requests without a place in its batch."""
+    carried: Annotated[int, Meta(ge=1)] | None = None
+    """Requests that it can run at once, if its KV cache or its objectives allow fewer than a batch."""
+    limit_reason: Annotated[str, Meta(pattern="^[a-z_]{1,32}$")] | None = None
+    """The reason for `carried`, if the engine has objectives: see `limit_reasons`."""
+    warm_up_seconds: Annotated[float, Meta(ge=0)] | None = None
+    """How long the engine warmed up at its start."""
+
+
+class Load(ReportedLoad, frozen=True, kw_only=True):
+    """The engine's load.
+
+    `server_load` is vLLM's name for the number of all requests here. `carried` is how many can run at once, if the KV
+    cache or objectives allow fewer than a batch. With objectives, `limit_reason` is the reason and `max_prompt_tokens`
+    limits the prompt tokens of a step. `warm_up_seconds` is how long the engine warmed up at its start.
+    """
+
+    server_load: int
+    running: int
+    max_num_seqs: int
+    kv_cache_usage: float
+    max_prompt_tokens: int | None
+    draining: bool
+
+
+class UsedTokens(Struct, frozen=True):
+    """The tokens of one request. A prompt counts once for any `n`, and only if it was computed."""
+
+    prompt_tokens: TokenCount
+    cached_tokens: TokenCount
+    """Those of the prompt that were in the prefix cache."""
+    completion_tokens: TokenCount
+
+
+class Model(TypedDict):
+    """A model in OpenAI's format, with vLLM's `root`, `parent` and context length.
+
+    `parent` is the id of the model to which an adapter belongs, and None for other models.
+    """
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int | None
+
+
+class ModelList(TypedDict):
+    """The list with the models and their adapters."""
+
+    object: Literal["list"]
+    data: list[Model]
