@@ -1,15 +1,6 @@
-"""The gateway's own error responses: the table `Code`, and the exceptions.
+"""The gateway's own error responses: the table `Code`, and the exception.
 
-GatewayError
-├── InvalidRequest        the request cannot be read or routed, or it is too large or too slow
-├── NotFound              no such path, service or model
-├── MethodNotAllowed      the path supports another method
-├── QueueFull             the service's queue is full
-├── TooManyRequests       the gateway has no room for so many requests of the namespace, service or client
-├── EngineFailed          an engine died before its answer was complete
-├── Unavailable           the gateway cannot accept the request now: it is starting or stopping, or its memory is full
-├── TimedOut              no engine accepted or answered the request in time
-└── InternalError         a bug
+Callers catch `GatewayError`. Its `Code` determines the status and the type; the two subclasses only add a header.
 
 A client that leaves gets no response. Its request is cancelled (asyncio.CancelledError) at whatever point it is.
 `conveyor_process.settings.SettingsError` (an invalid flag or variable) is not sent to clients.
@@ -146,14 +137,6 @@ class GatewayError(Exception):
         return find_error_form(path).build(str(self), self.code, self.param)
 
 
-class InvalidRequest(GatewayError):
-    pass
-
-
-class NotFound(GatewayError):
-    pass
-
-
 class MethodNotAllowed(GatewayError):
     def __init__(self, message: str, allowed: str) -> None:
         super().__init__(message, Code.METHOD_NOT_ALLOWED)
@@ -172,23 +155,3 @@ class QueueFull(GatewayError):
     @property
     def headers(self) -> dict[str, str]:
         return {"Retry-After": str(self._retry_after_seconds)}
-
-
-class TooManyRequests(GatewayError):
-    pass
-
-
-class EngineFailed(GatewayError):
-    pass
-
-
-class Unavailable(GatewayError):
-    pass
-
-
-class InternalError(GatewayError):
-    pass
-
-
-class TimedOut(GatewayError):
-    pass

@@ -36,7 +36,7 @@ class HeldRequest:
         self._connection = cast(Connection, request.protocol)
 
     def __enter__(self) -> Self:
-        """Begin to hold. Raises TooManyRequests."""
+        """Begin to hold. Raises GatewayError."""
         self.hold = self._ledger.hold(self._owner, self._evict)
         self._connection.is_kept = True
         return self

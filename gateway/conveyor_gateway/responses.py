@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
-from conveyor_gateway.errors import Code, GatewayError, Unavailable
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_protocol.answer_codes import speaks_anthropic
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, choose_request_id
 
@@ -57,7 +57,7 @@ async def send_pieces(request: BaseRequest, content_type: str, pieces: Iterator[
 
 
 def build_stopping() -> GatewayError:
-    return Unavailable("the gateway is stopping; retry", Code.STOPPING)
+    return GatewayError("the gateway is stopping; retry", Code.STOPPING)
 
 
 def build_error_event(error: GatewayError, path: str) -> bytes:

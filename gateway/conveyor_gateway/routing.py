@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 
 from conveyor_api.endpoints import ENDPOINTS, Kind, find_endpoint
 from conveyor_api.names import GATEWAY_SERVICE
-from conveyor_gateway.errors import Code, InvalidRequest, MethodNotAllowed, NotFound
+from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed
 from conveyor_gateway.watching.catalog import Directory, NamedModel, join_names
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -70,16 +70,17 @@ class OwnHosts:
 def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Directory) -> Route:
     """Return the route of a request for `path` (as sent, without query) at `host` (as sent, with or without port).
 
-    The route's service is in `directory`. Raises NotFound, MethodNotAllowed or InvalidRequest.
+    The route's service is in `directory`. Raises GatewayError.
     """
     if _has_dots(path):
-        raise NotFound(f"no such path: {path}; a segment may not be `.` or `..`, encoded or not", Code.PATH_NOT_FOUND)
+        message = f"no such path: {path}; a segment may not be `.` or `..`, encoded or not"
+        raise GatewayError(message, Code.PATH_NOT_FOUND)
     is_own = path in _OWN_PATHS or path.startswith(_ROOT_PATHS)  # /v1/images is not a service in a namespace v1
     if not is_own and (match := _SERVICE_PATH.fullmatch(path)):
         namespace, name, rest = match.groups()
         return _parse_rest(method, rest, _known(f"{namespace}/{name}", directory))
     if not path.startswith(("/v1/", *_ROOT_PATHS)) and path not in _BESIDE_V1:
-        raise NotFound(
+        raise GatewayError(
             f"no such path: {path}; services are at /<namespace>/<name>/v1/..., models at /v1/models",
             Code.PATH_NOT_FOUND,
         )
@@ -93,10 +94,10 @@ def _has_dots(path: str) -> bool:
 def _parse_rest(method: str, path: str, service: str | None) -> Route:
     endpoint = find_endpoint(path)
     if endpoint is None and path.startswith(_BATCH_PATHS):
-        raise NotFound(f"no such path: {path}; an offline job sends the requests of a file", Code.PATH_NOT_FOUND)
+        raise GatewayError(f"no such path: {path}; an offline job sends the requests of a file", Code.PATH_NOT_FOUND)
     if endpoint is None:
         known = ", ".join(each.path for each in ENDPOINTS)
-        raise NotFound(f"no such path: {path}; the paths are {known}", Code.PATH_NOT_FOUND)
+        raise GatewayError(f"no such path: {path}; the paths are {known}", Code.PATH_NOT_FOUND)
     if method != endpoint.method:
         raise MethodNotAllowed(f"{path} supports {endpoint.method}, not {method}", endpoint.method)
     model = version = ""
@@ -107,7 +108,7 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
             return Route(endpoint.kind, service, endpoint.path, model, version, endpoint.may_stream, endpoint.max_bytes)
         case Kind.DESCRIBE | Kind.ENGINE_PAGE if service is None and not endpoint.has_model:
             where = f"at /<namespace>/<name>{path}, and not at the root"
-            raise NotFound(f"{path} exists for each service, {where}", Code.PATH_NOT_FOUND)
+            raise GatewayError(f"{path} exists for each service, {where}", Code.PATH_NOT_FOUND)
         case Kind.ENGINE_PAGE:
             return Route(endpoint.kind, service, endpoint.path, model, version)
         case Kind.STATUS:
@@ -121,7 +122,7 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
 
 
 def _parse_host(host: str, own: OwnHosts, directory: Directory) -> str | None:
-    """Return the service that `host` names; None for the root. Raises NotFound or InvalidRequest."""
+    """Return the service that `host` names; None for the root. Raises GatewayError."""
     name = re.sub(r":[0-9]*$", "", host).rstrip(".").lower()
     if own.is_own(name) or re.fullmatch(r"\[.*\]|[0-9.]+", name):
         return None
@@ -130,18 +131,18 @@ def _parse_host(host: str, own: OwnHosts, directory: Directory) -> str | None:
     if "." in name:
         return None
     urls = f"http://{name}.<namespace>/v1, or http://<gateway>/<namespace>/{name}/v1"
-    raise InvalidRequest(f"the Host {name!r} names no namespace; use {urls}", Code.HOST_WITHOUT_NAMESPACE)
+    raise GatewayError(f"the Host {name!r} names no namespace; use {urls}", Code.HOST_WITHOUT_NAMESPACE)
 
 
 def _known(service: str, directory: Directory) -> str:
     if service in directory.services:
         return service
     namespace, _, name = service.partition("/")
-    raise NotFound(f"there is no service {name!r} in namespace {namespace!r}", Code.SERVICE_NOT_FOUND)
+    raise GatewayError(f"there is no service {name!r} in namespace {namespace!r}", Code.SERVICE_NOT_FOUND)
 
 
 def find_model(model: str, directory: Directory) -> NamedModel:
-    """Return the service that `model` names at the root, and its adapter if `model` names one. Raises NotFound.
+    """Return the service that `model` names at the root, and its adapter if `model` names one. Raises GatewayError.
 
     model: the service's `namespace/name`, or a model name that it claimed; then perhaps a colon and an adapter.
     """
@@ -151,15 +152,16 @@ def find_model(model: str, directory: Directory) -> NamedModel:
 
 
 def find_route_model(route: Route, directory: Directory) -> NamedModel:
-    """Return the service of a route that names a service, or a model at the root. Raises NotFound."""
+    """Return the service of a route that names a service, or a model at the root. Raises GatewayError."""
     if route.service is None:
         return find_model(route.model, directory)
     return NamedModel(directory.services[route.service])
 
 
-def build_no_model(model: str) -> NotFound:
+def build_no_model(model: str) -> GatewayError:
     """Return the error for a model that does not exist or is hidden. Both look the same to clients."""
-    return NotFound(f"the model {model[:100]!r} does not exist, or is not listed here", Code.MODEL_NOT_FOUND, "model")
+    message = f"the model {model[:100]!r} does not exist, or is not listed here"
+    return GatewayError(message, Code.MODEL_NOT_FOUND, "model")
 
 
 def model_id(model: NamedModel, directory: Directory) -> str:

@@ -6,7 +6,7 @@ import pytest
 from tests.gateway.builders import claim, make_directory, make_known_service
 
 from conveyor_api.endpoints import Kind
-from conveyor_gateway.errors import GatewayError, InvalidRequest, MethodNotAllowed, NotFound
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.routing import OwnHosts, Route, find_model, find_route_model, model_id, parse_route
 from conveyor_gateway.watching.catalog import NamedModel
 
@@ -19,6 +19,7 @@ DIRECTORY = make_directory(
     **{"qwen": "default", "Meta/Llama": "team-a", "default/qwen": "default"},
 )
 CHAT = "/v1/chat/completions"
+NO_PATH, NO_SERVICE = Code.PATH_NOT_FOUND, Code.SERVICE_NOT_FOUND
 INFER, INFER_VERSION = "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"
 
 
@@ -100,45 +101,47 @@ def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "host", "kind", "words"),
+    ("method", "path", "host", "code", "words"),
     [
-        ("POST", "/", "", NotFound, "/<namespace>/<name>/v1/"),
-        ("POST", "/chat/completions", "", NotFound, "/<namespace>/<name>/v1/"),
-        ("POST", "/default/qwen", "", NotFound, "/<namespace>/<name>/v1/"),
-        ("POST", "/Default/qwen/v1/completions", "", NotFound, "no such path"),
-        ("POST", "/a/b/c/v1/completions", "", NotFound, "no such path"),
-        ("POST", "/default/qwen/v1/softmax", "", NotFound, "/v1/chat/completions"),
-        ("POST", "/v1/completions/", "", NotFound, "no such path"),
-        ("POST", "/v1/files", "", NotFound, "an offline job sends the requests of a file"),
-        ("GET", "/default/qwen/v1/batches/batch_1", "", NotFound, "an offline job sends the requests of a file"),
-        ("POST", "//v1/completions", "", NotFound, "no such path"),
-        ("POST", "/default/llama/v1/completions", "", NotFound, "no service 'llama' in namespace 'default'"),
-        ("POST", "/default/gone/v1/completions", "", NotFound, "no service 'gone' in namespace 'default'"),
-        ("POST", CHAT, "qwen.team-a", NotFound, "'qwen' in namespace 'team-a'"),
-        ("POST", CHAT, "example.com", NotFound, "'example' in namespace 'com'"),
-        ("GET", "/openapi.json", "", NotFound, "/<namespace>/<name>/openapi.json"),
-        ("GET", CHAT, "", MethodNotAllowed, "supports POST"),
-        ("POST", "/v1/models", "", MethodNotAllowed, "supports GET"),
-        ("GET", "/v2/models/qwen/infer", "", MethodNotAllowed, "supports POST"),
-        ("POST", "/v2/models/qwen", "", MethodNotAllowed, "supports GET"),
-        ("POST", "/v2/models/", "", NotFound, "no such path"),
-        ("POST", "/v2/other", "", NotFound, "no such path"),
-        ("GET", "/v2/health/other", "", NotFound, "no such path"),
-        ("DELETE", "/v1/models/qwen", "", MethodNotAllowed, "supports GET"),
+        ("POST", "/", "", NO_PATH, "/<namespace>/<name>/v1/"),
+        ("POST", "/chat/completions", "", NO_PATH, "/<namespace>/<name>/v1/"),
+        ("POST", "/default/qwen", "", NO_PATH, "/<namespace>/<name>/v1/"),
+        ("POST", "/Default/qwen/v1/completions", "", NO_PATH, "no such path"),
+        ("POST", "/a/b/c/v1/completions", "", NO_PATH, "no such path"),
+        ("POST", "/default/qwen/v1/softmax", "", NO_PATH, "/v1/chat/completions"),
+        ("POST", "/v1/completions/", "", NO_PATH, "no such path"),
+        ("POST", "/v1/files", "", NO_PATH, "an offline job sends the requests of a file"),
+        ("GET", "/default/qwen/v1/batches/batch_1", "", NO_PATH, "an offline job sends the requests of a file"),
+        ("POST", "//v1/completions", "", NO_PATH, "no such path"),
+        ("POST", "/default/llama/v1/completions", "", NO_SERVICE, "no service 'llama' in namespace 'default'"),
+        ("POST", "/default/gone/v1/completions", "", NO_SERVICE, "no service 'gone' in namespace 'default'"),
+        ("POST", CHAT, "qwen.team-a", NO_SERVICE, "'qwen' in namespace 'team-a'"),
+        ("POST", CHAT, "example.com", NO_SERVICE, "'example' in namespace 'com'"),
+        ("GET", "/openapi.json", "", NO_PATH, "/<namespace>/<name>/openapi.json"),
+        ("GET", CHAT, "", Code.METHOD_NOT_ALLOWED, "supports POST"),
+        ("POST", "/v1/models", "", Code.METHOD_NOT_ALLOWED, "supports GET"),
+        ("GET", "/v2/models/qwen/infer", "", Code.METHOD_NOT_ALLOWED, "supports POST"),
+        ("POST", "/v2/models/qwen", "", Code.METHOD_NOT_ALLOWED, "supports GET"),
+        ("POST", "/v2/models/", "", NO_PATH, "no such path"),
+        ("POST", "/v2/other", "", NO_PATH, "no such path"),
+        ("GET", "/v2/health/other", "", NO_PATH, "no such path"),
+        ("DELETE", "/v1/models/qwen", "", Code.METHOD_NOT_ALLOWED, "supports GET"),
     ],
 )
 def test_what_leads_nowhere_is_refused_with_what_to_do(
-    method: str, path: str, host: str, kind: type[GatewayError], words: str
+    method: str, path: str, host: str, code: Code, words: str
 ) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(GatewayError) as caught:
         route(path, host, method)
+    assert caught.value.code is code
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["qwen", "nobody"])
 def test_a_host_of_one_part_is_misdirected_and_tells_nobodys_namespace(name: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(GatewayError) as caught:
         route(host=f"{name}:80")
+    assert caught.value.code is Code.HOST_WITHOUT_NAMESPACE
     assert f"http://{name}.<namespace>/v1" in str(caught.value)
     assert f"http://<gateway>/<namespace>/{name}/v1" in str(caught.value)
     assert "default" not in str(caught.value)
@@ -147,13 +150,14 @@ def test_a_host_of_one_part_is_misdirected_and_tells_nobodys_namespace(name: str
 
 def test_a_404_on_one_teams_path_names_no_other_team() -> None:
     for call in (lambda: route("/default/llama/v1/models", method="GET"), lambda: route(host="llama.default")):
-        with pytest.raises(NotFound) as caught:
+        with pytest.raises(GatewayError) as caught:
             call()
+        assert caught.value.status == 404
         assert "team" not in str(caught.value)
 
 
 def test_the_gateways_name_in_another_namespace_is_a_service() -> None:
-    with pytest.raises(NotFound, match="'conveyor-gateway' in namespace 'default'"):
+    with pytest.raises(GatewayError, match="'conveyor-gateway' in namespace 'default'"):
         route(host="conveyor-gateway.default")
 
 
@@ -172,10 +176,10 @@ def test_a_model_is_found_by_its_served_name_or_by_namespace_and_name(model: str
 
 def test_a_name_leads_to_the_namespace_that_has_claimed_it_and_there_to_the_oldest_service() -> None:
     directory = make_directory(make_known_service("team-b/llama", "llama-70b", created_unix=1))
-    with pytest.raises(NotFound):
+    with pytest.raises(GatewayError, match="does not exist, or is not listed"):
         find_model("llama-70b", directory)
     claim(directory, "team-a", "llama-70b")
-    with pytest.raises(NotFound):
+    with pytest.raises(GatewayError, match="does not exist, or is not listed"):
         find_model("llama-70b", directory)  # nobody serves it there yet
     directory.put(make_known_service("team-a/y", "llama-70b", created_unix=6))
     assert find_model("llama-70b", directory).service.key == "team-a/y"
@@ -186,7 +190,7 @@ def test_a_name_leads_to_the_namespace_that_has_claimed_it_and_there_to_the_olde
     directory.put(make_known_service("team-a/x", "renamed", created_unix=5))
     assert find_model("llama-70b", directory).service.key == "team-a/y"
     directory.remove("team-a/y")
-    with pytest.raises(NotFound):
+    with pytest.raises(GatewayError, match="does not exist, or is not listed"):
         find_model("llama-70b", directory)
 
 
@@ -208,7 +212,7 @@ def test_a_namespace_and_name_is_never_another_namespaces_model() -> None:
         make_known_service("team-a/hub", "Team-b/Llama-3.1"),  # no namespace has such a name
         **{"team-b/other": "team-b", "Team-b/Llama-3.1": "team-a"},
     )
-    with pytest.raises(NotFound):
+    with pytest.raises(GatewayError, match="does not exist, or is not listed"):
         find_model("team-b/llama", directory)
     assert find_model("team-b/other", directory).service.key == "team-b/z"
     assert find_model("Team-b/Llama-3.1", directory).service.key == "team-a/hub"
@@ -216,10 +220,10 @@ def test_a_namespace_and_name_is_never_another_namespaces_model() -> None:
 
 
 def test_an_unknown_model_is_not_found() -> None:
-    with pytest.raises(NotFound, match="does not exist, or is not listed") as caught:
+    with pytest.raises(GatewayError, match="does not exist, or is not listed") as caught:
         find_model("gpt-9", DIRECTORY)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    with pytest.raises(NotFound, match="'xxx") as caught:
+    with pytest.raises(GatewayError, match="'xxx") as caught:
         find_model("x" * 1_000_000, DIRECTORY)
     assert len(str(caught.value)) < 200
 
@@ -281,7 +285,7 @@ def test_an_adapter_is_found_by_the_name_of_its_model(model: str, key: str, engi
     ],
 )
 def test_a_name_without_such_an_adapter_is_not_found(model: str) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(GatewayError, match="does not exist, or is not listed"):
         find_model(model, ADAPTED)
 
 
@@ -317,7 +321,7 @@ def test_an_engine_is_sent_the_name_that_it_knows(path: str, filled: str) -> Non
 )
 def test_a_path_with_a_segment_of_dots_reaches_no_engine(base: str, model: str) -> None:
     for method, path in (("GET", ""), ("POST", "/infer"), ("GET", "/ready"), ("POST", "/versions/1/infer")):
-        with pytest.raises(NotFound, match=r"segment may not be `\.` or `\.\.`") as caught:
+        with pytest.raises(GatewayError, match=r"segment may not be `\.` or `\.\.`") as caught:
             route(f"{base}/v2/models/{model}{path}", method=method)
         assert caught.value.code == "path_not_found"
 

@@ -28,7 +28,7 @@ from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.clients import Clients
 from conveyor_gateway.engines.fetching import EnginePage, parse_load
-from conveyor_gateway.errors import InvalidRequest
+from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.pages.demand import encode_demand
 from conveyor_gateway.pages.models import encode_model_list
 from conveyor_gateway.recording.gauges import ServiceGauges
@@ -109,7 +109,7 @@ FORM_INPUTS: Final = (
 
 
 def refused(work: Callable[[], object]) -> None:
-    with contextlib.suppress(InvalidRequest):
+    with contextlib.suppress(GatewayError):
         work()
 
 

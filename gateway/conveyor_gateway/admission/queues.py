@@ -15,7 +15,7 @@ from conveyor_gateway.admission.service_queue import QueueLimits, ServiceQueue
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.engines.session import EngineSession
-from conveyor_gateway.errors import Code, NotFound
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.watching.catalog import Catalog, Service
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Queues:
         service = self._catalog.directory.services.get(key)
         if service is None:
             if (gone := self._queues.pop(key, None)) is not None:
-                gone.close(NotFound("the service was deleted", Code.SERVICE_DELETED))
+                gone.close(GatewayError("the service was deleted", Code.SERVICE_DELETED))
                 self._on_gone(key)
             return
         share = max(1, service.max_queued_requests // self._num_gateways)

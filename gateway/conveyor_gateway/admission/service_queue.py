@@ -18,7 +18,7 @@ from conveyor_gateway.admission.dispatcher import MAX_WAKES_A_TURN, Dispatcher
 from conveyor_gateway.admission.engine_order import Engine
 from conveyor_gateway.admission.place_queries import PlaceQueries
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
-from conveyor_gateway.errors import Code, GatewayError, QueueFull, TimedOut, Unavailable
+from conveyor_gateway.errors import Code, GatewayError, QueueFull
 from conveyor_gateway.watching.classes import UNCLASSED, WITHOUT_CLASSES, QueueClass, QueueClasses
 
 
@@ -133,7 +133,7 @@ class ServiceQueue:
 
     def _build_start_failure(self) -> GatewayError:
         message = f"no engine can start ({self._start_failure}); the owner of the service must fix that"
-        return Unavailable(message, Code.START_FAILED)
+        return GatewayError(message, Code.START_FAILED)
 
     def admit(
         self,
@@ -186,7 +186,7 @@ class ServiceQueue:
     async def wait_for_engine(self, ticket: Ticket) -> Engine:
         """Wait for the request's turn, and return the engine that has a place for it.
 
-        Raises TimedOut, or the error that the queue was closed with. The waits before and after `requeue` count
+        Raises GatewayError, or the error that the queue was closed with. The waits before and after `requeue` count
         together toward the time-out.
         """
         if ticket.engine is None:
@@ -211,9 +211,9 @@ class ServiceQueue:
                 engines += ", and some do not serve the model yet: the rollout is not complete"
             if ticket.deadline <= queue_until:  # not compared with the clock: uvloop rounds timers, so some end early
                 message = f"the request's deadline passed while it waited for an engine; {engines}"
-                raise TimedOut(message, Code.DEADLINE_EXCEEDED) from None
+                raise GatewayError(message, Code.DEADLINE_EXCEEDED) from None
             message = f"no engine could take the request within {limit_seconds:g} s; {engines}"
-            raise TimedOut(message, Code.QUEUE_TIMEOUT) from None
+            raise GatewayError(message, Code.QUEUE_TIMEOUT) from None
         finally:
             if delay is not None:
                 delay.cancel()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, Self
 
 from conveyor_gateway.capacity.parts import Owner, Parts
-from conveyor_gateway.errors import Code, GatewayError, TooManyRequests, Unavailable
+from conveyor_gateway.errors import Code, GatewayError
 
 MAX_EVICTIONS: Final = 16  # to make room for one request or one piece of a body; more would block the event loop
 _ARRIVING: Final = 1 << 40  # above the level of every class
@@ -33,7 +33,7 @@ class Ledger:
         self.requests = Parts["Hold"](max_requests)
 
     def hold(self, owner: Owner, evict: Evict) -> "Hold":
-        """Hold one request for `owner` until the end of the `with` block. Raises TooManyRequests.
+        """Hold one request for `owner` until the end of the `with` block. Raises GatewayError.
 
         evict: called with the reason if the hold is evicted. It must end what the hold is for.
         """
@@ -94,7 +94,7 @@ class Hold:
     def note_arrived(self, namespace: str, service: str, size_bytes: int, level: int = 0) -> None:
         """Note that the whole body has arrived, so its service and the level of its class are known.
 
-        Raises Unavailable, or the error with which the request was evicted.
+        Raises GatewayError, or the error with which the request was evicted.
         """
         if self.evicted_by is not None:
             raise self.evicted_by
@@ -144,19 +144,19 @@ class Hold:
             self.num_requests += num_requests
 
 
-def build_memory_full() -> Unavailable:
-    return Unavailable("the gateway's memory for requests is full; retry later", Code.GATEWAY_MEMORY_FULL)
+def build_memory_full() -> GatewayError:
+    return GatewayError("the gateway's memory for requests is full; retry later", Code.GATEWAY_MEMORY_FULL)
 
 
-def build_too_many() -> TooManyRequests:
-    return TooManyRequests(
+def build_too_many() -> GatewayError:
+    return GatewayError(
         "the gateway has no room for so many requests of this namespace, service or client; send fewer at a time",
         Code.TOO_MANY_REQUESTS,
     )
 
 
-def build_evicted() -> Unavailable:
-    return Unavailable(
+def build_evicted() -> GatewayError:
+    return GatewayError(
         "the gateway is full, and this namespace, service or client has more than its part; retry with fewer at a time",
         Code.EVICTED,
     )

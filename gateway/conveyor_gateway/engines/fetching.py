@@ -125,7 +125,7 @@ async def _fetch_first(
 ) -> EnginePage | None:
     """Try engines one after the other. An engine gets an equal part of the time that is left.
 
-    Raises Unavailable if there is no memory for the page.
+    Raises GatewayError if there is no memory for the page.
     """
     loop, tried = asyncio.get_running_loop(), random.sample(engines, min(_NUM_ASKED, len(engines)))
     until = loop.time() + timeout_seconds

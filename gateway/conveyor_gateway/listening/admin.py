@@ -14,7 +14,7 @@ from conveyor_api.names import (
 )
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.capacity.ledger import Ledger
-from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed, NotFound, Unavailable
+from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed
 from conveyor_gateway.pages.activity import read_activity
 from conveyor_gateway.pages.demand import encode_demand, read_demand
 from conveyor_gateway.pages.start import read_start
@@ -50,7 +50,7 @@ class AdminApp:
         path = request.rel_url.raw_path
         try:
             if path not in self._pages:
-                raise NotFound(f"no such path: {path}; the paths are {', '.join(self._pages)}", Code.PATH_NOT_FOUND)
+                raise GatewayError(f"no such path: {path}; the paths are {', '.join(self._pages)}", Code.PATH_NOT_FOUND)
             if request.method not in ("GET", "HEAD"):
                 raise MethodNotAllowed(f"{path} supports GET, not {request.method}", "GET, HEAD")
             return await self._pages[path](request)
@@ -81,4 +81,4 @@ class AdminApp:
 
     def _check_synced(self) -> None:
         if not self._readiness.synced:
-            raise Unavailable("; ".join(self._readiness.problems()), Code.NOT_SYNCED)
+            raise GatewayError("; ".join(self._readiness.problems()), Code.NOT_SYNCED)

@@ -15,7 +15,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
 
-from conveyor_gateway.errors import Code, GatewayError, InternalError, InvalidRequest, Unavailable
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.listening.cors import NOBODY, Cors
 from conveyor_gateway.responses import build_error, find_request_id
 from conveyor_http.connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
@@ -38,7 +38,7 @@ SAFE_HEADERS: Final = {
 
 def _build_full() -> bytes:
     """Return the bytes that are sent to a connection above the limit. Its request is not read."""
-    error = Unavailable("the gateway is at its limit of connections; retry later", Code.TOO_MANY_CONNECTIONS)
+    error = GatewayError("the gateway is at its limit of connections; retry later", Code.TOO_MANY_CONNECTIONS)
     body = json.dumps(error.to_json()).encode()
     lines = ["HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in (error.headers | SAFE_HEADERS).items()]
@@ -76,19 +76,19 @@ class _Connection(Connection):
         self, request: web.BaseRequest, status: int, error: BaseException | None, said: str | None
     ) -> web.StreamResponse:
         if isinstance(error, LineTooLong):
-            refusal: GatewayError = InvalidRequest(
+            refusal: GatewayError = GatewayError(
                 f"the request line and each header may have {MAX_LINE_BYTES} bytes, and all together {MAX_HEAD_BYTES}",
                 Code.HEADERS_TOO_LARGE,
             )
         elif isinstance(error, UnknownCoding):
-            refusal = InvalidRequest(error.message, Code.UNKNOWN_TRANSFER_CODING)
+            refusal = GatewayError(error.message, Code.UNKNOWN_TRANSFER_CODING)
         elif status < 500:
-            refusal = InvalidRequest(
+            refusal = GatewayError(
                 f"the request is not valid HTTP: {(said or 'malformed').strip()[:200]}", Code.MALFORMED_HTTP
             )
         else:
             logger.error("event=internal_error path=%s", request.path, exc_info=error)
-            refusal = InternalError("internal error in the gateway; its log has the request's id", Code.INTERNAL_ERROR)
+            refusal = GatewayError("internal error in the gateway; its log has the request's id", Code.INTERNAL_ERROR)
         return build_error(refusal, find_request_id(request), request.rel_url.raw_path)
 
 

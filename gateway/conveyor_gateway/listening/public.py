@@ -15,7 +15,7 @@ from conveyor_api.names import GATEWAY_HEALTH_PATH, READINESS_PATH
 from conveyor_gateway.capacity.ledger import Hold, Ledger, build_memory_full
 from conveyor_gateway.clients import Client, Clients
 from conveyor_gateway.engines.fetching import SharedPages
-from conveyor_gateway.errors import Code, GatewayError, Unavailable
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.held_request import HeldRequest
 from conveyor_gateway.listening.cors import NOBODY, Cors
 from conveyor_gateway.pages.document import find_document
@@ -62,7 +62,7 @@ class PublicApp:
 
     async def _respond(self, request: BaseRequest, path: str) -> StreamResponse:
         if not self.readiness.synced:
-            raise Unavailable("the gateway is starting and does not know the services yet; retry", Code.NOT_SYNCED)
+            raise GatewayError("the gateway is starting and does not know the services yet; retry", Code.NOT_SYNCED)
         route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)
         client = self.clients.find(request)
         if route.kind is Kind.ENGINE:

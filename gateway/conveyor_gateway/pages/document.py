@@ -56,7 +56,7 @@ _SCHEMA: Final = Names("schema")
 async def find_document(
     request: BaseRequest, hold: Hold, path: str, service: Service, engines: Sequence[str], pages: SharedPages
 ) -> Response:
-    """Return the document. Raises Unavailable.
+    """Return the document. Raises GatewayError.
 
     engines: the ready engines (`host:port`). path: the document's path below the service's base.
     """

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from aiohttp.web import BaseRequest, StreamResponse
 
-from conveyor_gateway.errors import Code, NotFound
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.responses import send_pieces
 from conveyor_gateway.routing import Route, build_no_model, model_id
 from conveyor_gateway.watching.catalog import Directory, NamedModel, Service, join_names
@@ -69,7 +69,7 @@ def _build_models(service: Service, directory: Directory) -> Iterator[Model]:
 
 
 def find_model_page(route: Route, directory: Directory, lists_all: bool) -> Model:
-    """Return the model that the route names. Raises NotFound."""
+    """Return the model that the route names. Raises GatewayError."""
     if route.service is None:
         found = directory.find_model(route.model)
         if found is None or not (found.service.listed or lists_all):
@@ -80,4 +80,4 @@ def find_model_page(route: Route, directory: Directory, lists_all: bool) -> Mode
     for model in build_model_list(service)["data"]:
         if model["id"] == route.model:
             return model
-    raise NotFound(f"{service.key} serves the model {service.model_name!r}", Code.MODEL_NOT_FOUND, "model")
+    raise GatewayError(f"{service.key} serves the model {service.model_name!r}", Code.MODEL_NOT_FOUND, "model")

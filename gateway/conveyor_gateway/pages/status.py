@@ -15,7 +15,7 @@ from conveyor_api.names import GATEWAY_HEALTH_PATH
 from conveyor_gateway import __version__
 from conveyor_gateway.capacity.ledger import Hold
 from conveyor_gateway.engines.fetching import SharedPages
-from conveyor_gateway.errors import Code, Unavailable
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.responses import build_json
 from conveyor_gateway.routing import Route
 from conveyor_gateway.watching.catalog import NamedModel, Service
@@ -43,11 +43,11 @@ def build_probe(request: BaseRequest, readiness: Readiness, is_public: bool = Fa
 
 
 def build_own_status(path: str, readiness: Readiness, request_id: str) -> Response:
-    """Return the gateway's own status page. Raises Unavailable."""
+    """Return the gateway's own status page. Raises GatewayError."""
     if (known := _find_known(path)) is not None:
         return build_json(known, request_id)
     if readiness.problems():
-        raise Unavailable("the gateway is starting or stopping; retry", Code.NOT_READY)
+        raise GatewayError("the gateway is starting or stopping; retry", Code.NOT_READY)
     return build_json({"ready": True} if path == READY_PATH else {"status": "ready"}, request_id)
 
 
@@ -65,7 +65,7 @@ async def find_status(
 ) -> Response:
     """Return the service's status page, from one of its engines (`host:port`) or else from the gateway.
 
-    Raises Unavailable if no engine returns the page and the gateway has none of its own.
+    Raises GatewayError if no engine returns the page and the gateway has none of its own.
     """
     page = await pages.find(hold, path, engines)
     if page is not None:
@@ -82,7 +82,7 @@ async def find_status(
 async def find_engine_page(
     pages: SharedPages, hold: Hold, route: Route, model: NamedModel, engines: Sequence[str], request_id: str
 ) -> Response:
-    """Return an engine's page about the model that the route names. Raises Unavailable."""
+    """Return an engine's page about the model that the route names. Raises GatewayError."""
     path, service = route.fill_path(model), model.service
     if path.endswith(_READY_END) and service.answers_from_zero and not engines:
         return build_json({"name": model.engine_name, "ready": True}, request_id)
@@ -93,11 +93,11 @@ async def find_engine_page(
     return Response(status=page.status, body=page.body, headers=headers)
 
 
-def build_no_page(service: Service, engines: Sequence[str]) -> Unavailable:
+def build_no_page(service: Service, engines: Sequence[str]) -> GatewayError:
     """Return the error if none of the engines has returned a page."""
     if engines:
-        return Unavailable(f"no engine of {service.key} reports that it is healthy", Code.ENGINES_NOT_READY)
+        return GatewayError(f"no engine of {service.key} reports that it is healthy", Code.ENGINES_NOT_READY)
     seconds = service.queue_timeout_seconds
-    return Unavailable(
+    return GatewayError(
         f"no engine of {service.key} is ready; a request waits up to {seconds:g} s for one", Code.NO_ENGINE
     )

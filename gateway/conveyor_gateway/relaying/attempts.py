@@ -22,7 +22,7 @@ from conveyor_gateway.engines.exchange import (
     EngineUnreachable,
 )
 from conveyor_gateway.engines.session import EngineSession
-from conveyor_gateway.errors import Code, EngineFailed, TimedOut
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.recording.record import Record, Recorder
 from conveyor_gateway.relaying.deaths import DEATHS_MAX, REMEMBERED_SECONDS, Deaths, has_form
 
@@ -47,7 +47,7 @@ class Attempts:
     async def send(self, request: EngineRequest) -> EngineAnswer:
         """Return the answer of the first engine that returns one.
 
-        Raises EngineFailed, TimedOut and the queue's errors.
+        Raises GatewayError.
         """
         while True:
             self._check_deaths(request)
@@ -65,9 +65,9 @@ class Attempts:
                 return answer
 
     def _check_deaths(self, request: EngineRequest) -> None:
-        """Raise EngineFailed if too many engines have died with this body, perhaps while it waited."""
+        """Raise GatewayError if too many engines have died with this body, perhaps while it waited."""
         if self.deaths.is_refused(request.body):
-            raise EngineFailed(
+            raise GatewayError(
                 f"{DEATHS_MAX} engines died with this request in the last {REMEMBERED_SECONDS:g} s; change the request",
                 Code.ENDS_ENGINES,
             )
@@ -92,12 +92,13 @@ class Attempts:
                 remaining_seconds = deadline - asyncio.get_running_loop().time()
                 return await self.engines.send(address, request, remaining_seconds, ticket.is_granted, ticket.level)
         except TimeoutError:
-            raise TimedOut("the engine did not respond before the request's deadline", Code.DEADLINE_EXCEEDED) from None
+            message = "the engine did not respond before the request's deadline"
+            raise GatewayError(message, Code.DEADLINE_EXCEEDED) from None
 
     def _note(self, error: EngineRefused | EngineLost | EngineBroke, request: EngineRequest) -> None:
         """Report a failed attempt to the queue and the recorder.
 
-        Raises EngineFailed if no other engine may be tried.
+        Raises GatewayError if no other engine may be tried.
         """
         reason = "refused"
         match error:
@@ -113,7 +114,7 @@ class Attempts:
                 self.queue.note_failure(self.ticket, isinstance(error, EngineUnreachable))
             case EngineBroke():
                 self.queue.note_failure(self.ticket)
-                raise EngineFailed(f"the engine failed during its response: {error}", Code.ENGINE_BROKE) from error
+                raise GatewayError(f"the engine failed during its response: {error}", Code.ENGINE_BROKE) from error
             case _:
                 reason = "lost"
                 self.queue.note_failure(self.ticket)
@@ -121,8 +122,8 @@ class Attempts:
                 if has_form(request.body):
                     self.deaths.note(request.body)
                     words = "the engine failed before it responded; a request with a form is not sent to another one"
-                    raise EngineFailed(words, Code.ENGINE_LOST) from error
+                    raise GatewayError(words, Code.ENGINE_LOST) from error
                 if self._num_lost == MAX_LOST:
                     words = f"{MAX_LOST} engines failed before they responded"
-                    raise EngineFailed(words, Code.ENGINE_LOST) from error
+                    raise GatewayError(words, Code.ENGINE_LOST) from error
         self.recorder.retry(self.record, reason, error)

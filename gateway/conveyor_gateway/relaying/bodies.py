@@ -16,7 +16,7 @@ from aiohttp import StreamReader
 from aiohttp.web import BaseRequest, RequestPayloadError
 
 from conveyor_gateway.capacity.ledger import Hold, build_memory_full
-from conveyor_gateway.errors import Code, InvalidRequest
+from conveyor_gateway.errors import Code, GatewayError
 
 # The gateway parses no longer bodies. `python -m conveyor_bench loop` measures what parsing costs (ADR 125).
 MAX_ROUTED_BYTES: Final = 1 << 20
@@ -38,7 +38,7 @@ class BodyReader:
         is_parsed: whether the gateway parses the body, because its JSON names the service. path_max_bytes: the path's
         own limit, if its bodies may be longer than those of other paths.
 
-        Raises InvalidRequest or Unavailable if the body is rejected.
+        Raises GatewayError if the body is rejected.
         """
         max_bytes = max(self._max_request_bytes, path_max_bytes)
         if is_parsed:
@@ -51,7 +51,7 @@ class BodyReader:
         try:
             return await receive(request.content, hold, max_bytes)
         except RequestPayloadError as error:
-            raise InvalidRequest(f"the body cannot be read: {error}", Code.MALFORMED_BODY) from error
+            raise GatewayError(f"the body cannot be read: {error}", Code.MALFORMED_BODY) from error
 
     async def _receive_in_time(self, content: StreamReader, hold: Hold, max_bytes: int) -> bytes:
         began = asyncio.get_running_loop().time()
@@ -86,19 +86,19 @@ class BodyReader:
     def _limit_seconds(self, num_received: int) -> float:
         return min(self._timeout_seconds, GRACE_SECONDS + num_received / MIN_BYTES_PER_SECOND)
 
-    def _too_slow(self, began: float) -> InvalidRequest:
+    def _too_slow(self, began: float) -> GatewayError:
         seconds = asyncio.get_running_loop().time() - began
-        return InvalidRequest(
+        return GatewayError(
             f"the body had not arrived after {seconds:.1f} s: the limit is {self._timeout_seconds:g} s, and after "
             f"{GRACE_SECONDS:g} s it must average {MIN_BYTES_PER_SECOND} bytes a second",
             Code.BODY_TOO_SLOW,
         )
 
-    def _too_large(self, max_bytes: int) -> InvalidRequest:
+    def _too_large(self, max_bytes: int) -> GatewayError:
         elsewhere = ""
         if max_bytes < self._max_request_bytes:
             elsewhere = f"; at /<namespace>/<name>/v1/... the limit is {self._max_request_bytes}"
-        return InvalidRequest(f"the body is longer than {max_bytes} bytes{elsewhere}", Code.REQUEST_TOO_LARGE)
+        return GatewayError(f"the body is longer than {max_bytes} bytes{elsewhere}", Code.REQUEST_TOO_LARGE)
 
 
 def _send_continue(request: BaseRequest) -> None:
@@ -119,9 +119,9 @@ _MAX_PLACES: Final = 2  # places of a body that are tried as its `model`, each o
 
 
 def check_encoding(content_encoding: str | None) -> None:
-    """Raise InvalidRequest for a body that the gateway would have to decompress to route it."""
+    """Raise GatewayError for a body that the gateway would have to decompress to route it."""
     if content_encoding not in (None, "", "identity"):
-        raise InvalidRequest(
+        raise GatewayError(
             f"a body with Content-Encoding {content_encoding!r} cannot be routed by its model; "
             "send it uncompressed, or to /<namespace>/<name>/v1/...",
             Code.ENCODED_BODY,
@@ -131,19 +131,19 @@ def check_encoding(content_encoding: str | None) -> None:
 def read_model(body: bytes) -> str:
     """Return the `model` of the JSON object in `body`, for requests that are routed by their body.
 
-    Raises InvalidRequest.
+    Raises GatewayError.
     """
     try:
         model = _BODY.decode(body).model
     except msgspec.ValidationError:
-        raise InvalidRequest("the body must be a JSON object", Code.INVALID_JSON) from None
+        raise GatewayError("the body must be a JSON object", Code.INVALID_JSON) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}", Code.INVALID_JSON) from None
+        raise GatewayError(f"the body is not JSON: {error}", Code.INVALID_JSON) from None
     try:
         return msgspec.json.decode(model, type=str)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = "model must be a string: it selects the service"
-        raise InvalidRequest(message, Code.NO_MODEL, "model") from None
+        raise GatewayError(message, Code.NO_MODEL, "model") from None
 
 
 class _Streamed(msgspec.Struct):
@@ -205,7 +205,7 @@ def rename_model(body: bytes, model: str) -> bytes:
     """Return the body with another model. Engines do not know the name `namespace/name` that clients may use.
 
     Only the bytes of the model are replaced. Splitting a body into its members would cost more than parsing it. Raises
-    InvalidRequest.
+    GatewayError.
     """
     wanted = msgspec.json.encode(model)
     written = bytes(memoryview(_BODY.decode(body).model))
@@ -215,7 +215,7 @@ def rename_model(body: bytes, model: str) -> bytes:
         if _names(renamed, wanted):  # otherwise the place is within another member
             return renamed
     message = "the gateway could not replace model: write its key once and without escapes, before other members"
-    raise InvalidRequest(message, Code.INVALID_JSON, "model")
+    raise GatewayError(message, Code.INVALID_JSON, "model")
 
 
 def _names(body: bytes, model: bytes) -> bool:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from conveyor_gateway.errors import Code, InvalidRequest
+from conveyor_gateway.errors import Code, GatewayError
 
 # The limits of the part of a form that is parsed to find `model`.
 HEAD_BYTES_MAX: Final = 64 << 10
@@ -33,7 +33,7 @@ def is_form(content_type: str | None) -> bool:
 
 
 def find_model_field(body: bytes, content_type: str) -> ModelField:
-    """Find the field in the first HEAD_BYTES_MAX bytes and PARTS_MAX parts of the form. Raises InvalidRequest."""
+    """Find the field in the first HEAD_BYTES_MAX bytes and PARTS_MAX parts of the form. Raises GatewayError."""
     try:
         boundary = parse_options_header(content_type)[1].get(b"boundary")
     except UnicodeEncodeError:
@@ -71,7 +71,7 @@ class _Found(Exception):
 
 
 class _Head:
-    """The state of the part that the parser is in. Raises InvalidRequest for too many parts or headers."""
+    """The state of the part that the parser is in. Raises GatewayError for too many parts or headers."""
 
     def __init__(self) -> None:
         self.num_parts = self.num_headers = 0
@@ -105,10 +105,10 @@ class _Head:
             raise _Found
 
 
-def _no_model(beginning: str) -> InvalidRequest:
+def _no_model(beginning: str) -> GatewayError:
     message = f"the form has no model in its first {beginning}: it selects the service, so send it as the first field"
-    return InvalidRequest(message, Code.NO_MODEL, "model")
+    return GatewayError(message, Code.NO_MODEL, "model")
 
 
-def _invalid(what: str) -> InvalidRequest:
-    return InvalidRequest(f"the body is not a valid {_FORM} form: {what}", Code.INVALID_FORM)
+def _invalid(what: str) -> GatewayError:
+    return GatewayError(f"the body is not a valid {_FORM} form: {what}", Code.INVALID_FORM)

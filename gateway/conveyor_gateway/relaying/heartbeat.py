@@ -15,7 +15,7 @@ from aiohttp.web import BaseRequest, StreamResponse
 
 from conveyor_gateway.engines.exchange import EngineAnswer
 from conveyor_gateway.engines.headers import EVENT_STREAM_HEADERS
-from conveyor_gateway.errors import Code, EngineFailed, GatewayError
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.bodies import asks_for_stream
 from conveyor_gateway.responses import build_error_event, write_error_event
@@ -84,7 +84,7 @@ class Heartbeat:
             refusal = msgspec.json.decode(answer.first, type=_Refusal)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             words = f"the engine responded {answer.status} with neither a stream nor an error"
-            return await self.end_with_error(EngineFailed(words, Code.ENGINE_BROKE))
+            return await self.end_with_error(GatewayError(words, Code.ENGINE_BROKE))
         return await self._end_with_event(write_error_event(msgspec.json.encode(refusal), self.record.path))
 
     async def _end_with_event(self, event: bytes) -> StreamResponse:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from conveyor_gateway.errors import Code, InvalidRequest
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, QueueFields
 from conveyor_gateway.watching.catalog import Service
 from conveyor_gateway.watching.classes import QueueClass, QueueClasses
@@ -39,7 +39,7 @@ def choose_priority(
     timeout_seconds: float,
     may_generate: bool,
 ) -> Priority:
-    """Return the priority of a request whose `X-Request-Class` is `named_class`. Raises InvalidRequest.
+    """Return the priority of a request whose `X-Request-Class` is `named_class`. Raises GatewayError.
 
     body: with the fields `fields`; empty if it is a form, whose fields have no effect on the order.
     """
@@ -64,25 +64,25 @@ def _find_named(classes: QueueClasses, name: str) -> QueueClass:
         known = ", ".join(each.name for each in classes.ordered)
         there_are = f"its classes are {known}" if known else "it has no classes (spec.queue.classes)"
         message = f"{CLASS_HEADER} names no class of this service: {name[:63]!r}; {there_are}"
-        raise InvalidRequest(message, Code.UNKNOWN_CLASS, CLASS_HEADER)
+        raise GatewayError(message, Code.UNKNOWN_CLASS, CLASS_HEADER)
     return found
 
 
 def _find_by_priority(service: Service, priority: int | None, body: bytes) -> QueueClass | None:
     """Return the class for `priority`, or None without a priority.
 
-    Raises InvalidRequest for a priority that has no effect.
+    Raises GatewayError for a priority that has no effect.
     """
     if not service.classes.ordered and not service.refuses_priority:
         return None
     if len(body) > MAX_ROUTED_BYTES and _PRIORITY in body:
         message = f"priority works in bodies of at most {MAX_ROUTED_BYTES} bytes; name a class with {CLASS_HEADER}"
-        raise InvalidRequest(message, Code.PRIORITY_NOT_READ, "priority")
+        raise GatewayError(message, Code.PRIORITY_NOT_READ, "priority")
     if service.classes.ordered:
         return None if priority is None else service.classes.find_priority(priority)
     if priority:
         message = "priority is not supported by this service, which has no spec.queue.classes; leave it out, or send 0"
-        raise InvalidRequest(message, Code.NO_CLASSES, "priority")
+        raise GatewayError(message, Code.NO_CLASSES, "priority")
     return None
 
 

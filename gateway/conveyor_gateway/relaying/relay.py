@@ -11,7 +11,7 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_gateway.engines.connection import BUFFER_BYTES
 from conveyor_gateway.engines.exchange import EngineAnswer, EngineBroke, ends_event
-from conveyor_gateway.errors import Code, EngineFailed, GatewayError, TimedOut
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.held_request import HeldRequest
 from conveyor_gateway.recording.record import Record
 from conveyor_gateway.responses import build_error_event
@@ -80,11 +80,11 @@ class Relay:
         except ConnectionError:
             self.record.set_client_gone()
         except EngineBroke as error:
-            failure = EngineFailed(f"the engine failed during its response: {error}", Code.ENGINE_BROKE)
+            failure = GatewayError(f"the engine failed during its response: {error}", Code.ENGINE_BROKE)
             await self._end_with_error(response, failure)
         except TimeoutError:
             await self._end_with_error(
-                response, TimedOut("the request's deadline passed during its response", Code.DEADLINE_EXCEEDED)
+                response, GatewayError("the request's deadline passed during its response", Code.DEADLINE_EXCEEDED)
             )
         except asyncio.CancelledError:
             if self.held.error is None:

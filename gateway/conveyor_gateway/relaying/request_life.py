@@ -22,7 +22,7 @@ from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.engines.exchange import EngineAnswer, EngineRequest
 from conveyor_gateway.engines.headers import build_engine_headers
 from conveyor_gateway.engines.session import EngineSession
-from conveyor_gateway.errors import Code, GatewayError, InvalidRequest, NotFound
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.held_request import HeldRequest
 from conveyor_gateway.recording.record import Record, Recorder
 from conveyor_gateway.relaying.attempts import Attempts
@@ -135,7 +135,7 @@ class RequestLife:
             service = directory.services.get(self.route.service)
             if service is not None:
                 return NamedModel(service), body
-            raise NotFound("the service was deleted", Code.SERVICE_DELETED)
+            raise GatewayError("the service was deleted", Code.SERVICE_DELETED)
         if self.route.model:
             return find_model(self.route.model, directory), body
         content_type = self.request.headers.get("Content-Type", "")
@@ -209,11 +209,11 @@ class RequestLife:
 
 
 def _find_timeout_seconds(request: BaseRequest, service: Service) -> float:
-    """Return the service's timeout, or the client's if it is shorter. Raises InvalidRequest."""
+    """Return the service's timeout, or the client's if it is shorter. Raises GatewayError."""
     text = request.headers.get(REQUEST_TIMEOUT_HEADER)
     if text is None:
         return service.request_timeout_seconds
     try:
         return min(parse_timeout_seconds(text), service.request_timeout_seconds)
     except ValueError as error:
-        raise InvalidRequest(str(error), Code.INVALID_TIMEOUT, REQUEST_TIMEOUT_HEADER) from None
+        raise GatewayError(str(error), Code.INVALID_TIMEOUT, REQUEST_TIMEOUT_HEADER) from None

@@ -6,7 +6,7 @@ from tests.gateway.builders import make_limits
 
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket
-from conveyor_gateway.errors import Code, NotFound
+from conveyor_gateway.errors import Code, GatewayError
 
 FAR = 1e9  # a deadline that no test reaches
 
@@ -111,7 +111,7 @@ async def test_one_that_cannot_be_asked_is_left_out_for_a_while() -> None:
 async def test_a_queue_that_ends_takes_nothing_more() -> None:
     queue = make_queue(engines := Engines(), "a:1")
     await refuse(queue, queue.admit(FAR))
-    queue.close(NotFound("gone", Code.SERVICE_DELETED))
+    queue.close(GatewayError("gone", Code.SERVICE_DELETED))
     await settle()
     assert engines.asked == ["a:1"]
     assert all(task.done() for task in queue._dispatcher._asking._tasks)

@@ -12,7 +12,7 @@ from tests.lines_run import count_lines
 from conveyor_gateway.admission.dispatcher import MAX_WAKES_A_TURN
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket, TicketState
-from conveyor_gateway.errors import Code, NotFound
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.watching.classes import QueueClass
 
 FAR = 1e9  # a deadline that no test reaches
@@ -71,7 +71,7 @@ async def test_an_event_costs_no_more_with_many_waiting_than_with_few(event: str
     for num_waiting in (FEW, MANY):
         queue, tickets = make_queue(num_waiting, num_engines)
         costs.append(count_lines(EVENTS[event](queue, tickets), FOLDER))
-        queue.close(NotFound("the end", Code.SERVICE_DELETED))
+        queue.close(GatewayError("the end", Code.SERVICE_DELETED))
     assert costs[1] < 4 * costs[0], costs  # the index is twice as deep
 
 
@@ -93,8 +93,8 @@ async def test_a_deleted_service_refuses_those_who_wait_over_several_turns() -> 
     queue = ServiceQueue(make_limits(1000), asyncio.get_running_loop(), NeverAsked())
     waiting = [asyncio.create_task(queue.wait_for_engine(queue.admit(FAR))) for _ in range(3 * MAX_WAKES_A_TURN)]
     await turns(1)
-    queue.close(NotFound("it was deleted", Code.SERVICE_DELETED))
+    queue.close(GatewayError("it was deleted", Code.SERVICE_DELETED))
     await turns(1)
     assert sum(task.done() for task in waiting) <= 2 * MAX_WAKES_A_TURN
     ends = await asyncio.gather(*waiting, return_exceptions=True)
-    assert all(isinstance(end, NotFound) for end in ends)
+    assert all(isinstance(end, GatewayError) for end in ends)

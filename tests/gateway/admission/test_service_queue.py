@@ -8,7 +8,7 @@ from tests.gateway.admission.queues import FAR, make_queue, start
 from tests.gateway.builders import make_limits
 
 from conveyor_gateway.admission.ticket import Ticket, TicketState
-from conveyor_gateway.errors import NotFound, QueueFull, TimedOut, Unavailable
+from conveyor_gateway.errors import GatewayError, QueueFull
 
 
 async def test_a_request_that_finds_a_place_does_not_wait() -> None:
@@ -66,7 +66,7 @@ async def test_requests_at_engines_do_not_count_against_the_queue() -> None:
 async def test_the_wait_ends_with_the_queue_timeout() -> None:
     queue = make_queue(queue_timeout_seconds=0.01)
     ticket = queue.admit(FAR)
-    with pytest.raises(TimedOut, match=r"within 0.01 s; 0 engines are ready") as caught:
+    with pytest.raises(GatewayError, match=r"within 0.01 s; 0 engines are ready") as caught:
         await queue.wait_for_engine(ticket)
     assert caught.value.code == "queue_timeout"
     queue.finish(ticket)
@@ -76,7 +76,7 @@ async def test_the_wait_ends_with_the_queue_timeout() -> None:
 async def test_the_wait_ends_with_the_requests_own_deadline() -> None:
     queue = make_queue(queue_timeout_seconds=60)
     ticket = queue.admit(queue.loop.time() + 0.01)
-    with pytest.raises(TimedOut) as caught:
+    with pytest.raises(GatewayError) as caught:
         await queue.wait_for_engine(ticket)
     assert caught.value.code == "deadline_exceeded"
 
@@ -86,7 +86,7 @@ def test_the_wait_names_the_requests_own_deadline_also_when_the_timer_is_early()
         queue = make_queue(queue_timeout_seconds=60, max_queued_requests=40)
         tickets = [queue.admit(queue.loop.time() + 0.01 + i * 0.0013) for i in range(40)]
         ends = await asyncio.gather(*(queue.wait_for_engine(ticket) for ticket in tickets), return_exceptions=True)
-        return {end.code for end in ends if isinstance(end, TimedOut)}
+        return {end.code for end in ends if isinstance(end, GatewayError)}
 
     assert uvloop.run(codes()) == {"deadline_exceeded"}  # it rounds a timer to the nearest millisecond
 
@@ -150,11 +150,11 @@ async def test_a_closed_queue_answers_those_who_wait_and_lets_the_running_end() 
     running = queue.admit(FAR)
     waiting = queue.admit(FAR)
     task = await start(queue.wait_for_engine(waiting))
-    queue.close(NotFound("it was deleted", "service_deleted"))
-    with pytest.raises(NotFound, match="it was deleted"):
+    queue.close(GatewayError("it was deleted", "service_deleted"))
+    with pytest.raises(GatewayError, match="it was deleted"):
         await task
     queue.finish(waiting)
-    with pytest.raises(NotFound):
+    with pytest.raises(GatewayError, match="it was deleted"):
         queue.admit(FAR)
     assert (queue.queued, queue.dispatched) == (0, 1)
     queue.finish(running)
@@ -174,9 +174,9 @@ async def test_a_start_that_fails_answers_those_who_wait_and_those_who_come_unti
     waiting = [await start(ask()) for _ in range(20)]
     queue.set_start_failure("ModelNotFound")
     for each in waiting:
-        with pytest.raises(Unavailable, match="no engine can start \\(ModelNotFound\\)"):
+        with pytest.raises(GatewayError, match="no engine can start \\(ModelNotFound\\)"):
             await each
-    with pytest.raises(Unavailable):
+    with pytest.raises(GatewayError, match="ModelNotFound"):
         queue.admit(FAR)
     queue.set_start_failure("")
     assert queue.queued == 0
@@ -186,7 +186,7 @@ async def test_a_start_that_fails_answers_those_who_wait_and_those_who_come_unti
     queue.set_start_failure("ModelNotFound")
     assert await ask() == "a:1", "an engine is ready all the same"
     queue.set_engines([])
-    with pytest.raises(Unavailable):
+    with pytest.raises(GatewayError, match="ModelNotFound"):
         queue.admit(FAR)
 
 

@@ -12,7 +12,7 @@ from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack, get
 
 from conveyor_api.endpoints import Kind
-from conveyor_gateway.errors import NotFound
+from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.listening.listener import Listener
 from conveyor_gateway.pages.models import (
     Model,
@@ -143,8 +143,9 @@ def test_adapters_are_listed_as_models_with_their_parent() -> None:
     assert find("a/one:sql") == listed[1] | {"id": "a/one:sql", "root": "a/one:sql", "parent": "a/one"}
     assert find("hidden:sql", lists_all=True)["parent"] == "hidden"
     for model, service in (("hidden:sql", None), ("qwen:other", None), ("b/two:sql", "b/two")):
-        with pytest.raises(NotFound):
+        with pytest.raises(GatewayError) as caught:
             find(model, service)
+        assert caught.value.code == "model_not_found"
 
 
 def test_services_that_come_and_go_while_the_list_is_read_leave_it_whole() -> None:

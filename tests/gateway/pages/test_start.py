@@ -8,7 +8,7 @@ from tests.gateway.cluster import make_endpoint, make_service, make_slice, own_a
 from tests.gateway.engine_servers import answering, refusing_address, running_engine
 
 from conveyor_gateway.capacity.ledger import Ledger
-from conveyor_gateway.errors import Unavailable
+from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.pages.start import read_start
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_protocol.pages import Start
@@ -46,11 +46,11 @@ async def test_an_engine_that_is_not_known_here_is_not_asked() -> None:
     async with running_engine(answering(web.json_response, data={"warm_up_seconds": 1})) as engine:
         catalog = make_catalog(own_address(), engine.port)
         for service, pod in (("other/qwen", POD), (QWEN, "uid-2"), (QWEN, ""), ("", "")):
-            with pytest.raises(Unavailable):
+            with pytest.raises(GatewayError, match="no ready engine of"):
                 await read_start(catalog, Ledger(1 << 20), service, pod)
         assert engine.requests == []
 
 
 async def test_an_engine_that_does_not_answer_may_be_asked_again() -> None:
-    with refusing_address() as (host, port), pytest.raises(Unavailable):
+    with refusing_address() as (host, port), pytest.raises(GatewayError, match="no ready engine of"):
         await read_start(make_catalog(host, port), Ledger(1 << 20), QWEN, POD)

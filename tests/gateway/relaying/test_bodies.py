@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from conveyor_gateway.errors import InvalidRequest
+from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, check_encoding, read_model, rename_model
 
 
@@ -27,14 +27,14 @@ from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, check_encoding, r
     ],
 )
 def test_a_body_without_a_model_to_read_is_refused(body: bytes, code: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(GatewayError) as caught:
         read_model(body)
     assert caught.value.code == code
     assert caught.value.status == 400
 
 
 def test_a_compressed_body_is_refused_with_what_to_do() -> None:
-    with pytest.raises(InvalidRequest, match="uncompressed, or to /<namespace>") as caught:
+    with pytest.raises(GatewayError, match="uncompressed, or to /<namespace>") as caught:
         check_encoding("gzip")
     assert caught.value.status == 415
 
@@ -69,7 +69,7 @@ def test_only_the_model_of_the_body_itself_is_replaced(body: bytes) -> None:
 def test_a_model_that_is_not_found_is_an_error_that_says_what_to_do() -> None:
     decoys = b'{"x":[' + b'{"model":"a"},' * 10 + b'0],"model":"a"}'
     for body in (b'{"m\\u006fdel":"a"}', decoys):
-        with pytest.raises(InvalidRequest, match="once and without escapes, before other members"):
+        with pytest.raises(GatewayError, match="once and without escapes, before other members"):
             rename_model(body, "q")
 
 

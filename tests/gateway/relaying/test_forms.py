@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor_gateway.errors import InvalidRequest
+from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.relaying.forms import (
     HEAD_BYTES_MAX,
     HEADERS_MAX,
@@ -79,7 +79,7 @@ def test_a_long_name_in_place_of_a_short_one() -> None:
     ],
 )
 def test_a_form_without_a_model_to_read_is_refused(body: bytes, content_type: str, code: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(GatewayError) as caught:
         find_model_field(body, content_type)
     assert (caught.value.code, caught.value.status) == (code, 400)
 
@@ -98,7 +98,7 @@ def test_the_model_is_found_after_as_many_fields_as_an_engine_takes() -> None:
     ],
 )
 def test_parsing_stops_after_a_number_of_parts_and_headers(pieces: bytes, limit: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"no model in its first {limit}: .* send it as the first field") as caught:
+    with pytest.raises(GatewayError, match=f"no model in its first {limit}: .* send it as the first field") as caught:
         find_model_field(pieces + part("model", b"p"), TYPE)
     assert (caught.value.code, caught.value.status) == ("no_model", 400)
 
@@ -108,6 +108,6 @@ def test_any_bytes_are_a_model_or_an_invalid_request(body: bytes, boundary: str)
     for each in (body, b"--" + boundary.encode(errors="replace") + b"\r\n" + body):
         try:
             field = find_model_field(each, f"multipart/form-data; boundary={boundary}")
-        except InvalidRequest:
+        except GatewayError:
             continue
         assert each[field.start : field.end].decode(errors="replace") == field.model

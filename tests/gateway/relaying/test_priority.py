@@ -7,7 +7,7 @@ import pytest
 from tests.gateway.builders import make_known_service
 
 from conveyor_api.queue import Queue
-from conveyor_gateway.errors import Code, InvalidRequest
+from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, NO_FIELDS, read_queue_fields
 from conveyor_gateway.relaying.priority import Priority, choose_priority
 from conveyor_gateway.watching.catalog import Service
@@ -63,18 +63,18 @@ def test_a_better_class_than_a_client_may_have_is_lowered() -> None:
 
 @pytest.mark.parametrize("named", ["best", "", "Chat", "x" * 500])
 def test_an_unknown_class_is_refused_with_those_that_there_are(named: str) -> None:
-    with pytest.raises(InvalidRequest, match="its classes are chat, tools, batch") as caught:
+    with pytest.raises(GatewayError, match="its classes are chat, tools, batch") as caught:
         choose(make_service(), named)
     assert (caught.value.code, caught.value.param, len(str(caught.value)) < 300) == (
         Code.UNKNOWN_CLASS, "X-Request-Class", True,
     )  # fmt: skip
-    with pytest.raises(InvalidRequest, match="it has no classes"):
+    with pytest.raises(GatewayError, match="it has no classes"):
         choose(make_service([]), named)
 
 
 def test_without_classes_a_priority_is_refused_by_name() -> None:
     service = make_service([])
-    with pytest.raises(InvalidRequest, match=r"spec\.queue\.classes; leave it out, or send 0") as caught:
+    with pytest.raises(GatewayError, match=r"spec\.queue\.classes; leave it out, or send 0") as caught:
         choose(service, priority=3)
     assert (caught.value.code, caught.value.param) == (Code.NO_CLASSES, "priority")
     for accepted in ({}, {"priority": 0}, {"priority": None}, {"prompt": 'say "priority": 3'}):
@@ -85,7 +85,7 @@ def test_a_body_that_is_too_long_to_be_read_is_refused_only_if_it_has_a_priority
     long = "x" * MAX_ROUTED_BYTES
     assert name_of(choose(make_service(), prompt=long)) == "batch"
     assert name_of(choose(make_service(), "chat", prompt=long, priority=1)) == "chat"
-    with pytest.raises(InvalidRequest, match="name a class with X-Request-Class"):
+    with pytest.raises(GatewayError, match="name a class with X-Request-Class"):
         choose(make_service(), prompt=long, priority=1)
 
 
