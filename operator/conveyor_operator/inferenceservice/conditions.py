@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from conveyor_api.conditions import SEE_READY, ConditionType, Reason
 from conveyor_api.model import Mounted
 from conveyor_operator.inferenceservice.gap import is_short_gap
+from conveyor_operator.inferenceservice.kinds import POD_KINDS
 from conveyor_operator.inferenceservice.manifests.pods import FETCH_CONTAINER
 from conveyor_operator.inferenceservice.naming import judge_claim
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.scaling import SCALES, judge_scaling
-from conveyor_operator.inferenceservice.situation import POD_KINDS, Blocker, Situation
+from conveyor_operator.inferenceservice.situation import Blocker, Situation
 
 # Reasons that need no action, even if their condition is not True.
 IN_PROGRESS = frozenset(

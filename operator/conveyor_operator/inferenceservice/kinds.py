@@ -26,6 +26,10 @@ CHILDREN = (
     SCALED_OBJECT,
 )  # fmt: skip
 
+# Children that must exist before the Deployment is applied, and those without which the service gets no pods.
+POD_NEEDS = (SERVICE_ACCOUNT.kind, CLAIM.kind, CONFIG_MAP.kind, JOB.kind)
+POD_KINDS = (*POD_NEEDS, DEPLOYMENT.kind)
+
 # Children that not every cluster serves.
 OPTIONAL = (SCALED_OBJECT,)
 

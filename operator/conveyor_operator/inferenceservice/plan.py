@@ -16,7 +16,7 @@ from conveyor_operator.inferenceservice.differences import (
     find_differences,
     find_kedas_autoscaler,
 )
-from conveyor_operator.inferenceservice.kinds import CHILDREN
+from conveyor_operator.inferenceservice.kinds import CHILDREN, POD_NEEDS
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.replicas import (
@@ -27,12 +27,10 @@ from conveyor_operator.inferenceservice.replicas import (
     plan_zero,
     with_replicas,
 )
-from conveyor_operator.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, JOB, SCALED_OBJECT, SERVICE_ACCOUNT
+from conveyor_operator.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, SCALED_OBJECT
 from conveyor_operator.loop.differences import find_applies, find_obstacle, find_unwanted, recall_applied
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Delete, Hold, RequeueAt, Step
-
-POD_NEEDS = (SERVICE_ACCOUNT.kind, CLAIM.kind, CONFIG_MAP.kind, JOB.kind)
 
 _ORDER = {kind.kind: position for position, kind in enumerate(CHILDREN)}
 _REQUEUE = (timedelta(seconds=0.25), timedelta(minutes=1))

@@ -15,15 +15,13 @@ from conveyor_api.conditions import MODEL_FAILURES, ConditionType, Reason
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.failures import PodFailure, find_failures, may_fit_later
+from conveyor_operator.inferenceservice.kinds import POD_KINDS
 from conveyor_operator.inferenceservice.naming import NameOf
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed, RolledBack
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.replicas import is_asleep, may_sleep
 from conveyor_operator.loop.steps import Obstacle
 from conveyor_operator.metrics_api.answer import MetricsApi
-
-# Children that pods of this spec need.
-POD_KINDS = ("ServiceAccount", "PersistentVolumeClaim", "ConfigMap", "Job", "Deployment")
 
 # By the reason of the Deployment's condition Progressing: the reason that Conveyor reports.
 _CONTROLLER_REASONS = {
