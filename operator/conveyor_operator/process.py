@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, cast
 
 import kopf
@@ -20,7 +20,7 @@ from conveyor_operator.cluster import Cluster, wait_for
 from conveyor_operator.election import Election
 from conveyor_operator.health import Health, HealthServer
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
-from conveyor_operator.inferenceservice.resource import InferenceServices
+from conveyor_operator.inferenceservice.resource import InferenceServices, Sources
 from conveyor_operator.kinds import SERVED_NAME, Key, Kind
 from conveyor_operator.loop.handlers import build_registry, configure
 from conveyor_operator.loop.optional import OptionalKinds
@@ -42,21 +42,13 @@ logger = logging.getLogger(__name__)
 _CRD_POLL_SECONDS = 2.0
 
 
-def build_resources(
-    settings: Settings,
-    metrics: Metrics,
-    metrics_api: Callable[[], MetricsApi],
-    activity: Callable[[str], Activity],
-    ask_warm_up: Callable[[str, str, Tell], None],
-    serves: Callable[[Kind], bool | None],
-    tell_name: Callable[[str, str], NameAnswer],
-) -> tuple[Resource, ...]:
+def build_resources(settings: Settings, metrics: Metrics, sources: Sources) -> tuple[Resource, ...]:
     """Return every kind of resource that the operator reconciles."""
-    return (InferenceServices(settings, metrics, metrics_api, activity, ask_warm_up, serves, tell_name),)
+    return (InferenceServices(settings, metrics, sources),)
 
 
 class Operator:
-    """The parts of one process."""
+    """The parts of one process, and the `Sources` of its resources."""
 
     def __init__(self, settings: Settings, cluster: Cluster, metrics: Metrics) -> None:
         self.settings = settings
@@ -72,19 +64,26 @@ class Operator:
         self.served_names = ServedNames(cluster, namespaces, system_namespace, self._mark_service)
         self.store.follow(INFERENCE_SERVICE, self.served_names.see)
         self.store.follow(INFERENCE_SERVICE, self._drop_series)
-        self.resources: Sequence[Resource] = build_resources(
-            settings,
-            metrics,
-            lambda: self.keeper.metrics_api if settings.metrics_api else MetricsApi(left_out=True),
-            self.activity.__getitem__,
-            self.warm_ups.ask,
-            lambda kind: self.optional.serves(kind),
-            self.served_names.tell,
-        )
+        self.resources: Sequence[Resource] = build_resources(settings, metrics, self)
         self.workers = Workers(Reconciler(self.resources, cluster, self.store).reconcile, metrics, settings.workers)
         self.watches = Watches(self.resources, self.store, metrics, self.workers.mark)
         self.optional = OptionalKinds(cluster, self.resources, self.watches, settings.watch_namespaces, self._mark_all)
         self.health = Health(self.workers.longest_run_seconds)
+
+    def read_metrics_api(self) -> MetricsApi:
+        return self.keeper.metrics_api if self.settings.metrics_api else MetricsApi(left_out=True)
+
+    def read_activity(self, service: str) -> Activity:
+        return self.activity[service]
+
+    def serves(self, kind: Kind) -> bool | None:
+        return self.optional.serves(kind)
+
+    def request_warm_up(self, service: str, pod: str, tell: Tell) -> None:
+        self.warm_ups.ask(service, pod, tell)
+
+    def find_name(self, service: str, name: str) -> NameAnswer:
+        return self.served_names.tell(service, name)
 
     def _mark_all(self) -> None:
         for resource in self.resources:

@@ -7,12 +7,14 @@ from typing import Any
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
 from conveyor_operator.activity.answer import Activity
+from conveyor_operator.activity.warm_ups import Tell
 from conveyor_operator.inferenceservice.desired import Desired, build_desired, build_owner
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
 from conveyor_operator.inferenceservice.replica_sets import ReplicaSetState
-from conveyor_operator.inferenceservice.resource import InferenceServices
+from conveyor_operator.inferenceservice.resource import InferenceServices, Sources
 from conveyor_operator.inferenceservice.starts import PodStarts
+from conveyor_operator.kinds import Kind
 from conveyor_operator.loop.child import Child
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.metrics import Metrics
@@ -29,17 +31,28 @@ OWNER = build_owner("default", "qwen", "uid-1")
 SETTINGS = Settings(engine_image="example/engine:1", prometheus_namespaces=("monitoring",))
 
 
-def make_services(**asked: Any) -> InferenceServices:
-    """Build the object that the loop calls. `asked` replaces functions that report nothing new."""
-    nothing: dict[str, Any] = {
-        "metrics": Metrics(),
-        "metrics_api": MetricsApi,
-        "activity": lambda service: Activity.STEADY,
-        "ask_warm_up": lambda service, pod, tell: None,
-        "serves": lambda kind: False,
-        "tell_name": lambda service, name: NameAnswer(NameState.HELD),
-    }
-    return InferenceServices(SETTINGS, **nothing | asked)
+class QuietSources:
+    """Sources that report nothing new."""
+
+    def read_metrics_api(self) -> MetricsApi:
+        return MetricsApi()
+
+    def read_activity(self, service: str) -> Activity:
+        return Activity.STEADY
+
+    def serves(self, kind: Kind) -> bool | None:
+        return False
+
+    def request_warm_up(self, service: str, pod: str, tell: Tell) -> None:
+        pass
+
+    def find_name(self, service: str, name: str) -> NameAnswer:
+        return NameAnswer(NameState.HELD)
+
+
+def make_services(metrics: Metrics | None = None, sources: Sources | None = None) -> InferenceServices:
+    """Build the object that the loop calls."""
+    return InferenceServices(SETTINGS, metrics or Metrics(), sources or QuietSources())
 
 
 def make_resource(generation: int = 1, status: Object | None = None, **spec: Any) -> InferenceService:

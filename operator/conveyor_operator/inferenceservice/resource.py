@@ -3,10 +3,10 @@
 Registered by `process`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from conveyor_api import names
 from conveyor_api.conditions import Reason
@@ -37,14 +37,32 @@ from conveyor_operator.served_names.answer import NameAnswer
 from conveyor_operator.settings import Settings
 
 
-class InferenceServices:
-    """A `loop.resource.Resource`.
+class Sources(Protocol):
+    """The other parts of the operator, from which a reconcile reads. A `service` is `namespace/name`."""
 
-    metrics_api: returns who serves custom.metrics.k8s.io. activity: returns the activity of `namespace/name`.
-    serves: returns whether the cluster serves an optional kind; called only for services that need the kind.
-    ask_warm_up: requests the warm-up time of the engine in a pod of `namespace/name`.
-    tell_name: returns the state of the claim of a service's name.
-    """
+    def read_metrics_api(self) -> MetricsApi:
+        """Return who serves custom.metrics.k8s.io."""
+        ...
+
+    def read_activity(self, service: str) -> Activity:
+        """Return whether the service has to start from zero or may scale to zero."""
+        ...
+
+    def serves(self, kind: Kind) -> bool | None:
+        """Return whether the cluster serves an optional kind. Call it only for services that need the kind."""
+        ...
+
+    def request_warm_up(self, service: str, pod: str, tell: Tell) -> None:
+        """Request the warm-up time of the engine in the pod with this uid."""
+        ...
+
+    def find_name(self, service: str, name: str) -> NameAnswer:
+        """Return the state of the claim of the service's name."""
+        ...
+
+
+class InferenceServices:
+    """A `loop.resource.Resource`."""
 
     kind = INFERENCE_SERVICE
     label = names.INFERENCE_SERVICE_LABEL
@@ -52,24 +70,11 @@ class InferenceServices:
     optional: Sequence[Kind] = OPTIONAL
     grandchildren: Sequence[Kind] = GRANDCHILDREN
 
-    def __init__(
-        self,
-        settings: Settings,
-        metrics: Metrics,
-        metrics_api: Callable[[], MetricsApi],
-        activity: Callable[[str], Activity],
-        ask_warm_up: Callable[[str, str, Tell], None],
-        serves: Callable[[Kind], bool | None],
-        tell_name: Callable[[str, str], NameAnswer],
-    ) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, sources: Sources) -> None:
         self._settings = settings
         self._profiles = read_profiles(settings.profiles)
         self._metrics = metrics
-        self._metrics_api = metrics_api
-        self._activity = activity
-        self._ask_warm_up = ask_warm_up
-        self._serves = serves
-        self._tell_name = tell_name
+        self._sources = sources
 
     def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
         return find_wish(body) if kind == self.kind else project(kind, key, body)
@@ -89,10 +94,11 @@ class InferenceServices:
         seen = (observed.autoscaler, observed.scaled_object)
         memory.had_autoscaler = any(each is not None for each in seen) or _was_left_to_others(service.status)
         starts = self._see_starts(service, memory, observed.pods)
-        tell_name = partial(self._tell_name, service.key, service.served_model_name)
+        sources = self._sources
+        tell_name = partial(sources.find_name, service.key, service.served_model_name)
         autoscaling = service.spec.autoscaling
-        serves_keda = self._serves(SCALED_OBJECT) if autoscaling and autoscaling.uses_keda else None
-        told = Told(self._metrics_api(), self._activity(service.key), serves_keda, tell_name)
+        serves_keda = sources.serves(SCALED_OBJECT) if autoscaling and autoscaling.uses_keda else None
+        told = Told(sources.read_metrics_api(), sources.read_activity(service.key), serves_keda, tell_name)
         now = datetime.now(UTC)
 
         def desire(observed: Observed, former_template: Object | None) -> Desired:
@@ -115,7 +121,7 @@ class InferenceServices:
     def _find_warm_up(self, service: InferenceService, start: Start, tell: Tell) -> None:
         """Request the time of the engine's warm-up from a gateway, if the engine reports it."""
         if service.spec.runtime == "Conveyor" and "load" in start.seconds:
-            self._ask_warm_up(service.key, start.uid, tell)
+            self._sources.request_warm_up(service.key, start.uid, tell)
         else:
             tell(None)
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.operator.builders import OWNER, make_pod, make_services
+from tests.operator.builders import OWNER, QuietSources, make_pod, make_services
 
 from conveyor_api import names
 from conveyor_operator.activity.warm_ups import Tell
@@ -26,14 +26,25 @@ READY_POD = replace(
 )
 
 
+class WarmUpSources(QuietSources):
+    """Sources that record the requests for warm-up times."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, Tell]] = []
+
+    def request_warm_up(self, service: str, pod: str, tell: Tell) -> None:
+        self.asked.append((service, pod, tell))
+
+
 class Reconciles:
     """Reconciles of one service, without a cluster. `asked` are the requests to the gateways."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, Tell]] = []
+        sources = WarmUpSources()
+        self.asked = sources.asked
         self.memory = ServiceMemory(OWNER.uid)
         self._metrics = Metrics()
-        self._services = make_services(metrics=self._metrics, ask_warm_up=lambda *question: self.asked.append(question))
+        self._services = make_services(self._metrics, sources)
 
     def see(self, *pods: PodState, last_start: dict[str, str] | None = None, **spec: Any) -> None:
         store, key = Store(), Key(INFERENCE_SERVICE, OWNER.namespace, OWNER.name)
