@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conveyor_api.engine import TASKS_OF_ONE_STEP, TASKS_WITHOUT_TOKENS
 from conveyor_api.resource import InferenceService
 from conveyor_insight.traffic import Traffic
+from conveyor_protocol.tasks import TASKS, Allows
 
 MIN_REQUESTS: Final = 100
 """The least number of observed requests with which lengths and batch limits are recommended."""
@@ -55,11 +55,11 @@ def advise(service: InferenceService, traffic: Traffic) -> Advice:
 
 def _choose_workload(service: InferenceService, traffic: Traffic) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the observed lengths if they should be declared, and sentences that compare observed and declared ones."""
-    has_lengths = service.spec.runtime != "VLLM" and service.task not in TASKS_WITHOUT_TOKENS
+    has_lengths = service.spec.runtime != "VLLM" and _allows(service).workload
     if not has_lengths or traffic.requests < MIN_REQUESTS:
         return None, []
     observed = {"inputTokens": _measure(traffic, "prompt_tokens")}
-    if service.task not in TASKS_OF_ONE_STEP and traffic["output_tokens"].number >= MIN_REQUESTS:
+    if not _allows(service).one_step and traffic["output_tokens"].number >= MIN_REQUESTS:
         observed["outputTokens"] = _measure(traffic, "output_tokens")
     declared = service.spec.workload.to_manifest() if service.spec.workload else {}
     sentences = [
@@ -95,9 +95,9 @@ def _choose_mode(service: InferenceService, traffic: Traffic) -> tuple[str, str]
         told = "the model's task is not known until an engine has read its files; Continuous fits models that generate"
         mode = str(service.batching.mode)
         return mode, f"{mode}: {told}, Dynamic all others."
-    if service.task in TASKS_OF_ONE_STEP:
+    if _allows(service).one_step:
         return "Dynamic", f"Dynamic: task {service.task} takes one step, so requests share a batch and leave together."
-    if service.task in TASKS_WITHOUT_TOKENS:
+    if not _allows(service).workload:
         steps = "denoising steps" if service.task == "ImageGenerate" else "tokens"
         return "Continuous", f"Continuous: requests join and leave between two {steps} of the others."
     told = "Continuous: the model generates text, and in this mode requests join and leave at every step."
@@ -158,7 +158,13 @@ def _explain_limit(size: int, fits: int | None) -> str:
 
 
 def _has_no_cache(service: InferenceService) -> bool:
-    return service.task in (*TASKS_OF_ONE_STEP, *TASKS_WITHOUT_TOKENS)
+    allows = _allows(service)
+    return not (allows.kv_cache and allows.workload)
+
+
+def _allows(service: InferenceService) -> Allows:
+    """Return what the service's task allows. A task that is not known yet counts as Generate."""
+    return TASKS[service.task or "Generate"]
 
 
 def _find_fitting(service: InferenceService, traffic: Traffic, mode: str) -> int | None:

@@ -11,14 +11,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from conveyor_engine import __version__
-from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.config.sources import add_flags, parse_config
+from conveyor_engine.config.task_settings import settle
 from conveyor_engine.errors import ConfigError, StartError
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.registry import find_task, load, load_about
@@ -113,7 +112,7 @@ def _serve(flags: argparse.Namespace) -> int:
     config = parse_config(vars(flags), os.environ)
     configure_logging(config.log_format)
     directory = Path(config.model)
-    config = _settle(config, find_task(config.task, directory))
+    config = settle(config, find_task(config.task, directory))
     reads_text = load_about(config.task).reads_text
     if directory.is_dir():  # otherwise the tokenizer or the engine process raises the error
         try_files(directory, reads_text)
@@ -134,45 +133,6 @@ def _serve(flags: argparse.Namespace) -> int:
     _log.error("event=engine_dead reason=%s message=%s", death.reason, death.message)
     write_termination_message(death.reason, death.message)
     return 1
-
-
-def _settle(config: EngineConfig, task: str) -> EngineConfig:
-    """Return the configuration with `task`, and with the task's batching mode in place of `auto`.
-
-    Raises ConfigError if the task does not support the batching mode, the objectives or the workload.
-    """
-    about = load_about(task)
-    takes_one_step = about.batching_mode == "dynamic"
-    if config.batching_mode not in ("auto", *about.modes):
-        others = ", ".join(f"`batching_mode: {mode}`" for mode in about.modes)
-        raise ConfigError(
-            f"`batching_mode: {config.batching_mode}` is set, but this model {about.does} in one step, and no request "
-            f"can join a running step; set {others}"
-        )
-    if not about.has_objectives and (
-        config.objective_latency_seconds
-        or config.objective_time_to_first_token_seconds
-        or config.objective_inter_token_latency_seconds
-    ):
-        raise ConfigError(f"this model {about.does}, for which there are no objectives; leave them out")
-    if takes_one_step and (
-        config.objective_time_to_first_token_seconds or config.objective_inter_token_latency_seconds
-    ):
-        raise ConfigError(f"this model {about.does}: set `objective_latency_seconds` in place of objectives for tokens")
-    if config.objective_latency_seconds and not takes_one_step:
-        raise ConfigError(
-            f"`objective_latency_seconds` is for models that take one step, but this model {about.does}: "
-            "set `objective_time_to_first_token_seconds` or `objective_inter_token_latency_seconds`"
-        )
-    if config.workload is not None and not about.reads_text:
-        raise ConfigError(f"this model {about.does}: remove `workload_input_tokens`, which is about tokens")
-    if config.workload is not None and (config.workload_output_tokens is None) != takes_one_step:
-        told = "remove `workload_output_tokens`" if takes_one_step else "set `workload_output_tokens` too"
-        raise ConfigError(f"this model {about.does}: {told}")
-    if config.adapters and not about.has_adapters:
-        raise ConfigError(f"this model {about.does}: remove `adapters`, which are for models that generate text")
-    mode = about.batching_mode if config.batching_mode == "auto" else config.batching_mode
-    return replace(config, task=task, batching_mode=mode)
 
 
 if __name__ == "__main__":

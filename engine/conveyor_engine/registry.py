@@ -21,25 +21,14 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.model_files import PIPELINE_INDEX, read_architectures, read_pipeline_class
+from conveyor_protocol.tasks import ONE_STEP_OF_TEXT, TASKS, Allows
 
 GROUP: Final = "conveyor.tasks"
-_OURS: Final = {
-    name: f"conveyor_engine.tasks.{name}"
-    for name in (
-        "custom",
-        "imagegenerate",
-        "imageclassify",
-        "transcribe",
-        "rerank",
-        "classify",
-        "embed",
-        "generate",
-    )
-}
+_OURS: Final = {name.lower(): f"conveyor_engine.tasks.{name.lower()}" for name in reversed(TASKS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +38,11 @@ class About:
     does: str  # as in "this engine's model generates text"
     does_not: str  # as in "it generates no text"
     recognises: Callable[[Path], bool]  # whether a model's directory is for this task. Raises ModelError
-    batching_mode: Literal["continuous", "dynamic"] = "dynamic"  # the default mode of its engines
-    modes: tuple[str, ...] = ("none", "static", "dynamic", "continuous")  # the batching modes that it supports
+    allows: Allows = ONE_STEP_OF_TEXT  # the settings that apply to it; a task of Conveyor has its row of `TASKS`
     cost_unit: str = "tokens"  # unit of a request's cost, for `max_num_batched_tokens` and for metrics
     reads_text: bool = True  # whether it needs the model's tokenizer
     reads: bool = False  # whether its workers need an object that the module `reading` loads
-    divides: bool = False  # whether several devices can compute one model (`tensor_parallel_size`)
     runs_also: tuple[str, ...] | None = None  # other tasks whose models it runs if `task` names it; None: all
-    has_adapters: bool = False  # whether its models may have LoRA adapters
-    has_objectives: bool = True  # whether its engines may adapt their limits to objectives
 
 
 @cache

@@ -4,16 +4,14 @@ The rules that compare adapters with other fields of the spec are `ADAPTER_RULES
 """
 
 import re
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
 from conveyor_api import names
 from conveyor_api.base import ApiModel, KeyedBy, Rule
 from conveyor_api.model import SECRET_RULES, ModelSource, ModelUri, Mounted, SecretRef, parse_model_uri
-
-if TYPE_CHECKING:
-    from conveyor_api.spec import InferenceServiceSpec
+from conveyor_api.pod import Pod
 
 MAX_ADAPTERS: Final = 16
 # Between a model's name and an adapter's name in a request's `model`. Adapters' names do not contain it.
@@ -69,28 +67,16 @@ class Adapter(ApiModel):
 Adapters = Annotated[list[Adapter], Field(max_length=MAX_ADAPTERS), KeyedBy("name")]
 
 
-def _leaves_names_free(spec: "InferenceServiceSpec") -> bool:
+def _leaves_names_free(pod: Pod) -> bool:
     taken = (
-        *(re.search(_TAKEN_VOLUME, volume.name) for volume in spec.pod.volumes),
-        *(re.search(_TAKEN_PATH, mount.mount_path) for mount in spec.pod.volume_mounts),
+        *(re.search(_TAKEN_VOLUME, volume.name) for volume in pod.volumes),
+        *(re.search(_TAKEN_PATH, mount.mount_path) for mount in pod.volume_mounts),
     )
     return not any(taken)
 
 
 _HAS_NONE: Final = "!has(self.adapters) || size(self.adapters) == 0"
 ADAPTER_RULES: Final = (
-    Rule(
-        f"{_HAS_NONE} || self.runtime != 'VLLM'",
-        "vLLM's adapters are arguments; remove adapters, and set engine.args: [--enable-lora, --lora-modules=...]",
-        lambda spec: not spec.adapters or spec.runtime != "VLLM",
-        field="adapters",
-    ),
-    Rule(
-        f"{_HAS_NONE} || !has(self.task) || self.task == 'Generate'",
-        "adapters are for models that generate text; remove them, or set task: Generate",
-        lambda spec: not spec.adapters or spec.task in (None, "Generate"),
-        field="adapters",
-    ),
     Rule(
         f"{_HAS_NONE} || self.runtime == 'VLLM' || has(self.task) && self.task != 'Generate'"
         " || (has(self.engine) && has(self.engine.tensorParallelSize) ? self.engine.tensorParallelSize == 1"
@@ -113,7 +99,7 @@ ADAPTER_RULES: Final = (
         f" || !self.pod.volumeMounts.exists(mount, mount.mountPath.matches('{_TAKEN_PATH}')))",
         f"the volumes {names.ADAPTERS_VOLUME} and {names.ADAPTER_VOLUME}-NUMBER, and paths in {names.ADAPTERS_PATH}, "
         "are Conveyor's own if there are adapters; choose other names in pod.volumes and pod.volumeMounts",
-        lambda spec: not spec.adapters or _leaves_names_free(spec),
+        lambda spec: not spec.adapters or _leaves_names_free(spec.pod),
         field="pod",
     ),
 )

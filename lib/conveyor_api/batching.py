@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from conveyor_api.base import ApiModel, Rule
-from conveyor_api.engine import TASKS_OF_ONE_STEP
 from conveyor_api.quantities import Duration, between, parse_duration_seconds
+from conveyor_protocol.tasks import TASKS
 
 BatchingMode = Literal["None", "Static", "Dynamic", "Continuous"]
 KVCacheDtype = Literal["Auto", "FP8", "INT8"]
@@ -136,7 +136,7 @@ class Batching(ApiModel):
 
         task: None if it is not known yet. default_batch_size: for the service's device and task.
         """
-        mode = self.mode or ("Dynamic" if task in TASKS_OF_ONE_STEP else "Continuous")
+        mode = self.mode or (TASKS[task].default_mode if task else "Continuous")
         size = self.max_batch_size or min(default_batch_size, self.max_batch_tokens or default_batch_size)
         return self.model_copy(update={"mode": mode, "max_batch_size": size})
 

@@ -19,10 +19,6 @@ ToolParser = Literal[
 ]
 ReasoningParser = Literal["Auto", "None", "Think", "Mistral", "SeedOSS"]
 
-TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify", "ImageClassify", "Custom")
-# Tasks without `engine.maxModelLen` and `workload`: a request has no tokens, or a fixed number of them.
-TASKS_WITHOUT_TOKENS: Final[tuple[Task, ...]] = ("ImageClassify", "Transcribe", "ImageGenerate")
-TASKS_WITHOUT_OBJECTIVES: Final[tuple[Task, ...]] = ("Transcribe", "ImageGenerate")
 DEFAULT_QUEUED_REQUESTS: Final = 256
 # Flags of vLLM that are set from other fields. If a flag were given twice, its last value would silently win.
 VLLM_FLAGS: Final = (

@@ -14,15 +14,8 @@ from conveyor_api.adapters import ADAPTER_RULES, Adapters
 from conveyor_api.autoscaling import MAX_REPLICAS, Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_BATCH_SIZE_CUDA, Batching, KVCache
-from conveyor_api.engine import (
-    DEFAULT_QUEUED_REQUESTS,
-    TASKS_OF_ONE_STEP,
-    TASKS_WITHOUT_OBJECTIVES,
-    TASKS_WITHOUT_TOKENS,
-    Engine,
-    Runtime,
-    Task,
-)
+from conveyor_api.compatibility import RUNTIME_RULES, TASK_RULES
+from conveyor_api.engine import Engine, Runtime, Task
 from conveyor_api.model import Model
 from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
@@ -117,87 +110,6 @@ class InferenceServiceSpec(ApiModel):
             field="replicas",
         ),
         Rule(
-            "self.runtime != 'VLLM' || has(self.engine.image)",
-            "runtime VLLM needs engine.image: the image of vLLM that was tried with this model, for example "
-            "vllm/vllm-openai:v0.11.0",
-            lambda spec: spec.runtime != "VLLM" or spec.engine.image is not None,
-            field="engine",
-        ),
-        Rule(
-            "self.runtime != 'VLLM' || !has(self.batching) || !has(self.batching.mode)"
-            " || self.batching.mode == 'Continuous'",
-            "vLLM supports only mode Continuous; set batching.mode: Continuous, or runtime: Conveyor",
-            lambda spec: spec.runtime != "VLLM" or spec.batching.mode in (None, "Continuous"),
-            field="batching",
-        ),
-        Rule(
-            "self.runtime != 'VLLM' || !has(self.batching) || !has(self.batching.objectives)",
-            "vLLM does not change its limits while it runs; remove batching.objectives, or set runtime: Conveyor",
-            lambda spec: spec.runtime != "VLLM" or spec.batching.objectives is None,
-            field="batching",
-        ),
-        Rule(
-            "!has(self.task) || !has(self.batching) || !has(self.batching.objectives)"
-            f" || self.task in {list(TASKS_WITHOUT_OBJECTIVES)}"
-            f" || has(self.batching.objectives.latency) == (self.task in {list(TASKS_OF_ONE_STEP)})",
-            "batching.objectives has latency for tasks that take one step, and "
-            "timeToFirstToken and interTokenLatency for Generate",
-            lambda spec: (
-                spec.task is None
-                or spec.batching.objectives is None
-                or spec.task in TASKS_WITHOUT_OBJECTIVES
-                or spec.batching.objectives.of_tokens != (spec.task in TASKS_OF_ONE_STEP)
-            ),
-            field="batching",
-        ),
-        Rule(
-            "self.runtime != 'VLLM' || !has(self.workload)",
-            "vLLM has its own sizes; remove workload, or set runtime: Conveyor",
-            lambda spec: spec.runtime != "VLLM" or spec.workload is None,
-            field="workload",
-        ),
-        Rule(
-            f"!has(self.task) || !has(self.workload) || self.task in {list(TASKS_WITHOUT_TOKENS)}"
-            f" || has(self.workload.outputTokens) != (self.task in {list(TASKS_OF_ONE_STEP)})",
-            "workload.outputTokens is required for task Generate, and must not be set for other tasks",
-            lambda spec: (
-                spec.task is None
-                or spec.workload is None
-                or spec.task in TASKS_WITHOUT_TOKENS
-                or (spec.workload.output_tokens is not None) != (spec.task in TASKS_OF_ONE_STEP)
-            ),
-            field="workload",
-        ),
-        Rule(
-            f"!has(self.task) || !(self.task in {list(TASKS_WITHOUT_TOKENS)}) || !has(self.workload)",
-            "workload has the lengths of texts, so it does not apply to images and audio; remove it",
-            lambda spec: spec.task not in TASKS_WITHOUT_TOKENS or spec.workload is None,
-            field="workload",
-        ),
-        Rule(
-            "!has(self.task) || self.task != 'ImageClassify' || !has(self.batching)"
-            " || !has(self.batching.mode) || self.batching.mode != 'Continuous'",
-            "a request of task ImageClassify takes one step, so none can join its batch later; remove batching.mode, "
-            "or set mode: Dynamic",
-            lambda spec: spec.task != "ImageClassify" or spec.batching.mode != "Continuous",
-            field="batching",
-        ),
-        Rule(
-            f"!has(self.task) || !(self.task in {list(TASKS_WITHOUT_OBJECTIVES)}) || !has(self.batching)"
-            " || !has(self.batching.objectives)",
-            "batching.objectives do not apply to tasks Transcribe and ImageGenerate, because their requests take "
-            "different numbers of steps; remove them",
-            lambda spec: spec.task not in TASKS_WITHOUT_OBJECTIVES or spec.batching.objectives is None,
-            field="batching",
-        ),
-        Rule(
-            f"!has(self.task) || !(self.task in {list(TASKS_WITHOUT_TOKENS)}) || !has(self.engine)"
-            " || !has(self.engine.maxModelLen)",
-            "engine.maxModelLen is a length in text tokens, so it does not apply to images and audio; remove it",
-            lambda spec: spec.task not in TASKS_WITHOUT_TOKENS or spec.engine.max_model_len is None,
-            field="engine",
-        ),
-        Rule(
             "!has(self.workload) || !has(self.engine) || !has(self.engine.maxModelLen)"
             f" || {_P95_SUM} <= self.engine.maxModelLen",
             "inputTokens.p95 + outputTokens.p95 must be at most engine.maxModelLen; raise maxModelLen, or lower them",
@@ -220,66 +132,8 @@ class InferenceServiceSpec(ApiModel):
             ),
             field="workload",
         ),
-        Rule(
-            "self.runtime != 'VLLM' || !has(self.task)",
-            "vLLM detects the task of a model itself; remove task, or set runtime: Conveyor",
-            lambda spec: spec.runtime != "VLLM" or spec.task is None,
-            field="task",
-        ),
-        Rule(
-            "!has(self.task) || self.task != 'Custom' || !has(self.batching) || !has(self.batching.mode)"
-            " || self.batching.mode != 'Continuous'",
-            "a request of task Custom takes one step, so none can join it later; set batching.mode to Dynamic, Static "
-            "or None, or remove it",
-            lambda spec: spec.task != "Custom" or spec.batching.mode != "Continuous",
-            field="batching",
-        ),
-        Rule(
-            "!has(self.engine) || !has(self.engine.modelClass) || has(self.task) && self.task == 'Custom'",
-            "engine.modelClass is for task Custom; set task: Custom, or remove it",
-            lambda spec: spec.engine.model_class is None or spec.task == "Custom",
-            field="engine",
-        ),
-        Rule(
-            f"self.runtime != 'VLLM' || self.engine.maxQueuedRequests == {DEFAULT_QUEUED_REQUESTS}",
-            "vLLM has no limit for the requests that wait inside it; remove engine.maxQueuedRequests",
-            lambda spec: spec.runtime != "VLLM" or spec.engine.max_queued_requests == DEFAULT_QUEUED_REQUESTS,
-            field="engine",
-        ),
-        Rule(
-            "self.runtime != 'VLLM' || self.engine.toolParser == 'Auto' && self.engine.reasoningParser == 'Auto'",
-            "vLLM's parsers are arguments; remove engine.toolParser and engine.reasoningParser, and set engine.args: "
-            "[--enable-auto-tool-choice, --tool-call-parser=..., --reasoning-parser=...]",
-            lambda spec: spec.runtime != "VLLM" or spec.engine.tool_parser == spec.engine.reasoning_parser == "Auto",
-            field="engine",
-        ),
-        Rule(
-            "self.runtime != 'VLLM' || !has(self.kvCache) || self.kvCache.dtype == 'Auto'",
-            "the type of vLLM's cache is an argument; remove kvCache.dtype, and set engine.args: "
-            "[--kv-cache-dtype=...]",
-            lambda spec: spec.runtime != "VLLM" or spec.kv_cache.dtype == "Auto",
-            field="kvCache",
-        ),
-        Rule(
-            "self.runtime != 'VLLM' || !has(self.engine.tensorParallelSize)",
-            "the number of vLLM's GPUs is an argument; remove engine.tensorParallelSize, and set engine.args: "
-            "[--tensor-parallel-size=...]",
-            lambda spec: spec.runtime != "VLLM" or spec.engine.tensor_parallel_size is None,
-            field="engine",
-        ),
-        Rule(
-            "!has(self.task) || self.task == 'Generate' || !has(self.engine) || !has(self.engine.tensorParallelSize)"
-            " || self.engine.tensorParallelSize == 1",
-            "engine.tensorParallelSize is for models that generate text; remove it, or set task: Generate",
-            lambda spec: spec.task in (None, "Generate") or spec.engine.tensor_parallel_size in (None, 1),
-            field="engine",
-        ),
-        Rule(
-            "self.runtime == 'VLLM' || !has(self.engine.args)",
-            "engine.args are arguments of vLLM; set runtime: VLLM, or remove them",
-            lambda spec: spec.runtime == "VLLM" or not spec.engine.args,
-            field="engine",
-        ),
+        *TASK_RULES,
+        *RUNTIME_RULES,
         *ADAPTER_RULES,
     )
 

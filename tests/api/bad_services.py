@@ -190,7 +190,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     bad(
         "a custom model that is continuous",
         "spec.batching",
-        "takes one step, so none can join it later",
+        "a request of tasks ImageClassify and Custom takes one step, so none can join",
         task="Custom",
         batching={"mode": "Continuous"},
     ),
@@ -207,7 +207,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     bad(
         "images that join a step",
         "spec.batching",
-        "a request of task ImageClassify takes one step, so none can join",
+        "a request of tasks ImageClassify and Custom takes one step, so none can join",
         task="ImageClassify",
         batching={"mode": "Continuous"},
     ),
@@ -341,6 +341,17 @@ BAD_SERVICES: tuple[Bad, ...] = (
     kv_cache("per cent as a fraction", ".memoryPercent", "must be of type integer", memoryPercent=0.85),
     kv_cache("block of 17 tokens", ".blockSize", "blockSize must be 8, 16, 32, 64 or 128 tokens", blockSize=17),
     kv_cache("numbers of another size", ".dtype", 'supported values: "Auto", "FP8", "INT8"', dtype="FP4"),
+    bad("blocks without a cache", "spec.kvCache", "have a KV cache", task="Embed", kvCache={"blockBudget": 9}),
+    bad(
+        "a type without a cache", "spec.kvCache", "Transcribe have a KV cache", task="Custom", kvCache={"dtype": "FP8"}
+    ),
+    bad(
+        "lengths of tensors",
+        "spec.workload",
+        "does not apply to images, audio and tensors",
+        task="Custom",
+        workload={"inputTokens": {"p50": 1, "p95": 2}},
+    ),
     bad(
         "type of vLLM's cache",
         "spec.kvCache",

@@ -18,7 +18,7 @@ import conveyor_engine
 from conveyor_api import names
 from conveyor_api.batching import DEFAULT_WINDOWS, KVCacheDtype
 from conveyor_api.crd import build_schema
-from conveyor_api.engine import TASKS_OF_ONE_STEP, Device, ReasoningParser, Task, ToolParser
+from conveyor_api.engine import Device, ReasoningParser, Task, ToolParser
 from conveyor_api.env import FREE_ENGINE_SETTINGS
 from conveyor_api.model import (
     _BUCKET_PATTERN,
@@ -43,6 +43,7 @@ from conveyor_engine.text.parsing.formats import FORMATS, LIST
 from conveyor_engine.text.parsing.thinking import MARKS
 from conveyor_operator.inferenceservice.desired import build_owner
 from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS, build_engine_config
+from conveyor_protocol.tasks import TASKS
 from conveyor_protocol.workload import Lengths, Workload
 from e2e.cluster.paths import REPOSITORY
 
@@ -112,7 +113,7 @@ def test_the_engine_takes_an_example_and_the_list_says_its_mode(example: Path, t
 @pytest.mark.parametrize("task", get_args(Task))
 def test_the_engine_has_each_task_of_the_api(task: str, tmp_path: Path) -> None:
     assert read_as_engine(build_body(task=task), tmp_path).task == task.lower()
-    assert (load_about(task.lower()).batching_mode == "dynamic") == (task in TASKS_OF_ONE_STEP)
+    assert load_about(task.lower()).allows is TASKS[task]
 
 
 def test_mode_and_task_are_the_engine_s_choice_where_nothing_is_said(tmp_path: Path) -> None:

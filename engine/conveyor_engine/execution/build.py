@@ -26,7 +26,7 @@ def build_runner(config: EngineConfig, progress: Progress = lambda _: None, fail
     Any other exception is a bug or a broken device.
     """
     task, world_size = registry.find_task(config.task, Path(config.model)), config.tensor_parallel_size
-    if world_size > 1 and not registry.load_about(task).divides:
+    if world_size > 1 and not registry.load_about(task).allows.divides:
         progress(f"event=devices_unused task={task} devices={world_size - 1}")
         world_size = 1
     if world_size == 1:

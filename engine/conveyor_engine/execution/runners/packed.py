@@ -127,5 +127,3 @@ def check_settings(config: EngineConfig) -> None:
             f"`attention_backend: {config.attention_backend}` reads a KV cache, but an encoder has none; "
             "use `attention_backend: auto`"
         )
-    if config.padding == "real":
-        raise ConfigError("`padding: real` is set, but a batch of whole prompts is packed in every mode; leave it out")

@@ -5,6 +5,7 @@ from typing import Final
 
 from conveyor_engine.model_files import read_architectures
 from conveyor_engine.registry import About
+from conveyor_protocol.tasks import TASKS
 
 _CLASSIFIES = ("ForSequenceClassification", "ForTokenClassification")
 
@@ -21,5 +22,6 @@ TASK: Final = About(
     does="classifies texts",
     does_not="classifies no texts",
     recognises=_recognises,
+    allows=TASKS["Classify"],
     runs_also=("rerank",),
 )

@@ -5,6 +5,7 @@ from typing import Final
 
 from conveyor_engine.model_files import EXPORTED_PROGRAM
 from conveyor_engine.registry import About
+from conveyor_protocol.tasks import TASKS
 
 
 def _recognises(directory: Path) -> bool:
@@ -16,6 +17,7 @@ TASK: Final = About(
     does="computes tensors",
     does_not="computes no tensors",
     recognises=_recognises,
+    allows=TASKS["Custom"],
     cost_unit="elements",
     reads_text=False,
 )

@@ -5,6 +5,7 @@ from typing import Final
 
 from conveyor_engine.model_files import SENTENCE_MODULES, read_architectures
 from conveyor_engine.registry import About
+from conveyor_protocol.tasks import TASKS
 
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _ENCODES = ("Model", "ForMaskedLM")
@@ -22,6 +23,7 @@ TASK: Final = About(
     does="makes embeddings",
     does_not="makes no embeddings",
     recognises=_recognises,
+    allows=TASKS["Embed"],
     reads=True,
     runs_also=("generate",),
 )

@@ -5,6 +5,7 @@ from typing import Final
 
 from conveyor_engine.model_files import read_architectures
 from conveyor_engine.registry import About
+from conveyor_protocol.tasks import TASKS
 
 
 def _recognises(directory: Path) -> bool:
@@ -16,7 +17,7 @@ TASK: Final = About(
     does="classifies images",
     does_not="classifies no images",
     recognises=_recognises,
-    modes=("none", "static", "dynamic"),
+    allows=TASKS["ImageClassify"],
     cost_unit="pixels",
     reads_text=False,
     reads=True,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ConfigError, ModelError
+from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.build import Build
 from conveyor_engine.execution.largest_step import measure_step
 from conveyor_engine.execution.models import checks
@@ -35,7 +35,6 @@ class ImageClassifyRunner(Runner):
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model. Raises ConfigError or ModelError."""
-        _check_settings(config)
         start = Start(config, placement, progress, IMAGE_CLASSIFIER)
         self.device, self._dtype = start.device, start.dtype
         directory = Path(config.model)
@@ -106,21 +105,6 @@ class ImageClassifyRunner(Runner):
         """Compute logits, float32 (images, labels), from pixels (images, channels, height, width)."""
         logits: torch.Tensor = self.model(pixel_values=pixels).logits
         return logits.float()
-
-
-def _check_settings(config: EngineConfig) -> None:
-    """Reject settings that apply only to text. Raises ConfigError."""
-    if config.max_model_len is not None:
-        raise ConfigError(
-            "`max_model_len` is set, but this model classifies images, which have no tokens; leave it out"
-        )
-    if config.attention_backend != "auto":
-        raise ConfigError(
-            f"`attention_backend: {config.attention_backend}` is set, but this model has its own attention; "
-            "leave it out"
-        )
-    if config.padding == "real":
-        raise ConfigError("`padding: real` is set, but images are not padded; leave it out")
 
 
 TASK: Final[Build[Executor]] = ImageClassifyRunner

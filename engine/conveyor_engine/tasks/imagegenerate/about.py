@@ -5,6 +5,7 @@ from typing import Final
 
 from conveyor_engine.model_files import PIPELINE_INDEX
 from conveyor_engine.registry import About
+from conveyor_protocol.tasks import TASKS
 
 
 def _recognises(directory: Path) -> bool:
@@ -16,10 +17,9 @@ TASK: Final = About(
     does="makes pictures",
     does_not="makes no pictures",
     recognises=_recognises,
-    batching_mode="continuous",
+    allows=TASKS["ImageGenerate"],
     cost_unit="pixels",
     reads_text=False,
     reads=True,
     runs_also=(),
-    has_objectives=False,
 )

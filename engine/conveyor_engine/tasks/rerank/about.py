@@ -5,6 +5,7 @@ from typing import Final
 
 from conveyor_engine.model_files import count_labels, read_architectures
 from conveyor_engine.registry import About
+from conveyor_protocol.tasks import TASKS
 
 
 def _recognises(directory: Path) -> bool:
@@ -17,5 +18,6 @@ TASK: Final = About(
     does="ranks documents",
     does_not="ranks no documents",
     recognises=_recognises,
+    allows=TASKS["Rerank"],
     runs_also=(),
 )

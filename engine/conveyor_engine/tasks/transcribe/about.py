@@ -5,6 +5,7 @@ from typing import Final
 
 from conveyor_engine.model_files import read_architectures
 from conveyor_engine.registry import About
+from conveyor_protocol.tasks import TASKS
 
 
 def _recognises(directory: Path) -> bool:
@@ -16,8 +17,7 @@ TASK: Final = About(
     does="transcribes speech",
     does_not="transcribes no speech",
     recognises=_recognises,
-    batching_mode="continuous",
+    allows=TASKS["Transcribe"],
     reads=True,
     runs_also=(),
-    has_objectives=False,
 )

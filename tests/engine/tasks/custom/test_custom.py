@@ -25,7 +25,6 @@ from conveyor_engine.wire.tensors import (
     encode_elements,
     encode_tensors,
 )
-from conveyor_protocol.workload import Lengths
 
 CLASSES = "tests.engine.tasks.custom.programs"
 
@@ -164,9 +163,6 @@ class Wrong(Model):
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"batching_mode": "continuous"}, ConfigError, "takes one step; use `batching_mode: dynamic`"),
-        ({"batching_mode": "static", "padding": "real"}, ConfigError, "`padding: real` is set"),
-        ({"workload_input_tokens": Lengths(1, 2)}, ConfigError, "this model has no tokens"),
         ({"dtype": "bfloat16"}, ConfigError, "`dtype: bfloat16` is set, and the model computes in float32"),
         ({"max_num_seqs": 65}, ConfigError, "batches of at most 64, and `max_num_seqs` allows 65 items"),
         ({"model_class": "tests.nowhere:Model"}, ConfigError, "which this image does not have"),

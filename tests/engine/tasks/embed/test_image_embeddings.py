@@ -135,7 +135,6 @@ def test_a_vector_that_is_not_finite_is_an_error_of_its_picture_alone(dual: GetD
     ("setting", "sentence"),
     [
         ({"attention_backend": "torch"}, "`attention_backend: torch` is set, but this model has its own attention"),
-        ({"padding": "real", "batching_mode": "static"}, "`padding: real` is set, but images are not padded"),
         ({"max_model_len": 100}, "made for at most 24 tokens"),
     ],
     ids=str,

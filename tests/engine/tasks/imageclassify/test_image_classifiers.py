@@ -192,20 +192,6 @@ def test_a_task_that_is_not_the_model_s_is_refused_with_what_it_is(
 
 
 @pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ({"max_model_len": 512}, "`max_model_len` is set, but this model classifies images"),
-        ({"attention_backend": "native"}, "`attention_backend: native` is set, but this model has its own attention"),
-        ({"padding": "real", "batching_mode": "static"}, "images are not padded"),
-    ],
-    ids=str,
-)
-def test_settings_of_other_tasks_are_refused(classifier: GetClassifier, setting: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        classifier("vit").make_core(**setting)
-
-
-@pytest.mark.parametrize(
     ("content", "sentence"),
     [
         (None, "has no preprocessor_config.json: save the model's image processor"),

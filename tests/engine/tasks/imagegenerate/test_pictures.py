@@ -274,10 +274,7 @@ def test_quantized_weights_are_refused(tmp_path: Path, painter: Painter, part: s
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"max_model_len": 100}, "pictures, which have no tokens"),
         ({"max_num_batched_tokens": 100}, "a step of one picture of 32x32 with guidance computes 2048 pixels"),
-        ({"attention_backend": "torch"}, "this model has its own attention"),
-        ({"padding": "real", "batching_mode": "static"}, "pictures are not padded"),
     ],
 )
 def test_settings_of_texts_are_refused(painter: Painter, changes: dict[str, Any], sentence: str) -> None:

@@ -251,7 +251,6 @@ def test_warm_up_runs_the_largest_batch(tiny: Speech) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_model_len": 9}, "windows of this model have a fixed length"),
         ({"task": "generate"}, "the model transcribes speech .*set `task: transcribe`"),
     ],
 )

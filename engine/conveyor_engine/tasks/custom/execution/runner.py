@@ -49,7 +49,6 @@ class CustomRunner(Runner):
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model and run its largest batch. Raises ConfigError or ModelError."""
-        _check_settings(config)
         self.device = placement.device
         progress(f"event=model_loading path={config.model} device={self.device} task=custom")
         self._program = _load(config, self.device)
@@ -109,19 +108,6 @@ class CustomRunner(Runner):
             raise ModelError(
                 f"the model cannot compute its largest batch, {facts.max_num_seqs} items of zeros: {describe(error)}"
             ) from error
-
-
-def _check_settings(config: EngineConfig) -> None:
-    """Raise ConfigError for settings that are only for models with tokens."""
-    if config.batching_mode == "continuous":
-        raise ConfigError(
-            "`batching_mode: continuous` joins requests between the tokens of an answer, and this model takes one "
-            "step; use `batching_mode: dynamic`, `batching_mode: static` or `batching_mode: none`"
-        )
-    if config.padding == "real":
-        raise ConfigError("`padding: real` is set, and this model's own settings say what is padded; leave it out")
-    if config.workload is not None:
-        raise ConfigError("`workload_input_tokens` is set, and this model has no tokens; leave it out")
 
 
 def describe(error: Exception) -> str:

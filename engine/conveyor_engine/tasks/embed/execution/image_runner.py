@@ -171,5 +171,3 @@ def _check_settings(config: EngineConfig) -> None:
             f"`attention_backend: {config.attention_backend}` is set, but this model has its own attention; "
             "leave it out"
         )
-    if config.padding == "real":
-        raise ConfigError("`padding: real` is set, but images are not padded; remove it")

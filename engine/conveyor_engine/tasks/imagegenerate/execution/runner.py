@@ -69,7 +69,6 @@ class PaintRunner(Runner):
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model. Raises ConfigError or ModelError."""
-        _check_settings(config)
         self.device, directory = placement.device, Path(config.model)
         self._dtype = machine.choose_dtype(config.dtype, self.device, read_text_config(directory))
         about = f"device={self.device} dtype={dtype_name(self._dtype)} task=imagegenerate"
@@ -231,19 +230,6 @@ def _group(rows: Iterable[Row]) -> Iterator[list[Row]]:
     for row in rows:
         groups.setdefault(row.request.size, []).append(row)
     yield from groups.values()
-
-
-def _check_settings(config: EngineConfig) -> None:
-    """Raise ConfigError for settings that apply to text only."""
-    if config.max_model_len is not None:
-        raise ConfigError("`max_model_len` is set, but this model makes pictures, which have no tokens; leave it out")
-    if config.attention_backend != "auto":
-        raise ConfigError(
-            f"`attention_backend: {config.attention_backend}` is set, but this model has its own attention; "
-            "leave it out"
-        )
-    if config.padding == "real":
-        raise ConfigError("`padding: real` is set, but pictures are not padded; leave it out")
 
 
 def _describe(config: EngineConfig, parts: Parts, device: torch.device, dtype: torch.dtype) -> ModelFacts:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution.attention.backend import AttentionMetadata
 from conveyor_engine.execution.attention.packed import choose_packed
 from conveyor_engine.execution.attention.select import select_backend
@@ -58,7 +57,6 @@ class SpeechRunner(Runner):
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model and allocate the KV caches. Raises ConfigError or ModelError."""
-        _check_settings(config)
         start = Start(config, placement, progress, SPEECH)
         self.device, self._dtype, self._block_size = start.device, start.dtype, config.block_size
         self._backend = select_backend(
@@ -321,11 +319,3 @@ def _tell_starts(
         )
         payloads[each.place] = start.encode()
     return payloads
-
-
-def _check_settings(config: EngineConfig) -> None:
-    """Raise ConfigError for settings that apply to text only."""
-    if config.max_model_len is not None:
-        raise ConfigError("`max_model_len` is set, but the windows of this model have a fixed length; leave it out")
-    if config.padding == "real":
-        raise ConfigError("`padding: real` is set, but windows all have one length; leave it out")
