@@ -49,7 +49,8 @@ If several claim the same name, only the oldest counts. Delete the ServedName to
 
 _TASKS = """\
 The task of a model decides which settings apply. The API server refuses the others if `task` is set. If it is not set,
-an engine finds the task in the model's files, and refuses them when it starts (reason `InvalidConfig`)."""
+an engine finds the task in the model's files, and refuses them when it starts (reason `InvalidConfig`); `kvCache` then
+has no effect on a task without a cache."""
 
 _POD_LINK = "Labels, nodes, volumes, environment variables and more: [settings of pods](api-pod.md)."
 Cells = tuple[str, ...]

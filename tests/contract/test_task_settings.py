@@ -34,8 +34,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "share of memory": {"kvCache": {"memoryPercent": 50}},
     "type of the cache": {"kvCache": {"dtype": "FP8"}},
 }
-# The engine reports that it leaves devices unused: a pod may have several GPUs without the field.
-ENGINE_ACCEPTS = {"several devices"}
+# The engine reports that it leaves devices unused: a pod may have several GPUs without the field. A cache's size, share
+# and type have no effect on a task that turns out to have no cache.
+ENGINE_ACCEPTS = {"several devices", "number of blocks", "share of memory", "type of the cache"}
 
 
 def api_accepts(task: str, setting: dict[str, Any]) -> bool:

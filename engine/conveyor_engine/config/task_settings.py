@@ -50,13 +50,6 @@ def _find_problems(config: EngineConfig, about: About) -> Iterator[str]:
         )
     if config.adapters and not allows.adapters:
         yield f"{this}: remove `adapters`, which are for models that generate text"
-    for name, is_set in (
-        ("num_kv_blocks", config.num_kv_blocks is not None),
-        ("kv_memory_fraction", config.kv_memory_fraction is not None),
-        ("kv_cache_dtype", config.kv_cache_dtype != "auto"),
-    ):
-        if is_set and not allows.kv_cache:
-            yield f"{this} and has no KV cache: remove `{name}`"
     if config.padding == "real" and not allows.padding:
         yield f"`padding: real` is set, but {this}, and its batches are not padded so; leave it out"
     if config.attention_backend != "auto" and not allows.attention:
