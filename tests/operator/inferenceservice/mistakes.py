@@ -184,7 +184,7 @@ TOLD = (
          "1 of 1 engines are ready; each engine requests 4 GPUs and uses one; request one GPU in resources.limits",
          kubelet.ready,
          {"task": "Embed", "resources": {"limits": {"nvidia.com/gpu": 4}}}, ready="True",
-         on_cluster={"model": {"uri": "pvc://models/demo-embed"}, "task": "Embed",
+         on_cluster={"model": {"uri": "pvc://models/demo-embed"}, "task": "Embed", "kvCache": {},
                      "resources": {"limits": {"nvidia.com/gpu": 4, "cpu": 1}}}),
     Told("`limits: {memory: 100Mi}`", "6 s", "OOMKilled",
          "container engine used more than its memory limit and was killed; raise resources.limits.memory",
