@@ -282,7 +282,7 @@ def test_an_event_is_as_it_says(server: EngineServer, path: str, body: dict[str,
     ("path", "body"), [("/v1/messages", MESSAGE), ("/v1/responses", RESPONSE | {"max_output_tokens": 3})]
 )
 def test_a_named_event_is_as_it_says(server: EngineServer, path: str, body: dict[str, Any]) -> None:
-    answer = server.post(path, body | {"stream": True})
+    answer = server.post(path, body | {"stream": True, "temperature": 0})
     events = [
         event.partition("\ndata: ") for event in answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")
     ]
