@@ -49,7 +49,7 @@ def advise(service: InferenceService, traffic: Traffic) -> Advice:
     if size != batching.chosen_batch_size:
         fields["maxBatchSize"] = size
     workload, told = _choose_workload(service, traffic)
-    sentences = (mode_reason, size_reason, *_tell_window(service, traffic, mode), *told)
+    sentences = (mode_reason, size_reason, *_describe_window(service, traffic, mode), *told)
     return Advice(mode, size, fields, workload, sentences, tuple(_build_tune_flags(service, traffic)))
 
 
@@ -63,7 +63,7 @@ def _choose_workload(service: InferenceService, traffic: Traffic) -> tuple[dict[
         observed["outputTokens"] = _measure(traffic, "output_tokens")
     declared = service.spec.workload.to_manifest() if service.spec.workload else {}
     sentences = [
-        f"workload.{name}: observed {_tell_lengths(lengths)}, declared {_tell_lengths(declared.get(name))}."
+        f"workload.{name}: observed {_describe_lengths(lengths)}, declared {_describe_lengths(declared.get(name))}."
         for name, lengths in observed.items()
     ]
     differ = any(_differ(lengths, declared.get(name)) for name, lengths in observed.items())
@@ -77,7 +77,7 @@ def _measure(traffic: Traffic, name: str) -> dict[str, int]:
     return {"p50": p50, "p95": max(p50, round(traffic[name].percentile(95)))}
 
 
-def _tell_lengths(lengths: dict[str, int] | None) -> str:
+def _describe_lengths(lengths: dict[str, int] | None) -> str:
     return "nothing" if lengths is None else f"{lengths['p50']} tokens at P50 and {lengths['p95']} at P95"
 
 
@@ -182,7 +182,7 @@ def _find_fitting(service: InferenceService, traffic: Traffic, mode: str) -> int
     return max(1, int(traffic.kv_tokens / max(1, usual if mode == "Continuous" else longest)))
 
 
-def _tell_window(service: InferenceService, traffic: Traffic, mode: str) -> Iterator[str]:
+def _describe_window(service: InferenceService, traffic: Traffic, mode: str) -> Iterator[str]:
     window = service.batching.effective_window
     if mode not in ("Static", "Dynamic") or window is None:
         return

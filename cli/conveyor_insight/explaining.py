@@ -17,10 +17,10 @@ from conveyor_api.conditions import ConditionType
 from conveyor_api.quantities import parse_quantity
 from conveyor_insight.facts import ClassFacts, Counts, Facts, LimitFacts
 from conveyor_insight.hpa import Hpa
-from conveyor_insight.starting import count_starting, tell_starting
+from conveyor_insight.starting import count_starting, describe_starting
 from conveyor_operator.inferenceservice.observed import DeploymentState
 from conveyor_operator.inferenceservice.replicas import is_asleep, may_sleep
-from conveyor_operator.inferenceservice.scaling import Wish
+from conveyor_operator.inferenceservice.scaling import Proposal
 
 
 class Reason(StrEnum):
@@ -105,9 +105,11 @@ _NO_DEPLOYMENT: Final = DeploymentState(asked_replicas=0)
 def explain(facts: Facts) -> Explanation:
     deployment = facts.deployment or _NO_DEPLOYMENT
     hpa = None if facts.autoscaler is None else Hpa(facts.autoscaler)
-    wishes = [] if hpa is None else hpa.find_wishes(deployment.replicas, _known(facts.values, hpa))
-    decision = _decide_without_metrics(facts, deployment) or _decide(facts, hpa, deployment, wishes)
-    metrics = [] if hpa is None else [_tell_metric(hpa, name, deployment, facts, wishes) for name in hpa.asked.targets]
+    proposals = [] if hpa is None else hpa.find_proposals(deployment.replicas, _known(facts.values, hpa))
+    decision = _decide_without_metrics(facts, deployment) or _decide(facts, hpa, deployment, proposals)
+    metrics = (
+        [] if hpa is None else [_describe_metric(hpa, name, deployment, facts, proposals) for name in hpa.asked.targets]
+    )
     return Explanation(
         at=facts.now,
         namespace=facts.service.namespace,
@@ -170,34 +172,34 @@ def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decisi
     return None
 
 
-def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, wishes: Sequence[Wish]) -> Decision:
+def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, proposals: Sequence[Proposal]) -> Decision:
     asked = deployment.asked_replicas
     if hpa is None:
         return Decision(asked, Reason.NO_AUTOSCALER, "Conveyor has not created the HorizontalPodAutoscaler yet.")
     low, high = hpa.asked.min_replicas, hpa.asked.max_replicas
-    wish = hpa.choose(asked, wishes)
-    desired, bounded = hpa.limit(0.0, asked, wish), min(max(wish or 0, low), high)
+    proposal = hpa.choose(asked, proposals)
+    desired, bounded = hpa.limit(0.0, asked, proposal), min(max(proposal or 0, low), high)
     if not low <= asked <= high:
         told = f"The {asked} replicas are not between {low} and maxReplicas {high}; the HPA corrects that first."
         return Decision(desired, Reason.OUT_OF_BOUNDS, told)
-    if wish is None:
-        return Decision(asked, Reason.NO_METRICS, _tell_no_metrics(wishes))
+    if proposal is None:
+        return Decision(asked, Reason.NO_METRICS, _describe_missing_metrics(proposals))
     if bounded != asked and (used_up := _find_used_up(hpa, facts, asked, bounded)):
         return used_up
     if desired != bounded:
-        return _tell_held(hpa, asked, bounded, desired)
-    if wish < desired and (idle_timeout_seconds := _find_idle_timeout(facts)) is not None:
+        return _describe_held(hpa, asked, bounded, desired)
+    if proposal < desired and (idle_timeout_seconds := _find_idle_timeout(facts)) is not None:
         told = (
-            f"The metrics call for {wish} replicas; the HorizontalPodAutoscaler keeps {desired}. After "
+            f"The metrics call for {proposal} replicas; the HorizontalPodAutoscaler keeps {desired}. After "
             f"{idle_timeout_seconds:g} s without a request (autoscaling.idleTimeout) the operator scales to zero. "
             "The next request starts an engine."
         )
         return Decision(desired, Reason.AT_MINIMUM, told)
-    return _tell_decided(hpa, asked, wish, desired, wishes)
+    return _describe_decision(hpa, asked, proposal, desired, proposals)
 
 
-def _tell_no_metrics(wishes: Sequence[Wish]) -> str:
-    if not wishes:
+def _describe_missing_metrics(proposals: Sequence[Proposal]) -> str:
+    if not proposals:
         return "No metric can be read, so the replicas do not change."
     return (
         "A metric cannot be read, and the others call for fewer replicas. "
@@ -205,7 +207,7 @@ def _tell_no_metrics(wishes: Sequence[Wish]) -> str:
     )
 
 
-def _tell_held(hpa: Hpa, asked: int, bounded: int, desired: int) -> Decision:
+def _describe_held(hpa: Hpa, asked: int, bounded: int, desired: int) -> Decision:
     """Explain a change that the window or the policies of `behavior` hold back."""
     rules, direction = _rules_towards(hpa, asked, bounded)
     if rules is None or (rules.stabilization_window_seconds and desired == asked):
@@ -217,7 +219,7 @@ def _tell_held(hpa: Hpa, asked: int, bounded: int, desired: int) -> Decision:
         )
         return Decision(desired, Reason.STABILIZED, told)
     return Decision(
-        desired, Reason.LIMITED, f"The metrics call for {bounded} replicas; {_tell_policies(rules, direction)}."
+        desired, Reason.LIMITED, f"The metrics call for {bounded} replicas; {_describe_policies(rules, direction)}."
     )
 
 
@@ -231,7 +233,7 @@ def _find_used_up(hpa: Hpa, facts: Facts, asked: int, bounded: int) -> Decision 
     longest = max((policy.period_seconds for policy in rules.policies or ()), default=0)
     if since is None or since >= longest:
         return None
-    policies = f"{_tell_policies(rules, direction)}, and the last change was {since:.0f} s ago"
+    policies = f"{_describe_policies(rules, direction)}, and the last change was {since:.0f} s ago"
     told = f"The metrics call for {bounded} replicas; {policies}."
     return Decision(asked, Reason.LIMITED, told)
 
@@ -246,7 +248,7 @@ def _rules_towards(hpa: Hpa, asked: int, bounded: int) -> tuple[ScalingRules | N
     return (up, "scaleUp") if bounded > asked else (down, "scaleDown")
 
 
-def _tell_policies(rules: ScalingRules, direction: str) -> str:
+def _describe_policies(rules: ScalingRules, direction: str) -> str:
     if rules.select_policy == "Disabled":
         return f"behavior.{direction} is disabled"
     units = {"Pods": "pods", "Percent": "%"}
@@ -255,13 +257,17 @@ def _tell_policies(rules: ScalingRules, direction: str) -> str:
     return f"behavior.{direction} allows {which}{(' and ' if which else ' or ').join(each)}"
 
 
-def _tell_decided(hpa: Hpa, asked: int, wish: int, desired: int, wishes: Sequence[Wish]) -> Decision:
-    if wish > desired:
-        return Decision(desired, Reason.AT_MAXIMUM, f"The metrics call for {wish} replicas; maxReplicas is {desired}.")
-    if wish < desired:
-        return Decision(desired, Reason.AT_MINIMUM, f"The metrics call for {wish} replicas; minReplicas is {desired}.")
-    winner = max(wishes, key=lambda each: each.replicas)
-    won = f"{winner.metric} calls for {'the most' if len(wishes) > 1 else 'this number'}"
+def _describe_decision(hpa: Hpa, asked: int, proposal: int, desired: int, proposals: Sequence[Proposal]) -> Decision:
+    if proposal > desired:
+        return Decision(
+            desired, Reason.AT_MAXIMUM, f"The metrics call for {proposal} replicas; maxReplicas is {desired}."
+        )
+    if proposal < desired:
+        return Decision(
+            desired, Reason.AT_MINIMUM, f"The metrics call for {proposal} replicas; minReplicas is {desired}."
+        )
+    winner = max(proposals, key=lambda each: each.replicas)
+    won = f"{winner.metric} calls for {'the most' if len(proposals) > 1 else 'this number'}"
     if desired != asked:
         reason = Reason.SCALES_UP if desired > asked else Reason.SCALES_DOWN
         return Decision(desired, reason, f"Scales from {asked} to {desired} replicas: {won}.")
@@ -275,13 +281,15 @@ def _percent(share: Decimal) -> str:
     return f"{format((share * 100).normalize(), 'f')} %"
 
 
-def _tell_metric(hpa: Hpa, name: str, deployment: DeploymentState, facts: Facts, wishes: Sequence[Wish]) -> Metric:
+def _describe_metric(
+    hpa: Hpa, name: str, deployment: DeploymentState, facts: Facts, proposals: Sequence[Proposal]
+) -> Metric:
     target, value = parse_quantity(hpa.asked.targets[name]), facts.values.get(name, "the metric was not read")
     if isinstance(value, str):
         return Metric(name, target, problem=value)
     ratio = value / (target * max(1, deployment.replicas))
     tolerance = parse_quantity(hpa.asked.tolerance_up if ratio > 1 else hpa.asked.tolerance_down)
-    replicas = next(wish.replicas for wish in wishes if wish.metric == name)
+    replicas = next(proposal.replicas for proposal in proposals if proposal.metric == name)
     return Metric(name, target, value, ratio, tolerance, replicas)
 
 
@@ -298,7 +306,7 @@ def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, d
     elif hpa is not None and asked and decision.replicas != hpa.asked.desired_replicas:
         said = hpa.asked.desired_replicas
         told.append(f"The HorizontalPodAutoscaler last decided on {said}; it decides every 15 s by default.")
-    if hpa is not None and (places := tell_starting(facts)):
+    if hpa is not None and (places := describe_starting(facts)):
         told.append(places)
     if deployment.ready_replicas < asked:
         message = _condition(facts, ConditionType.WORKLOAD_READY)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from conveyor_api.autoscaling import Behavior, ScalingPolicy, ScalingRules
 from conveyor_insight.rates import Change, limit_down, limit_up
 from conveyor_operator.inferenceservice.observed import observe_autoscaler
-from conveyor_operator.inferenceservice.scaling import Wish, find_wish
+from conveyor_operator.inferenceservice.scaling import Proposal, find_proposal
 
 # The API server's defaults for fields that a `behavior` does not set (pkg/apis/autoscaling/v2/defaults.go).
 _DEFAULT_UP: Final = ScalingRules(
@@ -50,55 +50,55 @@ class Hpa:
 
     def look(self, now: float, replicas: int, values: Mapping[str, int | None]) -> int:
         """Evaluate the HPA once and return the new replicas. `values`: None for a metric that could not be read."""
-        wish = self.wish(replicas, values)
-        desired = self.limit(now, replicas, wish)
-        self.note(now, replicas, wish, desired)
+        proposal = self.proposal(replicas, values)
+        desired = self.limit(now, replicas, proposal)
+        self.note(now, replicas, proposal, desired)
         return desired
 
-    def wish(self, replicas: int, values: Mapping[str, int | None]) -> int | None:
+    def proposal(self, replicas: int, values: Mapping[str, int | None]) -> int | None:
         """Return the most replicas that a metric calls for; None if the HPA would not act.
 
         The HPA does not act if no metric was read, or if a metric is missing and the others call for fewer replicas.
         """
-        return self.choose(replicas, self.find_wishes(replicas, values))
+        return self.choose(replicas, self.find_proposals(replicas, values))
 
-    def find_wishes(self, existing: int, values: Mapping[str, int | None]) -> list[Wish]:
+    def find_proposals(self, existing: int, values: Mapping[str, int | None]) -> list[Proposal]:
         """Return the result of each metric that was read. `existing`: the number of pods, ready or not."""
         known = {name: value for name in self.asked.targets if (value := values[name]) is not None}
-        return [find_wish(self.asked, name, value, max(1, existing)) for name, value in known.items()]
+        return [find_proposal(self.asked, name, value, max(1, existing)) for name, value in known.items()]
 
-    def choose(self, replicas: int, wishes: Sequence[Wish]) -> int | None:
-        """Return the largest number of replicas among `wishes`; None in the same cases as `wish`."""
-        largest = max((wish.replicas for wish in wishes), default=None)
-        if largest is None or (len(wishes) < len(self.asked.targets) and largest < replicas):
+    def choose(self, replicas: int, proposals: Sequence[Proposal]) -> int | None:
+        """Return the largest number of replicas among `proposals`; None in the same cases as `proposal`."""
+        largest = max((proposal.replicas for proposal in proposals), default=None)
+        if largest is None or (len(proposals) < len(self.asked.targets) and largest < replicas):
             return None
         return largest
 
-    def limit(self, now: float, replicas: int, wish: int | None) -> int:
-        """Return the replicas after stabilization, policies and limits are applied to `wish`."""
+    def limit(self, now: float, replicas: int, proposal: int | None) -> int:
+        """Return the replicas after stabilization, policies and limits are applied to `proposal`."""
         low, high = self.asked.min_replicas, self.asked.max_replicas
         if replicas == 0:
             return 0
         if not low <= replicas <= high:
             return min(max(replicas, low), high)
-        if wish is None:
+        if proposal is None:
             return replicas
         if self.rules is None:
-            highest = max([wish, low, *self._past(now, replicas, self._down_window_seconds)])
+            highest = max([proposal, low, *self._past(now, replicas, self._down_window_seconds)])
             return min(highest, high, max(2 * replicas, 4))
-        return self._limit_by(*self.rules, now, replicas, wish)
+        return self._limit_by(*self.rules, now, replicas, proposal)
 
-    def note(self, now: float, replicas: int, wish: int | None, desired: int) -> None:
+    def note(self, now: float, replicas: int, proposal: int | None, desired: int) -> None:
         """Record an evaluation. Windows and policies use it in later evaluations."""
         self._wishes = self._wishes or [Change(now, replicas)]
-        if wish is not None:
-            self._wishes.append(Change(now, wish))
+        if proposal is not None:
+            self._wishes.append(Change(now, proposal))
         if desired != replicas:
             (self._ups if desired > replicas else self._downs).append(Change(now, abs(desired - replicas)))
 
-    def _limit_by(self, up: ScalingRules, down: ScalingRules, now: float, replicas: int, wish: int) -> int:
-        least = min([wish, *self._past(now, replicas, up.stabilization_window_seconds or 0)])
-        most = max([wish, *self._past(now, replicas, down.stabilization_window_seconds or 0)])
+    def _limit_by(self, up: ScalingRules, down: ScalingRules, now: float, replicas: int, proposal: int) -> int:
+        least = min([proposal, *self._past(now, replicas, up.stabilization_window_seconds or 0)])
+        most = max([proposal, *self._past(now, replicas, down.stabilization_window_seconds or 0)])
         stable = min(max(replicas, least), most)
         if stable > replicas:
             allowed = max(limit_up(up, now, replicas, self._ups, self._downs), replicas)
@@ -109,9 +109,9 @@ class Hpa:
         return replicas
 
     def _past(self, now: float, replicas: int, window_seconds: float) -> list[int]:
-        """Return the wishes within the window; before the first evaluation, the current replicas."""
+        """Return the proposals within the window; before the first evaluation, the current replicas."""
         past = self._wishes or [Change(now, replicas)]
-        return [wish.number for wish in past if wish.at > now - window_seconds]
+        return [proposal.number for proposal in past if proposal.at > now - window_seconds]
 
     def _fill(self, behavior: Behavior) -> tuple[ScalingRules, ScalingRules]:
         """Return the rules for scaling up and down, filled with the defaults of API server and controller."""

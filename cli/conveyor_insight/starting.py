@@ -2,7 +2,7 @@
 
 from conveyor_api.names import IN_FLIGHT_METRIC
 from conveyor_insight.facts import Facts
-from conveyor_operator.inferenceservice.starting import tell_places
+from conveyor_operator.inferenceservice.starting import describe_places
 
 
 def count_starting(facts: Facts) -> int:
@@ -13,7 +13,7 @@ def count_starting(facts: Facts) -> int:
     return min(facts.service.status.starting_replicas or 0, lacking)
 
 
-def tell_starting(facts: Facts) -> str:
+def describe_starting(facts: Facts) -> str:
     """Return how many requests wait, and for how many of them starting engines have places; "" if that changes nothing.
 
     If no engine starts, the metrics may still compare requests from the last start with whole batches.
@@ -25,7 +25,7 @@ def tell_starting(facts: Facts) -> str:
             return ""
         requests = f"{facts.counts.requests} requests are queued or at engines"
         return f"{requests}. Those that arrived while no engine was ready are compared with whole batches."
-    places = tell_places(starting, batch_size)
+    places = describe_places(starting, batch_size)
     if facts.counts is None:
         return f"{places}; the metrics leave out the requests for them."
     waiting = facts.counts.waiting

@@ -51,9 +51,11 @@ class Cluster:
 
     def get(self, path: str, query: Mapping[str, str] = _NO_QUERY) -> Object:
         """Return the object at a path of the API. Raises Refused or Unanswered, as the other methods do."""
-        return self._ask("GET", path, query)
+        return self._query("GET", path, query)
 
-    def _ask(self, method: str, path: str, query: Mapping[str, str] = _NO_QUERY, body: Object | None = None) -> Object:
+    def _query(
+        self, method: str, path: str, query: Mapping[str, str] = _NO_QUERY, body: Object | None = None
+    ) -> Object:
         request = self._client.param_serialize(
             method,
             path,
@@ -73,16 +75,16 @@ class Cluster:
 
     def create(self, path: str, body: Object) -> Object:
         """Create the object and return it as the API server has stored it."""
-        return self._ask("POST", path, body=body)
+        return self._query("POST", path, body=body)
 
     def replace(self, path: str, body: Object) -> Object:
         """Replace the object if it still has the version of `body`; otherwise raise Refused with status 409."""
-        return self._ask("PUT", path, _WRITER, body)
+        return self._query("PUT", path, _WRITER, body)
 
     def delete(self, path: str) -> None:
         """Delete the object. Do nothing if it does not exist."""
         with suppress_not_found():
-            self._ask("DELETE", path)
+            self._query("DELETE", path)
 
     def find_service_url(self, namespace: str, service: str, port: int) -> str:
         """Return the URL of the API server's proxy to a Service, for clients that use `build_tls` and `build_headers`.
@@ -126,7 +128,7 @@ class Cluster:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        answer = self._ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review)
+        answer = self._query("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review)
         return bool(answer["status"]["allowed"])
 
     def find(self, path: str) -> Object | None:

@@ -87,7 +87,7 @@ async def send(session: aiohttp.ClientSession, target: Target, arrival: Arrival,
         headers = {"Content-Type": "application/json", **target.headers}
         async with session.post(target.endpoint, data=body, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
-                answer.problem = _tell_refusal(response.status, await _read(response, _MAX_EVENT_BYTES))
+                answer.problem = _describe_refusal(response.status, await _read(response, _MAX_EVENT_BYTES))
             elif target.streams:
                 await _read_stream(response, answer)
             else:
@@ -115,7 +115,7 @@ async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
     return bytes(body)
 
 
-def _tell_refusal(status: int, body: bytes) -> str:
+def _describe_refusal(status: int, body: bytes) -> str:
     """Return the status with the code of an OpenAI error, so that equal errors are counted together."""
     try:
         code = msgspec.json.decode(body)["error"]["code"]

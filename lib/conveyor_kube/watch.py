@@ -172,7 +172,7 @@ class _Watch:
         async with _get(self._client, self._collection.path, query, _WATCH_TIMEOUT) as response:
             async for line in read_lines(response.content):
                 self._take_event(await decode(line, Event))
-                self._heard()
+                self._note_answer()
                 await asyncio.sleep(0)  # one read may have many events
 
     async def _list(self) -> str:
@@ -182,7 +182,7 @@ class _Watch:
         while True:
             async with _get(self._client, self._collection.path, query, _LIST_TIMEOUT) as response:
                 page = await decode(await _read_page(response.content), Page)
-            self._heard()
+            self._note_answer()
             for item in page.items or ():
                 keys.add(self._sink.put(decode_item(item, self._collection.shape)))
                 await asyncio.sleep(0)  # lets the event loop serve other requests
@@ -204,7 +204,7 @@ class _Watch:
             body = decode_item(event.object, self._collection.shape)
             (self._sink.delete if event.type == "DELETED" else self._sink.put)(body)
 
-    def _heard(self) -> None:
+    def _note_answer(self) -> None:
         self._state.heard_at = time.monotonic()
 
 

@@ -16,19 +16,19 @@ class WatchedList:
     def put(self, body: Json) -> str:
         name: str = body["metadata"]["name"]
         self._objects[name] = body
-        self._tell()
+        self._notify()
         return name
 
     def delete(self, body: Json) -> None:
         self._objects.pop(body["metadata"]["name"], None)
-        self._tell()
+        self._notify()
 
     def keep_only(self, keys: set[str], namespace: str) -> Iterable[None]:
         self._objects = {name: body for name, body in self._objects.items() if name in keys}
         self._is_listed = True
-        self._tell()
+        self._notify()
         return ()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._is_listed:  # not while the list is incomplete
             self._on_change(list(self._objects.values()))

@@ -67,13 +67,13 @@ class _LibraryLimit(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _Logged] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
         if record.levelno < logging.WARNING or record.name.partition(".")[0] in _OWN_LOGGERS:
             return True
-        told, now = self._told.setdefault(record.name, _Told()), time.monotonic()
+        told, now = self._told.setdefault(record.name, _Logged()), time.monotonic()
         if now - told.since >= 60:
             left_out, told.since, told.count = max(0, told.count - _LIBRARY_WARNINGS_MAX), now, 0
             if left_out:
@@ -83,7 +83,7 @@ class _LibraryLimit(logging.Filter):
 
 
 @dataclass(slots=True)
-class _Told:
+class _Logged:
     """The warnings of one logger since a time of `time.monotonic`."""
 
     since: float = -60.0

@@ -63,7 +63,7 @@ class GatewaySource:
         """
         if not self.gateways:
             raise NotKnown("no gateway is known: is the Deployment conveyor-gateway running?")
-        self._check_heard()
+        self._check_watch()
         answers = await asyncio.gather(*(self._read(each, service) for each in self.gateways), return_exceptions=True)
         demands, unreadable = _sort(answers)
         if unreadable and not (of_readable and any(service in demand.services for demand in demands)):
@@ -80,7 +80,7 @@ class GatewaySource:
         )
         return demand
 
-    def _check_heard(self) -> None:
+    def _check_watch(self) -> None:
         """Raise NotKnown if there may be gateways that are not in the list."""
         silence_seconds = time.monotonic() - self._watch.heard_at
         was_stale, self._stale = self._stale, silence_seconds > MAX_SILENCE_SECONDS

@@ -55,11 +55,11 @@ async def _run(given: argparse.Namespace) -> int:
     for fault in faults:
         print(f"FAILED: {fault}", file=sys.stderr)
     if not faults:
-        print(f"{names.CRD_NAME} is served, {given.gateway_url} answers, {_tell_metrics(given)}")
+        print(f"{names.CRD_NAME} is served, {given.gateway_url} answers, {_describe_metrics(given)}")
     return 1 if faults else 0
 
 
-def _tell_metrics(given: argparse.Namespace) -> str:
+def _describe_metrics(given: argparse.Namespace) -> str:
     if given.metrics_api == "true":
         return f"{names.METRICS_GROUP} has the metrics of InferenceServices"
     return f"{names.METRICS_GROUP} is not checked (metrics.enabled is false)"
@@ -80,11 +80,11 @@ async def _look(cluster: Cluster, given: argparse.Namespace) -> AsyncIterator[st
             )
     except ApiError as error:
         yield f"the API server, or an aggregated API behind it, responds {error.status}: {error.message}"
-    if fault := await _ask_gateway(given.gateway_url):
+    if fault := await _query_gateway(given.gateway_url):
         yield f"the gateway at {given.gateway_url}: {fault}"
 
 
-async def _ask_gateway(url: str) -> str:
+async def _query_gateway(url: str) -> str:
     """Return why the gateway's health check fails; empty if it succeeds."""
     timeout = aiohttp.ClientTimeout(total=5)
     try:

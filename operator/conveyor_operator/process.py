@@ -146,7 +146,7 @@ class Operator:
         session = KopfSession(settings.kubeconfig, self.resources, settings.watch_namespaces, self.watches)
         async with contextlib.aclosing(session), asyncio.TaskGroup() as tasks:
             acting = tasks.create_task(self._act(stop), name="act")
-            beside = [tasks.create_task(each) for each in (self._tell_ready(ready), self.optional.run())]
+            beside = [tasks.create_task(each) for each in (self._report_ready(ready), self.optional.run())]
 
             async def end() -> None:
                 stop.set()  # after a signal, a task of Kopf still waits for this flag
@@ -199,7 +199,7 @@ class Operator:
         await self._wait_for_lists()
         await self.served_names.synced.wait()
 
-    async def _tell_ready(self, ready: asyncio.Event) -> None:
+    async def _report_ready(self, ready: asyncio.Event) -> None:
         await ready.wait()
         await self._wait_for_lists()
         self.health.waiting_for = ""

@@ -50,7 +50,7 @@ class Engines:
     def __init__(self) -> None:
         self.places: dict[str, Places] = {}
 
-    async def ask_for_place(self, address: str, level: int) -> bool:
+    async def request_place(self, address: str, level: int) -> bool:
         await self.places[address].ask()
         return True
 

@@ -13,7 +13,7 @@ from tests.engine.chat_model import CONTEXT_TOKENS, write_chat_model
 from conveyor_api.resource import InferenceService
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
-from conveyor_operator.inferenceservice.derived import tell_derived
+from conveyor_operator.inferenceservice.derived import describe_derived
 from e2e.cluster.paths import REPOSITORY
 
 WORKLOAD = {"inputTokens": {"p50": 20, "p95": 60}, "outputTokens": {"p50": 10, "p95": 30}}
@@ -30,7 +30,9 @@ def test_an_engine_has_the_context_and_the_blocks_that_the_status_tells(spec: di
     config = read_as_engine(body, tmp_path)
     config = replace(config, model=str(model), device="cpu", dtype="float32", warmup=False)
     facts = GenerateRunner(config, open_placement(config)).facts
-    told = {each.name: each.value for each in tell_derived(InferenceService.parse(body).settled_spec, CONTEXT_TOKENS)}
+    told = {
+        each.name: each.value for each in describe_derived(InferenceService.parse(body).settled_spec, CONTEXT_TOKENS)
+    }
     if "engine" not in spec:
         assert told.pop("engine.maxModelLen") == f"{facts.max_model_len} tokens"
     if "kvCache" not in spec:

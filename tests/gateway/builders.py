@@ -51,7 +51,7 @@ def make_hold(max_bytes: int = 1 << 20) -> Hold:
 class NeverAsked:
     """Engines that grant no places, so they are not asked for any."""
 
-    async def ask_for_place(self, address: str, level: int) -> bool:
+    async def request_place(self, address: str, level: int) -> bool:
         raise AssertionError(address)
 
     async def give_place_back(self, address: str) -> None:

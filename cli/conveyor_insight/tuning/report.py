@@ -44,7 +44,7 @@ def build_recommendation(results: Sequence[Result], plan: Plan, objectives: Obje
     current = plan.current
     chosen, before = choose(results, current), next(result for result in results if result.candidate == current)
     if chosen.best is None:
-        return _tell_none(results, objectives)
+        return _describe_none(results, objectives)
     met = f"meets {objectives} at P95 up to {chosen.best.rate:.3g} requests/s"
     if chosen.candidate == current:
         return f"The current {current} {met}. No other setting serves 5 % more, so keep it."
@@ -56,7 +56,7 @@ def build_recommendation(results: Sequence[Result], plan: Plan, objectives: Obje
     return told + "\n\n" + build_patch(plan, chosen.candidate)
 
 
-def _tell_none(results: Sequence[Result], objectives: Objectives) -> str:
+def _describe_none(results: Sequence[Result], objectives: Objectives) -> str:
     lowest = [min(result.trials, key=lambda trial: trial.rate) for result in results if result.trials]
     if not lowest:
         return "No setting runs, so there is nothing to recommend."

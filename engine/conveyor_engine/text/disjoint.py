@@ -35,7 +35,7 @@ def find_reference(root: Any, reference: str) -> Any:
     return found
 
 
-def tell_apart(branches: Sequence[Any], root: Any) -> list[Any] | None:
+def distinguish(branches: Sequence[Any], root: Any) -> list[Any] | None:
     """Return the branches, each of which requires the property whose `const` tells them apart; None if there is none.
 
     Such a property is the discriminator of a tagged union.

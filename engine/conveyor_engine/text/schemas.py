@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from conveyor_engine.text.disjoint import find_overlap, find_reference, tell_apart
+from conveyor_engine.text.disjoint import distinguish, find_overlap, find_reference
 
 # Keywords by the kind of their value: a schema, a list of schemas, and an object with a schema for each name.
 _ONE: Final = ("items", "contains", "additionalProperties", "propertyNames")
@@ -120,7 +120,7 @@ def _follow_one_of(schema: Any, original: Any) -> Any:
         branches, theirs = each.get("oneOf"), own.get("oneOf")
         if not isinstance(branches, list) or not isinstance(theirs, list) or len(branches) == 1:
             return each
-        if (told := tell_apart(branches, schema)) is not None:
+        if (told := distinguish(branches, schema)) is not None:
             return {**each, "oneOf": told}
         if (overlap := find_overlap(branches, theirs, roots)) is not None:
             first, second = overlap

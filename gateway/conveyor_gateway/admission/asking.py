@@ -43,7 +43,7 @@ class Asking:
 
     async def _ask(self, engine: Engine, level: int) -> None:
         address = engine.address
-        granted = await self._engines.ask_for_place(address, level)
+        granted = await self._engines.request_place(address, level)
         if not self._on_answer(engine, granted) and granted:
             await self._engines.give_place_back(address)
         self._asked.discard(address)

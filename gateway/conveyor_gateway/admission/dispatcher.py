@@ -81,10 +81,10 @@ class Dispatcher:
         if self.waiting and not (self._end_exclusions(now) and self._give_places(now)):
             self._continue_soon()
             return
-        self._ask_for_places(now)
+        self._request_places(now)
         self._set_timer(now)
 
-    def _ask_for_places(self, now: float) -> None:
+    def _request_places(self, now: float) -> None:
         """Query occupied engines for a place for the first request that may be dispatched.
 
         If no request waits, the query only detects when a place is free again.

@@ -18,14 +18,14 @@ class PlaceQueries:
     ledger: Ledger
     owner: Owner
 
-    async def ask_for_place(self, address: str, level: int) -> bool:
+    async def request_place(self, address: str, level: int) -> bool:
         """Return True once the engine at `address` has reserved a place.
 
         Returns False if the query fails, or if the ledger has no room for it.
         """
 
         async def ask(hold: Hold) -> bool:
-            return await self.engines.ask_for_place(hold, address, level)
+            return await self.engines.request_place(hold, address, level)
 
         try:
             return await run_held(self.ledger, self.owner, ask)

@@ -67,7 +67,7 @@ class EngineSession:
     async def close(self) -> None:
         await self._session.close()
 
-    async def ask_for_place(self, hold: Hold, address: str, level: int) -> bool:
+    async def request_place(self, hold: Hold, address: str, level: int) -> bool:
         """Return True once the engine at `address` (`host:port`) has reserved a place; False if the query fails.
 
         level: the level of the request that needs the place.

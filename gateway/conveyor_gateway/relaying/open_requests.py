@@ -92,11 +92,11 @@ class OpenRequests:
         if not record.awaits_usage:
             self._parts.recorder.finish(record)
             return
-        task = asyncio.create_task(self._ask_and_finish(record, client))
+        task = asyncio.create_task(self._request_and_finish(record, client))
         self._recording.add(task)
         task.add_done_callback(self._recording.discard)
 
-    async def _ask_and_finish(self, record: Record, client: str) -> None:
+    async def _request_and_finish(self, record: Record, client: str) -> None:
         """Query the engine and record the request. If the ledger has no room, the usage known so far is recorded."""
         owner = Owner(record.service.partition("/")[0], record.service, client)
 

@@ -30,7 +30,7 @@ from conveyor_operator.served_names.answer import NameAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Snapshot:
     """Inputs from other parts of the operator, read at the start of the reconcile."""
 
     metrics_api: MetricsApi
@@ -54,7 +54,7 @@ class ServiceCase:
         desire: Callable[[Observed, Object | None], Desired],
         observed: Observed,
         memory: ServiceMemory,
-        told: Told,
+        told: Snapshot,
         url: str,
         previous: Object,
     ) -> None:

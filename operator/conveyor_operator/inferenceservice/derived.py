@@ -11,7 +11,7 @@ from conveyor_api.status import DerivedStatus
 from conveyor_protocol.workload import Workload
 
 
-def tell_derived(spec: InferenceServiceSpec, context_length: int | None) -> list[DerivedStatus]:
+def describe_derived(spec: InferenceServiceSpec, context_length: int | None) -> list[DerivedStatus]:
     """Return each size that no field sets.
 
     spec: from `settled_spec`. context_length: the model's; None if it is not known yet.
@@ -19,14 +19,16 @@ def tell_derived(spec: InferenceServiceSpec, context_length: int | None) -> list
     if spec.workload is None:
         return []
     lengths = spec.workload.lengths
-    told = [*_tell_context(spec, lengths, context_length), _tell_warm_up(lengths)]
+    told = [*_describe_context(spec, lengths, context_length), _describe_warm_up(lengths)]
     if lengths.outputs is not None:
-        told += [*_tell_blocks(spec, lengths, context_length), _tell_graphs(spec, lengths)]
-        told += _tell_target(spec, lengths)
+        told += [*_describe_blocks(spec, lengths, context_length), _describe_graphs(spec, lengths)]
+        told += _describe_target(spec, lengths)
     return sorted(told, key=lambda each: each.name)
 
 
-def _tell_context(spec: InferenceServiceSpec, lengths: Workload, context_length: int | None) -> Iterator[DerivedStatus]:
+def _describe_context(
+    spec: InferenceServiceSpec, lengths: Workload, context_length: int | None
+) -> Iterator[DerivedStatus]:
     if spec.engine.max_model_len is not None:
         return
     capacity = spec.kv_cache.capacity_tokens
@@ -37,7 +39,9 @@ def _tell_context(spec: InferenceServiceSpec, lengths: Workload, context_length:
     yield DerivedStatus(name="engine.maxModelLen", value=f"{tokens} tokens", reason=reason)
 
 
-def _tell_blocks(spec: InferenceServiceSpec, lengths: Workload, context_length: int | None) -> Iterator[DerivedStatus]:
+def _describe_blocks(
+    spec: InferenceServiceSpec, lengths: Workload, context_length: int | None
+) -> Iterator[DerivedStatus]:
     cache = spec.kv_cache
     if cache.block_budget is not None or cache.memory_percent is not None:
         return
@@ -51,7 +55,7 @@ def _tell_blocks(spec: InferenceServiceSpec, lengths: Workload, context_length: 
     yield DerivedStatus(name="kvCache.blockBudget", value=f"{blocks} blocks", reason=reason)
 
 
-def _tell_graphs(spec: InferenceServiceSpec, lengths: Workload) -> DerivedStatus:
+def _describe_graphs(spec: InferenceServiceSpec, lengths: Workload) -> DerivedStatus:
     batch_size, capacity = spec.batching.effective_batch_size, spec.kv_cache.capacity_tokens
     rows = lengths.find_largest_graph(batch_size, capacity)
     if not rows:
@@ -62,14 +66,14 @@ def _tell_graphs(spec: InferenceServiceSpec, lengths: Workload) -> DerivedStatus
     return DerivedStatus(name="CUDA graphs of decodes", value=f"up to {rows} rows", reason=reason)
 
 
-def _tell_warm_up(lengths: Workload) -> DerivedStatus:
+def _describe_warm_up(lengths: Workload) -> DerivedStatus:
     inputs = lengths.inputs
     steps = "a step with several prompts of P50 tokens, and a step with one prompt of P95 tokens"
     reason = f"{steps}, in addition to the largest step"
     return DerivedStatus(name="warm-up", value=f"prompts of {inputs.p50} and {inputs.p95} tokens", reason=reason)
 
 
-def _tell_target(spec: InferenceServiceSpec, lengths: Workload) -> Iterator[DerivedStatus]:
+def _describe_target(spec: InferenceServiceSpec, lengths: Workload) -> Iterator[DerivedStatus]:
     if (target := spec.in_flight_target) is None or spec.autoscaling is None:
         return
     batch_size, capacity = spec.batching.effective_batch_size, spec.kv_cache.capacity_tokens

@@ -25,7 +25,7 @@ from conveyor_operator.inferenceservice.manifests.model import build_claim, need
 from conveyor_operator.inferenceservice.manifests.network import Network, build_network_policy
 from conveyor_operator.inferenceservice.manifests.pods import build_pod_template
 from conveyor_operator.inferenceservice.manifests.prewarm import build_prewarm
-from conveyor_operator.inferenceservice.manifests.resources import tell_resources
+from conveyor_operator.inferenceservice.manifests.resources import describe_resources
 from conveyor_operator.inferenceservice.manifests.services import (
     build_engine_service,
     build_public_service,
@@ -142,9 +142,9 @@ def build_desired(
         pod_starts=[f"{seconds}s" for seconds in pod_starts.seconds] or None,
         scale_up_period=f"{period_seconds}s" if follows_starts else None,
         cache_access_mode=access_mode,
-        queue_classes=[_tell_class(spec.queue, each) for each in spec.queue.ordered_classes] or None,
+        queue_classes=[_describe_class(spec.queue, each) for each in spec.queue.ordered_classes] or None,
         from_profile=list(from_profile) or None,
-        resources=tell_resources(spec.resources),
+        resources=describe_resources(spec.resources),
         tensor_parallel_size=spec.tensor_parallel_size if spec.tensor_parallel_size > 1 else None,
     )
     if autoscaler is not None and spec.autoscaling and not spec.autoscaling.uses_keda:
@@ -196,7 +196,7 @@ def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Obse
     return "ReadWriteOnce" if spec.most_replicas <= 1 and spec.rollout.max_surge in (None, 0, "0%") else "ReadWriteMany"
 
 
-def _tell_class(queue: Queue, told: RequestClass) -> QueueClassStatus:
+def _describe_class(queue: Queue, told: RequestClass) -> QueueClassStatus:
     best, worst = queue.ordered_classes[0], queue.ordered_classes[-1]
     levels = (worst if told.on_timeout == "Delay" else told).level - best.level
     return QueueClassStatus(

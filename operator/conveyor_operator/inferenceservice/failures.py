@@ -142,7 +142,7 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
             f"container {container.title} used more than its memory limit and was killed; "
             "raise resources.limits.memory, or lower engine.maxModelLen or kvCache"
         )
-    told = _parse_told(container.ended_message)
+    told = _parse_reported(container.ended_message)
     if told is not None:
         return told
     last_lines = container.ended_message.strip()
@@ -156,7 +156,7 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
     return Reason.CRASH_LOOP, f"container {container.title} ended with exit code {container.exit_code}{said}"
 
 
-def _parse_told(message: str) -> tuple[Reason, str] | None:
+def _parse_reported(message: str) -> tuple[Reason, str] | None:
     """Return reason and message from an engine's JSON `{"reason", "message"}`; None for other texts, like log lines."""
     told = parse_message(message)
     if not isinstance(told.get("message"), str):

@@ -10,7 +10,7 @@ from typing import Any
 from conveyor_api.conditions import Reason
 from conveyor_api.names import MAX_SERVED_NAMES
 from conveyor_kube.served_names import parse_time_unix
-from conveyor_operator.served_names.answer import NameAnswer, NameState, Wish
+from conveyor_operator.served_names.answer import NameAnswer, NameState, RequestedName
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class NameOf:
     answer: NameAnswer = field(default_factory=NameAnswer)
 
 
-def find_wish(body: Mapping[str, Any]) -> Wish:
+def find_requested_name(body: Mapping[str, Any]) -> RequestedName:
     """Return an InferenceService's wanted name and creation time, even if the rest of its spec is invalid."""
     metadata, model = body["metadata"], (body.get("spec") or {}).get("model") or {}
-    return Wish(str(model.get("name") or metadata["name"]), parse_time_unix(metadata["creationTimestamp"]))
+    return RequestedName(str(model.get("name") or metadata["name"]), parse_time_unix(metadata["creationTimestamp"]))
 
 
 def judge_claim(found: NameOf) -> tuple[str, Reason, str]:

@@ -15,11 +15,11 @@ from conveyor_api.status import InferenceServiceStatus
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.activity.warm_ups import Tell
 from conveyor_operator.inferenceservice import events
-from conveyor_operator.inferenceservice.case import ServiceCase, Told
+from conveyor_operator.inferenceservice.case import ServiceCase, Snapshot
 from conveyor_operator.inferenceservice.desired import Desired, build_desired
 from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE, OPTIONAL
 from conveyor_operator.inferenceservice.memory import ServiceMemory
-from conveyor_operator.inferenceservice.naming import find_wish
+from conveyor_operator.inferenceservice.naming import find_requested_name
 from conveyor_operator.inferenceservice.observed import Observed, observe, project
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.profiles import read_profiles
@@ -77,7 +77,7 @@ class InferenceServices:
         self._sources = sources
 
     def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
-        return find_wish(body) if kind == self.kind else project(kind, key, body)
+        return find_requested_name(body) if kind == self.kind else project(kind, key, body)
 
     def new_memory(self, uid: str) -> ServiceMemory:
         return ServiceMemory(uid)
@@ -98,7 +98,7 @@ class InferenceServices:
         tell_name = partial(sources.find_name, service.key, service.served_model_name)
         autoscaling = service.spec.autoscaling
         serves_keda = sources.serves(SCALED_OBJECT) if autoscaling and autoscaling.uses_keda else None
-        told = Told(sources.read_metrics_api(), sources.read_activity(service.key), serves_keda, tell_name)
+        told = Snapshot(sources.read_metrics_api(), sources.read_activity(service.key), serves_keda, tell_name)
         now = datetime.now(UTC)
 
         def desire(observed: Observed, former_template: Object | None) -> Desired:
@@ -113,7 +113,7 @@ class InferenceServices:
         if starts is None:
             starts = memory.pod_starts = PodStarts(service.status, pods)
             if starts.last is not None:  # the previous operator has already counted it
-                self._find_warm_up(service, starts.last, partial(starts.tell_warm_up, starts.last))
+                self._find_warm_up(service, starts.last, partial(starts.describe_warm_up, starts.last))
         for start in starts.see(pods):
             self._find_warm_up(service, start, partial(self._count, starts, start))
         return starts
@@ -126,7 +126,7 @@ class InferenceServices:
             tell(None)
 
     def _count(self, starts: PodStarts, start: Start, warm_up_seconds: float | None) -> None:
-        for part, seconds in starts.tell_warm_up(start, warm_up_seconds).seconds.items():
+        for part, seconds in starts.describe_warm_up(start, warm_up_seconds).seconds.items():
             self._metrics.pod_start_seconds.labels(part).observe(seconds)
 
     def build_invalid_status(self, body: Object, message: str, now: datetime) -> Object:

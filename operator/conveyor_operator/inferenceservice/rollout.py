@@ -53,8 +53,8 @@ def plan_rollout(
         return Rollout(*spec.rollout.given)
     live, has_others = observed.deployment, next(find_claims(spec), None) is not None
     if has_others and modes is None and live is not None:
-        return replace(_ONE_LESS, because=_tell_lone(made)) if live.max_surge == 0 else ONE_MORE
-    if lone := _tell_lone(made) or _find_lone(spec, modes or {}):
+        return replace(_ONE_LESS, because=_describe_lone(made)) if live.max_surge == 0 else ONE_MORE
+    if lone := _describe_lone(made) or _find_lone(spec, modes or {}):
         return replace(_ONE_LESS, because=lone)
     return ONE_MORE if live is None or not live.replaces_pods else _plan_room(live, observed, now)
 
@@ -81,7 +81,7 @@ def _plan_room(live: DeploymentState, observed: Observed, now: datetime) -> Roll
     return less if now >= until else replace(ONE_MORE, look_again_at=until)
 
 
-def _tell_lone(made: tuple[str, str] | None) -> str:
+def _describe_lone(made: tuple[str, str] | None) -> str:
     return f"claim {made[0]} is {made[1]}" if made is not None and made[1] not in _SHARED else ""
 
 

@@ -42,7 +42,7 @@ SCALES: Final = ("True", Reason.SCALING_ACTIVE, "the HorizontalPodAutoscaler rea
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Proposal:
     """The replicas that follow from one metric. Within the tolerance, that is the current number."""
 
     metric: str
@@ -174,13 +174,13 @@ def explain(autoscaler: AutoscalerState, places: str = "") -> tuple[str, str]:
     """Return why the HPA has chosen its number: a reason, and a line with the result of each metric."""
     now, desired = autoscaler.current_replicas, autoscaler.desired_replicas
     decided = f"{SCALED} {now} -> {desired}" if now != desired else f"{desired} replicas"
-    wishes = find_wishes(autoscaler)
-    if not wishes:
+    proposals = find_proposals(autoscaler)
+    if not proposals:
         return "NoMetrics", f"the replicas stay at {desired}: no metric could be read"
-    largest = max(wish.replicas for wish in wishes)
+    largest = max(proposal.replicas for proposal in proposals)
     allowed = min(max(largest, autoscaler.min_replicas), autoscaler.max_replicas)
-    parts = [str(wish) for wish in wishes]
-    if len(wishes) > 1:
+    parts = [str(proposal) for proposal in proposals]
+    if len(proposals) > 1:
         parts.append(f"the larger is {largest}")
     parts += [f"beyond the requests for which {places}"] * bool(places)
     reason = "Decided"
@@ -193,28 +193,28 @@ def explain(autoscaler: AutoscalerState, places: str = "") -> tuple[str, str]:
     return reason, f"{decided}: {'; '.join(parts)}"
 
 
-def find_wishes(autoscaler: AutoscalerState) -> list[Wish]:
+def find_proposals(autoscaler: AutoscalerState) -> list[Proposal]:
     """Return the result of each metric that could be read.
 
     The HPA reports averages; totals are rounded to whole requests.
     """
-    now, wishes = max(1, autoscaler.current_replicas), []
+    now, proposals = max(1, autoscaler.current_replicas), []
     for name, target in autoscaler.targets.items():
         current = autoscaler.currents.get(name)
         if current is not None and target:
             total = int((parse_quantity(current) * now).to_integral_value())
-            wishes.append(find_wish(autoscaler, name, total, now))
-    return wishes
+            proposals.append(find_proposal(autoscaler, name, total, now))
+    return proposals
 
 
-def find_wish(autoscaler: AutoscalerState, metric: str, total: int, now: int) -> Wish:
+def find_proposal(autoscaler: AutoscalerState, metric: str, total: int, now: int) -> Proposal:
     """Return the result of one metric. `now`: the current number of replicas, at least 1."""
     target = parse_quantity(autoscaler.targets[metric])
     replicas, ratio = int((total / target).to_integral_value(rounding=ROUND_CEILING)), total / (target * now)
     tolerance = parse_quantity(autoscaler.tolerance_up if ratio > 1 else autoscaler.tolerance_down)
     if replicas != now and abs(ratio - 1) <= tolerance:
-        return Wish(metric, total, target, now, tolerance)
-    return Wish(metric, total, target, replicas)
+        return Proposal(metric, total, target, now, tolerance)
+    return Proposal(metric, total, target, replicas)
 
 
 def _why_held(autoscaler: AutoscalerState) -> tuple[str, str]:

@@ -53,7 +53,7 @@ def _find_end(pod: PodState, period_seconds: int) -> datetime:
     return datetime.fromisoformat(pod.created_at) + timedelta(seconds=period_seconds)
 
 
-def tell_places(starting: int, batch_size: int) -> str:
+def describe_places(starting: int, batch_size: int) -> str:
     """Return how many places starting engines have, as words."""
     engines = "1 starting engine has" if starting == 1 else f"{starting} starting engines have"
     return f"{engines} {starting * batch_size} place{'s' * (starting * batch_size != 1)}"

@@ -50,7 +50,7 @@ class PodStarts:
         self.seconds = [round(parse_duration_seconds(start)) for start in effective.pod_starts or ()]
         self._period_seconds = round(parse_duration_seconds(effective.scale_up_period or "0s"))
         self._measured = {pod.name for pod in ready} if self.seconds else set()
-        self.last = _find_untold(told.last_start, ready)
+        self.last = _find_unreported(told.last_start, ready)
         """The last measured start. Initially the one in the status if its warm-up is missing, otherwise None."""
 
     def see(self, pods: Iterable[PodState]) -> list[Start]:
@@ -64,7 +64,7 @@ class PodStarts:
         self._measured = self._measured & {pod.name for pod in pods} | ready.keys()
         return starts
 
-    def tell_warm_up(self, start: Start, told_seconds: float | None) -> Start:
+    def describe_warm_up(self, start: Start, told_seconds: float | None) -> Start:
         """Add the warm-up time, which the engine has reported, to a start. Returns the result."""
         whole = start.with_warm_up(told_seconds)
         if self.last is start:
@@ -89,7 +89,7 @@ class PodStarts:
         return self._period_seconds
 
 
-def _find_untold(told: LastStart | None, ready: Iterable[PodState]) -> Start | None:
+def _find_unreported(told: LastStart | None, ready: Iterable[PodState]) -> Start | None:
     """Return the start in the status if its warm-up is missing and the pod is Ready, so the engine can be asked."""
     pod = next((pod for pod in ready if told is not None and pod.name == told.pod_name), None)
     if told is None or pod is None or told.warm_up is not None:

@@ -21,12 +21,12 @@ from conveyor_api.status import (
 )
 from conveyor_api.text import clip
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
-from conveyor_operator.inferenceservice.derived import tell_derived
+from conveyor_operator.inferenceservice.derived import describe_derived
 from conveyor_operator.inferenceservice.failures import PodFailure, find_last_failure
 from conveyor_operator.inferenceservice.pods import ModelFacts, find_facts
 from conveyor_operator.inferenceservice.scaling import build_scaling_status, keep_decision
 from conveyor_operator.inferenceservice.situation import Situation
-from conveyor_operator.inferenceservice.starting import tell_places
+from conveyor_operator.inferenceservice.starting import describe_places
 from conveyor_operator.inferenceservice.starts import Start
 
 Object = Mapping[str, Any]
@@ -49,7 +49,7 @@ def build_status(
     """Return the whole status. `previous`: the current status, from which times and known facts are kept."""
     deployment, generation = situation.deployment, service.metadata.generation
     model = _build_model(service, situation, previous)
-    derived = tell_derived(service.settled_spec, model.context_length) or None
+    derived = describe_derived(service.settled_spec, model.context_length) or None
     status = InferenceServiceStatus(
         observed_generation=generation,
         conditions=date_conditions(judge_all(situation), previous, generation, now),
@@ -69,7 +69,7 @@ def build_status(
             situation.observed,
             previous.get("autoscaling") or {},
             situation.activity,
-            _tell_places(service, situation, written.starting_replicas),
+            _describe_places(service, situation, written.starting_replicas),
         ),
     )
     result = status.to_manifest()
@@ -85,13 +85,13 @@ def build_status(
     return result | {"lastFailure": failure} if failure else result
 
 
-def _tell_places(service: InferenceService, situation: Situation, starting: int) -> str:
+def _describe_places(service: InferenceService, situation: Situation, starting: int) -> str:
     """Return how many requests the metrics leave out for starting engines, as words; "" without such engines."""
     autoscaler = situation.observed.autoscaler
     if autoscaler is None:
         return ""
     counted = min(starting, autoscaler.current_replicas - situation.deployment.ready_replicas)
-    return tell_places(counted, service.batching.effective_batch_size) if counted > 0 else ""
+    return describe_places(counted, service.batching.effective_batch_size) if counted > 0 else ""
 
 
 def build_invalid_status(message: str, generation: int, previous: Object, now: datetime) -> dict[str, Any]:

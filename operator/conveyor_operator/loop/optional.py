@@ -56,7 +56,7 @@ class OptionalKinds:
     async def _follow(self, kind: Kind) -> None:
         while True:
             await self._wait_until(kind, True, self._wanted[kind].wait)
-            self._tell(kind, True)
+            self._report(kind, True)
             failed = _Failures()
             async with asyncio.TaskGroup() as tasks:
                 watching = [tasks.create_task(self._watch(kind, each, failed.note)) for each in self._namespaces]
@@ -65,12 +65,12 @@ class OptionalKinds:
                     watch.cancel()
             # Before `on_change`, because a reconcile would try to delete the stored objects.
             self._watches.keep_only(kind, None, set())
-            self._tell(kind, False)
+            self._report(kind, False)
 
     async def _wait_until(self, kind: Kind, served: bool, until_in_doubt: Callable[[], Awaitable[object]]) -> None:
         while (found := await self._look(kind)) is not served:
             if found is not None and kind not in self._served:
-                self._tell(kind, found)
+                self._report(kind, found)
             await asyncio.sleep(_LOOK_SECONDS)
             if found is not None:
                 await until_in_doubt()
@@ -81,7 +81,7 @@ class OptionalKinds:
         except ApiError:
             return None
 
-    def _tell(self, kind: Kind, served: bool) -> None:
+    def _report(self, kind: Kind, served: bool) -> None:
         self._served[kind] = served
         self._on_change()
 

@@ -82,7 +82,7 @@ class Reconciler:
             plan = case.plan(now)
             steps = [step for step in plan if not isinstance(step, RequeueAt)]
             if logger.isEnabledFor(logging.DEBUG):
-                logger.debug("event=planned key=%s steps=%s", key, "; ".join(map(_tell, plan)) or "none")
+                logger.debug("event=planned key=%s steps=%s", key, "; ".join(map(_describe, plan)) or "none")
             if not steps:
                 times = [step.at for step in plan if isinstance(step, RequeueAt)]
                 memory.waiting_since = (memory.waiting_since or now) if times else None
@@ -187,7 +187,7 @@ def _recorded_as_obstacle(memory: Memory, id: ChildId) -> Iterator[None]:
         raise
 
 
-def _tell(step: Step) -> str:
+def _describe(step: Step) -> str:
     """Return a step as two or three words for the log, without its object."""
     kind = type(step).__name__
     return f"{kind} {step.at.isoformat()}" if isinstance(step, RequeueAt) else f"{kind} {step.id[0]} {step.id[1]}"

@@ -50,7 +50,7 @@ class Store:
         entry = Entry(key, value)
         self._objects[kind][uid] = entry
         self._by_key[kind].setdefault(key, {})[uid] = entry
-        self._tell(kind, key)
+        self._notify(kind, key)
         return left
 
     def drop(self, kind: Kind, uid: str) -> Key | None:
@@ -63,7 +63,7 @@ class Store:
         if not of_key:
             del self._by_key[kind][entry.key]
         self.bodies.drop(uid)
-        self._tell(kind, entry.key)
+        self._notify(kind, entry.key)
         return entry.key
 
     def keys(self, kind: Kind, namespace: str | None) -> dict[str, Key]:
@@ -84,7 +84,7 @@ class Store:
         """Return the values of all objects of a kind that belong to this resource."""
         return [entry.value for entry in self._by_key[kind].get(key, {}).values()]
 
-    def _tell(self, kind: Kind, key: Key) -> None:
+    def _notify(self, kind: Kind, key: Key) -> None:
         if followers := self._followers.get(kind):
             value = next(reversed(self.values(kind, key)), None)
             for tell in followers:

@@ -97,7 +97,7 @@ class MetricsApiKeeper:
     def _find_api_service(self, name: str, found: Object | None) -> None:
         lost = self._api_services.get(name)
         if found is None and lost is not None and not self._registrar.has_withdrawn(name, lost):
-            self._registration.hear_loss(self._now())
+            self._registration.record_loss(self._now())
         self._api_services[name] = found
         self._changed.set()
 
@@ -127,7 +127,7 @@ class MetricsApiKeeper:
             return self._now()
         await self._registrar.release()
         if isinstance(plan, Wait):
-            self._tell(plan.why)
+            self._report(plan.why)
         renew_at = await self._keep_certificate()
         if isinstance(plan, Register):
             return min(renew_at, await self._register(plan.until or far))
@@ -146,17 +146,17 @@ class MetricsApiKeeper:
         if self._look().ours:
             if serving is not None:
                 await self._registrar.announce(serving.bundle)
-            self._tell("")
+            self._report("")
             return until
         fault = (
             "the metrics server has no certificate yet"
             if serving is None
             else await self._registrar.register(serving.bundle)
         )
-        self._tell(fault)
+        self._report(fault)
         return self._now() + _PROBE_PERIOD if fault else self._now()  # the next plan waits for the API server's check
 
-    def _tell(self, missing: str) -> None:
+    def _report(self, missing: str) -> None:
         """Update `metrics_api`. `missing`: why no server provides the group; "" if one does."""
         told = MetricsApi(missing=missing, registered=not missing)
         for name, found in self._look().foreign.items():

@@ -81,7 +81,7 @@ class Registration:
         self._failures = 0  # consecutive registrations that the API server could not use
         self._retry_at: datetime | None = None
 
-    def hear_loss(self, now: datetime) -> None:
+    def record_loss(self, now: datetime) -> None:
         """Record that somebody else has deleted an APIService of the group."""
         self._free_since = now
 

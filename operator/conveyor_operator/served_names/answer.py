@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RequestedName:
     """The served name that an InferenceService requests."""
 
     name: str

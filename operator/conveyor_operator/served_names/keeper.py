@@ -24,7 +24,7 @@ from conveyor_operator.errors import ApiError, Unavailable
 from conveyor_operator.kinds import EVENT, SERVED_NAME, Key
 from conveyor_operator.loop.events import Event, build_event
 from conveyor_operator.loop.workers import backoff_seconds
-from conveyor_operator.served_names.answer import NameAnswer, NameState, Wish
+from conveyor_operator.served_names.answer import NameAnswer, NameState, RequestedName
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class ServedNames:
         # The gateways' own name is claimed as if the youngest of all services wanted it.
         self._index.put_service(f"{system_namespace}/*", root_name(system_namespace), sys.maxsize)
 
-    def see(self, key: Key, wish: Wish | None) -> None:
+    def see(self, key: Key, wish: RequestedName | None) -> None:
         """Record a service with the name that it wants, or with None if it no longer exists."""
         service, namespace = str(key), key.namespace
         names = {self._index.name_of(service), wish.name if wish is not None else None} - {None}

@@ -24,9 +24,9 @@ def replay(body: Json, rows: Iterable[Sequence[Any]], slack_seconds: float) -> I
     """
     hpa = Hpa(body, CONTROLLER)
     for (at, replicas, in_flight, depth), (_, then, _, _) in pairwise(rows):
-        wish = hpa.wish(replicas, {names.IN_FLIGHT_METRIC: in_flight, names.QUEUE_DEPTH_METRIC: depth})
-        yield {hpa.limit(at + slack, replicas, wish) for slack in (-slack_seconds, 0, slack_seconds)}, then
-        hpa.note(at, replicas, wish, then)
+        proposal = hpa.proposal(replicas, {names.IN_FLIGHT_METRIC: in_flight, names.QUEUE_DEPTH_METRIC: depth})
+        yield {hpa.limit(at + slack, replicas, proposal) for slack in (-slack_seconds, 0, slack_seconds)}, then
+        hpa.note(at, replicas, proposal, then)
 
 
 @pytest.mark.parametrize("recorded", ALL_RECORDED, ids=lambda recorded: recorded["body"]["metadata"]["name"])

@@ -21,7 +21,7 @@ class Engines:
         self.takes_back.set()
         self._answers: dict[str, asyncio.Future[bool]] = {}
 
-    async def ask_for_place(self, address: str, level: int) -> bool:
+    async def request_place(self, address: str, level: int) -> bool:
         self.asked.append(address)
         self._answers[address] = asyncio.get_running_loop().create_future()
         return await self._answers[address]

@@ -5,20 +5,20 @@ from typing import Any
 import yaml
 from tests.operator.builders import make_resource
 
-from conveyor_operator.inferenceservice.derived import tell_derived
+from conveyor_operator.inferenceservice.derived import describe_derived
 from e2e.cluster.paths import REPOSITORY
 
 CHAT = {"inputTokens": {"p50": 256, "p95": 1024}, "outputTokens": {"p50": 128, "p95": 512}}
 
 
 def derive(context_length: int | None = 32_768, **spec: Any) -> dict[str, str]:
-    told = tell_derived(make_resource(**({"workload": CHAT} | spec)).settled_spec, context_length)
+    told = describe_derived(make_resource(**({"workload": CHAT} | spec)).settled_spec, context_length)
     assert all(each.reason for each in told)
     return {each.name: each.value for each in told}
 
 
 def test_nothing_follows_from_nothing() -> None:
-    assert tell_derived(make_resource().settled_spec, 1024) == []
+    assert describe_derived(make_resource().settled_spec, 1024) == []
 
 
 def test_each_size_that_is_open_is_told() -> None:
@@ -58,4 +58,4 @@ def test_the_page_shows_what_the_status_has() -> None:
         block.split("```")[0] for block in (REPOSITORY / "docs/workload.md").read_text().split("```yaml\n")[1:]
     )
     service = make_resource(**yaml.safe_load(spec)["spec"], autoscaling={"maxReplicas": 2})
-    assert yaml.safe_load(told) == [each.to_manifest() for each in tell_derived(service.settled_spec, 32_768)]
+    assert yaml.safe_load(told) == [each.to_manifest() for each in describe_derived(service.settled_spec, 32_768)]

@@ -15,7 +15,7 @@ from conveyor_operator.inferenceservice.scaling import (
     MetricsApi,
     build_scaling_status,
     explain,
-    find_wishes,
+    find_proposals,
     judge_scaling,
     keep_decision,
 )
@@ -100,8 +100,8 @@ def test_the_tolerance_is_named_only_where_it_keeps_the_replicas_as_they_are(
     reason, told = explain(state)
     assert ("within the tolerance" in told) == (-(-total // 10) != now and abs(total - 10 * now) <= now)
     assert told.startswith(f"scaled {now} -> {desired}: " if now != desired else f"{desired} replicas: ")
-    wish = now if "within" in told else min(8, max(1, -(-total // 10)))
-    assert (reason in ("Decided", "AtMaximum")) == (wish == desired)
+    proposal = now if "within" in told else min(8, max(1, -(-total // 10)))
+    assert (reason in ("Decided", "AtMaximum")) == (proposal == desired)
 
 
 def test_a_small_deviation_moves_nothing() -> None:
@@ -152,9 +152,9 @@ def test_an_api_that_is_registered_and_that_the_hpa_does_not_know_yet_is_no_fail
 def test_the_total_is_found_again_from_the_hpas_average(total: int, replicas: int, target: int) -> None:
     milli = -(-total * 1000 // replicas)  # the HPA rounds its average up to thousandths
     state = make_autoscaler(current_replicas=replicas, targets={"m": str(target)}, currents={"m": f"{milli}m"})
-    (wish,) = find_wishes(state)
-    assert wish.total == total
-    assert wish.replicas == (-(-total // target) if wish.tolerance is None else replicas)
+    (proposal,) = find_proposals(state)
+    assert proposal.total == total
+    assert proposal.replicas == (-(-total // target) if proposal.tolerance is None else replicas)
 
 
 def test_a_working_autoscaler_is_ready() -> None:

@@ -15,7 +15,7 @@ from tests.operator.kubelet import (
 )
 
 from conveyor_operator.inferenceservice.pods import PodState, observe_pod
-from conveyor_operator.inferenceservice.starting import count_starting, find_next_end, tell_places
+from conveyor_operator.inferenceservice.starting import count_starting, describe_places, find_next_end
 
 CREATED = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 PERIOD_SECONDS = 420
@@ -74,6 +74,6 @@ def test_a_pod_that_is_deleted_does_not_start() -> None:
 
 
 def test_places_are_told_in_words() -> None:
-    assert tell_places(1, 4) == "1 starting engine has 4 places"
-    assert tell_places(3, 4) == "3 starting engines have 12 places"
-    assert tell_places(1, 1) == "1 starting engine has 1 place"
+    assert describe_places(1, 4) == "1 starting engine has 4 places"
+    assert describe_places(3, 4) == "3 starting engines have 12 places"
+    assert describe_places(1, 1) == "1 starting engine has 1 place"

@@ -92,9 +92,9 @@ def test_a_warm_up_that_comes_after_the_next_start_is_no_part_of_that() -> None:
     starts = PodStarts()
     (first,) = starts.see([replace(pod("a", 20), containers=(fetch,))])
     (second,) = starts.see([replace(pod("a", 20), containers=(fetch,)), replace(pod("b", 30), containers=(fetch,))])
-    assert starts.tell_warm_up(first, 5).seconds["load"] == 15
+    assert starts.describe_warm_up(first, 5).seconds["load"] == 15
     assert starts.last == second
-    assert starts.tell_warm_up(second, 8) == starts.last
+    assert starts.describe_warm_up(second, 8) == starts.last
     assert starts.last.seconds == {"total": 30, "model": 0, "load": 22, "warm_up": 8}
 
 

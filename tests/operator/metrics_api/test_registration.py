@@ -133,7 +133,7 @@ def test_what_was_away_because_no_pod_was_there_comes_back_with_the_pod() -> Non
 
 def test_what_somebody_took_away_leaves_the_group_free_for_a_moment() -> None:
     registration = Registration()
-    registration.hear_loss(START)
+    registration.record_loss(START)
     waiting = registration.plan(see(NONE), START)
     assert isinstance(waiting, Wait)
     assert waiting.until == START + SETTLE

@@ -99,7 +99,7 @@ class Adapter:
     def __init__(self, name: str, directory: Path) -> None:
         """Raises ModelError, which names the adapter."""
         self.name = name
-        with self._told():
+        with self._naming_the_adapter():
             self._config, self._file = _read_config(directory), _open_weights(directory)
             self.shapes = _read_shapes(self._file, directory / WEIGHTS_FILE)  # by the name of the layer in the model
 
@@ -110,7 +110,7 @@ class Adapter:
 
     def read(self, layer: str, dtype: torch.dtype) -> Factors:
         """Read the matrices of a layer of the model, on the host. Raises ModelError."""
-        with self._told():
+        with self._naming_the_adapter():
             down, up = (self._file.get_tensor(f"{_PREFIX}{layer}.lora_{side}.weight") for side in "AB")
             scale = self._config.scale_of(layer, len(down))
             factors = Factors(down.to(dtype), (up.float().t() * scale).to(dtype))
@@ -119,7 +119,7 @@ class Adapter:
             return factors
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _naming_the_adapter(self) -> Iterator[None]:
         try:
             yield
         except ModelError as error:

@@ -41,7 +41,7 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("GET", LOAD_PATH): status.get_load,
     ("GET", "/tokenizer_info"): tokens.get_tokenizer_info,
     ("GET", "/info"): info.get_info,
-    ("GET", PLACE_PATH): status.ask_for_place,
+    ("GET", PLACE_PATH): status.request_place,
     ("DELETE", PLACE_PATH): status.give_place_back,
     ("GET", USAGE_PATH): status.get_usage,
     ("GET", "/metrics"): status.get_metrics,

@@ -114,7 +114,7 @@ async def get_load(request: Request) -> Response:
     return _json(load)
 
 
-async def ask_for_place(request: Request) -> Response:
+async def request_place(request: Request) -> Response:
     """Respond to GET /place with 204 once a place is reserved for a request of this gateway.
 
     Raises Unavailable, Overloaded or InvalidRequest.

@@ -106,7 +106,7 @@ class PicturesResponse(OneStepResponse):
         for payload in payloads:
             encoded.append(await self._encode(payload))
             self._held.grow(len(encoded[-1]))
-        usage = self._tell_usage()
+        usage = self._describe_usage()
         whole = PictureList(int(time.time()), [], str(self._prepared.size), usage)
         await self._send_json(_write_pictures(whole, encoded, self._prepared.seeds), send)
 
@@ -133,7 +133,7 @@ class PicturesResponse(OneStepResponse):
         encoded, now, size = await self._encode(output.payload), int(time.time()), str(self._prepared.size)
         told: PartialPicture | CompletedPicture
         if is_last:
-            told = CompletedPicture(encoded, now, size, self._prepared.seeds[0], self._tell_usage())
+            told = CompletedPicture(encoded, now, size, self._prepared.seeds[0], self._describe_usage())
         else:
             told = PartialPicture(encoded, now, size, self._num_previews)
             self._num_previews += 1
@@ -146,7 +146,7 @@ class PicturesResponse(OneStepResponse):
         """Return the picture as PNG in base64. A thread encodes it, so that other answers are not delayed."""
         return await asyncio.to_thread(_encode_picture, *self._prepared.size, pixels)
 
-    def _tell_usage(self) -> PictureUsage:
+    def _describe_usage(self) -> PictureUsage:
         num_tokens = sum(self._prepared.nums_prompt_tokens)
         return PictureUsage(num_tokens, num_tokens, TextTokens(num_tokens))
 

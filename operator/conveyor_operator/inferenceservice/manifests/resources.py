@@ -23,7 +23,7 @@ def complete_resources(resources: Resources) -> Object:
     return given | ({"requests": missing | given.get("requests", {})} if missing else {})
 
 
-def tell_resources(resources: Resources) -> ResourcesStatus:
+def describe_resources(resources: Resources) -> ResourcesStatus:
     """Return the completed resources for the status."""
     told = {
         kind: {name: str(value) for name, value in amounts.items()}

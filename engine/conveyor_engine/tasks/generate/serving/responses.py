@@ -86,7 +86,7 @@ class ResponsesFormat(BlocksFormat):
         tokens, self._content_tokens = self._content_tokens, ()
         block.tokens.extend(tokens)
         self.on_held(500 * len(tokens))
-        return self._write(events.OutputTextDelta(*at, text, logprobs=self._tell(tokens)))
+        return self._write(events.OutputTextDelta(*at, text, logprobs=self._build_logprobs(tokens)))
 
     def end_block(self, block: Block) -> bytes:
         """Return the events that end the block, with its whole text, part and item."""
@@ -171,10 +171,10 @@ class ResponsesFormat(BlocksFormat):
                 return Reasoning(item_id, status, [ReasoningText(block.text)] if is_begun else [])
             case "tool_call":
                 return FunctionCall(item_id, status, call_id, block.name, block.text)
-        text = [OutputText(block.text, logprobs=self._tell(block.tokens))] if is_begun else []
+        text = [OutputText(block.text, logprobs=self._build_logprobs(block.tokens))] if is_begun else []
         return OutputMessage(item_id, status, text)
 
-    def _tell(self, tokens: Sequence[Token]) -> list[ChatTokenLogprob]:
+    def _build_logprobs(self, tokens: Sequence[Token]) -> list[ChatTokenLogprob]:
         return [build_chat_logprob(self._names, token) for token in tokens]
 
     def _write(self, told: events.Event) -> bytes:

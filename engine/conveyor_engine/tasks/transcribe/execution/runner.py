@@ -128,7 +128,7 @@ class SpeechRunner(Runner):
             if not text.rows:
                 return lambda _: lambda: StepResult(plan.number, [])
             batch = build_batch(text, self._text_rows, self._block_size)
-            sound = self._hear(to_device(lay_out(text).token_rows, self.device))
+            sound = self._find_sound(to_device(lay_out(text).token_rows, self.device))
             inputs = batch.input_ids[0], batch.position_ids[0]
             hidden = self._decoder.run(*inputs, batch.metadata, sound, alignment)
             if found is not None:
@@ -192,13 +192,13 @@ class SpeechRunner(Runner):
         first = torch.zeros_like(rows)
         slots = self._text_rows.block_tables[rows, 0].long() * self._block_size
         own = _build_metadata(self._text_rows.block_tables[rows], slots, 1, 1)
-        hidden = self._decoder.run(first + self._of_task.start, first, own, self._hear(rows))
+        hidden = self._decoder.run(first + self._of_task.start, first, own, self._find_sound(rows))
         found = self._languages[self._decoder.score(hidden)[:, self._languages].argmax(dim=-1)]
         places = to_device(np.array([each.window.language_at for each in asking]), self.device)
         self._rows.append(rows, places, found)
         return found
 
-    def _hear(self, token_rows: torch.Tensor) -> AttentionMetadata:
+    def _find_sound(self, token_rows: torch.Tensor) -> AttentionMetadata:
         """Return cross-attention metadata with one query for each token, over all positions of its row's sound.
 
         token_rows: int64 (T,), the row of each token.
@@ -246,7 +246,7 @@ class SpeechRunner(Runner):
             chosen_tokens, values, *rest = copy.wait()
             chosen = chosen_tokens.tolist()
             told = [[TokenLogprobs.of(*each, [], [])] for each in zip(chosen, values.tolist(), strict=True)]
-            payloads = _tell_starts(len(plan.rows), beginning, *rest) if rest else None
+            payloads = _report_starts(len(plan.rows), beginning, *rest) if rest else None
             return StepResult(plan.number, [[token] for token in chosen], told, payloads)
 
         return read
@@ -299,7 +299,7 @@ def _build_metadata(tables: torch.Tensor, slots: torch.Tensor, length: int, num_
     )
 
 
-def _tell_starts(
+def _report_starts(
     num_rows: int,
     beginning: Sequence[_Beginning],
     languages: torch.Tensor,

@@ -7,7 +7,7 @@ import msgspec
 
 from conveyor_engine.tasks.transcribe.facts import SpeechTask
 from conveyor_engine.tasks.transcribe.languages import NAMES
-from conveyor_engine.tasks.transcribe.serving.transcript import Told, Transcript
+from conveyor_engine.tasks.transcribe.serving.transcript import TextSegment, Transcript
 
 
 class DurationUsage(msgspec.Struct, tag_field="type", tag="duration"):
@@ -88,7 +88,7 @@ def build_verbose(
     return VerboseTranscription(task, name, seconds, text, segments, usage, words if wants_words else None)
 
 
-def _build_segment(number: int, told: Told) -> TranscriptionSegment:
+def _build_segment(number: int, told: TextSegment) -> TranscriptionSegment:
     segment = told.segment
     return TranscriptionSegment(
         number, segment.seek, round(segment.start, 3), round(segment.end, 3), told.text, segment.tokens,
@@ -96,14 +96,14 @@ def _build_segment(number: int, told: Told) -> TranscriptionSegment:
     )  # fmt: skip
 
 
-def write_srt(segments: list[Told]) -> Iterator[bytes]:
+def write_srt(segments: list[TextSegment]) -> Iterator[bytes]:
     """Yield the segments as SubRip subtitles."""
     for number, told in enumerate(segments, 1):
         times = f"{_write_time(told.segment.start, ',')} --> {_write_time(told.segment.end, ',')}"
         yield f"{number}\n{times}\n{_write_line(told)}\n\n".encode()
 
 
-def write_vtt(segments: list[Told]) -> Iterator[bytes]:
+def write_vtt(segments: list[TextSegment]) -> Iterator[bytes]:
     """Yield the segments as WebVTT subtitles."""
     yield b"WEBVTT\n\n"
     for told in segments:
@@ -111,7 +111,7 @@ def write_vtt(segments: list[Told]) -> Iterator[bytes]:
         yield f"{times}\n{_write_line(told)}\n\n".encode()
 
 
-def _write_line(told: Told) -> str:
+def _write_line(told: TextSegment) -> str:
     """Return the text on one line. `-->` becomes `->`, because players read a line with `-->` as times."""
     return " ".join(told.text.split()).replace("-->", "->")
 

@@ -20,7 +20,7 @@ from conveyor_engine.wire.worker import Part
 _FLOAT_BYTES: Final = 4
 
 
-class Heard:
+class WindowOutputs:
     """The outputs of the engine for a window so far."""
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class Word:
     end: float
 
 
-class Told:
+class TextSegment:
     """A segment with its text, and the probabilities of its window."""
 
-    def __init__(self, segment: Segment, text: str, heard: Heard, temperature: float) -> None:
+    def __init__(self, segment: Segment, text: str, heard: WindowOutputs, temperature: float) -> None:
         self.segment, self.text, self.temperature = segment, text, temperature
         self.avg_logprob = heard.avg_logprob
         self.no_speech_prob = heard.start.no_speech_prob if heard.start is not None else 0.0
@@ -71,11 +71,11 @@ class Transcript:
         self._prepared, self._facts, self._tokenizer = prepared, facts, tokenizer
         self._tokens, self._language_at = list(prepared.tokens), prepared.language_at
         self._seek = 0
-        self._heard = Heard()
+        self._note_answer = WindowOutputs()
         self._aligns = False  # whether the current request at the engine finds the times of words
         self._closed_text = ""  # text of the closed segments of the running window
         self.language = prepared.language  # the code; None until the model has detected it in the first window
-        self.segments: list[Told] = []
+        self.segments: list[TextSegment] = []
         self.words: list[Word] = []  # empty if the client does not request words
         self.num_windows = self.num_tokens = 0
 
@@ -96,7 +96,7 @@ class Transcript:
         max_tokens = self._facts.max_tokens - len(self._tokens)
         params = SamplingParams(max_tokens=max_tokens, temperature=prepared.temperature, seed=seed)
         window = Window(features=self._cut_features(), language_at=self._language_at)
-        self._heard = Heard()
+        self._note_answer = WindowOutputs()
         self._aligns = False
         self.num_windows += 1
         return self._build(f"{prepared.id}-{self.num_windows - 1}", self._tokens, window, params)
@@ -108,7 +108,7 @@ class Transcript:
             align_from=len(self._tokens),
             align_positions=self._num_frames_left // self._facts.frames_per_position,
         )
-        tokens = [*self._tokens, *self._heard.tokens[:-1]]
+        tokens = [*self._tokens, *self._note_answer.tokens[:-1]]
         params = SamplingParams(max_tokens=1, temperature=0.0)
         self._aligns = True
         return self._build(f"{self._prepared.id}-{self.num_windows - 1}-words", tokens, window, params)
@@ -144,21 +144,21 @@ class Transcript:
         if self._aligns:
             self._add_window([] if output.payload is None else WindowStart.read(output.payload).positions)
             return self.build_part() if self._seek < self._prepared.num_frames else None
-        self._heard.add(output)
+        self._note_answer.add(output)
         if output.finish_reason is None:
             if any(token >= self._facts.first_timestamp for token in output.new_token_ids):
-                closed = list_closed(self._heard.tokens, self._facts.first_timestamp)
+                closed = list_closed(self._note_answer.tokens, self._facts.first_timestamp)
                 self._closed_text = "".join(map(self._read, closed))
             return None
         self._find_language()
-        if self._prepared.wants_words and len(self._heard.tokens) > 1:
+        if self._prepared.wants_words and len(self._note_answer.tokens) > 1:
             return self._build_alignment()
         self._add_window([])
         return self.build_part() if self._seek < self._prepared.num_frames else None
 
     def _find_language(self) -> None:
         """If the model has detected the language, use it in the next windows."""
-        heard = self._heard
+        heard = self._note_answer
         if heard.start is not None and heard.start.language is not None and self._language_at is not None:
             self._tokens[self._language_at], self._language_at = heard.start.language, None
             codes = {token: code for code, token in self._facts.languages.items()}
@@ -169,11 +169,11 @@ class Transcript:
 
         positions: the encoder position at which each token begins; empty if unknown.
         """
-        heard, facts = self._heard, self._facts
+        heard, facts = self._note_answer, self._facts
         tokens = heard.tokens[:-1] if heard.tokens[-1] == facts.end else heard.tokens
         segments, advance = divide(tokens, self._seek, self._num_frames_left, facts)
         temperature = self._prepared.temperature
-        self.segments += [Told(each, self._read(each.tokens), heard, temperature) for each in segments]
+        self.segments += [TextSegment(each, self._read(each.tokens), heard, temperature) for each in segments]
         if positions:
             self.words += [word for each in segments for word in self._list_words(each, positions)]
         self._closed_text = ""
