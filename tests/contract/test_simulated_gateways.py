@@ -13,7 +13,8 @@ from conveyor_api.batching import Batching
 from conveyor_api.queue import Queue
 from conveyor_engine.errors import NoPlace
 from conveyor_engine.serving.places import Places
-from conveyor_gateway.admission.service_queue import QueueLimits, ServiceQueue
+from conveyor_gateway.admission.limits import QueueLimits
+from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket
 from conveyor_gateway.errors import QueueFull
 from conveyor_insight.simulate.scenarios import PLAIN

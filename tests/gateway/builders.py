@@ -3,7 +3,7 @@
 from typing import Any
 
 from conveyor_api.served_name import object_name
-from conveyor_gateway.admission.service_queue import QueueLimits
+from conveyor_gateway.admission.limits import QueueLimits
 from conveyor_gateway.capacity.ledger import Hold, Ledger
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.watching.catalog import Directory, Service

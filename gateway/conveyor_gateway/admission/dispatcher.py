@@ -13,11 +13,12 @@ from conveyor_gateway.admission.asking import Asking
 from conveyor_gateway.admission.engine_order import Engine
 from conveyor_gateway.admission.engine_pool import EnginePool
 from conveyor_gateway.admission.leaving import Leaving
+from conveyor_gateway.admission.limits import QueueLimits
 from conveyor_gateway.admission.place_queries import PlaceQueries
 from conveyor_gateway.admission.retries import Exclusions, RetryBudget
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
 from conveyor_gateway.admission.waiting import Waiting
-from conveyor_gateway.watching.classes import WITHOUT_CLASSES
+from conveyor_gateway.watching.classes import UNCLASSED
 
 # The most requests that one turn of the event loop wakes. Each woken request costs about half a millisecond.
 MAX_WAKES_A_TURN: Final = 8
@@ -25,17 +26,26 @@ _ANY_ENGINE: Final = -1  # a mask with all bits
 
 
 class Dispatcher:
-    """Moves tickets between `waiting` and `dispatched`. Both are consistent whenever a method returns."""
+    """Moves tickets between `waiting` and `dispatched`. Both are consistent whenever a method returns.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, engines: PlaceQueries) -> None:
-        self.pool = EnginePool()
-        self.waiting = Waiting()
-        self.leaving = Leaving(loop.time())
+    `pool`, `waiting` and `limits` belong to the service queue, which calls `match` after each change of them.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        engines: PlaceQueries,
+        pool: EnginePool,
+        waiting: Waiting,
+        limits: QueueLimits,
+    ) -> None:
         self.dispatched: set[Ticket] = set()
-        self.classes = WITHOUT_CLASSES
-        self.num_gateways = 1  # each gateway gets an equal part of a class's share of the places
         self._num_of_level: Counter[int] = Counter()  # number of dispatched tickets by level
-        self.retries = RetryBudget(loop.time())
+        self._pool = pool
+        self._waiting = waiting
+        self._limits = limits
+        self._leaving = Leaving(loop.time())
+        self._retries = RetryBudget(loop.time())
         self._loop = loop
         self._asking = Asking(engines, self._use_answer, self.match)
         self._exclusions = Exclusions()
@@ -44,6 +54,21 @@ class Dispatcher:
         self._continues = False  # whether the next turn of the loop continues a match
         self._stopped = False
 
+    def configure(self, limits: QueueLimits) -> None:
+        """Use changed limits from now on."""
+        self._limits = limits
+        self._leaving.keep({UNCLASSED.level, *(each.level for each in limits.classes.ordered)})
+        self.match()
+
+    def estimate_wait_seconds(self, level: int) -> int:
+        """Return the `Retry-After` of a request of this level that found the queue full."""
+        return self._leaving.find_wait_seconds(level, self._waiting)
+
+    def note_answer(self) -> None:
+        """Record that an engine answered. This allows further retries."""
+        self._retries.add_answer()
+        self.match()
+
     def enqueue(self, ticket: Ticket) -> None:
         """Add a new or requeued ticket at its position in the order."""
         if ticket.full_until > self._loop.time():
@@ -51,13 +76,13 @@ class Dispatcher:
         else:
             ticket.end_exclusions()
         ticket.state = TicketState.QUEUED
-        ticket.home = self.pool.find_home(ticket.prefix)
-        self.waiting.add(ticket)
+        ticket.home = self._pool.find_home(ticket.prefix)
+        self._waiting.add(ticket)
         self.match()
 
     def release(self, ticket: Ticket) -> None:
         """Free the place of a dispatched ticket. The next match gives it to another request."""
-        self.pool.release(ticket.bound_engine)
+        self._pool.release(ticket.bound_engine)
         ticket.engine = None
         self._num_of_level[ticket.level] -= 1
         self.dispatched.remove(ticket)
@@ -72,13 +97,13 @@ class Dispatcher:
     def match(self) -> None:
         """Give free places to the first tickets of the queue, then ask engines for more places."""
         now = self._loop.time()
-        self.leaving.tick(now)
+        self._leaving.tick(now)
         if not self._stopped:
             self._match(now)
-        self.leaving.has_backlog = bool(self.waiting)
+        self._leaving.has_backlog = bool(self._waiting)
 
     def _match(self, now: float) -> None:
-        if self.waiting and not (self._end_exclusions(now) and self._give_places(now)):
+        if self._waiting and not (self._end_exclusions(now) and self._give_places(now)):
             self._continue_soon()
             return
         self._request_places(now)
@@ -89,13 +114,13 @@ class Dispatcher:
 
         If no request waits, the query only detects when a place is free again.
         """
-        if not (unasked := self.pool.find_unasked(now)):
+        if not (unasked := self._pool.find_unasked(now)):
             return
-        first = self.waiting.first(_ANY_ENGINE, self._find_full_level())
-        if first is not None or not self.waiting:
+        first = self._waiting.first(_ANY_ENGINE, self._find_full_level())
+        if first is not None or not self._waiting:
             for engine in unasked:
-                if self._asking.ask(engine, first.level if first else self.classes.worst_level):
-                    self.pool.note_asked(engine)
+                if self._asking.ask(engine, first.level if first else self._limits.classes.worst_level):
+                    self._pool.note_asked(engine)
 
     def _continue_soon(self) -> None:
         if not self._continues:
@@ -112,20 +137,20 @@ class Dispatcher:
             if (ticket := self._exclusions.pop_ended(now)) is None:
                 return True
             if ticket.state is TicketState.QUEUED and ticket.full_until <= now:
-                self.waiting.remove(ticket)
+                self._waiting.remove(ticket)
                 ticket.end_exclusions()
-                self.waiting.add(ticket)
+                self._waiting.add(ticket)
         return False
 
     def _give_places(self, now: float) -> bool:
         """Give free places to waiting tickets. Return False if the next turn of the event loop has to continue."""
         for _ in range(MAX_WAKES_A_TURN):
-            if not self.waiting or (ticket := self._find_match(now)) is None:
+            if not self._waiting or (ticket := self._find_match(now)) is None:
                 return True
-            engine = self.pool.choose(now, ticket.excluded, ticket.prefix)
+            engine = self._pool.choose(now, ticket.excluded, ticket.prefix)
             assert engine is not None, "`_find_match` found the ticket for a free place"
             if ticket.excluded & FIRST_TRY:
-                self.retries.spend(now)
+                self._retries.spend(now)
             self._dispatch(ticket, engine, is_granted=False)
         return False
 
@@ -135,30 +160,30 @@ class Dispatcher:
         This request overtakes only requests that engines rejected before, whose class uses its whole share, or whose
         home is another engine.
         """
-        places = self.pool.find_places(now)
-        if places and not self.retries.has_one(now):
+        places = self._pool.find_places(now)
+        if places and not self._retries.has_one(now):
             places = FIRST_TRY
-        return self.waiting.first(places, self._find_full_level())
+        return self._waiting.first(places, self._find_full_level())
 
     def _find_full_level(self) -> int | None:
         """Return the lowest level whose class uses its whole share of the places.
 
         Requests of this level and of all higher levels count toward the share. They wait while the share is used up.
         """
-        for each in self.classes.ordered:
+        for each in self._limits.classes.ordered:
             if each.max_share_percent is not None and self._is_full(each.level, each.max_share_percent):
                 return each.level
         return None
 
     def _is_full(self, level: int, percent: int) -> bool:
-        num_places = self.pool.num_ready * self.pool.place_limit
-        share = max(1, num_places * percent // (100 * self.num_gateways))
+        num_places = self._pool.num_ready * self._pool.place_limit
+        share = max(1, num_places * percent // (100 * self._limits.num_gateways))
         return sum(count for each, count in self._num_of_level.items() if each >= level) >= share
 
     def _dispatch(self, ticket: Ticket, engine: Engine, is_granted: bool) -> None:
-        self.waiting.remove(ticket)
+        self._waiting.remove(ticket)
         if not ticket.excluded & FIRST_TRY:
-            self.leaving.count(ticket.level)
+            self._leaving.count(ticket.level)
         self.dispatched.add(ticket)
         self._num_of_level[ticket.level] += 1
         ticket.bind(engine, is_granted)
@@ -170,9 +195,9 @@ class Dispatcher:
         """
         now = self._loop.time()
         if not granted:
-            self.pool.leave_out(engine, now)
+            self._pool.leave_out(engine, now)
         is_used = granted and self._use_granted(engine, now)
-        self.pool.note_place_answer(engine, asks_again=is_used and bool(self.waiting))
+        self._pool.note_place_answer(engine, asks_again=is_used and bool(self._waiting))
         return is_used
 
     def _use_granted(self, engine: Engine, now: float) -> bool:
@@ -182,18 +207,18 @@ class Dispatcher:
         """
         if self._stopped:
             return False
-        wanted = engine.bit if self.retries.has_one(now) else UNREFUSED
-        ticket = self.waiting.first(wanted, self._find_full_level())
-        if ticket is None or not self.pool.occupy_granted(engine, now):
+        wanted = engine.bit if self._retries.has_one(now) else UNREFUSED
+        ticket = self._waiting.first(wanted, self._find_full_level())
+        if ticket is None or not self._pool.occupy_granted(engine, now):
             return False
         if ticket.excluded & UNREFUSED:
-            self.retries.spend(now)
+            self._retries.spend(now)
         self._dispatch(ticket, engine, is_granted=True)
         return True
 
     def _set_timer(self, now: float) -> None:
         """Set one timer for the next change that no event announces: a retry, or the end of a pause."""
-        at = self._find_next_change(now) if self.waiting else None
+        at = self._find_next_change(now) if self._waiting else None
         if at == self._timer_at:
             return
         if self._timer is not None:
@@ -202,9 +227,9 @@ class Dispatcher:
         self._timer = None if at is None else self._loop.call_at(at, self._end_pause)
 
     def _find_next_change(self, now: float) -> float | None:
-        times = [self._exclusions.next_at(), self.pool.next_return_seconds(now)]
-        if not self.retries.has_one(now):
-            times.append(self.retries.next_at(now))
+        times = [self._exclusions.next_at(), self._pool.next_return_seconds(now)]
+        if not self._retries.has_one(now):
+            times.append(self._retries.next_at(now))
         return min((time for time in times if time is not None), default=None)
 
     def _end_pause(self) -> None:

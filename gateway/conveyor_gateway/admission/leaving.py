@@ -1,7 +1,7 @@
 """Estimates how long a request that found the queue full would have waited, for `Retry-After`.
 
-Used by `dispatcher` and `service_queue`. Pure bookkeeping: the clock is an argument. The cost of an event does not
-depend on how many requests wait.
+Used by `dispatcher` only. Pure bookkeeping: the clock is an argument. The cost of an event does not depend on
+how many requests wait.
 """
 
 import math

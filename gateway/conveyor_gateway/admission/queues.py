@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
+from conveyor_gateway.admission.limits import QueueLimits
 from conveyor_gateway.admission.place_queries import PlaceQueries
-from conveyor_gateway.admission.service_queue import QueueLimits, ServiceQueue
+from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.engines.session import EngineSession

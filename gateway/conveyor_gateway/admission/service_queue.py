@@ -12,39 +12,30 @@ event loop, so no locks are needed.
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from conveyor_gateway.admission.dispatcher import MAX_WAKES_A_TURN, Dispatcher
 from conveyor_gateway.admission.engine_order import Engine
+from conveyor_gateway.admission.engine_pool import EnginePool
+from conveyor_gateway.admission.limits import QueueLimits
 from conveyor_gateway.admission.place_queries import PlaceQueries
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
+from conveyor_gateway.admission.waiting import Waiting
 from conveyor_gateway.errors import Code, GatewayError, QueueFull
-from conveyor_gateway.watching.classes import UNCLASSED, WITHOUT_CLASSES, QueueClass, QueueClasses
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """The limits of a service at this gateway. `place_limit` is the maximum number of requests on one engine.
-
-    `fills_batches`: an engine's batch is filled before the next engine begins one.
-    """
-
-    max_queued_requests: int
-    queue_timeout_seconds: float
-    place_limit: int
-    fills_batches: bool = False
-    classes: QueueClasses = WITHOUT_CLASSES
-    num_gateways: int = 1  # each gateway gets an equal part of a class's share of the places
+from conveyor_gateway.watching.classes import UNCLASSED, QueueClass
 
 
 class ServiceQueue:
-    """The requests of one service that wait for an engine, in order, and those at its engines."""
+    """The requests of one service that wait for an engine, in order, and those at its engines.
+
+    It owns the waiting requests, the engines and the limits. Its dispatcher gives the engines' places to the requests.
+    """
 
     def __init__(self, limits: QueueLimits, loop: asyncio.AbstractEventLoop, engines: PlaceQueries) -> None:
         self.loop = loop
-        self._dispatcher = Dispatcher(loop, engines)
-        self.pool = self._dispatcher.pool
-        self._waiting = self._dispatcher.waiting
+        self.limits = limits
+        self.pool = EnginePool()
+        self._waiting = Waiting()
+        self._dispatcher = Dispatcher(loop, engines, self.pool, self._waiting, limits)
         self._closed_by: GatewayError | None = None
         self._start_failure = ""
         self._admitted = 0
@@ -108,9 +99,7 @@ class ServiceQueue:
         """Set changed limits. Requests that already wait stay, even above a lowered limit."""
         self.limits = limits
         self.pool.configure(limits.place_limit, limits.fills_batches)
-        self._dispatcher.classes, self._dispatcher.num_gateways = limits.classes, limits.num_gateways
-        self._dispatcher.leaving.keep({UNCLASSED.level, *(each.level for each in limits.classes.ordered)})
-        self._dispatcher.match()
+        self._dispatcher.configure(limits)
 
     def set_engines(self, addresses: Iterable[str]) -> None:
         """Send new requests to `addresses` (`host:port`) from now on. Requests at other engines continue there."""
@@ -179,7 +168,7 @@ class ServiceQueue:
 
     def _build_full(self, ticket: Ticket, share: int, field: str) -> QueueFull:
         """Return the error for a queued ticket, with the time after which a similar request would get its turn."""
-        seconds = self._dispatcher.leaving.find_wait_seconds(ticket.level, self._waiting)
+        seconds = self._dispatcher.estimate_wait_seconds(ticket.level)
         message = f"the queue is full: {share} requests wait, this gateway's share of {field}; retry later"
         return QueueFull(message, Code.QUEUE_FULL, retry_after_seconds=seconds)
 
@@ -272,9 +261,8 @@ class ServiceQueue:
 
     def note_answer(self, ticket: Ticket) -> None:
         """Record that the engine answered. If it was left out, it is used again."""
-        self._dispatcher.retries.add_answer()
         self.pool.note_answer(ticket.bound_engine)
-        self._dispatcher.match()
+        self._dispatcher.note_answer()
 
     def requeue(self, ticket: Ticket) -> None:
         """Put a request that its engine rejected back into the queue, at its old position."""

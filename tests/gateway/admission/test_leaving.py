@@ -100,7 +100,7 @@ def test_the_rates_of_levels_that_are_gone_are_dropped() -> None:
     with VirtualTime(CHAT, BATCH, place_limit=1, max_queued_requests=10) as run:
         for _ in overload(run, 0.5, 5):
             told(run, BATCH)
-        leaving = run.queue._dispatcher.leaving
+        leaving = run.queue._dispatcher._leaving
         assert set(leaving._left) == {BATCH.level}
         run.queue.configure(run.queue.limits)
         assert set(leaving._left) == {BATCH.level}

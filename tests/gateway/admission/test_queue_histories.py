@@ -98,7 +98,7 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
     def nobody_waits_beside_a_free_place(self) -> None:
         """Requests that an engine refused may wait if there is no budget for retries."""
         if hasattr(self, "queue"):
-            has_retries = self.queue._dispatcher.retries.has_one(self.now)
+            has_retries = self.queue._dispatcher._retries.has_one(self.now)
             for ticket in self.queue._waiting:
                 if has_retries or not ticket.excluded:
                     assert self.queue.pool.choose(self.now, ticket.excluded) is None

@@ -75,7 +75,7 @@ async def test_engines_that_refuse_everything_get_retries_within_the_budget_and_
     queue = make_queue("a:1", "b:1", max_queued_requests=1000)
     now = 1000.0
     queue.loop.time = lambda: now  # type: ignore[method-assign]
-    queue._dispatcher.retries = RetryBudget(now)
+    queue._dispatcher._retries = RetryBudget(now)
     tickets, sent = [queue.admit(FAR) for _ in range(500)], 0
     for _ in range(20 * 100):  # 20 seconds
         now += 0.01
