@@ -265,7 +265,7 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
 
     In mode Static this process sends no tokens until the whole batch is done, so the API process would find stop
     strings too late. Therefore this process gets a tokenizer and finds them itself. The next step is planned while a
-    step runs, but only on GPUs: on a CPU that gains nothing (ADR 19). The garbage collector is off during imports,
+    step runs, but only on GPUs: on a CPU that gains nothing (ADR 14). The garbage collector is off during imports,
     which makes them an eighth faster.
     """
     gc.disable()

@@ -63,7 +63,7 @@ _TILES = (
     (False, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
 )
 _OF_A_WARP_GROUP = TileShape(rows=64, keys=64, num_warps=4, num_stages=3)
-# Over 8 bits, for the same maximum bytes of a head of 16 bits. ADR 118 has the figures.
+# Over 8 bits, for the same maximum bytes of a head of 16 bits. ADR 107 has the figures.
 _DECODES_OF_8_BITS = (
     (256, TileShape(rows=16, keys=128, num_warps=4, num_stages=3)),
     (512, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
