@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 VOCAB_SIZE = 199
@@ -85,10 +91,42 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
     "starcoder2": {"sliding_window": WINDOW},
 }
-OTHER_KINDS = tuple(_OTHERS)
+_SIZES = {"hidden_size": 32, "intermediate_size": 48}
+_TOWER = _SIZES | {"num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 14, "image_size": 28}
+_QWEN_TOWER = _SIZES | {"depth": 2, "num_heads": 4, "patch_size": 4, "out_hidden_size": 48}
+_IMAGE_TEXT: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "text_config": _COMMON | _OWN["gemma3_text"],
+        "vision_config": _TOWER,
+        "mm_tokens_per_image": 4,
+    },
+    "internvl": {"text_config": _COMMON | {"model_type": "qwen2"}, "vision_config": _TOWER},
+    "llava_onevision": {
+        "text_config": _COMMON | {"model_type": "qwen2"},
+        "vision_config": _TOWER | {"model_type": "siglip_vision_model"},
+    },
+    "mistral3": {
+        "text_config": _COMMON | {"model_type": "mistral", "head_dim": 16},
+        "vision_config": _TOWER | {"model_type": "pixtral"},
+    },
+    "qwen2_5_vl": {
+        "text_config": _COMMON | {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 2, 2]}},
+        "vision_config": _QWEN_TOWER,
+    },
+    "qwen3_vl": {
+        "text_config": _COMMON
+        | {"head_dim": 16, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
+        "vision_config": _QWEN_TOWER | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    },
+}
+IMAGE_TEXT_KINDS = tuple(_IMAGE_TEXT)
+OTHER_KINDS = (*_OTHERS, *_IMAGE_TEXT)
+_IMAGE_TOKENS = {"image_token_id": VOCAB_SIZE - 1, "video_token_id": VOCAB_SIZE - 2}
 
 
 def make_config(kind: str, **changes: Any) -> PretrainedConfig:
+    if kind in _IMAGE_TEXT:
+        return AutoConfig.for_model(kind, **_IMAGE_TEXT[kind], **_IMAGE_TOKENS, tie_word_embeddings=False, **changes)
     return AutoConfig.for_model(kind, **(_COMMON | (_OWN | _OTHERS).get(kind, {}) | changes))
 
 
@@ -97,7 +135,8 @@ def save_tiny_model(kind: str, directory: Path, **changes: Any) -> PreTrainedMod
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     config = make_config(kind, **changes)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    auto_class = AutoModelForImageTextToText if kind in _IMAGE_TEXT else AutoModelForCausalLM
+    model: PreTrainedModel = auto_class.from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(directory)
     return model
 

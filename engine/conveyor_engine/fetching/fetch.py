@@ -240,7 +240,10 @@ def choose_files(model: RemoteModel, weights: Iterable[str] | None) -> list[Remo
     if not weights and PROGRAM_SETTINGS not in by_name:
         pickles = sorted(name for name in by_name if name.endswith((".bin", ".pt", ".pth")))
         found = f"only {', '.join(pickles)}, and pickles can run code when they are loaded" if pickles else "none"
-        raise ModelError(f"{model} has no safetensors weights ({found}); use a revision that has them")
+        raise ModelError(
+            f"{model} has no safetensors weights ({found}); use a commit that has them, such as an older "
+            "one or that of a pull request to the repository"
+        )
     # The card only explains why a model is rejected, so it is not added to directories that older engines filled.
     card = {MODEL_CARD} if weights else set()
     kept = [file for name, file in by_name.items() if _WANTED.fullmatch(name) or name in card]

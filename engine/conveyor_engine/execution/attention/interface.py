@@ -29,7 +29,10 @@ IMPLEMENTATION = "conveyor_paged"
 # sdpa comes first: `packed.Packed` uses it too, so results round alike in half precision.
 _TRANSFORMERS_OWN = ("sdpa", "eager")
 # Keywords that models pass and that have no effect here. Any other keyword that is not None is rejected.
-HARMLESS = frozenset({"position_ids", "use_cache", "output_router_logits", "output_attentions", "cache_position"})
+HARMLESS = frozenset(
+    {"position_ids", "use_cache", "output_router_logits", "output_attentions", "cache_position", "deterministic"}
+    | {"logits_to_keep"}
+)
 
 
 class Paged(Protocol):

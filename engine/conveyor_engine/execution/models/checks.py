@@ -58,32 +58,40 @@ def check_config(config: PretrainedConfig, model_kind: ModelKind) -> None:
         raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models and encoders")
     model_class = _model_class(config, model_kind)
     if model_kind.own_attention:
-        _check_attention(config, model_class)
+        _check_attention(config, model_class, or_vllm(model_kind))
 
 
-def _check_attention(config: PretrainedConfig, model_class: Any) -> None:
+def or_vllm(kind: ModelKind) -> str:
+    """Return the end of an error's sentence, which names vLLM as a way out if it has the task."""
+    return "; serve it with `runtime: VLLM`" if kind.task == "generate" else ""
+
+
+def _check_attention(config: PretrainedConfig, model_class: Any, way_out: str) -> None:
     kind = config.model_type
     if not model_class._can_set_attn_implementation():
         raise ModelError(
             f"{model_class.__name__} does not use transformers' attention interface, so this engine cannot run it"
+            + way_out
         )
     text = config.get_text_config()
     layer_types = set(getattr(text, "layer_types", None) or ())
     if unknown := sorted(layer_types - _LAYER_TYPES):
         raise ModelError(
-            f"{kind} has layers of type {', '.join(unknown)}; this engine runs full and sliding attention only"
+            f"{kind} has layers of type {', '.join(unknown)}; this engine runs full and sliding attention only{way_out}"
         )
     if refused := sorted(_rope_types(text) & _ROPE_TYPES_REFUSED):
         raise ModelError(
             f"{kind} uses RoPE scaling of type {', '.join(refused)}, which depends on the batch and is not supported"
+            + way_out
         )
 
 
 def _model_class(config: PretrainedConfig, kind: ModelKind) -> Any:
-    if type(config) in kind.classes and (not kind.text_only or config is config.get_text_config()):
-        return kind.classes[type(config)]
+    found = kind.of(config)
+    if found is not None:
+        return found.classes[type(config)]
     only = f"this engine runs only those to {kind.task}"
-    raise ModelError(f"{config.model_type} has no {kind.name} in transformers; {only}")
+    raise ModelError(f"{config.model_type} has no {kind.name} in transformers; {only}{or_vllm(kind)}")
 
 
 def _rope_types(config: PretrainedConfig) -> set[str]:

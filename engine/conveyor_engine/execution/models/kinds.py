@@ -8,10 +8,12 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     CLIPConfig,
     CLIPModel,
+    PretrainedConfig,
     SiglipConfig,
     SiglipModel,
     WhisperConfig,
@@ -20,6 +22,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
@@ -38,9 +41,22 @@ class ModelKind:
     own_attention: bool = True  # whether transformers' modules call our attention; otherwise they keep their own
     encodes_and_decodes: bool = False  # whether it has an encoder and a decoder
     without_pooler: bool = False  # whether to drop the pooler, a layer over the first token; checkpoints may lack it
+    second: "ModelKind | None" = None  # for configurations that are not in `classes`
+
+    def of(self, config: PretrainedConfig) -> "ModelKind | None":
+        """Return this kind or its second one, whichever has a class for the configuration; None if neither has."""
+        if type(config) in self.classes and (not self.text_only or config is config.get_text_config()):
+            return self
+        return self.second and self.second.of(config)
 
 
-CAUSAL_LM: Final = ModelKind("generate", "causal language model", AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING)
+# Models of images and texts that transformers has no text model for. They run without images, so without their towers.
+_IMAGE_TEXT: Final = ModelKind(
+    "generate", "model of images and texts", AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+)
+CAUSAL_LM: Final = ModelKind(
+    "generate", "causal language model", AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING, second=_IMAGE_TEXT
+)
 TEXT_ENCODER: Final = ModelKind("embed", "text encoder", AutoModel, MODEL_MAPPING, text_only=True, without_pooler=True)
 CROSS_ENCODER: Final = ModelKind(
     "rerank",

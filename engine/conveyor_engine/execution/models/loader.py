@@ -17,7 +17,9 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
+from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.quantized import Checkpoint
+from conveyor_engine.execution.models.towers import drop_towers
 from conveyor_protocol.failure_reasons import FailureReason
 
 
@@ -44,13 +46,14 @@ def load_model(
     attention = {"attn_implementation": interface.IMPLEMENTATION} if kind.own_attention else {}
     if kind.own_attention:
         interface.register()
+    found = kind.of(config) or kind
     transformers_logging.set_verbosity_error()  # where it would warn, the checks below raise errors
     transformers_logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"transformers\..*")
-            model, info = kind.auto_class.from_pretrained(
+            model, info = found.auto_class.from_pretrained(
                 Path(path),
                 config=config,
                 dtype=dtype,
@@ -61,6 +64,8 @@ def load_model(
                 output_loading_info=True,
                 **attention,
             )
+            if kind is CAUSAL_LM:
+                drop_towers(model)
             model = model.to(device).eval().requires_grad_(False)
     except checks.TRANSFORMERS_ERRORS as error:
         checks.raise_if_of_device(error)
@@ -71,6 +76,8 @@ def load_model(
     if kind.own_attention:
         _number_attentions(model)
     checks.check_weights(path, info)
+    if found is not kind:
+        find_first_position(model.base_model)  # rejects models that compute texts without images in their own way
     return model
 
 
@@ -101,4 +108,7 @@ def _check_safetensors(directory: Path) -> None:
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in directory.glob(pattern))
     if others and not any(directory.glob("*.safetensors")):
         found = f"{directory} has its weights only as {', '.join(others)}"
-        raise ModelError(f"{found}: save the model with safetensors (save_pretrained does), and try again")
+        raise ModelError(
+            f"{found}: use a commit of its repository that has safetensors, or save the model with "
+            "safetensors (save_pretrained does)"
+        )

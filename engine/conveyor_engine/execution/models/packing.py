@@ -1,6 +1,7 @@
 """Checks that packing sequences does not change a model's results, and finds the position of a sequence's first token.
 
-`runners.packed` calls it once, after loading and before `fuse`. Model families derive different things from a batch:
+`runners.packed` calls it once, after loading and before `fuse`. `loader` calls it for text models within models of
+images and texts. Model families derive different things from a batch:
 masks, relative positions, and the first position (RoBERTa's is the id of the padding token plus one).
 """
 
