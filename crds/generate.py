@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _dump(document: dict[str, Any]) -> str:
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=116, allow_unicode=True)
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=116, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):
