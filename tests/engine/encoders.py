@@ -32,6 +32,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
     "xlm-roberta": {"max_position_embeddings": CONTEXT_TOKENS + 2},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
+    "modernbert": {"local_attention": 8, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
 }
 # What the files beside the weights say: pooling mode, whether there is a Normalize step.
 FILES: dict[str, tuple[str, bool]] = {
@@ -39,6 +40,7 @@ FILES: dict[str, tuple[str, bool]] = {
     "qwen3": ("pooling_mode_lasttoken", True),
     "xlm-roberta": ("pooling_mode_cls_token", True),
     "mistral": ("pooling_mode_lasttoken", False),
+    "modernbert": ("pooling_mode_cls_token", True),
 }
 KINDS = tuple(FILES)
 

@@ -52,6 +52,13 @@ _OWN: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 3,
     },
     "gpt_neox": {},
+    "gpt_oss": {
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "layer_types": _LOCAL_AND_FULL,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }
 KINDS = tuple(_OWN)  # tried under every hardship; the following in continuous mode
 _OTHERS: dict[str, dict[str, Any]] = {
@@ -82,6 +89,14 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 12},
     "gpt2": {"n_positions": 128},
     "granite": {"attention_multiplier": 0.7},
+    "granite_swa": {"sliding_window": WINDOW, "layer_types": _LOCAL_AND_FULL},
+    "mimo_v2_flash": {
+        "head_dim": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "sliding_window": WINDOW,
+    },
     "mixtral": {"num_local_experts": 4, "sliding_window": WINDOW},
     "olmo2": {},
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 48, "init_std": 0.3},
@@ -137,6 +152,9 @@ def save_tiny_model(kind: str, directory: Path, **changes: Any) -> PreTrainedMod
     config = make_config(kind, **changes)
     auto_class = AutoModelForImageTextToText if kind in _IMAGE_TEXT else AutoModelForCausalLM
     model: PreTrainedModel = auto_class.from_config(config, attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        if "sink" in name:  # zeros would hide which head has which
+            torch.nn.init.normal_(parameter, 0.0, 1.0)
     model.save_pretrained(directory)
     return model
 

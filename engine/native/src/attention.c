@@ -206,6 +206,13 @@ INLINE chunk chunk_at(const int bf16, const cv_attention *c, const unit *u, int6
     return found;
 }
 
+/* The end of the keys that the query at this position sees. */
+INLINE int64_t end_of(const cv_attention *c, const unit *u, int64_t position) {
+    const int64_t length = c->seq_lens[u->seq];
+    if (c->causal) return position + 1;
+    return c->window > 0 && position + c->window < length ? position + c->window : length;
+}
+
 /* One chunk of keys for m rows of the unit. The first ones to read it bring what is read after it. */
 INLINE void attend_rows(const int bf16, const int m, const cv_attention *c, const unit *u, tile *w, int64_t row,
                         int64_t first_key, const chunk *here, const chunk *next) {
@@ -217,7 +224,7 @@ INLINE void attend_rows(const int bf16, const int m, const cv_attention *c, cons
     for (int i = 0; i < m; i++) {
         const int64_t position = u->first_position + (row + i) / u->group;
         const int64_t oldest = c->window > 0 ? position - c->window + 1 : 0;
-        const int64_t end = c->causal ? position + 1 : c->seq_lens[u->seq];
+        const int64_t end = end_of(c, u, position);
         softmax_row(bf16, c, scores + i * CHUNK, oldest - first_key, end - first_key, keys, width,
                     w->highest + row + i, w->sum + row + i, w->out + (row + i) * width);
     }
@@ -229,13 +236,16 @@ INLINE void attend_rows(const int bf16, const int m, const cv_attention *c, cons
 
 INLINE void attend(const int bf16, const cv_attention *c, const unit *u, tile *w) {
     const int64_t width = padded_width(c->value_dim);
-    const int64_t last_key = (c->causal ? u->first_position + u->tokens : c->seq_lens[u->seq]) - 1;
+    const int64_t last_key = end_of(c, u, u->first_position + u->tokens - 1) - 1;
     const int64_t last = last_key / CV_BLOCK;
     int64_t oldest = c->window > 0 ? u->first_position - c->window + 1 : 0;
     if (oldest < 0) oldest = 0;
     load_queries(bf16, c, u, w);
     memset(w->out, 0, (size_t)(u->rows * width) * sizeof(float));
-    for (int64_t r = 0; r < u->rows; r++) w->highest[r] = -__builtin_inff(), w->sum[r] = 0;
+    for (int64_t r = 0; r < u->rows; r++) {
+        w->highest[r] = c->sinks ? c->sinks[u->kv_head * u->group + r % u->group] : -__builtin_inff();
+        w->sum[r] = c->sinks ? 1 : 0;
+    }
     chunk here = chunk_at(bf16, c, u, oldest / CV_BLOCK, last);
     for (int64_t b = oldest / CV_BLOCK; b <= last; b += CHUNK / CV_BLOCK) {
         const chunk next = chunk_at(bf16, c, u, b + CHUNK / CV_BLOCK, last);

@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 9
+#define CV_ABI_VERSION 10
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -32,13 +32,16 @@ enum { CV_PANEL = 32 };
  *   query_start [num_seqs + 1], seq_lens [num_seqs] (tokens in the cache, the queries included),
  *   block_tables [num_seqs, table_stride]
  *   causal   1: a query sees the tokens up to itself; 0: its whole sequence
- *   window   it sees no further back than its last `window` tokens, itself included; 0 = all
- *   softcap  scores become softcap * tanh(score / softcap); 0 = off */
+ *   window   it sees no further back than its last `window` tokens, itself included, nor, if not causal, further ahead;
+ *            0 = all
+ *   softcap  scores become softcap * tanh(score / softcap); 0 = off
+ *   sinks    [num_heads] scores without a value, one in each softmax; null = none */
 typedef struct {
     const void *q;
     void *out;
     const void *k_cache, *v_cache;
     const int32_t *query_start, *seq_lens, *block_tables;
+    const float *sinks;
     int64_t q_head_stride, q_token_stride, table_stride;
     int64_t num_seqs, num_heads, num_kv_heads, head_dim, value_dim;
     int32_t dtype, causal, window;

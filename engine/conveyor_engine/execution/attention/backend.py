@@ -33,7 +33,17 @@ class AttentionSpec:
     scaling: float
     sliding_window: int | None
     softcap: float | None
-    causal: bool = True  # if false, each token sees the whole sequence; only `packed` computes this
+    causal: bool = True  # if false, a token sees later tokens too, with a window as far as back; only `packed` can
+    # (H,): one more score for each query head, which takes its share of the softmax and has no value; compared by
+    # `same_spec`
+    sinks: torch.Tensor | None = field(default=None, compare=False)
+
+
+def same_spec(one: AttentionSpec, other: AttentionSpec) -> bool:
+    """Return whether both have the same parameters and the same numbers as sinks."""
+    if one.sinks is None or other.sinks is None:
+        return one == other and one.sinks is other.sinks
+    return one == other and torch.equal(one.sinks, other.sinks)
 
 
 @dataclass(slots=True)
@@ -102,7 +112,7 @@ class AttentionBackend(Protocol):
         """Compute attention of query (T, H, D), any strides, over the caches -> (T, H, Dv), contiguous, same dtype.
 
         Scores are query . key * spec.scaling, then softcap * tanh(score / softcap) if the spec has a softcap. The
-        causal mask (and the window) and the softmax follow.
+        causal mask (and the window) and the softmax follow. If the spec has sinks, a head's sink is one of the scores.
         """
         ...
 

@@ -72,4 +72,5 @@ class CpuNative:
             scaling=spec.scaling,
             sliding_window=spec.sliding_window,
             softcap=spec.softcap,
+            sinks=spec.sinks,
         )

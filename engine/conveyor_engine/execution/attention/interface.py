@@ -130,6 +130,7 @@ def paged_attention(
     softcap: float | None = None,
     paged: Paged | None = None,
     is_causal: bool | None = None,
+    s_aux: torch.Tensor | None = None,
     **unknown: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention: query (1, H, T, D), key (1, Hkv, T, D), value (1, Hkv, T, Dv) -> ((1, T, H, Dv), None).
@@ -149,7 +150,9 @@ def paged_attention(
     layer = module.layer_idx
     assert isinstance(layer, int)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    spec = AttentionSpec(layer, scaling, sliding_window, softcap, causal)
+    if s_aux is not None and s_aux.shape != (query.shape[1],):  # such as those of all ranks
+        raise ModelError(f"{type(module).__name__} has {s_aux.numel()} sinks for {query.shape[1]} heads")
+    spec = AttentionSpec(layer, scaling, sliding_window, softcap, causal, s_aux)
     out = paged.attend(spec, *(x[0].transpose(0, 1) for x in (query, key, value)))
     return out.unsqueeze(0), None
 

@@ -16,7 +16,6 @@ import torch
 from torch.nn import functional
 
 from conveyor_engine.config.engine_config import AttentionBackendName
-from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.backend import AttentionSpec
 from conveyor_engine.execution.attention.interface import Paged
@@ -40,7 +39,6 @@ class Packed:
     runs_bidirectional: ClassVar[bool] = True
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        _check(spec)
         out = query.new_empty((*query.shape[:2], value.shape[2]))
         for begin, end in pairwise(self.starts):
             out[begin:end] = _attend_whole(query[begin:end], key[begin:end], value[begin:end], spec)
@@ -68,7 +66,6 @@ class PackedNative:
         self._caches: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        _check(spec)
         shape = (key.shape[1], key.shape[2], value.shape[2])
         caches = self._caches.get(shape)
         if caches is None:
@@ -85,18 +82,13 @@ class PackedNative:
             causal=spec.causal,
             sliding_window=spec.sliding_window,
             softcap=spec.softcap,
+            sinks=spec.sinks,
         )
-
-
-def _check(spec: AttentionSpec) -> None:
-    """Raise ModelError for attention that neither Packed nor PackedNative supports."""
-    if not spec.causal and (spec.sliding_window or spec.softcap is not None):
-        raise ModelError("a layer that is not causal has a sliding window or a soft cap, which this engine lacks")
 
 
 def _attend_whole(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
     """Compute attention of one sequence: query (n, H, D), key (n, Hkv, D), value (n, Hkv, Dv) -> (n, H, Dv)."""
-    if spec.sliding_window or spec.softcap is not None:
+    if spec.sliding_window or spec.softcap is not None or spec.sinks is not None:
         return attend_one(query, key, value, spec)
     group = query.shape[1] // key.shape[1]
     if group > 1:

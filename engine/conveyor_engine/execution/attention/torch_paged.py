@@ -52,33 +52,38 @@ def attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec
     grouped = query.view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     grouped = grouped.reshape(num_kv_heads, group * num_queries, head_dim).contiguous()  # on CUDA, rows must be aligned
     key, value = key.transpose(0, 1), value.transpose(0, 1)
-    mask = _mask(num_queries, num_keys, group, spec.sliding_window, query.device)
-    if spec.softcap is None:
+    mask = _mask(num_queries, num_keys, group, spec, query.device)
+    if spec.softcap is None and spec.sinks is None:
         out = functional.scaled_dot_product_attention(
             grouped[None], key[None], value[None], attn_mask=mask, scale=spec.scaling
         )[0]
     else:
         scores = torch.matmul(grouped, key.transpose(1, 2)).float() * spec.scaling
-        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
-        out = torch.matmul(scores.softmax(-1).to(value.dtype), value)
+        if spec.sinks is not None:
+            sinks = spec.sinks.float().view(num_kv_heads, group, 1).repeat_interleave(num_queries, 1)
+            scores = torch.cat([scores, sinks], -1)
+        out = torch.matmul(scores.softmax(-1)[..., :num_keys].to(value.dtype), value)
     out = out.view(num_kv_heads, group, num_queries, -1).permute(2, 0, 1, 3)
     return out.reshape(num_queries, num_heads, -1)
 
 
 def _mask(
-    num_queries: int, num_keys: int, group: int, sliding_window: int | None, device: torch.device
+    num_queries: int, num_keys: int, group: int, spec: AttentionSpec, device: torch.device
 ) -> torch.Tensor | None:
-    """Return which keys each query sees, bool (group * n, L); None if there is a single query, which sees all keys.
+    """Return which keys each query sees, bool (group * n, L); None if all queries see all keys.
 
     For a single query, the caller has already removed the keys outside the window.
     """
-    if num_queries == 1:
+    if num_queries == 1 or not (spec.causal or spec.sliding_window):
         return None
     position = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
     key_position = torch.arange(num_keys, device=device)[None, :]
-    mask = key_position <= position
-    if sliding_window:
-        mask &= key_position > position - sliding_window
+    last = position if spec.causal else position + (spec.sliding_window or 0) - 1
+    mask = key_position <= last
+    if spec.sliding_window:
+        mask &= key_position > position - spec.sliding_window
     return mask.repeat(group, 1)

@@ -57,6 +57,7 @@ class TritonPaged(SlotCaches):
                 scaling=spec.scaling,
                 sliding_window=spec.sliding_window,
                 softcap=spec.softcap,
+                sinks=spec.sinks,
             )
         return out
 

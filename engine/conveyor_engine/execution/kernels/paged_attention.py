@@ -120,13 +120,14 @@ def _find_sequence(query_start, tile, num_seqs, first_token, BLOCK_Q: tl.constex
 )
 def _attend(
     out, work, arrived, partial_out, partial_highest, partial_sum,
-    query, key_cache, value_cache, key_scales, value_scales, query_start, seq_lens, block_tables,
+    query, key_cache, value_cache, key_scales, value_scales, query_start, seq_lens, block_tables, sinks,
     scale, softcap,
     query_token_stride, query_head_stride, table_stride, scales_stride, num_seqs,
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
     LARGEST: tl.constexpr, PRODUCT: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
     DECODE: tl.constexpr, BEGINS_EARLY: tl.constexpr,
 ):  # fmt: skip
     if BEGINS_EARLY:
@@ -184,6 +185,11 @@ def _attend(
 
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
+    if HAS_SINKS:  # a head's first score, without a value; of a divided row, the first share has it
+        highest = tl.load(sinks + heads).to(tl.float32) * _LOG2_E
+        if DECODE:
+            highest = tl.where(tile == first_share, highest, float("-inf"))
+        total = tl.where(highest == float("-inf"), 0.0, 1.0)
     table = block_tables + seq.to(tl.int64) * table_stride
     if LARGEST > 0:  # the cache has 8 bits; `scale` includes 1 / LARGEST
         key_scales += kv_head.to(tl.int64) * scales_stride
@@ -358,12 +364,13 @@ def paged_attention(
     scaling: float,
     sliding_window: int | None,
     softcap: float | None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Write attention of the tokens query_start[0] .. query_start[-1] of query (T, H, D) to out (T, H, Dv).
 
     caches: keys and values, blocks * block_size slots. query_start (B + 1,), seq_lens (B,) and block_tables (B, W) are
     int32. num_queries: query_start[-1] - query_start[0], which the host knows. plan: for decodes, which have one query
-    token each and are the first of the batch; None for prompts.
+    token each and are the first of the batch; None for prompts. sinks: (H,) or None, see `AttentionSpec`.
     """
     keys, values = (cache.numbers for cache in caches)
     largest = caches[0].largest
@@ -384,14 +391,14 @@ def paged_attention(
     _attend[(num_kv_heads * num_tiles,)](
         out, plan and plan.work, plan and plan.arrived,
         plan and plan.partial_out, plan and plan.partial_highest, plan and plan.partial_sum,
-        query, keys, values, *(cache.scales for cache in caches), query_start, seq_lens, block_tables,
+        query, keys, values, *(cache.scales for cache in caches), query_start, seq_lens, block_tables, sinks,
         scaling / (largest or 1.0), 0.0 if softcap is None else softcap,
         query.stride(0), query.stride(1), block_tables.stride(0), caches[0].scales_stride, num_seqs,
         GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
         LARGEST=largest, PRODUCT=tl.float32 if query.dtype == torch.float32 else tl.float16,
         BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
-        BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys,
+        HAS_SINKS=sinks is not None, BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys,
         DECODE=decode, **early_launch(),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

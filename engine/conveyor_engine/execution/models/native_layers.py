@@ -36,7 +36,11 @@ class NativeDecoderLayer(DecoderLayer):
         shape, spec = attention.shape, attention.spec
         self._heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         heads = native.Heads(
-            *(shape.num_heads, shape.num_kv_heads, shape.head_dim), spec.scaling, spec.sliding_window, spec.softcap
+            *(shape.num_heads, shape.num_kv_heads, shape.head_dim),
+            spec.scaling,
+            spec.sliding_window,
+            spec.softcap,
+            spec.sinks,
         )
         self.layer = native.Layer(parts, heads)
         self._adapters: Adapters | None = None

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShape, same_spec
 from conveyor_engine.execution.attention.interface import HARMLESS
 from conveyor_engine.execution.models.probe import run_forward
 
@@ -129,7 +129,7 @@ def same(expected: object, actual: object) -> bool:
 def same_calls(expected: Sequence[Attended], actual: Sequence[Attended]) -> bool:
     """Return whether both have the same calls of attention, and at least one."""
     return 0 < len(expected) == len(actual) and all(
-        one.spec == other.spec and same((one.query, one.key, one.value), (other.query, other.key, other.value))
+        same_spec(one.spec, other.spec) and same((one.query, one.key, one.value), (other.query, other.key, other.value))
         for one, other in zip(expected, actual, strict=True)
     )
 

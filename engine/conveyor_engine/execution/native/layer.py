@@ -69,12 +69,14 @@ class Heads:
     scaling: float
     sliding_window: int | None = None
     softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 class Layer:
     """The calls for one layer. x is (1, T, hidden), of the weights' type. Only one thread at a time may use it."""
 
     def __init__(self, parts: LayerParts, of: Heads) -> None:
+        self._sinks = None if of.sinks is None else of.sinks.float().contiguous()
         self._parts = parts  # kept alive, because the structures point to its memory
         self._dtype = library.DTYPES[parts.before_attention.weight.dtype]
         self._heads = (of.num_heads + 2 * of.num_kv_heads, of.head_dim)
@@ -117,6 +119,7 @@ class Layer:
         return library.Attention(
             num_heads=of.num_heads, num_kv_heads=of.num_kv_heads, head_dim=of.head_dim, value_dim=of.head_dim,
             dtype=self._dtype, causal=True, window=of.sliding_window or 0, scale=of.scaling, softcap=of.softcap or 0.0,
+            sinks=None if self._sinks is None else self._sinks.data_ptr(),
         )  # fmt: skip
 
     def _norm(self, norm: Norm) -> library.RmsNorm:

@@ -5,7 +5,6 @@ from itertools import accumulate
 import pytest
 import torch
 
-from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.packed import Packed, PackedNative, choose_packed
@@ -30,24 +29,28 @@ def tensors(layer: LayerShape, dtype: torch.dtype, seed: int) -> list[torch.Tens
 
 
 @pytest.mark.parametrize(
-    ("causal", "window", "cap"), [(False, None, None), (True, None, None), (True, 9, None), (True, None, 3.0)]
+    ("causal", "window", "cap", "has_sinks"),
+    [
+        (False, None, None, False),
+        (False, 9, None, False),
+        (False, 40, 3.0, True),
+        (True, None, None, False),
+        (True, 9, None, True),
+        (True, None, 3.0, False),
+    ],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str)
 def test_both_agree_in_layers_of_one_step(
-    dtype: torch.dtype, tolerance: float, causal: bool, window: int | None, cap: float | None
+    dtype: torch.dtype, tolerance: float, causal: bool, window: int | None, cap: float | None, has_sinks: bool
 ) -> None:
     ours, plain = PackedNative(STARTS), Packed(STARTS)
     for index, layer in enumerate(LAYERS):  # the third layer has the shape of the first and reuses its blocks
-        spec = AttentionSpec(index, 0.4, window, cap, causal)
+        sinks = torch.linspace(-1, 2, layer.num_heads).to(dtype) if has_sinks else None
+        spec = AttentionSpec(index, 0.4, window, cap, causal, sinks)
         inputs = tensors(layer, dtype, index)
         out = ours.attend(spec, *inputs)
         assert out.is_contiguous()
         assert (out.double() - plain.attend(spec, *inputs).double()).abs().max() < tolerance
-
-
-def test_a_window_without_causality_is_refused() -> None:
-    with pytest.raises(ModelError, match="sliding window"):
-        PackedNative(STARTS).attend(AttentionSpec(0, 1.0, 5, None, False), *tensors(LAYERS[0], torch.float32, 0))
 
 
 def test_it_is_chosen_on_a_cpu_unless_torch_is_asked_for() -> None:

@@ -37,7 +37,12 @@ def metadata_of(query_lens: list[int], seq_lens: list[int], num_blocks: int) -> 
 
 
 def dense_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None, softcap: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Compute attention: query (n, H, D), the last n tokens, with key (L, Hkv, D), value (L, Hkv, Dv) -> (n, H, Dv)."""
     group = query.shape[1] // key.shape[1]
@@ -50,16 +55,23 @@ def dense_attention(
             scores = seen_keys @ query[token, head].double() * SCALING
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            out[token, head] = scores.softmax(0) @ value[first : position + 1, head // group].double()
+            share = 1.0
+            if sinks is not None:  # the share of the softmax that the sink leaves
+                share = torch.sigmoid(scores.logsumexp(0) - sinks[head].double())
+            out[token, head] = share * scores.softmax(0) @ value[first : position + 1, head // group].double()
     return out
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 1, 3, 6])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
-def test_it_attends_as_written_down(heads: tuple[int, int], window: int | None, softcap: float | None) -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_it_attends_as_written_down(
+    heads: tuple[int, int], window: int | None, softcap: float | None, has_sinks: bool
+) -> None:
     torch.manual_seed(0)
     num_heads, num_kv_heads = heads
+    sinks = torch.randn(num_heads) if has_sinks else None
     shape = LayerShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=8, value_dim=6)
     query_lens, seq_lens = [1, 1, 5, 9, 2], [1, 13, 5, 14, 8]
     backend = TorchPaged()
@@ -78,8 +90,8 @@ def test_it_attends_as_written_down(heads: tuple[int, int], window: int | None, 
 
     write(seq_lens, seq_lens)  # all tokens at once, then the last ones again, as a step does
     metadata = write(seq_lens, query_lens)
-    out = backend.attend(AttentionSpec(1, SCALING, window, softcap), torch.cat(queries), metadata)
-    expected = [dense_attention(q, k, v, window, softcap) for q, k, v in zip(queries, keys, values, strict=True)]
+    out = backend.attend(AttentionSpec(1, SCALING, window, softcap, sinks=sinks), torch.cat(queries), metadata)
+    expected = [dense_attention(q, k, v, window, softcap, sinks) for q, k, v in zip(queries, keys, values, strict=True)]
     torch.testing.assert_close(out, torch.cat(expected).float(), rtol=1e-5, atol=1e-5)
     assert out.is_contiguous()
 

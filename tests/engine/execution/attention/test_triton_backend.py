@@ -43,6 +43,7 @@ def run_steps(
     layers: list[LayerShape] = LAYERS,
     window: int | None = None,
     cap: float | None = None,
+    has_sinks: bool = False,
     steps: list[tuple[list[tuple[int, int]], int]] = STEPS,
 ) -> torch.Tensor:
     """Return all outputs of these steps, in every layer, in one tensor."""
@@ -60,7 +61,8 @@ def run_steps(
             query, key, value = packed.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
             key, value = key[..., : layer.head_dim], value[..., : layer.value_dim]
             backend.write_kv(index, key, value, metadata)
-            spec = AttentionSpec(index, 0.4, window, cap)
+            sinks = torch.linspace(-2, 3, layer.num_heads).to(dtype).to(DEVICE) if has_sinks else None
+            spec = AttentionSpec(index, 0.4, window, cap, sinks=sinks)
             out = backend.attend(spec, query[..., : layer.head_dim], metadata)
             outputs.append(out[: metadata.num_tokens].flatten().double().cpu())
     return torch.cat(outputs)
@@ -82,6 +84,13 @@ def test_both_backends_agree(dtype: torch.dtype, window: int | None, cap: float 
     assert_agrees(dtype, window=window, cap=cap)
 
 
+@in_types("window, cap", (None, None), (9, 3.0))
+def test_both_agree_on_sinks(dtype: torch.dtype, window: int | None, cap: float | None) -> None:
+    expected = assert_agrees(dtype, window=window, cap=cap, has_sinks=True)
+    without = run_steps(TorchPaged(), dtype, window=window, cap=cap)
+    assert (expected - without).abs().max() > 0.1
+
+
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (7, 1), (20, 1), (12, 4)], ids=str)
 def test_groups_of_query_heads_of_any_size_fit_the_tile(heads: int, kv_heads: int) -> None:
     assert_agrees(torch.float32, layers=[LayerShape(heads, kv_heads, 20, 20)])
@@ -98,6 +107,12 @@ def test_long_decodes_are_split_and_joined(dtype: torch.dtype, window: int | Non
     steps: list[tuple[list[tuple[int, int]], int]] = [([(1, 1300), (1, 5), (1, 300)], 0)]
     layers = [LayerShape(4, 2, 16, 16)] * 2
     assert_agrees(dtype, num_processors=8, layers=layers, window=window, cap=cap, steps=steps)
+
+
+def test_only_the_first_share_of_a_decode_has_the_sink() -> None:
+    steps: list[tuple[list[tuple[int, int]], int]] = [([(1, 1300), (1, 5), (1, 300)], 0)]
+    layers = [LayerShape(4, 2, 16, 16)] * 2
+    assert_agrees(torch.float32, num_processors=8, layers=layers, has_sinks=True, steps=steps)
 
 
 class Compilations:

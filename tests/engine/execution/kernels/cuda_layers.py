@@ -39,12 +39,17 @@ class Shape:
     sandwich: bool = False  # also has norms after attention and MLP, like Gemma
     window: int | None = None
     softcap: float | None = None
+    has_sinks: bool = False
+
+    def sinks(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor | None:
+        return torch.empty(self.heads.num_heads, dtype=dtype, device="cuda") if self.has_sinks else None
 
 
 SHAPES = {
     "Llama-3.2-1B": Shape(2048, 8192, LayerShape(32, 8, 64, 64)),
     "Qwen3-8B": Shape(4096, 12288, LayerShape(32, 8, 128, 128), has_head_norms=True),
     "Gemma-2-2B": Shape(2304, 9216, LayerShape(8, 4, 256, 256), sandwich=True, window=4096, softcap=50.0),
+    "gpt-oss-20b": Shape(2880, 2880, LayerShape(64, 8, 64, 64), window=128, has_sinks=True),
 }
 
 
@@ -74,7 +79,7 @@ def make_layer(shape: Shape, dtype: torch.dtype = torch.bfloat16) -> DecoderLaye
     norms = LayerNorms(norm(shape.hidden), norm(shape.hidden), (norm(shape.hidden),) * 2 if shape.sandwich else None)
     head_norms = (norm(heads.head_dim), norm(heads.head_dim)) if shape.has_head_norms else None
     attention = attention_class(CUDA, head_norms or ())(
-        AttentionSpec(0, heads.head_dim**-0.5, shape.window, shape.softcap),
+        AttentionSpec(0, heads.head_dim**-0.5, shape.window, shape.softcap, sinks=shape.sinks()),
         heads,
         (build_linear([linear(shape.hidden, q_size + 2 * kv_size)]), build_linear([linear(q_size, shape.hidden)])),
         head_norms,
@@ -125,7 +130,9 @@ def prepare_attention(
         (paged.metadata.num_tokens, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), dtype=dtype, device=CUDA
     )
     query, key, value = qkv.split([heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
-    return partial(paged.attend, AttentionSpec(0, 1.0, shape.window, shape.softcap), query, key, value)
+    return partial(
+        paged.attend, AttentionSpec(0, 1.0, shape.window, shape.softcap, sinks=shape.sinks(dtype)), query, key, value
+    )
 
 
 def prepare(

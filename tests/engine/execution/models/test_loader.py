@@ -38,7 +38,6 @@ def edit_config(directory: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "sentence"),
     [
-        ("gpt_oss", {"num_local_experts": 2, "head_dim": 16}, "'s_aux'"),
         ("falcon", {}, "FalconForCausalLM does not use transformers' attention interface"),
         ("bloom", {}, "BloomForCausalLM does not use transformers' attention interface"),
         ("gptj", {}, "GPTJForCausalLM does not use transformers' attention interface"),

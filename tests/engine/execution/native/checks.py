@@ -55,15 +55,28 @@ class Sequences:
         self.query = random(int(self.starts[-1]), heads, dim, dtype=dtype, seed=7)
 
     def attend(
-        self, window: int | None = None, softcap: float | None = None, scaling: float = 0.3, *, causal: bool = True
+        self,
+        window: int | None = None,
+        softcap: float | None = None,
+        scaling: float = 0.3,
+        *,
+        causal: bool = True,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return native.paged_attention(
             self.query, self.caches, self.starts, self.totals, self.tables,
             value_dim=self.value_dim, scaling=scaling, causal=causal, sliding_window=window, softcap=softcap,
+            sinks=sinks,
         )  # fmt: skip
 
     def exact(
-        self, window: int | None = None, softcap: float | None = None, scaling: float = 0.3, *, causal: bool = True
+        self,
+        window: int | None = None,
+        softcap: float | None = None,
+        scaling: float = 0.3,
+        *,
+        causal: bool = True,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         outputs = []
         for (queries, total), query, key, value in zip(
@@ -75,7 +88,9 @@ class Sequences:
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             distance = torch.arange(total - queries, total)[:, None] - torch.arange(total)[None]
-            hidden = (distance < 0) & causal | (distance >= (window or total))
+            hidden = (distance < 0) & causal | (distance.abs() >= (window or total))
             scores = scores.masked_fill(hidden, -torch.inf)
-            outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), value))
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, queries, 1)], -1)
+            outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :total], value))
         return torch.cat(outputs)

@@ -30,12 +30,14 @@ class Plain:
         bias = self.biases[name]
         return functional.linear(x, self.weights[name].double(), None if bias is None else bias.double())
 
-    def layer(self, window: int | None = None, softcap: float | None = None) -> native.Layer:
+    def layer(
+        self, window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None
+    ) -> native.Layer:
         products = {n: native.Product(native.pack_linear(w), self.biases[n]) for n, w in self.weights.items()}
         parts = native.LayerParts(
             before_attention=self.before_attention, before_mlp=self.before_mlp, heads=self.heads, **products
         )
-        return native.Layer(parts, native.Heads(HEADS, KV_HEADS, DIM, 0.3, window, softcap))
+        return native.Layer(parts, native.Heads(HEADS, KV_HEADS, DIM, 0.3, window, softcap, sinks))
 
 
 def make_plain(dtype: torch.dtype, with_norms: bool, with_biases: bool) -> Plain:
@@ -103,27 +105,39 @@ class Cached:
         step = native.CacheStep(self.slots, self.starts, self.totals, self.tables)
         return native.Layers([layer], [self.caches]).forward(self.x, self.rotation[0], self.rotation[1], step, 1)
 
-    def run_in_two(self, layer: native.Layer, window: int | None, softcap: float | None) -> torch.Tensor:
+    def run_in_two(
+        self, layer: native.Layer, window: int | None, softcap: float | None, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         qkv = layer.before_attention(self.x, self.rotation[0], self.rotation[1])
         query, key, value = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
         native.kv_write(key, value, self.slots, self.caches)
         attended = native.paged_attention(
             query, self.caches, self.starts, self.totals, self.tables,
             value_dim=DIM, scaling=0.3, sliding_window=window, softcap=softcap,
+            sinks=sinks,
         )  # fmt: skip
         return layer.after_attention(self.x, attended)
 
 
 @DTYPES
 @KINDS
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (7, None), (None, 2.0)])
+@pytest.mark.parametrize(
+    ("window", "softcap", "has_sinks"), [(None, None, False), (7, None, False), (None, 2.0, False), (7, None, True)]
+)
 def test_a_layer_in_one_call_is_the_same_to_the_bit(
-    dtype: torch.dtype, rotary: int, with_norms: bool, with_biases: bool, window: int | None, softcap: float | None
+    dtype: torch.dtype,
+    rotary: int,
+    with_norms: bool,
+    with_biases: bool,
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
 ) -> None:
-    layer = make_plain(dtype, with_norms, with_biases).layer(window, softcap)
+    sinks = random(HEADS, dtype=dtype) if has_sinks else None
+    layer = make_plain(dtype, with_norms, with_biases).layer(window, softcap, sinks)
     one, two = Cached(dtype, rotary), Cached(dtype, rotary)
     for _ in range(2):  # the second time in memory that has been used
-        assert torch.equal(one.run(layer), two.run_in_two(layer, window, softcap))
+        assert torch.equal(one.run(layer), two.run_in_two(layer, window, softcap, sinks))
     assert all(torch.equal(*both) for both in zip(one.caches, two.caches, strict=True))
     assert not torch.equal(one.caches[0], Cached(dtype, rotary).caches[0]), "something was written"
 

@@ -139,6 +139,16 @@ def test_attention_caps_its_scores(dtype: torch.dtype) -> None:
 
 
 @DTYPES
+@pytest.mark.parametrize(("window", "causal"), [(None, True), (20, True), (20, False)])
+def test_attention_adds_sinks_to_the_softmax(dtype: torch.dtype, window: int | None, causal: bool) -> None:
+    batch = Sequences(MIXED, 4, 2, 32, 32, dtype)
+    sinks = torch.tensor([0.5, -torch.inf, 3.0, -2.0], dtype=dtype)
+    exact = batch.exact(window=window, causal=causal, sinks=sinks)
+    assert_close(batch.attend(window=window, causal=causal, sinks=sinks), exact)
+    assert (batch.attend(window=window, causal=causal).double() - exact).abs().max() > 0.1  # and the sinks did matter
+
+
+@DTYPES
 def test_attention_with_more_query_heads_per_kv_head_than_a_tile_has_rows(dtype: torch.dtype) -> None:
     batch = Sequences([(3, 40), (1, 33)], 71, 1, 16, 16, dtype)
     assert_close(batch.attend(), batch.exact())
