@@ -10,14 +10,16 @@ from typing import Any
 
 from conveyor_engine.__main__ import build_parser as build_engine
 from conveyor_kubectl.command import build_parser as build_kubectl
+from conveyor_local.command import build_parser as build_local
 
 _HEAD = """\
 # Commands
 
 Written by `make generate` from the commands themselves; do not edit.
 
-You work with two programs: `kubectl conveyor`, which you [install](install.md#look-at-the-cluster) beside kubectl, and
-the engine, if you run it without Kubernetes. The flags of the operator, the gateway, the metrics server, offline jobs
+You work with three programs: `kubectl conveyor`, which you [install](install.md#look-at-the-cluster) beside kubectl,
+`conveyor`, which [serves manifests without a cluster](local.md), and the engine alone. The flags of the operator, the
+gateway, the metrics server, offline jobs
 and `python -m conveyor_engine serve` are on the page [Configuration](configuration.md). The chart sets most of them.
 
 """
@@ -29,6 +31,10 @@ def page() -> Iterator[str]:
     kubectl = build_kubectl()
     yield f"## {kubectl.prog}\n\n{_flow(kubectl.description)}\n\n"
     for _, command in _commands(kubectl):
+        yield _section(command, _arguments(command))
+    local = build_local()
+    yield f"## {local.prog}\n\n{_flow(local.description)}\n\n"
+    for _, command in _commands(local):
         yield _section(command, _arguments(command))
     engine = build_engine()
     yield f"## {engine.prog}\n\n{_flow(engine.description)}\n\n"

@@ -18,7 +18,6 @@ import gc
 import logging
 import signal
 from collections.abc import Awaitable
-from dataclasses import dataclass
 
 from conveyor_api.served_name import root_name
 from conveyor_gateway.admission.queues import Queues
@@ -40,14 +39,9 @@ from conveyor_gateway.relaying.open_requests import OpenRequests
 from conveyor_gateway.relaying.request_life import SharedParts
 from conveyor_gateway.routing import OwnHosts
 from conveyor_gateway.settings import Settings
+from conveyor_gateway.sources import ClusterSource, Source
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
-from conveyor_kube.gateways import gateway_slices, parse_gateways
-from conveyor_kube.resources import claim_collection, service_collection, slice_collection
-from conveyor_kube.unreadable import Unreadable
-from conveyor_kube.wanted_json import Json
-from conveyor_kube.watch import Collection, Sink, WatchState, connect, watch_collection
-from conveyor_kube.watched_list import WatchedList
 from conveyor_process.listening import allow_open_files
 
 logger = logging.getLogger(__name__)
@@ -61,24 +55,19 @@ _MAX_ADMIN_CONNECTIONS = 128  # from the kubelet, Prometheus, the operator and t
 _OTHER_OPEN_FILES = 2 * _MAX_ADMIN_CONNECTIONS + 100 + 50
 
 
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    collection: Collection
-    sink: Sink
-    state: WatchState
-
-
 class Server:
     """All parts of the process, for one call of `run`. Must be created inside the event loop."""
 
-    def __init__(self, settings: Settings, max_open_files: int) -> None:
+    def __init__(self, settings: Settings, max_open_files: int, source: Source) -> None:
         self._settings = settings
+        self._source = source
+        self.opened = asyncio.Event()  # set when both ports are open
         max_connections = fit_connections(settings.max_connections, max_open_files)
         metrics = Metrics()
         self._engines = EngineSession()
         ledger = Ledger(settings.max_held_bytes, max(1, max_connections - max_connections // 8))
-        catalog = Catalog()
-        queues = Queues(
+        self._catalog = catalog = Catalog()
+        self._queues = queues = Queues(
             catalog,
             asyncio.get_running_loop(),
             self._engines,
@@ -86,13 +75,11 @@ class Server:
             metrics.drop_service,
             metrics.drop_class,
         )
-        self._watches = _plan_watches(settings, catalog)
         own_name = root_name(settings.system_namespace)
         self._readiness = Readiness(
-            [watch.state for watch in self._watches],
+            source.states,
             are_names_claimed=lambda: catalog.directory.names.find_holder(own_name) is not None,
         )
-        self._gateways = _plan_gateways_watch(settings.system_namespace, queues)
         metrics.gauges = ServiceGauges(queues)
         metrics.registry.register(StateCollector(catalog, self._readiness, ledger))
         parts = SharedParts(
@@ -110,6 +97,11 @@ class Server:
         self._public = self._build_public_port(catalog, metrics, ledger, max_connections)
         admin = AdminApp(catalog, queues, self._readiness, metrics, ledger)
         self._admin = Listener(admin.handle, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
+
+    @property
+    def admin_port(self) -> int:
+        """The actual admin port, also if port 0 was requested. Valid once the ports are open."""
+        return self._admin.port
 
     def _build_public_port(self, catalog: Catalog, metrics: Metrics, ledger: Ledger, max_connections: int) -> Listener:
         settings = self._settings
@@ -135,19 +127,18 @@ class Server:
         """Serve until `stop` is set, then drain. `end_now` ends the draining."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._engines.close)
-            client = await stack.enter_async_context(connect(self._settings.kubeconfig))
+            await stack.enter_async_context(self._source.filling(self._catalog, self._queues))
             for listener in (self._admin, self._public):
                 await listener.open()
                 stack.push_async_callback(listener.close)
+            self.opened.set()
             logger.info("event=serving port=%d admin_port=%d", self._public.port, self._admin.port)
             async with asyncio.TaskGroup() as tasks:
-                background: list[asyncio.Task[None]] = [
-                    tasks.create_task(watch_collection(client, watch.collection, watch.sink, watch.state))
-                    for watch in (*self._watches, self._gateways)
+                background = [
+                    tasks.create_task(self._log_staleness()),
+                    tasks.create_task(self._check_public_port()),
+                    tasks.create_task(self._freeze_listed()),
                 ]
-                background.append(tasks.create_task(self._log_staleness()))
-                background.append(tasks.create_task(self._check_public_port()))
-                background.append(tasks.create_task(self._freeze_listed()))
                 await stop.wait()
                 await self._drain(end_now)
                 for task in background:
@@ -213,31 +204,6 @@ async def _wait_at_most(seconds: float, waited: Awaitable[object]) -> None:
             await waited
 
 
-def _plan_watches(settings: Settings, catalog: Catalog) -> list[_Watch]:
-    watches, namespaces = [], settings.watch_namespaces
-    for namespace in namespaces or ("",):
-        services, slices = service_collection(namespace), slice_collection(namespace)
-        watches.append(_Watch(services, catalog.services, WatchState(services.name)))
-        watches.append(_Watch(slices, catalog.slices, WatchState(slices.name)))
-    for namespace in sorted({*namespaces, settings.system_namespace}) if namespaces else ("",):
-        claims = claim_collection(namespace)
-        watches.append(_Watch(claims, catalog.claims, WatchState(claims.name)))
-    return watches
-
-
-def _plan_gateways_watch(system_namespace: str, queues: Queues) -> _Watch:
-    """Return the watch that counts the gateways, which share each queue's limit.
-
-    The gateway serves requests even before this watch has synced.
-    """
-    slices, unreadable = gateway_slices(system_namespace), Unreadable("slice", "it is ignored")
-
-    def count(bodies: list[Json]) -> None:
-        queues.set_num_gateways(sum(gateway.serving for gateway in parse_gateways(bodies, unreadable)))
-
-    return _Watch(slices, WatchedList(count), WatchState(slices.name))
-
-
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT."""
     max_open_files = allow_open_files()
@@ -248,4 +214,4 @@ async def serve(settings: Settings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    await Server(settings, max_open_files).run(stop, end_now)
+    await Server(settings, max_open_files, ClusterSource(settings)).run(stop, end_now)

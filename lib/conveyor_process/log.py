@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, TextIO
 
 LogFormat = Literal["logfmt", "json"]
 
@@ -37,12 +37,14 @@ Value = tuple[str, str, bool]
 """A key, its value as text, and whether the value is a number."""
 
 
-def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -> None:
+def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = (), stream: TextIO | None = None) -> None:
     """Set up logging for the whole process. `quiet`: loggers of libraries that log too much below WARNING.
+
+    stream: where the lines go; default: standard error.
 
     DEBUG applies only to our own loggers, because libraries log whole bodies at DEBUG, including bodies of Secrets.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.addFilter(_LibraryLimit())
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _LogfmtFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -17,7 +17,7 @@ SHARED = ("lib",)
 PARTS = {
     "operator": (*SHARED, "operator"),
     "gateway": (*SHARED, "gateway", "metrics", "jobs"),
-    "cli": (*SHARED, "cli"),
+    "cli": (*SHARED, "cli/conveyor_load", "cli/conveyor_insight", "cli/conveyor_kubectl"),
     "engine": (*BELOW_ALL, "engine/conveyor_engine"),
 }
 # Imported by a library that is told to, not by us.
@@ -65,6 +65,14 @@ ALWAYS = read_names(PROJECT["dependencies"])
 def test_an_extra_is_what_its_part_imports(part: str) -> None:
     declared = read_names(PROJECT["optional-dependencies"][part])
     assert declared == find_packages(PARTS[part]) - ALWAYS | ASKED_FOR.get(part, set())
+
+
+def test_the_extra_local_has_the_other_extras_that_conveyor_run_needs() -> None:
+    (extras,) = PROJECT["optional-dependencies"]["local"]
+    needed = ("cli", "gateway", "engine")
+    assert re.findall(r"\w+", extras.partition("[")[2]) == sorted(needed)
+    offered = read_names([each for extra in needed for each in PROJECT["optional-dependencies"][extra]])
+    assert find_packages(["cli/conveyor_local"]) <= offered | ALWAYS
 
 
 def test_what_is_always_installed_is_imported_by_every_part() -> None:

@@ -23,6 +23,7 @@ from conveyor_api.served_name import build_served_name, root_name
 from conveyor_gateway.__main__ import main
 from conveyor_gateway.server import Server
 from conveyor_gateway.settings import Settings
+from conveyor_gateway.sources import ClusterSource
 from e2e.cluster.definitions import claim_root
 
 
@@ -134,11 +135,11 @@ def root_claim() -> Json:
 
 async def test_what_comes_on_an_open_connection_at_the_end_of_the_drain_is_answered_too() -> None:
     settings = Settings(host="127.0.0.1", port=0, admin_port=0, drain_delay_seconds=0, drain_timeout_seconds=60)
-    server = Server(settings, max_open_files=2**16)
-    for watch in server._watches:
-        watch.state.synced, watch.state.heard_at = True, time.monotonic()
-        if watch.state.name == "servednames":
-            watch.sink.put(root_claim())
+    source = ClusterSource(settings)
+    server = Server(settings, 2**16, source)
+    for state in source.states:
+        state.synced, state.heard_at = True, time.monotonic()
+    server._catalog.claims.put(root_claim())
     await server._public.open()
     reader, writer = await asyncio.open_connection("127.0.0.1", server._public.port)
     try:

@@ -1,0 +1,65 @@
+"""Whatever is killed: no request is lost while the run lives, and no process is left."""
+
+import concurrent.futures
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.cli.local.running import Running, build_service, list_descendants, lives
+
+
+def test_requests_of_a_killed_engine_wait_for_the_next_one(run: Running) -> None:
+    (engine,) = run.engines()
+    left = list(list_descendants(engine))
+    os.kill(engine, signal.SIGKILL)
+    assert run.chat().status_code == 200
+    assert "chat-engine-1 failed" in run.output
+    run.wait("the end of its processes", lambda: not any(map(lives, left)))
+    assert len(run.engines()) == 1
+
+
+@pytest.mark.slow
+def test_no_request_is_lost_while_one_of_two_engines_is_killed(tmp_path: Path, models: Path) -> None:
+    with Running(tmp_path, models, build_service(replicas=2)) as running:
+        running.wait_ready()
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            asked = [pool.submit(running.chat, tokens=200) for _ in range(60)]
+            running.wait("begin", lambda: sum(each.done() for each in asked) > 6)
+            os.kill(running.engines()[0], signal.SIGKILL)
+            assert [each.result().status_code for each in asked] == [200] * 60
+        running.wait("second engine", lambda: running.output.count("is ready:") == 3)
+
+
+def test_nothing_is_left_of_a_killed_run_and_the_next_one_starts_clean(tmp_path: Path, models: Path) -> None:
+    with Running(tmp_path, models, build_service()) as running:
+        processes = running.wait_ready().descendants()
+        assert len(processes) > 3
+        os.kill(running.process.pid, signal.SIGKILL)
+        running.process.wait()
+        running.wait("the end of all processes", lambda: not any(map(lives, processes)))
+    (before,) = tmp_path.glob("cache/run/*")
+    with Running(tmp_path, models, build_service()) as again:
+        assert again.wait_ready().chat().status_code == 200
+        assert not before.exists()
+        again.process.send_signal(signal.SIGINT)
+        assert again.wait_ended() == 0
+
+
+def test_a_second_signal_ends_at_once(run: Running) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(run.chat, tokens=8000, stream=True)
+        run.wait("request", lambda: '"in_flight":1' in _read_demand(run) or asked.done())
+        processes = run.descendants()
+        run.terminate()
+        run.wait_for("ending: ")
+        run.terminate()
+        assert run.wait_ended() == 0
+        asked.exception()
+    assert not any(map(lives, processes))
+
+
+def _read_demand(run: Running) -> str:
+    log = next(run.folder.glob("cache/run/*/gateway.log")).read_text()
+    port = log.partition("admin_port=")[2].split()[0]
+    return run.http.get(f"http://127.0.0.1:{port}/demand").text
