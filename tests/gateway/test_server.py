@@ -138,7 +138,7 @@ async def test_what_comes_on_an_open_connection_at_the_end_of_the_drain_is_answe
     source = ClusterSource(settings)
     server = Server(settings, 2**16, source)
     for state in source.states:
-        state.synced, state.heard_at = True, time.monotonic()
+        state.synced, state.received_at = True, time.monotonic()
     server._catalog.claims.put(root_claim())
     await server._public.open()
     reader, writer = await asyncio.open_connection("127.0.0.1", server._public.port)

@@ -9,11 +9,11 @@ import asyncio
 from collections import Counter
 from typing import Final
 
-from conveyor_gateway.admission.asking import Asking
 from conveyor_gateway.admission.engine_order import Engine
 from conveyor_gateway.admission.engine_pool import EnginePool
 from conveyor_gateway.admission.leaving import Leaving
 from conveyor_gateway.admission.limits import QueueLimits
+from conveyor_gateway.admission.open_queries import OpenQueries
 from conveyor_gateway.admission.place_queries import PlaceQueries
 from conveyor_gateway.admission.retries import Exclusions, RetryBudget
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
@@ -47,7 +47,7 @@ class Dispatcher:
         self._leaving = Leaving(loop.time())
         self._retries = RetryBudget(loop.time())
         self._loop = loop
-        self._asking = Asking(engines, self._use_answer, self.match)
+        self._queries = OpenQueries(engines, self._use_answer, self.match)
         self._exclusions = Exclusions()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -92,7 +92,7 @@ class Dispatcher:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        self._asking.stop()
+        self._queries.stop()
 
     def match(self) -> None:
         """Give free places to the first tickets of the queue, then ask engines for more places."""
@@ -114,13 +114,13 @@ class Dispatcher:
 
         If no request waits, the query only detects when a place is free again.
         """
-        if not (unasked := self._pool.find_unasked(now)):
+        if not (unqueried := self._pool.find_unqueried(now)):
             return
         first = self._waiting.first(_ANY_ENGINE, self._find_full_level())
         if first is not None or not self._waiting:
-            for engine in unasked:
-                if self._asking.ask(engine, first.level if first else self._limits.classes.worst_level):
-                    self._pool.note_asked(engine)
+            for engine in unqueried:
+                if self._queries.query(engine, first.level if first else self._limits.classes.worst_level):
+                    self._pool.note_queried(engine)
 
     def _continue_soon(self) -> None:
         if not self._continues:
@@ -197,7 +197,7 @@ class Dispatcher:
         if not granted:
             self._pool.leave_out(engine, now)
         is_used = granted and self._use_granted(engine, now)
-        self._pool.note_place_answer(engine, asks_again=is_used and bool(self._waiting))
+        self._pool.note_place_answer(engine, queries_again=is_used and bool(self._waiting))
         return is_used
 
     def _use_granted(self, engine: Engine, now: float) -> bool:

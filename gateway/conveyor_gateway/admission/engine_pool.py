@@ -47,7 +47,7 @@ class EnginePool:
         # An ordered set of the engines that reported that all their places are taken. A request is sent to such an
         # engine only after the engine has granted a place.
         self._occupied: dict[Engine, None] = {}
-        self._unasked: dict[Engine, None] = {}  # those of them without an open query
+        self._unqueried: dict[Engine, None] = {}  # those of them without an open query
         self._free_bits: list[int] = []  # a heap: the bits of removed engines
         self._choices = 0
         self._now = 0.0  # the time of the last call
@@ -144,7 +144,7 @@ class EnginePool:
         The load may exceed the limit by one, because this gateway may not yet have seen the end of another request.
         """
         self._tick(now_seconds)
-        if not self._may_be_asked(engine) or engine.load > self.place_limit:
+        if not self._may_be_queried(engine) or engine.load > self.place_limit:
             return False
         self._occupy(engine)
         return True
@@ -167,21 +167,21 @@ class EnginePool:
         self._left_out.note(engine)
         self._rank(engine)
 
-    def _may_be_asked(self, engine: Engine) -> bool:
+    def _may_be_queried(self, engine: Engine) -> bool:
         return engine.ready and engine.left_out_until <= self._now
 
     def _has_place(self, engine: Engine) -> bool:
         is_free = engine.load < self.place_limit and engine not in self._occupied
-        return is_free and self._may_be_asked(engine)
+        return is_free and self._may_be_queried(engine)
 
-    def find_unasked(self, now_seconds: float) -> list[Engine]:
+    def find_unqueried(self, now_seconds: float) -> list[Engine]:
         """Return the engines that `dispatcher` may query for a place, because all their places are taken."""
         self._tick(now_seconds)
-        return [each for each in self._unasked if self._may_be_asked(each)]
+        return [each for each in self._unqueried if self._may_be_queried(each)]
 
-    def note_asked(self, engine: Engine) -> None:
+    def note_queried(self, engine: Engine) -> None:
         """Record that a query to `engine` is open."""
-        self._unasked.pop(engine, None)
+        self._unqueried.pop(engine, None)
 
     def release(self, engine: Engine) -> None:
         """Free one place that `choose` occupied."""
@@ -211,21 +211,21 @@ class EnginePool:
 
         Requests now wait until the engine grants a place.
         """
-        self._occupied[engine] = self._unasked[engine] = None
+        self._occupied[engine] = self._unqueried[engine] = None
         self._rank(engine)
 
-    def note_place_answer(self, engine: Engine, asks_again: bool) -> None:
+    def note_place_answer(self, engine: Engine, queries_again: bool) -> None:
         """Record that `engine` has answered a query for a place.
 
-        Requests are sent to the engine without a query from now on, unless another query follows (`asks_again`).
-        In the modes that fill batches, `asks_again` has no effect, because the engine may already fill another batch.
+        Requests are sent to the engine without a query from now on, unless another query follows (`queries_again`).
+        In the modes that fill batches, `queries_again` has no effect: the engine may already fill another batch.
         """
-        if not asks_again or self.fills_batches:
+        if not queries_again or self.fills_batches:
             self._occupied.pop(engine, None)
-            self._unasked.pop(engine, None)
+            self._unqueried.pop(engine, None)
             self._rank(engine)
         elif engine in self._occupied:
-            self._unasked[engine] = None
+            self._unqueried[engine] = None
 
     def note_answer(self, engine: Engine) -> None:
         """Record that `engine` answered: reset its failures, and send it further requests if this was a probe."""
@@ -243,7 +243,7 @@ class EnginePool:
         if not engine.ready and engine.load == 0 and self._engines.pop(engine.address, None) is not None:
             heapq.heappush(self._free_bits, engine.bit)
             self._occupied.pop(engine, None)
-            self._unasked.pop(engine, None)
+            self._unqueried.pop(engine, None)
             engine.left_out_until = engine.full_until = 0.0  # ends its pauses
 
     def _allocate_bit(self) -> int:

@@ -24,11 +24,11 @@ class PlaceQueries:
         Returns False if the query fails, or if the ledger has no room for it.
         """
 
-        async def ask(hold: Hold) -> bool:
+        async def request(hold: Hold) -> bool:
             return await self.engines.request_place(hold, address, level)
 
         try:
-            return await run_held(self.ledger, self.owner, ask)
+            return await run_held(self.ledger, self.owner, request)
         except GatewayError:
             return False
 

@@ -111,7 +111,7 @@ class Listener:
         self._max_connections = max_connections
         self._keep_alive_seconds = keep_alive_seconds
         self._host = host
-        self._asked_port = port
+        self._requested_port = port
         self.port = port
 
     async def open(self) -> None:
@@ -125,7 +125,7 @@ class Listener:
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
-        self._accepting = open_port(self._runner, self._host, self._asked_port, self._find_peer)
+        self._accepting = open_port(self._runner, self._host, self._requested_port, self._find_peer)
         self.port = self._accepting.port
 
     async def stop_accepting(self) -> None:

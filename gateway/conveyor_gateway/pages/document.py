@@ -122,8 +122,8 @@ def _describe(endpoint: Endpoint, known: Raws | None) -> Iterator[Json]:
         case Kind.DESCRIBE:
             yield _page("This document.", {"type": "object"}, refusals)
         case Kind.STATUS:
-            told: object = _responses(known).get("200", {"description": "Yes."})
-            yield {"summary": "Whether the service answers requests.", "responses": {"200": told} | refusals}
+            response: object = _responses(known).get("200", {"description": "Yes."})
+            yield {"summary": "Whether the service answers requests.", "responses": {"200": response} | refusals}
         case _:
             if known is not None:
                 yield known | {"responses": _join(_responses(known), refusals)}

@@ -61,14 +61,14 @@ def build_refusals(kind: Kind, path: str) -> Json:
     """Return the gateway's error responses for a path of this kind, by status."""
     form = refer(find_error_form(path).answer.__name__)
     codes = (*_ANY_PATH, *_OF_KIND.get(kind, _ENGINES_ANSWER))
-    told = {}
+    refusals = {}
     for status in sorted({code.status for code in codes}):
         cases = "; ".join(f"`{code}`: {code.meaning}" for code in codes if code.status == status)
-        told[str(status)] = {
+        refusals[str(status)] = {
             "description": f"By the gateway: {cases}.",
             "content": {JSON_TYPE: {"schema": form}},
         }
-    return told
+    return refusals
 
 
 def _build_schemas() -> bytes:

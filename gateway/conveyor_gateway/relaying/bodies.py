@@ -153,7 +153,7 @@ class _Streamed(msgspec.Struct):
 _STREAMED: Final = msgspec.json.Decoder(_Streamed)
 
 
-def asks_for_stream(body: bytes) -> bool:
+def requests_stream(body: bytes) -> bool:
     """Return whether a body requests an event stream. False if it exceeds MAX_ROUTED_BYTES or cannot be parsed."""
     try:
         return len(body) <= MAX_ROUTED_BYTES and _STREAMED.decode(body).stream

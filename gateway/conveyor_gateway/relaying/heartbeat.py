@@ -17,7 +17,7 @@ from conveyor_gateway.engines.exchange import EngineAnswer
 from conveyor_gateway.engines.headers import EVENT_STREAM_HEADERS
 from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.recording.record import Record
-from conveyor_gateway.relaying.bodies import asks_for_stream
+from conveyor_gateway.relaying.bodies import requests_stream
 from conveyor_gateway.responses import build_error_event, write_error_event
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
@@ -54,7 +54,7 @@ class Heartbeat:
 
     async def _beat(self, body: bytes) -> None:
         await asyncio.sleep(self.period_seconds)
-        if not asks_for_stream(body):
+        if not requests_stream(body):
             return
         response = StreamResponse(headers=EVENT_STREAM_HEADERS | {REQUEST_ID_HEADER: self.record.request_id})
         if self.readiness.draining:

@@ -100,12 +100,12 @@ class OpenRequests:
         """Query the engine and record the request. If the ledger has no room, the usage known so far is recorded."""
         owner = Owner(record.service.partition("/")[0], record.service, client)
 
-        async def ask(hold: Hold) -> None:
+        async def request(hold: Hold) -> None:
             record.usage = await self._parts.engines.fetch_usage(hold, record.engine, record.usage_key) or record.usage
 
         try:
             with contextlib.suppress(GatewayError):
-                await run_held(self._parts.ledger, owner, ask)
+                await run_held(self._parts.ledger, owner, request)
         finally:
             self._parts.recorder.finish(record)
 

@@ -61,4 +61,4 @@ class Readiness:
         now = self.now_seconds()
         for watch in self.watches:
             if watch.synced:
-                yield watch.name, now - watch.heard_at
+                yield watch.name, now - watch.received_at

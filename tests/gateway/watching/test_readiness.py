@@ -9,18 +9,18 @@ def make_readiness(*watches: WatchState) -> Readiness:
 
 
 def test_not_ready_until_every_watch_has_listed_once() -> None:
-    readiness = make_readiness(WatchState("services", synced=True, heard_at=200), WatchState("slices"))
+    readiness = make_readiness(WatchState("services", synced=True, received_at=200), WatchState("slices"))
     assert readiness.problems() == ["not synced: slices"]
     assert not readiness.synced
 
 
 def test_ready_when_all_have() -> None:
-    readiness = make_readiness(WatchState("services", synced=True, heard_at=199))
+    readiness = make_readiness(WatchState("services", synced=True, received_at=199))
     assert (readiness.synced, readiness.problems(), readiness.warnings()) == (True, [], [])
 
 
 def test_a_silent_api_server_is_a_warning_and_no_reason_to_leave() -> None:
-    readiness = make_readiness(WatchState("services", synced=True, heard_at=80))
+    readiness = make_readiness(WatchState("services", synced=True, received_at=80))
     assert readiness.problems() == []
     assert readiness.warnings() == [
         "stale: services: no data from the API server for 120 s; serving with the last known state"
@@ -29,7 +29,7 @@ def test_a_silent_api_server_is_a_warning_and_no_reason_to_leave() -> None:
 
 def test_not_ready_until_the_operator_has_claimed_the_names_and_ready_from_then_on() -> None:
     is_claimed = False
-    watch = WatchState("services", synced=True, heard_at=200)
+    watch = WatchState("services", synced=True, received_at=200)
     readiness = Readiness([watch], now_seconds=lambda: 200.0, are_names_claimed=lambda: is_claimed)
     assert readiness.problems() == ["waiting for the operator, which claims the names of services when it first runs"]
     assert not readiness.synced
@@ -40,7 +40,7 @@ def test_not_ready_until_the_operator_has_claimed_the_names_and_ready_from_then_
 
 
 def test_draining_is_not_ready_at_once() -> None:
-    readiness = make_readiness(WatchState("services", synced=True, heard_at=200))
+    readiness = make_readiness(WatchState("services", synced=True, received_at=200))
     readiness.draining = True
     assert readiness.problems() == ["draining"]
     assert readiness.synced

@@ -114,7 +114,7 @@ async def test_a_queue_that_ends_takes_nothing_more() -> None:
     queue.close(GatewayError("gone", Code.SERVICE_DELETED))
     await settle()
     assert engines.asked == ["a:1"]
-    assert all(task.done() for task in queue._dispatcher._asking._tasks)
+    assert all(task.done() for task in queue._dispatcher._queries._tasks)
 
 
 async def test_an_engine_that_takes_no_place_back_is_not_asked_meanwhile_and_at_once_afterwards() -> None:

@@ -11,7 +11,7 @@ from conveyor_gateway.admission.engine_order import Engine
 from conveyor_gateway.admission.place_queries import PlaceQueries
 
 
-class Asking:
+class OpenQueries:
     """Calls `on_answer(engine, is_granted)` after each query. `on_answer` returns whether a request uses the place.
 
     A query stays open until the engine answers. A place that no request uses is given back. `on_end` is called when the
@@ -24,15 +24,15 @@ class Asking:
         self._engines = engines
         self._on_answer = on_answer
         self._on_end = on_end
-        self._asked: set[str] = set()  # addresses, because a pod that is ready again is a new `Engine`
+        self._queried: set[str] = set()  # addresses, because a pod that is ready again is a new `Engine`
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def ask(self, engine: Engine, level: int) -> bool:
+    def query(self, engine: Engine, level: int) -> bool:
         """Query an engine for a place; return False if a query to it is open. A lower `level` is more urgent."""
-        if engine.address in self._asked:
+        if engine.address in self._queried:
             return False
-        self._asked.add(engine.address)
-        task = asyncio.create_task(self._ask(engine, level))
+        self._queried.add(engine.address)
+        task = asyncio.create_task(self._query(engine, level))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
@@ -41,10 +41,10 @@ class Asking:
         for task in self._tasks:
             task.cancel()
 
-    async def _ask(self, engine: Engine, level: int) -> None:
+    async def _query(self, engine: Engine, level: int) -> None:
         address = engine.address
         granted = await self._engines.request_place(address, level)
         if not self._on_answer(engine, granted) and granted:
             await self._engines.give_place_back(address)
-        self._asked.discard(address)
+        self._queried.discard(address)
         self._on_end()
