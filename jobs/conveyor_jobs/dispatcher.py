@@ -136,8 +136,8 @@ class Dispatcher:
                 if not others_work:
                     self.concurrency.note_absent(sent_at, now, response.retry_after)
             case Verdict.REFUSED if response.status != 403 or not self.results.counts.completed:
-                told = f"{pending.request.path} got {response.status}: {response.body[:300]!r}"
-                raise JobRefused(told, lasts=response.status not in (401, 403))
+                problem = f"{pending.request.path} got {response.status}: {response.body[:300]!r}"
+                raise JobRefused(problem, lasts=response.status not in (401, 403))
             case _:
                 if response.is_good:
                     self._num_answers += 1

@@ -20,7 +20,7 @@ from conveyor_process.log import without_secrets
 from conveyor_process.proxies import bypasses_proxy
 
 MAX_LINE_BYTES: Final = 32 << 20  # above the longest body that a gateway accepts by default
-MAX_TOLD: Final = 20  # mistakes that are reported
+MAX_SHOWN: Final = 20  # mistakes that are reported
 _FETCHED: Final = "input.jsonl"
 _ADDRESS: Final = "input.address"  # of the fetched file, without its query
 _FETCH_TIMEOUT_SECONDS: Final = 60.0
@@ -40,7 +40,7 @@ class Mistake:
 
 
 class InvalidInput(Exception):
-    """The input has mistakes, of which the first MAX_TOLD are told."""
+    """The input has mistakes, of which the first MAX_SHOWN are listed."""
 
     def __init__(self, *mistakes: Mistake) -> None:
         super().__init__("; ".join(f"line {each.line}: {each.message}" for each in mistakes))
@@ -87,19 +87,19 @@ def open_input(given: str, folder: Path) -> InputFile:
 
 def _open_fetched(address: str, folder: Path) -> InputFile:
     """Fetch the file once. A job that is started again uses the fetched file, as its address may have expired."""
-    told, fetched, address_file = without_secrets(address), folder / _FETCHED, folder / _ADDRESS
+    shown, fetched, address_file = without_secrets(address), folder / _FETCHED, folder / _ADDRESS
     if not _is_address(address):
         raise InvalidInput(
             Mistake(0, "the input's address must be http[s]://HOST[:PORT]/PATH without user and password")
         )
     if fetched.exists():
-        if address_file.read_text() != told:
+        if address_file.read_text() != shown:
             raise InvalidInput(Mistake(0, f"{folder} has the results of another input: use another folder"))
         return _check(fetched)
     part = folder / f"{_FETCHED}.part"
     _fetch(address, part)
     checked = _check(part)
-    address_file.write_text(told)
+    address_file.write_text(shown)
     part.rename(fetched)
     return replace(checked, path=fetched)
 
@@ -119,7 +119,7 @@ def _build_opener(address: str) -> urllib.request.OpenerDirector:
 
 def _fetch(address: str, part: Path) -> None:
     """Fetch the file. Errors leave out the address's query, and texts of libraries that may repeat it."""
-    told = without_secrets(address)
+    shown = without_secrets(address)
     try:
         with _build_opener(address).open(address, timeout=_FETCH_TIMEOUT_SECONDS) as response, part.open("wb") as file:
             while piece := response.read(_PIECE_BYTES):
@@ -128,13 +128,13 @@ def _fetch(address: str, part: Path) -> None:
             os.fsync(file.fileno())
             missing = response.length  # http.client counts down what Content-Length announced
     except urllib.error.HTTPError as error:
-        raise InputError(f"{told} cannot be fetched: HTTP {error.code}") from error
+        raise InputError(f"{shown} cannot be fetched: HTTP {error.code}") from error
     except urllib.error.URLError as error:
-        raise InputError(f"{told} cannot be fetched: {error.reason}") from error
+        raise InputError(f"{shown} cannot be fetched: {error.reason}") from error
     except (http.client.HTTPException, ValueError) as error:
-        raise InputError(f"{told} cannot be fetched: {type(error).__name__}") from None
+        raise InputError(f"{shown} cannot be fetched: {type(error).__name__}") from None
     if missing:
-        raise InputError(f"{told} ended {missing} bytes too early")
+        raise InputError(f"{shown} ended {missing} bytes too early")
 
 
 def _check(path: Path) -> InputFile:
@@ -151,7 +151,7 @@ def _check(path: Path) -> InputFile:
                     raise InvalidLine(f"custom_id {request.custom_id[:100]!r} occurs twice")
             except InvalidLine as error:
                 mistakes.append(Mistake(number, str(error)))
-                if len(mistakes) == MAX_TOLD:
+                if len(mistakes) == MAX_SHOWN:
                     break
                 continue
             seen.add(hash(request.custom_id))

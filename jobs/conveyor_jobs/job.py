@@ -213,8 +213,8 @@ def _end(status: str, results: Results, num_requests: int, settings: Settings) -
     )  # fmt: skip
     code = choose_exit_code(status, counts.failed, num_requests, settings.max_failed)
     if code is ExitCode.TOO_MANY_FAILED:
-        told = f"{counts.failed} of {num_requests} requests failed, more than --max-failed allows: see {ERRORS}"
-        logger.error("event=failed message=%s", told)
+        message = f"{counts.failed} of {num_requests} requests failed, more than --max-failed allows: see {ERRORS}"
+        logger.error("event=failed message=%s", message)
     return code
 
 
