@@ -99,7 +99,7 @@ class Explanation:
     counts: Counts | None = None
 
 
-_NO_DEPLOYMENT: Final = DeploymentState(asked_replicas=0)
+_NO_DEPLOYMENT: Final = DeploymentState(requested_replicas=0)
 
 
 def explain(facts: Facts) -> Explanation:
@@ -114,7 +114,7 @@ def explain(facts: Facts) -> Explanation:
         at=facts.now,
         namespace=facts.service.namespace,
         name=facts.service.name,
-        asked=deployment.asked_replicas,
+        asked=deployment.requested_replicas,
         existing=deployment.replicas,
         ready=deployment.ready_replicas,
         starting=count_starting(facts),
@@ -147,7 +147,7 @@ def _known(values: Mapping[str, int | str], hpa: Hpa) -> dict[str, int | None]:
 
 def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decision | None:
     """Return the decision if the autoscaler reads no metrics, otherwise None."""
-    spec, asked = facts.service.spec, deployment.asked_replicas
+    spec, asked = facts.service.spec, deployment.requested_replicas
     if facts.deployment is None:
         return Decision(0, Reason.NO_AUTOSCALER, "There is no Deployment yet.")
     is_others = spec.autoscaling is None or spec.autoscaling.is_external
@@ -173,7 +173,7 @@ def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decisi
 
 
 def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, proposals: Sequence[Proposal]) -> Decision:
-    asked = deployment.asked_replicas
+    asked = deployment.requested_replicas
     if hpa is None:
         return Decision(asked, Reason.NO_AUTOSCALER, "Conveyor has not created the HorizontalPodAutoscaler yet.")
     low, high = hpa.asked.min_replicas, hpa.asked.max_replicas
@@ -295,7 +295,7 @@ def _describe_metric(
 
 def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, decision: Decision) -> list[str]:
     """Return further sentences about the decision."""
-    told, asked = [], deployment.asked_replicas
+    told, asked = [], deployment.requested_replicas
     if hpa is not None and facts.others:
         other = f"HorizontalPodAutoscaler {facts.others[0]}, which Conveyor did not create, scales the same Deployment."
         told.append(f"{other} Delete it, or set autoscaling.provider: External.")

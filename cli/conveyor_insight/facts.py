@@ -118,7 +118,7 @@ def read_facts(cluster: Reader, namespace: str, name: str) -> Facts:
             for each in service.spec.queue.ordered_classes
         ),
         limits=None if service.spec.batching.objectives is None else _read_limits(cluster, service),
-        counts=_read_counts(cluster, service) if ours and state and state.asked_replicas else None,
+        counts=_read_counts(cluster, service) if ours and state and state.requested_replicas else None,
     )
 
 

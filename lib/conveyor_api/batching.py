@@ -39,13 +39,13 @@ class Objectives(ApiModel):
         Rule(
             "has(self.timeToFirstToken) || has(self.interTokenLatency) || has(self.latency)",
             "name timeToFirstToken, interTokenLatency or latency, or remove objectives",
-            lambda told: told.of_tokens or told.latency is not None,
+            lambda objectives: objectives.of_tokens or objectives.latency is not None,
         ),
         Rule(
             "!has(self.latency) || (!has(self.timeToFirstToken) && !has(self.interTokenLatency))",
             "latency is for models that take one step, timeToFirstToken and "
             "interTokenLatency are for models that generate; keep what fits the model",
-            lambda told: told.latency is None or not told.of_tokens,
+            lambda objectives: objectives.latency is None or not objectives.of_tokens,
             field="latency",
         ),
     )

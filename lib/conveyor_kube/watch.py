@@ -103,7 +103,7 @@ class WatchState:
 
     name: str
     synced: bool = False
-    heard_at: float = 0.0  # when the API server last sent a list, an event or a bookmark
+    received_at: float = 0.0  # when the API server last sent a list, an event or a bookmark
 
 
 class WatchFailed(Exception):
@@ -205,7 +205,7 @@ class _Watch:
             (self._sink.delete if event.type == "DELETED" else self._sink.put)(body)
 
     def _note_answer(self) -> None:
-        self._state.heard_at = time.monotonic()
+        self._state.received_at = time.monotonic()
 
 
 async def _read_page(content: aiohttp.StreamReader) -> bytearray:

@@ -69,19 +69,19 @@ class _LibraryLimit(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: dict[str, _Logged] = {}
+        self._logged: dict[str, _Logged] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
         if record.levelno < logging.WARNING or record.name.partition(".")[0] in _OWN_LOGGERS:
             return True
-        told, now = self._told.setdefault(record.name, _Logged()), time.monotonic()
-        if now - told.since >= 60:
-            left_out, told.since, told.count = max(0, told.count - _LIBRARY_WARNINGS_MAX), now, 0
+        logged, now = self._logged.setdefault(record.name, _Logged()), time.monotonic()
+        if now - logged.since >= 60:
+            left_out, logged.since, logged.count = max(0, logged.count - _LIBRARY_WARNINGS_MAX), now, 0
             if left_out:
                 record.msg, record.args = f"{record.getMessage()} ({left_out} more in the minute before)", ()
-        told.count += 1
-        return told.count <= _LIBRARY_WARNINGS_MAX
+        logged.count += 1
+        return logged.count <= _LIBRARY_WARNINGS_MAX
 
 
 @dataclass(slots=True)

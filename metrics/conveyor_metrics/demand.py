@@ -91,11 +91,11 @@ def _find_replicas(demands: list[ServiceDemand], batch_size: int) -> Engines | N
 def _sum_classes(demands: list[ServiceDemand]) -> dict[str, ClassSum]:
     by_name: dict[str, list[ClassDemand]] = {}
     for demand in demands:
-        for name, told in demand.classes.items():
-            by_name.setdefault(name, []).append(told)
+        for name, found in demand.classes.items():
+            by_name.setdefault(name, []).append(found)
     return {
-        name: ClassSum(sum(each.queued for each in told), int(max(each.wait_seconds for each in told)))
-        for name, told in by_name.items()
+        name: ClassSum(sum(each.queued for each in found), int(max(each.wait_seconds for each in found)))
+        for name, found in by_name.items()
     }
 
 

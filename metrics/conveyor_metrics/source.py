@@ -82,7 +82,7 @@ class GatewaySource:
 
     def _check_watch(self) -> None:
         """Raise NotKnown if there may be gateways that are not in the list."""
-        silence_seconds = time.monotonic() - self._watch.heard_at
+        silence_seconds = time.monotonic() - self._watch.received_at
         was_stale, self._stale = self._stale, silence_seconds > MAX_SILENCE_SECONDS
         if self._stale:
             problem = f"{self._watch.name}: no data from the API server for {silence_seconds:.0f} s"

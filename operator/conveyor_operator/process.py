@@ -15,7 +15,7 @@ import kopf
 from conveyor_kube.kubeconfig import load_configuration
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.activity.follower import ActivityFollower
-from conveyor_operator.activity.warm_ups import Tell, WarmUps
+from conveyor_operator.activity.warm_ups import ReportWarmUp, WarmUps
 from conveyor_operator.cluster import Cluster, wait_for
 from conveyor_operator.election import Election
 from conveyor_operator.health import Health, HealthServer
@@ -79,11 +79,11 @@ class Operator:
     def serves(self, kind: Kind) -> bool | None:
         return self.optional.serves(kind)
 
-    def request_warm_up(self, service: str, pod: str, tell: Tell) -> None:
-        self.warm_ups.ask(service, pod, tell)
+    def request_warm_up(self, service: str, pod: str, report: ReportWarmUp) -> None:
+        self.warm_ups.request(service, pod, report)
 
     def find_name(self, service: str, name: str) -> NameAnswer:
-        return self.served_names.tell(service, name)
+        return self.served_names.follow(service, name)
 
     def _mark_all(self) -> None:
         for resource in self.resources:

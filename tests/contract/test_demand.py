@@ -48,7 +48,7 @@ def gateways(api: Api, control_plane: ControlPlane, namespace: str) -> Iterator[
 @pytest.fixture
 async def source(gateways: list[GatewayProcess]) -> AsyncIterator[GatewaySource]:
     async with aiohttp.ClientSession() as session:
-        watch = WatchState("endpointslices", synced=True, heard_at=float("inf"))  # it never grows silent
+        watch = WatchState("endpointslices", synced=True, received_at=float("inf"))  # it never grows silent
         source = GatewaySource(session, 2, watch)
         source.gateways = tuple(Gateway("127.0.0.1", gateway.admin_port, serving=True) for gateway in gateways)
         yield source

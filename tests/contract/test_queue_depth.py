@@ -134,7 +134,7 @@ async def test_the_limit_that_objectives_set_arrives_with_its_reason(
 
 
 def make_source(session: aiohttp.ClientSession, gateways: list[GatewayProcess]) -> GatewaySource:
-    source = GatewaySource(session, 5, WatchState("endpointslices", synced=True, heard_at=time.monotonic()))
+    source = GatewaySource(session, 5, WatchState("endpointslices", synced=True, received_at=time.monotonic()))
     source.gateways = tuple(Gateway("127.0.0.1", gateway.admin_port, serving=True) for gateway in gateways)
     return source
 

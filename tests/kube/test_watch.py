@@ -102,15 +102,15 @@ async def test_while_the_api_server_is_away_what_was_known_stays(followed: Follo
     await until(lambda: followed.knows("qwen"))
     followed.proxy.is_shut = True
     followed.proxy.end_watches()
-    heard = followed.states[0].heard_at
+    heard = followed.states[0].received_at
     await until(lambda: followed.proxy.refused >= 4)  # both watches have tried twice
     assert followed.knows("qwen")
-    assert followed.states[0].heard_at == heard
+    assert followed.states[0].received_at == heard
     assert followed.states[0].synced
     followed.proxy.is_shut = False
     await asyncio.to_thread(followed.cluster.apply_service, "new")
     await until(lambda: followed.knows("qwen", "new"))
-    assert followed.states[0].heard_at > heard
+    assert followed.states[0].received_at > heard
 
 
 async def test_a_watch_that_ends_once_is_routine_and_one_that_fails_again_is_a_warning(

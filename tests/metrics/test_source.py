@@ -63,7 +63,7 @@ async def start(asked: list[str]) -> AsyncIterator[Start]:
 
 @pytest.fixture
 def watch() -> WatchState:
-    return WatchState("endpointslices/conveyor-system", synced=True, heard_at=time.monotonic())
+    return WatchState("endpointslices/conveyor-system", synced=True, received_at=time.monotonic())
 
 
 @pytest.fixture
@@ -112,12 +112,12 @@ async def test_a_list_of_gateways_that_may_be_old_makes_the_sum_unknown_until_it
     start: Start, source: GatewaySource, watch: WatchState, caplog: pytest.LogCaptureFixture
 ) -> None:
     source.gateways = (await start(lambda: web.json_response(build_demand(3, 1))),)
-    watch.heard_at -= MAX_SILENCE_SECONDS + 1
+    watch.received_at -= MAX_SILENCE_SECONDS + 1
     for _ in range(2):
         with pytest.raises(NotKnown, match="endpointslices/conveyor-system: no data from the API server for 1"):
             await source.read_demand("default/qwen")
     assert caplog.text.count("event=stale ") == 1
-    watch.heard_at = time.monotonic()
+    watch.received_at = time.monotonic()
     assert (await source.read_demand("default/qwen")).in_flight == 3
 
 

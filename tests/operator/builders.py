@@ -7,7 +7,7 @@ from typing import Any
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
 from conveyor_operator.activity.answer import Activity
-from conveyor_operator.activity.warm_ups import Tell
+from conveyor_operator.activity.warm_ups import ReportWarmUp
 from conveyor_operator.inferenceservice.desired import Desired, build_desired, build_owner
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
@@ -43,7 +43,7 @@ class QuietSources:
     def serves(self, kind: Kind) -> bool | None:
         return False
 
-    def request_warm_up(self, service: str, pod: str, tell: Tell) -> None:
+    def request_warm_up(self, service: str, pod: str, tell: ReportWarmUp) -> None:
         pass
 
     def find_name(self, service: str, name: str) -> NameAnswer:
@@ -82,7 +82,7 @@ def make_deployment(asked: int = 1, **changes: Any) -> DeploymentState:
     state = DeploymentState(
         generation=1,
         observed_generation=1,
-        asked_replicas=asked,
+        requested_replicas=asked,
         replicas_managers=frozenset({names.FIELD_MANAGER}),
         config_hash="aaaaaaaa",
         pod_template=NEWEST.template,

@@ -74,7 +74,7 @@ class ActivityFollower:
         """
         gateways = self.gateways
         answers = await asyncio.gather(*(_read_one(session, each) for each in gateways), return_exceptions=True)
-        is_stale = time.monotonic() - self._watch.heard_at > MAX_SILENCE_SECONDS
+        is_stale = time.monotonic() - self._watch.received_at > MAX_SILENCE_SECONDS
         pages: list[Page | None] = [None] * is_stale
         unreadable = set()
         for gateway, answer in zip(gateways, answers, strict=True):

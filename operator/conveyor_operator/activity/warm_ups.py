@@ -21,14 +21,14 @@ _PAUSES_SECONDS: Final = (0, 1, 2, 4, 8, 16)
 """Pauses before each request, until a gateway answers. Gateways may see that a pod is Ready later than the operator."""
 _TIMEOUT_SECONDS: Final = 1.0
 
-Tell = Callable[[float | None], object]
+ReportWarmUp = Callable[[float | None], object]
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
     service: str
     pod: str
-    tell: Tell
+    report: ReportWarmUp
 
 
 class WarmUps:
@@ -39,12 +39,12 @@ class WarmUps:
         self._mark = mark
         self._questions: asyncio.Queue[_Question] = asyncio.Queue()
 
-    def ask(self, service: str, pod: str, tell: Tell) -> None:
+    def request(self, service: str, pod: str, report: ReportWarmUp) -> None:
         """Request the warm-up of the engine in the pod with this uid.
 
-        tell: called once, with the seconds of the warm-up, or None if no gateway reports it.
+        report: called once, with the seconds of the warm-up, or None if no gateway reports it.
         """
-        self._questions.put_nowait(_Question(service, pod, tell))
+        self._questions.put_nowait(_Question(service, pod, report))
 
     async def run(self) -> None:
         """Send the requests until cancelled."""
@@ -59,7 +59,7 @@ class WarmUps:
     async def _answer(self, session: aiohttp.ClientSession, question: _Question) -> None:
         page = await self._find(session, question)
         seconds = page.warm_up_seconds if page is not None else None
-        question.tell(seconds)
+        question.report(seconds)
         if seconds is not None:
             self._mark(question.service)
 
@@ -75,9 +75,9 @@ class WarmUps:
 
 async def _read(session: aiohttp.ClientSession, gateway: Gateway, question: _Question) -> Start | None:
     """Return the engine's start, or None if it cannot be read now. `follower` logs faults of the gateway."""
-    asked = {"service": question.service, "pod": question.pod}
+    query = {"service": question.service, "pod": question.pod}
     try:
-        page = await read_page(session, gateway, START_PATH, _TIMEOUT_SECONDS, asked)
+        page = await read_page(session, gateway, START_PATH, _TIMEOUT_SECONDS, query)
         return None if page is None else msgspec.json.decode(page, type=Start)
     except (GatewayUnreadable, msgspec.DecodeError, RecursionError):
         return None

@@ -37,7 +37,7 @@ class Snapshot:
     activity: Activity
     serves_keda: bool | None
     """None if it is not known yet, or if the service does not use KEDA."""
-    tell_name: Callable[[], NameAnswer]
+    find_name: Callable[[], NameAnswer]
     """Called when the status is written. By then, a new service's name is usually claimed."""
 
 
@@ -54,7 +54,7 @@ class ServiceCase:
         desire: Callable[[Observed, Object | None], Desired],
         observed: Observed,
         memory: ServiceMemory,
-        told: Snapshot,
+        snapshot: Snapshot,
         url: str,
         previous: Object,
     ) -> None:
@@ -63,7 +63,7 @@ class ServiceCase:
         self._desired = desired = desire(observed, None)
         self._observed = observed
         self._memory = memory
-        self._told = told
+        self._snapshot = snapshot
         self._url = url
         self._previous = previous
         self._deployment: ChildId = (DEPLOYMENT.kind, names.engine_name(service.name))
@@ -95,7 +95,7 @@ class ServiceCase:
         if self._modes is not None:  # all claims were read
             self._memory.claim_modes, self._memory.claims_read_for = self._modes, self._desired.template_hash
             self._desired, self._modes = self._desire(self._observed, None), None
-        return plan(self._desired, self._observed, self._memory, self._told.activity, now)
+        return plan(self._desired, self._observed, self._memory, self._snapshot.activity, now)
 
     def see(self, child: Object) -> None:
         if child["kind"] == REPLICA_SET.kind:
@@ -119,20 +119,20 @@ class ServiceCase:
             self._service.spec,
             self._observed,
             found.obstacles,
-            self._told.metrics_api,
+            self._snapshot.metrics_api,
             now=now,
-            activity=self._told.activity,
+            activity=self._snapshot.activity,
             former=read_former(self._previous),
             template_generation=memory.template_generation or 0,
             start_seconds=max(memory.pod_starts.seconds, default=0) if memory.pod_starts else 0,
             prewarming=found.prewarming,
             podless_job=found.name_podless_job(now),
-            serves_keda=self._told.serves_keda,
+            serves_keda=self._snapshot.serves_keda,
             rolled_back=found.rolled_back,
             checks=self._desired.check_job is not None,
             keeps_template=found.checking,
             removes_first=self._desired.rollout.because,
-            name=NameOf(self._service.key, self._service.served_model_name, self._told.tell_name()),
+            name=NameOf(self._service.key, self._service.served_model_name, self._snapshot.find_name()),
         )
         starts = memory.pod_starts
         wanted = {id_of(body) for body in found.wanted}

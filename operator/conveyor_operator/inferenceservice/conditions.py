@@ -142,19 +142,19 @@ def judge_model(situation: Situation) -> Judged:
             type, "Unknown", Reason.SCALED_TO_ZERO, "the service has 0 replicas, so no engine has loaded the model"
         )
     if situation.blocker is not None:
-        told = f"no engine of the current spec is ready: {situation.blocker.message}"
-        return Judged(type, "False", situation.blocker.reason, told)
+        message = f"no engine of the current spec is ready: {situation.blocker.message}"
+        return Judged(type, "False", situation.blocker.reason, message)
     if any(_has_fetched(pod) for pod in pods):
         return Judged(type, "False", Reason.MODEL_LOADING, "the first engine is loading the model")
     begun = any(container.running for pod in pods for container in pod.containers if container.initial)
     status = "False" if begun else "Unknown"
     if isinstance(situation.spec.model.source, Mounted):
-        told = (
+        message = (
             "the first engine is checking the model in the volume" if begun else "no engine has checked the volume yet"
         )
-        return Judged(type, status, Reason.MODEL_LOADING, told)
-    told = "the first engine is downloading the model" if begun else "no engine has started to download the model"
-    return Judged(type, status, Reason.MODEL_DOWNLOADING, told)
+        return Judged(type, status, Reason.MODEL_LOADING, message)
+    message = "the first engine is downloading the model" if begun else "no engine has started to download the model"
+    return Judged(type, status, Reason.MODEL_DOWNLOADING, message)
 
 
 def judge_workload(situation: Situation) -> Judged:
@@ -164,7 +164,7 @@ def judge_workload(situation: Situation) -> Judged:
     if blocker is not None:
         some = f"{situation.ready_count}; " if deployment.available_replicas else ""
         return Judged(type, "False", blocker.reason, some + blocker.message)
-    if not (situation.rolled_out and deployment.available_replicas >= deployment.asked_replicas):
+    if not (situation.rolled_out and deployment.available_replicas >= deployment.requested_replicas):
         return Judged(type, "False", Reason.PODS_STARTING, situation.ready_count)
     spec = situation.spec
     if spec.gpus > spec.tensor_parallel_size and spec.runtime == "Conveyor":

@@ -19,11 +19,11 @@ def describe_derived(spec: InferenceServiceSpec, context_length: int | None) -> 
     if spec.workload is None:
         return []
     lengths = spec.workload.lengths
-    told = [*_describe_context(spec, lengths, context_length), _describe_warm_up(lengths)]
+    derived = [*_describe_context(spec, lengths, context_length), _describe_warm_up(lengths)]
     if lengths.outputs is not None:
-        told += [*_describe_blocks(spec, lengths, context_length), _describe_graphs(spec, lengths)]
-        told += _describe_target(spec, lengths)
-    return sorted(told, key=lambda each: each.name)
+        derived += [*_describe_blocks(spec, lengths, context_length), _describe_graphs(spec, lengths)]
+        derived += _describe_target(spec, lengths)
+    return sorted(derived, key=lambda each: each.name)
 
 
 def _describe_context(

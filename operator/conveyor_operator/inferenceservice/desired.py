@@ -196,13 +196,13 @@ def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Obse
     return "ReadWriteOnce" if spec.most_replicas <= 1 and spec.rollout.max_surge in (None, 0, "0%") else "ReadWriteMany"
 
 
-def _describe_class(queue: Queue, told: RequestClass) -> QueueClassStatus:
+def _describe_class(queue: Queue, own: RequestClass) -> QueueClassStatus:
     best, worst = queue.ordered_classes[0], queue.ordered_classes[-1]
-    levels = (worst if told.on_timeout == "Delay" else told).level - best.level
+    levels = (worst if own.on_timeout == "Delay" else own).level - best.level
     return QueueClassStatus(
-        name=told.name,
-        level=told.level,
-        max_requests=told.max_requests or queue.max_requests,
-        timeout=queue.timeout if told.timeout is None or told.on_timeout == "Delay" else told.timeout,
+        name=own.name,
+        level=own.level,
+        max_requests=own.max_requests or queue.max_requests,
+        timeout=queue.timeout if own.timeout is None or own.on_timeout == "Delay" else own.timeout,
         overtaken_for=f"{round(levels * LEVEL_AGEING_SECONDS + MAX_OFFSET_SECONDS)}s",
     )

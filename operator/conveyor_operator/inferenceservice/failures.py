@@ -86,8 +86,8 @@ def find_failure(pod: PodState, also_past: bool = False) -> PodFailure | None:
 
 def may_fit_later(unschedulable: str) -> bool:
     """Return whether a pod waits for room that another pod may leave. unschedulable: the scheduler's message, or ""."""
-    told = unschedulable.partition("preemption:")[0]
-    reasons = (told.partition("available: ")[2] or told).rstrip(". ").split(", ")
+    without_preemption = unschedulable.partition("preemption:")[0]
+    reasons = (without_preemption.partition("available: ")[2] or without_preemption).rstrip(". ").split(", ")
     return bool(unschedulable) and not all(_NEVER_FITS.search(reason) for reason in reasons)
 
 
@@ -142,9 +142,9 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
             f"container {container.title} used more than its memory limit and was killed; "
             "raise resources.limits.memory, or lower engine.maxModelLen or kvCache"
         )
-    told = _parse_reported(container.ended_message)
-    if told is not None:
-        return told
+    reported = _parse_reported(container.ended_message)
+    if reported is not None:
+        return reported
     last_lines = container.ended_message.strip()
     if len(last_lines) > _MOST_OF_A_LOG:  # the cause usually comes last
         last_lines = f"... {last_lines[-_MOST_OF_A_LOG:]}"
@@ -158,10 +158,10 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
 
 def _parse_reported(message: str) -> tuple[Reason, str] | None:
     """Return reason and message from an engine's JSON `{"reason", "message"}`; None for other texts, like log lines."""
-    told = parse_message(message)
-    if not isinstance(told.get("message"), str):
+    fields = parse_message(message)
+    if not isinstance(fields.get("message"), str):
         return None
-    reason, said = told.get("reason"), to_field_names(told["message"])
+    reason, said = fields.get("reason"), to_field_names(fields["message"])
     if isinstance(reason, str) and reason in set(FailureReason):
         return Reason(reason), said
     return Reason.ENGINE_ERROR, f"{reason}: {said}"  # an engine of another version

@@ -24,8 +24,8 @@ def judge_keda(observed: Observed, served: bool | None) -> tuple[str, Reason, st
         return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "the ScaledObject does not exist yet"
     ready, paused = (observed.scaled_object.get(type, ("Unknown", "", "")) for type in ("Ready", "Paused"))
     if paused[0] == "True":
-        told = "the ScaledObject is paused; to resume, remove its annotations autoscaling.keda.sh/paused*"
-        return "False", Reason.AUTOSCALER_FAILED, told
+        message = "the ScaledObject is paused; to resume, remove its annotations autoscaling.keda.sh/paused*"
+        return "False", Reason.AUTOSCALER_FAILED, message
     if ready[0] == "False":
         reason = Reason.METRICS_UNAVAILABLE if ready[1] == _UNREADABLE else Reason.AUTOSCALER_FAILED
         return "False", reason, f"{ready[1]}: {ready[2]}"

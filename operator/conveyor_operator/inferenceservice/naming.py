@@ -43,8 +43,8 @@ def judge_claim(found: NameOf) -> tuple[str, Reason, str]:
             return "False", Reason.NAME_TAKEN, f"the name {name!r} is already taken; {choose}"
         case NameState.TOO_MANY:
             most = f"the namespace is at its limit of {MAX_SERVED_NAMES} served names"
-            mend = "delete a ServedName that you no longer need"
-            return "False", Reason.TOO_MANY_NAMES, f"{most}, so {name!r} is not claimed; {instead}; {mend}"
+            remedy = "delete a ServedName that you no longer need"
+            return "False", Reason.TOO_MANY_NAMES, f"{most}, so {name!r} is not claimed; {instead}; {remedy}"
         case NameState.NOT_ALLOWED:
             why = f"the name {name!r} has the form NAMESPACE/NAME of a service in another namespace"
             return "False", Reason.NAME_NOT_ALLOWED, f"{why}; {choose}"

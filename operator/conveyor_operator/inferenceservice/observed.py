@@ -59,7 +59,7 @@ class DeploymentState:
 
     generation: int = 0
     observed_generation: int = 0
-    asked_replicas: int = _DEFAULT_REPLICAS
+    requested_replicas: int = _DEFAULT_REPLICAS
     replicas_managers: frozenset[str] = frozenset()
     """Field managers that own spec.replicas; empty if the API server has set its default."""
     template_hash: str = ""
@@ -105,7 +105,7 @@ class DeploymentState:
     def complete(self) -> bool:
         """Whether it is rolled out, and all desired pods are available."""
         seen = self.observed_generation >= self.generation
-        return seen and self.updated_replicas == self.available_replicas == self.replicas == self.asked_replicas
+        return seen and self.updated_replicas == self.available_replicas == self.replicas == self.requested_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ def observe_deployment(body: Object) -> DeploymentState:
     return DeploymentState(
         generation=int(metadata.get("generation", 0)),
         observed_generation=int(status.get("observedGeneration", 0)),
-        asked_replicas=int(spec.get("replicas", _DEFAULT_REPLICAS)),
+        requested_replicas=int(spec.get("replicas", _DEFAULT_REPLICAS)),
         replicas_managers=_replicas_managers(metadata),
         template_hash=str(annotations.get(TEMPLATE_HASH_ANNOTATION, "")),
         engine_image=_own_image(spec["template"]["spec"]),
@@ -305,8 +305,8 @@ def _read_held(text: str) -> str:
 
 def _read_rolled_back(text: str) -> RolledBack | None:
     """Return the annotation's content; None for any other text. Who edits Deployments can set it."""
-    told = parse_message(text)
-    attempt, reason, message = (told.get(key) for key in ("attempt", "reason", "message"))
+    fields = parse_message(text)
+    attempt, reason, message = (fields.get(key) for key in ("attempt", "reason", "message"))
     if not (isinstance(attempt, str) and isinstance(reason, str) and isinstance(message, str)):
         return None
     return RolledBack(attempt[:64], reason[:64], clip(message))

@@ -110,15 +110,15 @@ def find_facts(pods: Iterable[PodState]) -> ModelFacts:
 def parse_message(message: str) -> dict[str, Any]:
     """Return the JSON object in a termination message; empty for other texts, which tenants' images may write."""
     try:
-        told = json.loads(message)
+        fields = json.loads(message)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _read_facts(message: str) -> ModelFacts:
-    told = parse_message(message)
-    length, task = told.get("contextLength"), told.get("task")
+    fields = parse_message(message)
+    length, task = fields.get("contextLength"), fields.get("task")
     return ModelFacts(
         length if type(length) is int and 2 <= length <= MAX_CONTEXT_LENGTH else None,
         _TASKS.get(task, task) if isinstance(task, str) and _TASK.fullmatch(task) else None,

@@ -20,7 +20,7 @@ from conveyor_api.resource import InferenceService
 from conveyor_operator.loop.owner import Object
 
 DEFAULT: Final = "default"  # the profile of all services
-_MOST_TOLD, _MOST_CHARACTERS = 64, 253  # the limits of the status's field
+_MOST_SHOWN, _MOST_CHARACTERS = 64, 253  # the limits of the status's field
 
 
 class Profiles:
@@ -51,8 +51,8 @@ class Profiles:
         filled: list[str] = []
         for name in names:
             spec = _fill(spec, self._find(name), "", filled)
-        told = [path[:_MOST_CHARACTERS] for path in sorted(filled)[:_MOST_TOLD]]
-        return ({**body, "spec": spec} if names else body), told
+        shown = [path[:_MOST_CHARACTERS] for path in sorted(filled)[:_MOST_SHOWN]]
+        return ({**body, "spec": spec} if names else body), shown
 
     def _find(self, name: str) -> Object:
         if name not in self._profiles:

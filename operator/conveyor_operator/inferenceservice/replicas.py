@@ -49,8 +49,8 @@ def plan_replicas(spec: InferenceServiceSpec, live: DeploymentState | None, auto
     if live.held_replicas.isdigit():
         return Replicas(int(live.held_replicas), live.held_replicas)
     handed_back = names.FIELD_MANAGER not in live.replicas_managers and live.replicas_managers & _SCALERS
-    if (autoscaled or handed_back) and live.asked_replicas > spec.first_replicas:
-        return Replicas(live.asked_replicas, str(live.asked_replicas))
+    if (autoscaled or handed_back) and live.requested_replicas > spec.first_replicas:
+        return Replicas(live.requested_replicas, str(live.requested_replicas))
     return Replicas(spec.first_replicas)
 
 
@@ -75,7 +75,7 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: 
         return None
     if names.FIELD_MANAGER in live.replicas_managers:
         # An HPA ignores a Deployment with 0 replicas, so 0 becomes 1. This needs force, because `conveyor` owns the 0.
-        return Handover(max(1, live.asked_replicas), force=live.asked_replicas < 1)
+        return Handover(max(1, live.requested_replicas), force=live.requested_replicas < 1)
     if not live.replicas_managers:
         return Handover(first_count(spec, former))
     return None
@@ -83,7 +83,7 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: 
 
 def plan_fixed(replicas: Replicas, live: DeploymentState | None) -> Handover | None:
     """Return the number that `conveyor-replicas` must apply while the Deployment itself must not change; or None."""
-    if live is None or replicas.count is None or replicas.count == live.asked_replicas:
+    if live is None or replicas.count is None or replicas.count == live.requested_replicas:
         return None
     return Handover(replicas.count, force=True)
 
@@ -97,7 +97,7 @@ def plan_zero(spec: InferenceServiceSpec, live: DeploymentState | None, activity
     """
     if spec.autoscaling is None or live is None:
         return None
-    if live.asked_replicas == 0:
+    if live.requested_replicas == 0:
         is_ours = names.REPLICAS_FIELD_MANAGER in live.replicas_managers
         wakes = activity is Activity.WAITING if spec.autoscaling.min_replicas == 0 else is_ours
         return Handover(spec.first_replicas, force=True) if wakes else None
@@ -108,7 +108,7 @@ def plan_zero(spec: InferenceServiceSpec, live: DeploymentState | None, activity
 
 def is_asleep(spec: InferenceServiceSpec, live: DeploymentState | None) -> bool:
     """Return whether the service is scaled to zero, so that the next request starts an engine."""
-    return may_sleep(spec) and live is not None and live.asked_replicas == 0
+    return may_sleep(spec) and live is not None and live.requested_replicas == 0
 
 
 def may_sleep(spec: InferenceServiceSpec) -> bool:

@@ -13,7 +13,7 @@ from conveyor_api.conditions import Reason
 from conveyor_api.resource import InferenceService
 from conveyor_api.status import InferenceServiceStatus
 from conveyor_operator.activity.answer import Activity
-from conveyor_operator.activity.warm_ups import Tell
+from conveyor_operator.activity.warm_ups import ReportWarmUp
 from conveyor_operator.inferenceservice import events
 from conveyor_operator.inferenceservice.case import ServiceCase, Snapshot
 from conveyor_operator.inferenceservice.desired import Desired, build_desired
@@ -52,7 +52,7 @@ class Sources(Protocol):
         """Return whether the cluster serves an optional kind. Call it only for services that need the kind."""
         ...
 
-    def request_warm_up(self, service: str, pod: str, tell: Tell) -> None:
+    def request_warm_up(self, service: str, pod: str, report: ReportWarmUp) -> None:
         """Request the warm-up time of the engine in the pod with this uid."""
         ...
 
@@ -95,18 +95,18 @@ class InferenceServices:
         memory.had_autoscaler = any(each is not None for each in seen) or _was_left_to_others(service.status)
         starts = self._see_starts(service, memory, observed.pods)
         sources = self._sources
-        tell_name = partial(sources.find_name, service.key, service.served_model_name)
+        find_name = partial(sources.find_name, service.key, service.served_model_name)
         autoscaling = service.spec.autoscaling
         serves_keda = sources.serves(SCALED_OBJECT) if autoscaling and autoscaling.uses_keda else None
-        told = Snapshot(sources.read_metrics_api(), sources.read_activity(service.key), serves_keda, tell_name)
+        snapshot = Snapshot(sources.read_metrics_api(), sources.read_activity(service.key), serves_keda, find_name)
         now = datetime.now(UTC)
 
         def desire(observed: Observed, former_template: Object | None) -> Desired:
-            given = (service, self._settings, observed, starts, now, from_profile, told.serves_keda)
+            given = (service, self._settings, observed, starts, now, from_profile, snapshot.serves_keda)
             return build_desired(*given, memory.claim_modes, former_template)
 
         url = self._settings.service_url(service.namespace, service.name)
-        return ServiceCase(service, desire, observed, memory, told, url, previous)
+        return ServiceCase(service, desire, observed, memory, snapshot, url, previous)
 
     def _see_starts(self, service: InferenceService, memory: ServiceMemory, pods: Sequence[PodState]) -> PodStarts:
         starts = memory.pod_starts
@@ -118,12 +118,12 @@ class InferenceServices:
             self._find_warm_up(service, start, partial(self._count, starts, start))
         return starts
 
-    def _find_warm_up(self, service: InferenceService, start: Start, tell: Tell) -> None:
+    def _find_warm_up(self, service: InferenceService, start: Start, report: ReportWarmUp) -> None:
         """Request the time of the engine's warm-up from a gateway, if the engine reports it."""
         if service.spec.runtime == "Conveyor" and "load" in start.seconds:
-            self._sources.request_warm_up(service.key, start.uid, tell)
+            self._sources.request_warm_up(service.key, start.uid, report)
         else:
-            tell(None)
+            report(None)
 
     def _count(self, starts: PodStarts, start: Start, warm_up_seconds: float | None) -> None:
         for part, seconds in starts.describe_warm_up(start, warm_up_seconds).seconds.items():

@@ -51,7 +51,7 @@ def judge_rollout(observed: Observed, wanted: str, attempt: str, proven: str, no
     live = observed.deployment
     if live is None or live.template_hash != wanted or proven in ("", wanted):
         return Verdict()
-    if live.observed_generation < live.generation or live.available_replicas >= live.asked_replicas:
+    if live.observed_generation < live.generation or live.available_replicas >= live.requested_replicas:
         return Verdict()
     former = next((each for each in observed.replica_sets if each.template_hash == proven), None)
     first = min(_find_failures(live, observed), key=lambda failure: failure.lasts_from, default=None)
@@ -86,13 +86,13 @@ def _judge_pod(pod: PodState, some_leave: bool) -> _Failure | None:
     found = find_failure(pod)
     if found is None or not pod.created_at:
         return None
-    created, told = datetime.fromisoformat(pod.created_at), f"{found.message} (pod {pod.name})"
+    created, message = datetime.fromisoformat(pod.created_at), f"{found.message} (pod {pod.name})"
     if found.reason in LASTING_FAILURES:
-        return _Failure(found.reason, told, created + _LASTING_PATIENCE)
+        return _Failure(found.reason, message, created + _LASTING_PATIENCE)
     if found.reason in (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE):
         since = datetime.fromisoformat(pod.unschedulable_at)
         if not may_fit_later(pod.unschedulable):
-            return _Failure(found.reason, told, since + _LASTING_PATIENCE)
-        return None if some_leave else _Failure(found.reason, told, since + _ROOM_PATIENCE)
+            return _Failure(found.reason, message, since + _LASTING_PATIENCE)
+        return None if some_leave else _Failure(found.reason, message, since + _ROOM_PATIENCE)
     often = max((container.restarts for container in pod.containers), default=0) >= _MOST_RESTARTS
-    return _Failure(found.reason, told, created) if often else None
+    return _Failure(found.reason, message, created) if often else None

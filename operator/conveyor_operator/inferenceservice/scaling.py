@@ -54,10 +54,10 @@ class Proposal:
 
     def __str__(self) -> str:
         target = format(self.target.normalize(), "f")
-        told = f"{self.metric} {self.total} / {target} -> {self.replicas}"
+        text = f"{self.metric} {self.total} / {target} -> {self.replicas}"
         if self.tolerance is None:
-            return told
-        return f"{told}, within the tolerance of {format((self.tolerance * 100).normalize(), 'f')} %"
+            return text
+        return f"{text}, within the tolerance of {format((self.tolerance * 100).normalize(), 'f')} %"
 
 
 def judge_scaling(
@@ -112,8 +112,8 @@ def _judge_autoscaler(
         return "Unknown", Reason.WAITING_FOR_AUTOSCALER, _NOT_LOOKED
     said = observed.autoscaler.conditions.get("ScalingActive", ("", "", ""))[2]
     if _NO_KIND_YET in said or (metrics_api.registered and _NO_API_YET in said):
-        told = "the HorizontalPodAutoscaler's cached list of APIs lacks the metrics; it is refreshed within 30 s"
-        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, told
+        message = "the HorizontalPodAutoscaler's cached list of APIs lacks the metrics; it is refreshed within 30 s"
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, message
     return _mirror(observed.autoscaler)
 
 
@@ -137,11 +137,11 @@ def build_scaling_status(
     if is_asleep(spec, observed.deployment):
         return AutoscalingStatus(desired_replicas=0, reason=Reason.SCALED_TO_ZERO, message="scaled to zero while idle")
     if former.get("reason") == Reason.SCALED_TO_ZERO or _was_woken(observed, autoscaler):
-        count = observed.deployment.asked_replicas if observed.deployment else spec.first_replicas
-        told = f"{SCALED} 0 -> {count}"
+        count = observed.deployment.requested_replicas if observed.deployment else spec.first_replicas
+        message = f"{SCALED} 0 -> {count}"
         if activity is Activity.WAITING or former.get("reason") == _WOKEN:
-            return AutoscalingStatus(desired_replicas=count, reason=_WOKEN, message=f"{told}: requests are queued")
-        return AutoscalingStatus(desired_replicas=count, reason="Pending", message=told)
+            return AutoscalingStatus(desired_replicas=count, reason=_WOKEN, message=f"{message}: requests are queued")
+        return AutoscalingStatus(desired_replicas=count, reason="Pending", message=message)
     reason, message = explain(autoscaler, places)
     return AutoscalingStatus(
         desired_replicas=autoscaler.desired_replicas,
@@ -157,7 +157,7 @@ def build_scaling_status(
 def _was_woken(observed: Observed, autoscaler: AutoscalerState) -> bool:
     """Return whether the service has started from zero and the HPA, which is paused at zero, has not run since."""
     disabled = autoscaler.conditions.get("ScalingActive", ("", "", ""))[1] == "ScalingDisabled"
-    return disabled and observed.deployment is not None and observed.deployment.asked_replicas > 0
+    return disabled and observed.deployment is not None and observed.deployment.requested_replicas > 0
 
 
 def keep_decision(former: Object, present: dict[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Situation:
 
     @property
     def deployment(self) -> DeploymentState:
-        return self.observed.deployment or DeploymentState(asked_replicas=self.spec.first_replicas, generation=1)
+        return self.observed.deployment or DeploymentState(requested_replicas=self.spec.first_replicas, generation=1)
 
     @property
     def rolled_out(self) -> bool:
@@ -125,12 +125,12 @@ class Situation:
     @property
     def starts_from_zero(self) -> bool:
         """Whether the first engine starts for a request, without a failure so far."""
-        return self.former.answered_from_zero and may_sleep(self.spec) and self.deployment.asked_replicas > 0
+        return self.former.answered_from_zero and may_sleep(self.spec) and self.deployment.requested_replicas > 0
 
     @property
     def wants_none(self) -> bool:
         """Whether no engine is desired. Unless the service is scaled to zero while idle, no pod may exist either."""
-        return self.is_asleep or (self.deployment.asked_replicas == 0 and self.deployment.replicas == 0)
+        return self.is_asleep or (self.deployment.requested_replicas == 0 and self.deployment.replicas == 0)
 
     @property
     def ready_template(self) -> str:
@@ -149,20 +149,20 @@ class Situation:
         if not self.is_asleep:
             return "replicas is 0, so no engine runs"
         timeout_seconds = self.spec.queue.timeout_seconds
-        told = "scaled to zero while idle; the next request starts an engine and waits for it"
+        message = "scaled to zero while idle; the next request starts an engine and waits for it"
         if self.is_untried:
-            return f"{told}; no engine has started with the current spec yet"
+            return f"{message}; no engine has started with the current spec yet"
         if not self.start_seconds:
-            return told
-        told = f"{told}; the last starts took up to {self.start_seconds} s"
+            return message
+        message = f"{message}; the last starts took up to {self.start_seconds} s"
         if self.start_seconds < timeout_seconds:
-            return told
-        return f"{told}, longer than queue.timeout ({timeout_seconds:g} s): raise queue.timeout"
+            return message
+        return f"{message}, longer than queue.timeout ({timeout_seconds:g} s): raise queue.timeout"
 
     @property
     def ready_count(self) -> str:
         """The number of ready engines, in words for messages."""
-        return f"{self.deployment.available_replicas} of {self.deployment.asked_replicas} engines are ready"
+        return f"{self.deployment.available_replicas} of {self.deployment.requested_replicas} engines are ready"
 
     @property
     def rollout_count(self) -> str:
@@ -170,17 +170,17 @@ class Situation:
 
         Until the Deployment's controller has seen the template, it reports the pods of the former one as updated.
         """
-        total = max(self.deployment.asked_replicas, self.deployment.replicas)
+        total = max(self.deployment.requested_replicas, self.deployment.replicas)
         seen = self._template_seen and not self.keeps_template
         updated = min(self.deployment.updated_replicas, total) if seen else 0
-        told = f"{updated} of {total} pods run the current spec, {self.deployment.available_replicas} are ready"
+        message = f"{updated} of {total} pods run the current spec, {self.deployment.available_replicas} are ready"
         if self.checks:
-            told += "; a Job tries the new image and configuration before an engine is removed"
+            message += "; a Job tries the new image and configuration before an engine is removed"
         if not self.removes_first:
-            return told
-        removed = "the only engine" if self.deployment.asked_replicas == 1 else "an engine"
+            return message
+        removed = "the only engine" if self.deployment.requested_replicas == 1 else "an engine"
         instead = "rollout: {maxSurge: 1, maxUnavailable: 0} changes this"
-        return f"{told}; removes {removed} first, because {self.removes_first}; {instead}"
+        return f"{message}; removes {removed} first, because {self.removes_first}; {instead}"
 
     @property
     def pods(self) -> list[PodState]:
@@ -197,7 +197,7 @@ class Situation:
         failures = self._check_failures
         if failures:
             return _sum_up(failures)
-        if self.rolled_out and self._all_asked_are_there:
+        if self.rolled_out and self._all_requested_exist:
             return None
         failures = self._failures
         if failures:
@@ -223,20 +223,21 @@ class Situation:
     @property
     def _prewarm_blocker(self) -> Blocker | None:
         if self.podless_job:
-            told = f"Job {self.podless_job} could not create its pod; kubectl describe job {self.podless_job} shows why"
-            return Blocker(Reason.PODS_REFUSED, told)
+            job = self.podless_job
+            message = f"Job {job} could not create its pod; kubectl describe job {job} shows why"
+            return Blocker(Reason.PODS_REFUSED, message)
         pods = self.observed.prewarm_pods
         failures = find_failures([pod for pod in pods if pod.phase != "Failed"] or pods)
         return _sum_up(failures) if failures else None
 
     @property
-    def _all_asked_are_there(self) -> bool:
-        return self.deployment.available_replicas >= self.deployment.asked_replicas
+    def _all_requested_exist(self) -> bool:
+        return self.deployment.available_replicas >= self.deployment.requested_replicas
 
     @property
     def _goes_on_without(self) -> bool:
         """Whether only the additional pod of a rollout is missing, and the rollout can continue without it."""
-        return self.spec.rollout.is_open and self.deployment.replaces_pods and self._all_asked_are_there
+        return self.spec.rollout.is_open and self.deployment.replaces_pods and self._all_requested_exist
 
     @property
     def _failures(self) -> list[PodFailure]:
@@ -247,7 +248,7 @@ class Situation:
         """
         pods = self.pods
         living = [pod for pod in pods if pod.phase != "Failed"]
-        found = find_failures(living if len(living) >= self.deployment.asked_replicas else pods)
+        found = find_failures(living if len(living) >= self.deployment.requested_replicas else pods)
         frees_gpu = self._one_too_many or any(pod.leaving for pod in self.observed.pods)
         extra = self._goes_on_without
 
@@ -261,7 +262,7 @@ class Situation:
     def _one_too_many(self) -> bool:
         """Whether more pods exist than a rollout without surge allows, so one is about to be deleted."""
         there = sum(not pod.leaving and pod.phase not in ("Failed", "Succeeded") for pod in self.observed.pods)
-        return self.deployment.max_surge == 0 and there > self.deployment.asked_replicas
+        return self.deployment.max_surge == 0 and there > self.deployment.requested_replicas
 
     @property
     def serving_obstacle(self) -> Obstacle | None:

@@ -31,26 +31,26 @@ class Start:
     seconds: Mapping[str, int]
     """`total`, from creation to Ready, and its known parts, named as in `LastStart`."""
 
-    def with_warm_up(self, told_seconds: float | None) -> "Start":
+    def with_warm_up(self, reported_seconds: float | None) -> "Start":
         """Return the start with the part `warm_up`, which is taken out of `load` and is at most as long as `load`."""
         load = self.seconds.get("load")
-        if told_seconds is None or load is None:
+        if reported_seconds is None or load is None:
             return self
-        warm_up = round(min(told_seconds, load))
+        warm_up = round(min(reported_seconds, load))
         return replace(self, seconds={**self.seconds, "load": load - warm_up, "warm_up": warm_up})
 
 
 class PodStarts:
     """The last starts, from a pod's creation to Ready. Each pod is measured once, even if it becomes Ready again."""
 
-    def __init__(self, told: InferenceServiceStatus | None = None, pods: Iterable[PodState] = ()) -> None:
-        """told: the previous status. If it has any starts, the Ready ones of `pods` count as measured."""
-        told = told or InferenceServiceStatus()
-        effective, ready = told.effective or EffectiveStatus(), [pod for pod in pods if pod.ready]
+    def __init__(self, previous: InferenceServiceStatus | None = None, pods: Iterable[PodState] = ()) -> None:
+        """previous: the previous status. If it has any starts, the Ready ones of `pods` count as measured."""
+        previous = previous or InferenceServiceStatus()
+        effective, ready = previous.effective or EffectiveStatus(), [pod for pod in pods if pod.ready]
         self.seconds = [round(parse_duration_seconds(start)) for start in effective.pod_starts or ()]
         self._period_seconds = round(parse_duration_seconds(effective.scale_up_period or "0s"))
         self._measured = {pod.name for pod in ready} if self.seconds else set()
-        self.last = _find_unreported(told.last_start, ready)
+        self.last = _find_unreported(previous.last_start, ready)
         """The last measured start. Initially the one in the status if its warm-up is missing, otherwise None."""
 
     def see(self, pods: Iterable[PodState]) -> list[Start]:
@@ -64,9 +64,9 @@ class PodStarts:
         self._measured = self._measured & {pod.name for pod in pods} | ready.keys()
         return starts
 
-    def describe_warm_up(self, start: Start, told_seconds: float | None) -> Start:
+    def describe_warm_up(self, start: Start, reported_seconds: float | None) -> Start:
         """Add the warm-up time, which the engine has reported, to a start. Returns the result."""
-        whole = start.with_warm_up(told_seconds)
+        whole = start.with_warm_up(reported_seconds)
         if self.last is start:
             self.last = whole
         return whole
@@ -89,12 +89,12 @@ class PodStarts:
         return self._period_seconds
 
 
-def _find_unreported(told: LastStart | None, ready: Iterable[PodState]) -> Start | None:
+def _find_unreported(last: LastStart | None, ready: Iterable[PodState]) -> Start | None:
     """Return the start in the status if its warm-up is missing and the pod is Ready, so the engine can be asked."""
-    pod = next((pod for pod in ready if told is not None and pod.name == told.pod_name), None)
-    if told is None or pod is None or told.warm_up is not None:
+    pod = next((pod for pod in ready if last is not None and pod.name == last.pod_name), None)
+    if last is None or pod is None or last.warm_up is not None:
         return None
-    parts = told.model_dump(exclude={"pod_name"}, exclude_none=True)
+    parts = last.model_dump(exclude={"pod_name"}, exclude_none=True)
     return Start(pod.name, pod.uid, {part: round(parse_duration_seconds(taken)) for part, taken in parts.items()})
 
 

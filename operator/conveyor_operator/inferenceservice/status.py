@@ -57,7 +57,7 @@ def build_status(
         ready_replicas=deployment.ready_replicas,
         starting_replicas=written.starting_replicas,
         updated_replicas=0 if situation.rolled_back or situation.keeps_template else deployment.updated_replicas,
-        desired_replicas=deployment.asked_replicas,
+        desired_replicas=deployment.requested_replicas,
         selector=names.pod_selector_string(service.name),
         url=written.url,
         effective=written.effective.model_copy(update={"derived": derived}),

@@ -76,6 +76,6 @@ class Bodies:
             del self._sizes[key.namespace]
 
 
-def _read_version(told: Any) -> int:
+def _read_version(version: Any) -> int:
     """Return the resourceVersion, a number that grows (KEP-5504). If it is no number, return 0: the last put wins."""
-    return int(told) if isinstance(told, str) and told.isdigit() else 0
+    return int(version) if isinstance(version, str) and version.isdigit() else 0

@@ -96,5 +96,5 @@ def _why_apply(body: Object, child: Child | None, applied: Applied | None) -> st
 
 
 def _replicas_drifted(body: Object, child: Child) -> bool:
-    asked = (body.get("spec") or {}).get("replicas")
-    return asked is not None and child.replicas is not None and asked != child.replicas
+    requested = (body.get("spec") or {}).get("replicas")
+    return requested is not None and child.replicas is not None and requested != child.replicas

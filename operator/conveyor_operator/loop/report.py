@@ -45,8 +45,8 @@ class Reporter:
     async def record_restored(self, body: Object, memory: Memory, child: ChildId, event: Event) -> None:
         """Create the Event about an undone edit of a child, at most once in ten minutes for each child."""
         now = time.monotonic()
-        if now - memory.told_restored.get(child, -_QUIET_SECONDS) >= _QUIET_SECONDS:
-            memory.told_restored[child] = now
+        if now - memory.restored_reported.get(child, -_QUIET_SECONDS) >= _QUIET_SECONDS:
+            memory.restored_reported[child] = now
             await self.record_events(body, [event])
 
     async def record_events(self, body: Object, found: Iterable[Event]) -> None:

@@ -57,7 +57,7 @@ class Slots:
         self._free += self._limit
         self._hand_out()
 
-    def ask(self, namespace: str, urgent: bool) -> Turn:
+    def request(self, namespace: str, urgent: bool) -> Turn:
         """Queue for a slot. Returns the turn with which to call `take`."""
         turn = Turn(namespace, urgent)
         self._enqueue(turn)

@@ -82,7 +82,7 @@ class Memory:
 
     uid: str
     applied: dict[ChildId, Applied] = field(default_factory=dict)
-    told_restored: dict[ChildId, float] = field(default_factory=dict)
+    restored_reported: dict[ChildId, float] = field(default_factory=dict)
     """When an Event last reported that a child was restored, in monotonic seconds."""
     former_hash: str = ""
     """The result of `hash_applied` for what the previous operator process applied. Cleared at the first plan."""

@@ -32,9 +32,9 @@ class Store:
         self.bodies = Bodies()
         """The bodies of the resources themselves."""
 
-    def follow(self, kind: Kind, tell: Callable[[Key, Any], None]) -> None:
-        """Call `tell(key, value)` after each change of an object of this kind. value: None if no object is left."""
-        self._followers[kind].append(tell)
+    def follow(self, kind: Kind, notify: Callable[[Key, Any], None]) -> None:
+        """Call `notify(key, value)` after each change of an object of this kind. value: None if no object is left."""
+        self._followers[kind].append(notify)
 
     def has(self, kind: Kind, uid: str, key: Key, value: Any) -> bool:
         """Return whether the object is stored with this key and an equal value."""
@@ -87,5 +87,5 @@ class Store:
     def _notify(self, kind: Kind, key: Key) -> None:
         if followers := self._followers.get(kind):
             value = next(reversed(self.values(kind, key)), None)
-            for tell in followers:
-                tell(key, value)
+            for follower in followers:
+                follower(key, value)

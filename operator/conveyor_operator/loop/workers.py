@@ -111,7 +111,7 @@ class Workers:
     async def _work(self, key: Key, worker: _Worker) -> None:
         try:
             while worker.dirty:
-                worker.turn = self._slots.ask(key.namespace, worker.urgent)
+                worker.turn = self._slots.request(key.namespace, worker.urgent)
                 with self._metrics.queue_depth.track_inprogress():
                     await self._slots.take(worker.turn)
                 try:
@@ -136,7 +136,7 @@ class Workers:
     async def _run(self, key: Key, worker: _Worker) -> float | datetime | None:
         """Run one reconcile. Return the delay before the next one, or its time; None if no other has to follow."""
         worker.started = time.monotonic()
-        asked_delay: float | None = None
+        requested_delay: float | None = None
         try:
             with self._metrics.busy_workers.track_inprogress(), self._metrics.reconcile_seconds.time():
                 outcome = await self._reconcile(key)
@@ -146,7 +146,7 @@ class Workers:
                 return outcome.requeue_at
         except ApiError as error:
             self._metrics.reconciles.labels("error").inc()
-            asked_delay = error.retry_after_seconds if isinstance(error, Unavailable) else None
+            requested_delay = error.retry_after_seconds if isinstance(error, Unavailable) else None
             logger.warning(
                 "event=reconcile_failed kind=%s key=%s status=%s error=%s",
                 key.kind.kind,
@@ -160,7 +160,7 @@ class Workers:
         finally:
             worker.started = None
         worker.failures += 1
-        return max(backoff_seconds(worker.failures), asked_delay or 0.0)
+        return max(backoff_seconds(worker.failures), requested_delay or 0.0)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:

@@ -14,14 +14,14 @@ from conveyor_operator.kinds import Key
 K = TypeVar("K")
 
 
-async def follow(cluster: Cluster, key: Key, tell: Callable[[Object | None], None]) -> None:
-    """Call `tell` with the object now and after every change, until cancelled; with None if it does not exist."""
+async def follow(cluster: Cluster, key: Key, on_change: Callable[[Object | None], None]) -> None:
+    """Call `on_change` with the object now and after every change, until cancelled; with None if it does not exist."""
     kind, namespace, name = key
     selector = f"metadata.name={name}"
     collection = Collection(
         kind.group, kind.version, kind.plural, namespace, field_selector=selector, shape=dict[str, Any]
     )
-    await watch_collection(cluster.client, collection, _One(name, tell), WatchState(f"{kind.plural}/{name}"))
+    await watch_collection(cluster.client, collection, _One(name, on_change), WatchState(f"{kind.plural}/{name}"))
 
 
 async def remember(known: MutableMapping[K, Object | None], key: K, write: Awaitable[Object | None]) -> None:
@@ -39,18 +39,18 @@ async def remember(known: MutableMapping[K, Object | None], key: K, write: Await
 class _One:
     """A watch's sink for a collection with at most one object."""
 
-    def __init__(self, name: str, tell: Callable[[Object | None], None]) -> None:
+    def __init__(self, name: str, on_change: Callable[[Object | None], None]) -> None:
         self._name = name
-        self._tell = tell
+        self._on_change = on_change
 
     def put(self, body: Json) -> str:
-        self._tell(body)
+        self._on_change(body)
         return self._name
 
     def delete(self, body: Json) -> None:
-        self._tell(None)
+        self._on_change(None)
 
     def keep_only(self, keys: set[str], namespace: str) -> Iterable[None]:
         if not keys:
-            self._tell(None)
+            self._on_change(None)
         return ()

@@ -84,9 +84,9 @@ class MetricsApiKeeper:
         ]
         followed += [(API_SERVICE, name, partial(self._find_api_service, name)) for name in API_SERVICES]
         async with asyncio.TaskGroup() as tasks:
-            for kind, name, tell in followed:
+            for kind, name, on_change in followed:
                 namespace = self._namespace if kind.namespaced else ""
-                watch = follow(self._cluster, Key(kind, namespace, name), tell)
+                watch = follow(self._cluster, Key(kind, namespace, name), on_change)
                 tasks.create_task(watch, name=f"follow {kind.kind} {name}")
             tasks.create_task(self._keep(), name="keep the metrics API")
 
@@ -158,11 +158,11 @@ class MetricsApiKeeper:
 
     def _report(self, missing: str) -> None:
         """Update `metrics_api`. `missing`: why no server provides the group; "" if one does."""
-        told = MetricsApi(missing=missing, registered=not missing)
+        metrics_api = MetricsApi(missing=missing, registered=not missing)
         for name, found in self._look().foreign.items():
-            told = MetricsApi(describe_owner(found), name)
-        if told != self.metrics_api:
-            self.metrics_api = told
+            metrics_api = MetricsApi(describe_owner(found), name)
+        if metrics_api != self.metrics_api:
+            self.metrics_api = metrics_api
             logger.info("event=metrics_api state=%s", missing or "registered")
             self._on_change()
 

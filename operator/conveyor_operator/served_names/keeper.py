@@ -46,7 +46,7 @@ class ServedNames:
         self._unlisted = set(self._namespaces)
         self.synced = asyncio.Event()
         """Set once all claims are known."""
-        self._told: dict[str, NameAnswer] = {}
+        self._answers: dict[str, NameAnswer] = {}
         self._open: dict[str, Claim | None] = {}
         """Names on which `run` has to decide, each with the claim that was deleted, or None."""
         self._opened = asyncio.Event()
@@ -57,28 +57,28 @@ class ServedNames:
         # The gateways' own name is claimed as if the youngest of all services wanted it.
         self._index.put_service(f"{system_namespace}/*", root_name(system_namespace), sys.maxsize)
 
-    def see(self, key: Key, wish: RequestedName | None) -> None:
+    def see(self, key: Key, requested: RequestedName | None) -> None:
         """Record a service with the name that it wants, or with None if it no longer exists."""
         service, namespace = str(key), key.namespace
-        names = {self._index.name_of(service), wish.name if wish is not None else None} - {None}
+        names = {self._index.name_of(service), requested.name if requested is not None else None} - {None}
         before = {name: self._index.find_first(namespace, name) for name in names if name is not None}
-        if wish is None:
+        if requested is None:
             self._index.remove_service(service)
-            self._told.pop(service, None)
+            self._answers.pop(service, None)
         else:
-            self._index.put_service(service, wish.name, wish.created_unix)
-            self._reopen(wish.name)
+            self._index.put_service(service, requested.name, requested.created_unix)
+            self._reopen(requested.name)
         for name, first in before.items():
             if first != self._index.find_first(namespace, name):
                 self._let_go(namespace, name)
-                self._tell(name)
+                self._mark_changed(name)
 
-    def tell(self, service: str, name: str) -> NameAnswer:
+    def follow(self, service: str, name: str) -> NameAnswer:
         """Return the state of the name for the service `namespace/name`.
 
         From then on, `mark` is called with the service when this state changes.
         """
-        answer = self._told[service] = self._find(service, name)
+        answer = self._answers[service] = self._find(service, name)
         return answer
 
     async def run(self, services_listed: Callable[[], Awaitable[None]]) -> None:
@@ -115,11 +115,11 @@ class ServedNames:
             return NameAnswer(NameState.TOO_MANY)
         return NameAnswer(NameState.PENDING, self._refusals.get(namespace, ""))
 
-    def _tell(self, name: str) -> None:
+    def _mark_changed(self, name: str) -> None:
         """Mark the services that want this name and whose last answer has changed."""
         for namespace in self._index.list_applicants(name):
             for service in self._index.list_siblings(namespace, name):
-                if service in self._told and self._told[service] != self._find(service, name):
+                if service in self._answers and self._answers[service] != self._find(service, name):
                     self._mark(service)
 
     def _end_listing(self, namespace: str) -> None:
@@ -129,14 +129,14 @@ class ServedNames:
 
     def _see_claim(self, claim: Claim) -> None:
         for name in (claim.name, *self._index.list_longer(claim.name)):
-            self._tell(name)
+            self._mark_changed(name)
 
     def _lose_claim(self, claim: Claim) -> None:
         self._open[claim.name] = claim
         self._opened.set()
         self._try_next(claim.namespace)
         for name in self._index.list_longer(claim.name):
-            self._tell(name)
+            self._mark_changed(name)
 
     def _reopen(self, name: str) -> None:
         if self._index.find_holder(name) is None:
@@ -169,7 +169,7 @@ class ServedNames:
                 break
             if may_claim(namespace, name):
                 await self._apply(namespace, name)
-        self._tell(name)
+        self._mark_changed(name)
         if former is not None and self._index.find_holder(name) != former.namespace:
             await self._record_release(former)
 
@@ -209,6 +209,6 @@ class ServedNames:
         logger.info("event=name_released namespace=%s name=%s", claim.namespace, claim.name)
         metadata = {"namespace": claim.namespace, "name": claim.object_name, "uid": claim.uid}
         body = {"apiVersion": API_VERSION, "kind": SERVED_NAME_KIND, "metadata": metadata}
-        told = Event("NameReleased", f"the name {claim.name!r} no longer belongs to this namespace")
+        released = Event("NameReleased", f"the name {claim.name!r} no longer belongs to this namespace")
         with suppress(ApiError):  # its namespace may be terminating
-            await self._cluster.create(EVENT, build_event(body, told, datetime.now(UTC)))
+            await self._cluster.create(EVENT, build_event(body, released, datetime.now(UTC)))

@@ -32,7 +32,7 @@ class Asking:
     async def ask(self, *pods: str, events: int) -> list[float | str | None]:
         """Run until there are this many events, and return them."""
         for pod in pods:
-            self.warm_ups.ask(QWEN, pod, self.events.append)
+            self.warm_ups.request(QWEN, pod, self.events.append)
         async with asyncio.timeout(30):
             while len(self.events) < events:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

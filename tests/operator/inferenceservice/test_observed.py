@@ -71,7 +71,7 @@ def test_managers_of_replicas_are_read_from_managed_fields() -> None:
 
 def test_a_deployment_without_status_has_not_begun() -> None:
     state = observe_deployment(live())
-    assert (state.asked_replicas, state.replicas, state.rolled_out) == (1, 0, False)
+    assert (state.requested_replicas, state.replicas, state.rolled_out) == (1, 0, False)
 
 
 def test_a_rollout_is_done_only_when_the_controller_has_seen_it() -> None:

@@ -62,7 +62,7 @@ def live_through(observed: Observed, memory: ServiceMemory, **spec: Any) -> list
                     memory.applied[step.id] = Applied(hash_of(step.body), observed.children[step.id].fingerprint)
                 case Hold():
                     assert observed.deployment is not None
-                    held = replace(observed.deployment, asked_replicas=step.count, replicas_managers=HPAS)
+                    held = replace(observed.deployment, requested_replicas=step.count, replicas_managers=HPAS)
                     observed = replace(observed, deployment=held)
                 case Delete():
                     observed = observed.without_child(step.id)

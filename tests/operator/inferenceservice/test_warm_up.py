@@ -6,7 +6,7 @@ from typing import Any
 from tests.operator.builders import OWNER, QuietSources, make_pod, make_services
 
 from conveyor_api import names
-from conveyor_operator.activity.warm_ups import Tell
+from conveyor_operator.activity.warm_ups import ReportWarmUp
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
@@ -30,9 +30,9 @@ class WarmUpSources(QuietSources):
     """Sources that record the requests for warm-up times."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, Tell]] = []
+        self.asked: list[tuple[str, str, ReportWarmUp]] = []
 
-    def request_warm_up(self, service: str, pod: str, tell: Tell) -> None:
+    def request_warm_up(self, service: str, pod: str, tell: ReportWarmUp) -> None:
         self.asked.append((service, pod, tell))
 
 

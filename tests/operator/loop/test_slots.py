@@ -17,7 +17,7 @@ def opened(limit: int, share: int) -> Slots:
 
 
 async def acquire(slots: Slots, namespace: str, urgent: bool = True) -> None:
-    await slots.take(slots.ask(namespace, urgent))
+    await slots.take(slots.request(namespace, urgent))
 
 
 async def take_all(slots: Slots, namespaces: list[str]) -> list[str]:
@@ -111,8 +111,8 @@ async def test_what_is_urgent_or_has_become_so_goes_before_what_may_wait() -> No
         order.append(name)
         slots.release(turn.namespace)
 
-    turns = {name: slots.ask(name[0], urgent=False) for name in ("a1", "a2", "b1", "a3")}
-    turns |= {name: slots.ask(name[0], urgent=True) for name in ("c1", "b2")}
+    turns = {name: slots.request(name[0], urgent=False) for name in ("a1", "a2", "b1", "a3")}
+    turns |= {name: slots.request(name[0], urgent=True) for name in ("c1", "b2")}
     tasks = [asyncio.create_task(work(name, turn)) for name, turn in turns.items()]
     await settle()
     slots.make_urgent(turns["a3"])

@@ -89,8 +89,8 @@ def build_engine_config(owner: Owner, spec: InferenceServiceSpec, has_ipv6: bool
     """Return the configuration file of this service's engines. has_ipv6: whether pods have IPv6 addresses first."""
     is_vllm = spec.runtime == "VLLM"
     fields = build_vllm_config(owner, spec, has_ipv6) if is_vllm else _build_conveyor_config(owner, spec)
-    told = {name: value for name, value in fields.items() if value is not None}
-    text = yaml.safe_dump(told, sort_keys=False)
+    given = {name: value for name, value in fields.items() if value is not None}
+    text = yaml.safe_dump(given, sort_keys=False)
     return EngineConfig(text, hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS])
 
 

@@ -47,8 +47,8 @@ def build_restored(deployment: Object, template: Object, template_hash: str, cau
 
     The pods that failed go first, whatever the spec says, because they may hold the only GPU.
     """
-    told = json.dumps({"attempt": cause.attempt, "reason": cause.reason, "message": cause.message})
-    annotations = {TEMPLATE_HASH_ANNOTATION: template_hash, ROLLED_BACK_ANNOTATION: told}
+    rolled_back = json.dumps({"attempt": cause.attempt, "reason": cause.reason, "message": cause.message})
+    annotations = {TEMPLATE_HASH_ANNOTATION: template_hash, ROLLED_BACK_ANNOTATION: rolled_back}
     return {
         **deployment,
         "metadata": {**deployment["metadata"], "annotations": annotations},

@@ -31,9 +31,9 @@ def build_environment(given: Sequence[EnvVar], more: list[Object], defaults: Map
     taken = {variable["name"] for variable in ours}
     theirs = [variable.to_manifest() for variable in given]
     result = [variable for variable in theirs if variable["name"] not in taken] + ours
-    told = {variable["name"] for variable in result}
+    set_names = {variable["name"] for variable in result}
     return result + [
-        {"name": name, "value": value} for name, value in {**_HOME, **defaults}.items() if name not in told
+        {"name": name, "value": value} for name, value in {**_HOME, **defaults}.items() if name not in set_names
     ]
 
 

@@ -33,14 +33,14 @@ def _described(spec: Object) -> str:
 
 
 def _build_trigger(page: str, metric: Object) -> Object:
-    asked = metric["metric"]
-    labels = asked.get("selector", {}).get("matchLabels", {})
+    source = metric["metric"]
+    labels = source.get("selector", {}).get("matchLabels", {})
     return {
         "type": "metrics-api",
         "metadata": {
             "url": "&".join([page, *(f"{key}={value}" for key, value in labels.items())]),
             "format": "json",
-            "valueLocation": asked["name"],
+            "valueLocation": source["name"],
             "targetValue": f"{parse_quantity(metric['target']['averageValue']).normalize():f}",
         },
     }

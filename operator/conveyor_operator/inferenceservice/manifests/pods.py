@@ -200,9 +200,9 @@ def _claims(spec: InferenceServiceSpec) -> dict[str, list[Object]]:
 def _as_given(spec: InferenceServiceSpec) -> Object:
     """Return the fields of the pods that come from the spec. Pods with GPUs also get a toleration."""
     given = spec.pod.to_manifest()
-    asked: Object = {key: given[key] for key in _AS_GIVEN if given.get(key)}
+    chosen: Object = {key: given[key] for key in _AS_GIVEN if given.get(key)}
     if any(name.startswith(names.GPU_VENDOR) for name in spec.resources.limits):
         # Some platforms, such as GKE, set this taint on nodes with GPUs, so that other pods do not use them.
         taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-        asked["tolerations"] = [taint, *asked.get("tolerations", [])]
-    return asked
+        chosen["tolerations"] = [taint, *chosen.get("tolerations", [])]
+    return chosen

@@ -87,5 +87,5 @@ def _beside_engines(owner: Owner, given: Object) -> Object:
     }
     required, preferred = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
     near = given.get("podAffinity", {})
-    wishes = [{"weight": 100, "podAffinityTerm": theirs} for theirs in near.get(required, [])]
-    return {**given, "podAffinity": {required: [term], preferred: [*near.get(preferred, []), *wishes]}}
+    preferences = [{"weight": 100, "podAffinityTerm": theirs} for theirs in near.get(required, [])]
+    return {**given, "podAffinity": {required: [term], preferred: [*near.get(preferred, []), *preferences]}}

@@ -25,11 +25,11 @@ def complete_resources(resources: Resources) -> Object:
 
 def describe_resources(resources: Resources) -> ResourcesStatus:
     """Return the completed resources for the status."""
-    told = {
+    completed = {
         kind: {name: str(value) for name, value in amounts.items()}
         for kind, amounts in complete_resources(resources).items()
     }
-    return ResourcesStatus(**told)
+    return ResourcesStatus(**completed)
 
 
 def of_fetch(resources: Object) -> Object:
@@ -39,11 +39,11 @@ def of_fetch(resources: Object) -> Object:
     """
     limits = resources.get("limits", {})
     named = resources.get("requests", {}).keys() | limits.keys()
-    asked = {
+    small = {
         "requests": {name: amount for name, amount in _FETCH_REQUESTS.items() if name in named},
         "limits": {name: amount for name, amount in _FETCH_LIMITS.items() if name in limits},
     }
-    return {kind: amounts for kind, amounts in asked.items() if amounts}
+    return {kind: amounts for kind, amounts in small.items() if amounts}
 
 
 def without_devices(resources: Object) -> Object:

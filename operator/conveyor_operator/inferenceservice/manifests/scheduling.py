@@ -42,9 +42,9 @@ def _change_terms(affinity: Object, change: Callable[[Iterable[Object]], list[Ob
             rules[_REQUIRED] = change(rules[_REQUIRED])
         if _PREFERRED in rules:
             rules[_PREFERRED] = [
-                {**wish, "podAffinityTerm": term}
-                for wish in rules[_PREFERRED]
-                for term in change([wish["podAffinityTerm"]])
+                {**preference, "podAffinityTerm": term}
+                for preference in rules[_PREFERRED]
+                for term in change([preference["podAffinityTerm"]])
             ]
         changed[kind] = rules
     return changed
