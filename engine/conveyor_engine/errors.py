@@ -4,20 +4,18 @@
     ├── StartError            the process cannot start; `reason` goes into the termination message
     │   ├── ConfigError           the configuration is not possible
     │   └── ModelError            the model cannot be downloaded, read or run
-    ├── RequestError          one request is refused; the engine continues
-    │   ├── InvalidRequest        the client's fault (`param` names the field)
-    │   │   ├── UnknownModel
-    │   │   ├── BodyTooSlow
-    │   │   ├── BodyTooLarge
-    │   │   └── EncodedBody
-    │   ├── Overloaded            the engine has no room for the request now: a queue or a memory limit is full
-    │   ├── NoPlace               no place (`serving.places`) is free; the gateway keeps its request in its queue
-    │   ├── GenerationFailed      the engine could not continue this request
-    │   ├── Unavailable           starting, draining, stopping or dead
-    │   └── DeadlineExceeded
-    └── EngineDead            the engine loop ended while it worked on this request
+    └── RequestError          a request ends with an error; `code` determines the response
+        ├── InvalidRequest        the client's fault (`param` names the field)
+        │   └── UnknownModel
+        ├── Overloaded            the engine has no room for the request now: a queue or a memory limit is full
+        ├── NoPlace               no place (`serving.places`) is free; the gateway keeps its request in its queue
+        ├── GenerationFailed      the engine could not continue this request
+        ├── Unavailable           starting, draining, stopping or dead
+        ├── DeadlineExceeded
+        └── EngineDead            the engine loop ended while it worked on this request
 
-An error that a client receives has an `ErrorCode`. An error that ends the engine has a `FailureReason`.
+An error has a class of its own if the engine treats it in its own way. An error that ends the engine has a
+`FailureReason`.
 
 A StartError's message has the names of settings in backticks, such as `device` or `device: auto`, and uses backticks
 for nothing else. So a program that shows the message, such as the operator, can replace these names with its own.
@@ -157,13 +155,16 @@ def explain_crash(error: Exception) -> tuple[FailureReason, str]:
 
 
 class RequestError(ConveyorEngineError):
-    """One request is refused; nothing else is affected."""
+    """A request ends with an error. `param` is the name of the wrong field, if there is one."""
+
+    code: ErrorCode
+    param: str | None = None
 
 
 class InvalidRequest(RequestError):
-    """The request is wrong. `param` is the name of the wrong field, if there is one; `code` identifies the case."""
+    """The request is wrong. `code` identifies the case."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: ErrorCode | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: ErrorCode = ErrorCode.INVALID_VALUE) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
@@ -182,44 +183,44 @@ class UnknownModel(InvalidRequest):
     """The request names a model that is not served here. `model` is that name; empty if only the version is wrong."""
 
     def __init__(self, message: str, *, param: str | None = None, model: str = "") -> None:
-        super().__init__(message, param=param)
+        super().__init__(message, param=param, code=ErrorCode.MODEL_NOT_FOUND)
         self.model = model
-
-
-class BodyTooSlow(InvalidRequest):
-    """The request's body did not arrive in time."""
-
-
-class BodyTooLarge(InvalidRequest):
-    """The request's body is longer than the limit."""
-
-
-class EncodedBody(InvalidRequest):
-    """The request's body is compressed."""
 
 
 class Overloaded(RequestError):
     """The engine has no room for the request now, because a queue or a memory limit is full."""
 
+    code = ErrorCode.QUEUE_FULL
+
 
 class NoPlace(RequestError):
     """No place (`serving.places`) is free for a gateway's request. The gateway keeps the request in its queue."""
+
+    code = ErrorCode.QUEUE_FULL
 
 
 class GenerationFailed(RequestError):
     """The engine could not continue this request. Other requests continue."""
 
+    code = ErrorCode.GENERATION_FAILED
+
 
 class Unavailable(RequestError):
     """The engine accepts no requests now, or ends its open ones, because it is starting, draining, stopping or dead."""
+
+    code = ErrorCode.UNAVAILABLE
 
 
 class DeadlineExceeded(RequestError):
     """The request's deadline passed before its answer was complete."""
 
+    code = ErrorCode.DEADLINE_EXCEEDED
 
-class EngineDead(ConveyorEngineError):
+
+class EngineDead(RequestError):
     """The engine loop ended while it worked on this request, which may be the cause.
 
     All open requests get this error.
     """
+
+    code = ErrorCode.ENGINE_DEAD

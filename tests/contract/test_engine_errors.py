@@ -8,12 +8,12 @@ from tests.gateway.cluster import own_address
 from tests.gateway.engine_servers import answering, running_engine
 
 from conveyor_engine.errors import (
-    ConveyorEngineError,
     DeadlineExceeded,
     EngineDead,
     GenerationFailed,
     InvalidRequest,
     Overloaded,
+    RequestError,
     Unavailable,
     UnknownModel,
 )
@@ -29,7 +29,7 @@ from conveyor_gateway.engines.exchange import (
 from conveyor_gateway.engines.session import EngineSession
 
 
-async def ask(error: ConveyorEngineError, coming: str = "") -> EngineAnswer:
+async def ask(error: RequestError, coming: str = "") -> EngineAnswer:
     """Return how the gateway understands an engine's response with this error. coming: a model of newer engines."""
     response = failure_response(error)
     headers = {name: text for name, text in response.headers.items() if name != "content-length"}
@@ -47,14 +47,14 @@ async def ask(error: ConveyorEngineError, coming: str = "") -> EngineAnswer:
     ("error", "means"),
     [(Overloaded(""), EngineFull), (Unavailable(""), EngineRefused), (EngineDead(""), EngineLost)],
 )
-async def test_an_engine_that_cannot_sends_the_request_back(error: ConveyorEngineError, means: type[Exception]) -> None:
+async def test_an_engine_that_cannot_sends_the_request_back(error: RequestError, means: type[Exception]) -> None:
     with pytest.raises(means) as caught:
         await ask(error)
     assert caught.type is means
 
 
 @pytest.mark.parametrize("error", [InvalidRequest(""), GenerationFailed(""), DeadlineExceeded("")])
-async def test_an_engines_verdict_on_a_request_is_the_clients(error: ConveyorEngineError) -> None:
+async def test_an_engines_verdict_on_a_request_is_the_clients(error: RequestError) -> None:
     assert (await ask(error)).status == failure_response(error).status_code
 
 

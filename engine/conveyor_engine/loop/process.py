@@ -167,9 +167,9 @@ class EngineLoop:
                 self._held.append((key, message))
                 continue
             if verdict.problem:
-                code = ErrorCode.FORM_TOO_COSTLY if verdict.is_too_costly else None
+                code = ErrorCode.FORM_TOO_COSTLY if verdict.is_too_costly else ErrorCode.INVALID_VALUE
                 error = InvalidRequest(f"structured output cannot be followed: {verdict.problem}", code=code)
-                self._channel.send(_refusal(message.request_ids, error))
+                self._refuse(message.request_ids, error)
             else:
                 self._add(message.requests(time.monotonic()))
                 for request_id in self._aborted.intersection(message.request_ids):
@@ -186,7 +186,7 @@ class EngineLoop:
             self._aborted |= request_ids.intersection(message.request_ids)
             if self._aborted.issuperset(message.request_ids):
                 self._aborted.difference_update(message.request_ids)
-                self._channel.send(_refusal(message.request_ids, InvalidRequest("the request was aborted")))
+                self._refuse(message.request_ids, InvalidRequest("the request was aborted"))
             else:
                 self._held.append((key, message))
         for key in {key for key, _ in held} - {key for key, _ in self._held}:
@@ -200,15 +200,12 @@ class EngineLoop:
             except (Overloaded, InvalidRequest) as error:
                 for added in requests[:index]:
                     self._core.abort(added.request_id)
-                self._channel.send(_refusal([r.request_id for r in requests], error))
+                self._refuse([each.request_id for each in requests], error)
                 return
         self._num_added += len(requests)
 
-
-def _refusal(request_ids: list[str], error: Overloaded | InvalidRequest) -> Refused:
-    if isinstance(error, InvalidRequest):
-        return Refused(request_ids, str(error), overloaded=False, param=error.param, code=error.code)
-    return Refused(request_ids, str(error), overloaded=True)
+    def _refuse(self, request_ids: list[str], error: Overloaded | InvalidRequest) -> None:
+        self._channel.send(Refused(request_ids, str(error), isinstance(error, Overloaded), error.param, error.code))
 
 
 class Pulse:

@@ -161,8 +161,8 @@ class Refused(_Message):
     request_ids: list[str]
     message: str
     overloaded: bool  # if false, the request itself is invalid
-    param: str | None = None
-    code: ErrorCode | None = None
+    param: str | None
+    code: ErrorCode
 
 
 class StepOutputs(_Message):

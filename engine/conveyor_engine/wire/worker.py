@@ -9,12 +9,12 @@ from typing import Final, Self
 
 import msgspec
 
-from conveyor_engine.errors import ConveyorEngineError, ErrorCode, InvalidRequest, Overloaded, Unavailable, UnknownModel
+from conveyor_engine.errors import ErrorCode, InvalidRequest, Overloaded, RequestError, Unavailable, UnknownModel
 from conveyor_engine.wire.frames import encode_frame
 from conveyor_engine.wire.messages import Add
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
-_ERRORS: dict[str, type[ConveyorEngineError]] = {
+_ERRORS: dict[str, type[RequestError]] = {
     kind.__name__: kind for kind in (InvalidRequest, UnknownModel, Overloaded, Unavailable)
 }
 
@@ -67,19 +67,16 @@ class Failure(msgspec.Struct, tag=True, array_like=True):
 
     kind: str
     message: str
-    param: str | None = None
-    code: ErrorCode | None = None
+    param: str | None
+    code: ErrorCode
     model: str = ""  # of UnknownModel
 
     @classmethod
-    def of(cls, error: ConveyorEngineError) -> Self:
-        if isinstance(error, UnknownModel):
-            return cls(type(error).__name__, str(error), error.param, model=error.model)
-        if isinstance(error, InvalidRequest):
-            return cls(type(error).__name__, str(error), error.param, error.code)
-        return cls(type(error).__name__, str(error))
+    def of(cls, error: RequestError) -> Self:
+        model = error.model if isinstance(error, UnknownModel) else ""
+        return cls(type(error).__name__, str(error), error.param, error.code, model)
 
-    def error(self) -> ConveyorEngineError:
+    def error(self) -> RequestError:
         kind = _ERRORS[self.kind]
         if issubclass(kind, UnknownModel):
             return kind(self.message, param=self.param, model=self.model)

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.builders import make_facts, make_request
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import EngineDead, NoPlace, Overloaded, Unavailable
+from conveyor_engine.errors import EngineDead, ErrorCode, NoPlace, Overloaded, Unavailable
 from conveyor_engine.serving.engine_client import HEARTBEAT_LATE_SECONDS, STEP_STUCK_SECONDS, EngineClient, State
 from conveyor_engine.serving.generation import Generation
 from conveyor_engine.serving.held_requests import HELD_TOKENS_MAX
@@ -134,7 +134,7 @@ async def test_a_request_that_is_refused_leaves_no_tokens_behind() -> None:
     async with connected() as engine:
         with engine.hold_place():
             generation = engine.open_generation([Part({"a": HELD_TOKENS_MAX}, b"")], 100)
-        engine._handle(Refused(["a"], "full", overloaded=True))
+        engine._handle(Refused(["a"], "full", overloaded=True, param=None, code=ErrorCode.QUEUE_FULL))
         async with generation:
             with pytest.raises(Overloaded, match="full"):
                 _ = [batch async for batch in generation.batches()]

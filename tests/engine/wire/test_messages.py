@@ -47,7 +47,7 @@ FROM_ENGINE: list[FromEngine] = [
     LoadingLine("event=x"),
     Ready(make_facts(), 0.5),
     StartFailed(FailureReason.NO_DEVICE, "none"),
-    Refused(["a"], "full", overloaded=True),
+    Refused(["a"], "full", overloaded=True, param=None, code=ErrorCode.QUEUE_FULL),
     Refused(["a"], "bad", overloaded=False, param="prompt", code=ErrorCode.INVALID_VALUE),
     StepOutputs(
         [RequestOutput(request_id="a", new_token_ids=[5], logprobs=[TokenLogprobs.of(5, -0.5, [5], [-0.5])])],

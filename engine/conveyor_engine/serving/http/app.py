@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from conveyor_engine.errors import ConveyorEngineError, ErrorCode, Overloaded, Unavailable
+from conveyor_engine.errors import ErrorCode, Overloaded, RequestError, Unavailable
 from conveyor_engine.serving.http import info, open_inference, status, tokens
 from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.failures import error_body, failure_response
@@ -61,7 +61,7 @@ def build_app(state: AppState) -> ASGIApp:
     for path in dict.fromkeys(path for _, path in ROUTES):
         handlers = {method: handler for (method, at), handler in ROUTES.items() if at == path}
         app.add_route(path, _by_method(handlers), methods=list(handlers))
-    app.add_exception_handler(ConveyorEngineError, _handle_failure)
+    app.add_exception_handler(RequestError, _handle_failure)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(Exception, _handle_bug)
     return _Envelope(app, state)
@@ -79,7 +79,7 @@ def _by_method(
 
 
 async def _handle_failure(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ConveyorEngineError)
+    assert isinstance(error, RequestError)
     if isinstance(error, Overloaded | Unavailable):
         app_state(request).metrics.count_rejection("queue_full" if isinstance(error, Overloaded) else "unavailable")
     return failure_response(error, request.url.path)

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, Overloaded
+from conveyor_engine.errors import DeadlineExceeded, Overloaded, RequestError
 from conveyor_engine.serving.generation import Generation
 from conveyor_engine.serving.http.app_state import AppState, app_state, model_facts
 from conveyor_engine.serving.http.reading import (
@@ -151,7 +151,7 @@ class EngineResponse(Response):
         finally:
             for task in (work, watch):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ConveyorEngineError):
+                with contextlib.suppress(asyncio.CancelledError, RequestError):
                     await task
 
     async def _start(self, headers: list[tuple[bytes, bytes]], send: Send) -> None:

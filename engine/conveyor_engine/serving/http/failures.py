@@ -9,18 +9,12 @@ import msgspec
 from starlette.responses import Response
 
 from conveyor_engine.errors import (
-    BodyTooLarge,
-    BodyTooSlow,
-    ConveyorEngineError,
     DeadlineExceeded,
-    EncodedBody,
-    EngineDead,
     ErrorCode,
     GenerationFailed,
     InvalidRequest,
     NoPlace,
-    Overloaded,
-    Unavailable,
+    RequestError,
     UnknownModel,
 )
 from conveyor_engine.wire.request import FinishReason, RequestOutput
@@ -31,21 +25,6 @@ RETRY_AFTER_SECONDS = 1
 MESSAGE_CHARACTERS_MAX = 1000  # messages may quote text of any length from a client or a template
 PARAM_CHARACTERS_MAX = 100
 MODEL_CHARACTERS_MAX = 1000  # the gateway is told of no longer name; no service has one
-
-# By class: the code for its errors that have no code of their own. The first matching class counts.
-_CODES: tuple[tuple[type[ConveyorEngineError], ErrorCode], ...] = (
-    (UnknownModel, ErrorCode.MODEL_NOT_FOUND),
-    (BodyTooSlow, ErrorCode.BODY_TOO_SLOW),
-    (BodyTooLarge, ErrorCode.REQUEST_TOO_LARGE),
-    (EncodedBody, ErrorCode.ENCODED_BODY),
-    (InvalidRequest, ErrorCode.INVALID_VALUE),
-    (Overloaded, ErrorCode.QUEUE_FULL),
-    (NoPlace, ErrorCode.QUEUE_FULL),
-    (Unavailable, ErrorCode.UNAVAILABLE),
-    (DeadlineExceeded, ErrorCode.DEADLINE_EXCEEDED),
-    (GenerationFailed, ErrorCode.GENERATION_FAILED),
-    (EngineDead, ErrorCode.ENGINE_DEAD),
-)
 
 
 def error_body(message: str, code: ErrorCode, param: str | None = None, path: str = "") -> bytes:
@@ -59,14 +38,14 @@ def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
-def failure_body(error: ConveyorEngineError, path: str = "") -> bytes:
+def failure_body(error: RequestError, path: str = "") -> bytes:
     """Return the JSON body for this error."""
-    return error_body(str(error), find_code(error), error.param if isinstance(error, InvalidRequest) else None, path)
+    return error_body(str(error), error.code, error.param, path)
 
 
-def failure_response(error: ConveyorEngineError, path: str = "") -> Response:
+def failure_response(error: RequestError, path: str = "") -> Response:
     """Return the response for this error."""
-    status = find_code(error).status
+    status = error.code.status
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
     if isinstance(error, NoPlace):
         headers[PLACE_HEADER] = NO_PLACE
@@ -86,13 +65,3 @@ def find_failure(output: RequestOutput) -> DeadlineExceeded | InvalidRequest | G
     if output.finish_reason is FinishReason.COSTLY:
         return InvalidRequest(output.message or "the answer's form costs too much", code=ErrorCode.FORM_TOO_COSTLY)
     return GenerationFailed(output.message or "the engine could not continue this request")
-
-
-def find_code(error: ConveyorEngineError) -> ErrorCode:
-    """Return the error code for an error."""
-    if isinstance(error, InvalidRequest) and error.code is not None:
-        return error.code
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            return code
-    raise AssertionError(f"no answer for {error!r}")

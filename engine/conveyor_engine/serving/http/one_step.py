@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 from starlette.types import Send
 
-from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, GenerationFailed
+from conveyor_engine.errors import DeadlineExceeded, GenerationFailed, RequestError
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
 from conveyor_engine.serving.http.events import encode
 from conveyor_engine.serving.http.failures import find_failure
@@ -92,7 +92,7 @@ class OneStepResponse(EngineResponse):
         self._payloads[output.request_id] = output.payload
         self._held.grow(len(output.payload))
 
-    def _name_input(self, failure: ConveyorEngineError, request_id: str) -> ConveyorEngineError:
+    def _name_input(self, failure: RequestError, request_id: str) -> RequestError:
         """Return the failure with the name of its input if there are several. A deadline belongs to all inputs."""
         ids = self._inputs.request_ids
         if isinstance(failure, DeadlineExceeded) or len(ids) == 1:

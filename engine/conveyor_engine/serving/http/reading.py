@@ -6,7 +6,7 @@ import re
 from starlette.requests import ClientDisconnect, Request
 
 from conveyor_engine import registry
-from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, InvalidRequest
+from conveyor_engine.errors import ErrorCode, InvalidRequest
 from conveyor_engine.serving.http.memory import Held
 from conveyor_engine.serving.http.task_paths import TaskPaths
 from conveyor_engine.wire.request import ModelFacts
@@ -39,12 +39,14 @@ def body_bytes_max(facts: ModelFacts) -> int:
 
 
 async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
-    """Return the whole body. Raises InvalidRequest or a subclass of it."""
+    """Return the whole body. Raises InvalidRequest."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
-        raise EncodedBody(f"the body has Content-Encoding {encoding!r}; send it uncompressed")
+        message = f"the body has Content-Encoding {encoding!r}; send it uncompressed"
+        raise InvalidRequest(message, code=ErrorCode.ENCODED_BODY)
     declared = request.headers.get("content-length", "0")
-    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes, the most that this model needs")
+    message = f"the body is longer than {max_bytes} bytes, the most that this model needs"
+    too_large = InvalidRequest(message, code=ErrorCode.REQUEST_TOO_LARGE)
     if declared.isdigit() and int(declared) > max_bytes:
         raise too_large
     body = bytearray()
@@ -56,7 +58,8 @@ async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
                 if len(body) > max_bytes:
                     raise too_large
     except TimeoutError:
-        raise BodyTooSlow(f"the body did not arrive within {BODY_SECONDS_MAX:g} s") from None
+        message = f"the body did not arrive within {BODY_SECONDS_MAX:g} s"
+        raise InvalidRequest(message, code=ErrorCode.BODY_TOO_SLOW) from None
     except ClientDisconnect:
         raise InvalidRequest("the connection ended before the body was complete") from None  # for the log only
     return bytes(body)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from conveyor_engine import __version__
-from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.errors import RequestError
 from conveyor_engine.serving.engine_client import State
 from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.engine_response import client_left
@@ -132,7 +132,7 @@ async def request_place(request: Request) -> Response:
     finally:
         for task in (asking, leaving):
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ConveyorEngineError):
+            with contextlib.suppress(asyncio.CancelledError, RequestError):
                 await task
     return Response(status_code=204)
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from conveyor_engine import registry
-from conveyor_engine.errors import ConveyorEngineError, ErrorCode, InvalidRequest, ModelError
+from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError, RequestError
 from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory
 from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
 from conveyor_engine.wire.frames import encode_frame, read_payloads
@@ -193,7 +193,7 @@ def _prepare_within_limits(payload: bytes, model: ServedModel) -> bytes | Failur
 def _prepare(job: Job, model: ServedModel) -> bytes | Failure | Bug:
     try:
         return _encode(find_kind(job).prepare(model, job))
-    except ConveyorEngineError as error:
+    except RequestError as error:
         return Failure.of(error)
     except MemoryError:
         raise

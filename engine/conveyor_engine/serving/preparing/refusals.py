@@ -24,7 +24,7 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
     if not path:
         own = kind if kind in message else None  # an error about several fields has a field's name as its type
         return InvalidRequest(message if own else "the body must be a JSON object", param=own)
-    code = ErrorCode.UNSUPPORTED_VALUE if kind == "unsupported" else None
+    code = ErrorCode.UNSUPPORTED_VALUE if kind == "unsupported" else ErrorCode.INVALID_VALUE
     return InvalidRequest(f"{path} {_IN_JSON.get(kind) or _as_predicate(message)}", param=path, code=code)
 
 

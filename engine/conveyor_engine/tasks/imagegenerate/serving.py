@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
-from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.errors import RequestError
 from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.events import SSE_HEADERS, encode, event
 from conveyor_engine.serving.http.failures import failure_body
@@ -118,7 +118,7 @@ class PicturesResponse(OneStepResponse):
                 for output in outputs:
                     await self._send_event(output, send)
             last = b""
-        except ConveyorEngineError as error:
+        except RequestError as error:
             if not self._started:
                 raise
             _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)

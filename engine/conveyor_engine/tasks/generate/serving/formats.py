@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.errors import RequestError
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.events import encode, event
 from conveyor_engine.serving.http.failures import failure_body
@@ -137,7 +137,7 @@ class Format(ABC):
         """Return the events that a stream has after its last delta."""
 
     @abstractmethod
-    def write_failure(self, error: ConveyorEngineError) -> bytes:
+    def write_failure(self, error: RequestError) -> bytes:
         """Return the last event of a stream that fails."""
 
     def _make_call_id(self, prefix: str) -> str:
@@ -183,7 +183,7 @@ class ChoicesFormat(Format):
         counts = event(encode(self.usage_chunk(usage))) if self._includes_usage else b""
         return counts + b"data: [DONE]\n\n"
 
-    def write_failure(self, error: ConveyorEngineError) -> bytes:
+    def write_failure(self, error: RequestError) -> bytes:
         """Return the error as an event in OpenAI's form. OpenAI's clients check each event for errors."""
         return event(failure_body(error))
 

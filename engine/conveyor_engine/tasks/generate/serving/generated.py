@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec import UNSET
 from starlette.types import Send
 
-from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.errors import RequestError
 from conveyor_engine.serving.adapter_metrics import AdapterUse
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
@@ -110,7 +110,7 @@ class GeneratedResponse(EngineResponse):
                 if deltas := self._push(outputs):
                     await self._send_events(deltas, send)
             last = self._format.write_end(self._usage())
-        except ConveyorEngineError as error:
+        except RequestError as error:
             if not self._started:
                 raise
             _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)

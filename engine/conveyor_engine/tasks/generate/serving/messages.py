@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.errors import RequestError
 from conveyor_engine.serving.http.engine_response import open_request, prepare_request
 from conveyor_engine.serving.http.events import encode, event
 from conveyor_engine.serving.http.failures import failure_body
@@ -198,7 +198,7 @@ class MessagesFormat(BlocksFormat):
         stop = self._stop(self._finish_reason, self._stop_string)
         return _write(MessageDelta(stop, AnthropicUsage.of(usage))) + _write(MessageStop())
 
-    def write_failure(self, error: ConveyorEngineError) -> bytes:
+    def write_failure(self, error: RequestError) -> bytes:
         """Return the error as an event in the form that Anthropic's clients expect."""
         return event(failure_body(error, PATH), "error")
 

@@ -8,7 +8,7 @@ from typing import Final, cast
 import msgspec
 from starlette.requests import Request
 
-from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.errors import RequestError
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.events import encode, event
@@ -113,7 +113,7 @@ class ResponsesFormat(BlocksFormat):
         ended = self._end(self._output, usage, is_cut=is_cut)
         return self._write(events.Incomplete(ended) if is_cut else events.Completed(ended)) + _DONE
 
-    def write_failure(self, error: ConveyorEngineError) -> bytes:
+    def write_failure(self, error: RequestError) -> bytes:
         """Return the last event, with the items that had ended and the error."""
         answered = self._answer("failed", self._output)
         answered.error = Failure(str(error))

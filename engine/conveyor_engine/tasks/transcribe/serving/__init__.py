@@ -8,7 +8,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import Send
 
-from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.errors import RequestError
 from conveyor_engine.serving.http.app_state import app_state, model_facts
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened, prepare_request
 from conveyor_engine.serving.http.events import SSE_HEADERS, encode, event
@@ -90,7 +90,7 @@ class TranscriptResponse(EngineResponse):
             done = TranscriptTextDone(self._transcript.text.strip(), count_usage(self._prepared.seconds))
             await self._send_event(done, send)
             last = b""
-        except ConveyorEngineError as error:
+        except RequestError as error:
             if not self._started:
                 raise
             _log.info("event=stream_failed id=%s error=%s", self._id, type(error).__name__)
