@@ -42,7 +42,7 @@ class Figures:
 
     async def read_demand(self, service: Service) -> None:
         """Read what the metrics server would return. The demand stays None while it is not known."""
-        self._watch.heard_at = time.monotonic()
+        self._watch.received_at = time.monotonic()
         try:
             service.demand = await self._source.read_demand(service.key)
         except (NotKnown, NotFound):

@@ -203,7 +203,7 @@ class Service:
         deployment = DeploymentState(
             generation=1,
             observed_generation=1,
-            asked_replicas=self.replicas,
+            requested_replicas=self.replicas,
             replicas_managers=frozenset((names.REPLICAS_FIELD_MANAGER,)),
             template_hash=self._desired.template_hash,
             pod_template=TEMPLATE_LABEL,
