@@ -49,16 +49,18 @@ def open_places(cache: Path, volumes: Mapping[str, Path]) -> Places:
         models.mkdir(parents=True, exist_ok=True)
         runs.mkdir(parents=True, exist_ok=True)
         _remove_ended(runs)
-        state.mkdir()
-        lock = (state / _LOCK).open("w")
+        new = runs / f".{state.name}"  # a run that begins meanwhile must not find it without its lock
+        new.mkdir(exist_ok=True)
+        lock = (new / _LOCK).open("w")
         fcntl.flock(lock, fcntl.LOCK_EX)
+        new.rename(state)
     except OSError as error:
         raise RunError(f"cannot write to {error.filename or cache}: {error.strerror}", 1) from error
     return Places(models, state, {name: folder.resolve() for name, folder in volumes.items()}, lock)
 
 
 def _remove_ended(runs: Path) -> None:
-    for folder in runs.iterdir():
+    for folder in runs.glob("[!.]*"):
         try:
             with (folder / _LOCK).open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,10 +21,10 @@ Json = dict[str, Any]
 WAIT_SECONDS = 240.0
 
 
-def build_service(name: str = "chat", model: str = "chat", **spec: Any) -> Json:
+def build_service(name: str = "chat", **spec: Any) -> Json:
     """Return a service whose engines are small and run on the CPU."""
     settings: Json = {
-        "model": {"uri": f"pvc://models/{model}"},
+        "model": {"uri": "pvc://models/chat"},
         "engine": {"device": "Auto", "dtype": "Float32"},
         "kvCache": {"blockBudget": 1024},
         "batching": {"mode": "Continuous", "maxBatchSize": 4},

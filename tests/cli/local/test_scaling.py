@@ -45,6 +45,7 @@ def test_an_idle_service_goes_to_zero_and_the_next_request_waits_for_an_engine(t
         assert running.wait_ended() == 0
 
 
+@pytest.mark.slow
 def test_the_queue_s_limit_and_timeout_are_the_service_s(tmp_path: Path, models: Path) -> None:
     """One request runs, one waits until its time is over, and there is no place for others."""
     one = build_service(
@@ -60,6 +61,7 @@ def test_the_queue_s_limit_and_timeout_are_the_service_s(tmp_path: Path, models:
         assert any(answer.status_code == 200 for answer in answers)
 
 
+@pytest.mark.slow
 def test_without_autoscaling_the_number_stays(tmp_path: Path, models: Path) -> None:
     zero = build_service(autoscaling={"minReplicas": 0, "maxReplicas": 3})
     with Running(tmp_path, models, zero, flags=("--no-autoscaling",)) as running:
