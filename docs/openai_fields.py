@@ -26,7 +26,8 @@ Written by `make generate` from the table that the engine validates by; do not e
 Null is the same as leaving a field out.
 
 The engine ignores fields that are in none of these tables, as vLLM does. So it ignores misspelt names too.
-`conveyor_engine_ignored_fields_total` counts these unknown fields of requests, by kind of request.
+`conveyor_engine_ignored_fields_total` counts these unknown fields of requests, and tools that are left out, by kind of
+request.
 Unknown fields of messages, content parts and `stream_options` are not counted.
 The fields of forms and of pictures to classify, and most fields of text-embeddings-inference, are on the pages of the
 tasks.
@@ -86,12 +87,15 @@ def _is_told(bound: float | None) -> bool:
 
 def ignored() -> Iterator[str]:
     yield "## Fields that cannot change the answer: ignored"
-    yield "Any value is accepted."
+    yield "Any value is accepted. `conveyor_engine_ignored_fields_total` also counts the fields that ask for something"
+    yield "in vain; they name the values that ask for nothing."
     yield ""
     groups: dict[tuple[str, tuple[Place, ...]], list[str]] = {}
     for row in TABLE:
         if row.why_ignored:
-            groups.setdefault((row.why_ignored, row.places), []).append(f"`{row.name}` ({', '.join(row.defined_by)})")
+            nothing = f"; `{row.accepted_values()}` for nothing" if row.is_unmet else ""
+            named = f"`{row.name}` ({', '.join(row.defined_by)}{nothing})"
+            groups.setdefault((row.why_ignored, row.places), []).append(named)
     rows: dict[tuple[Place, ...], list[str]] = {}
     for (why, places), names in groups.items():
         rows.setdefault(places, []).append(f"| {', '.join(names)} | {why} |")

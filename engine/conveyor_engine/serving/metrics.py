@@ -118,7 +118,7 @@ class EngineMetrics:
             self._success.labels(finished_reason=reason.value)  # present at 0 from the start
         self._rejections = self._counter("vllm:admission_rejections", "Rejected requests, by reason.", "reason")
         self._ignored_fields = self._counter(
-            "conveyor_engine_ignored_fields", "Ignored fields of requests: fields that no API defines.", "kind"
+            "conveyor_engine_ignored_fields", "Ignored fields and tools of requests.", "kind"
         )
         self._responses = self._counter(
             "conveyor_engine_http_responses", "HTTP responses by route and status.", "route", "status"

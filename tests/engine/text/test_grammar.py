@@ -14,7 +14,7 @@ from tests.engine.text.local_grammars import Grammars
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.scheduling.request_state import Constraint
 from conveyor_engine.text.grammar import Kind, build_grammar
-from conveyor_engine.text.parsing.formats import find_forced
+from conveyor_engine.text.parsing.formats import build_call_or_form, find_forced
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import Thinking
 
@@ -218,3 +218,33 @@ def test_whatever_a_model_says_is_valid_by_its_schema(grammars: Grammars, direct
             text = b"".join(map(tokenizer.token_bytes, ids)).decode()
             jsonschema.validate(json.loads(text), schema)
     assert finished > 5
+
+
+CALL_OF_EACH_FORMAT = {
+    "hermes": CALL,
+    "qwen3_coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "mistral": '[TOOL_CALLS]now[ARGS]{"a": 5}',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+    "llama3_json": '{"name": "now", "parameters": {"a": 5}}; {"name": "now", "parameters": {"a": 5}}',
+    "list": '[{"name": "now", "arguments": {"a": 5}}]',
+    "llama4_pythonic": "[now(a=5)]",
+}
+
+
+@pytest.mark.parametrize("name", CALL_OF_EACH_FORMAT)
+@pytest.mark.parametrize(
+    "marks", [(), ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>")]
+)
+@pytest.mark.parametrize(("kind", "form", "answer"), [("json", OBJECT, '{"a": 5}'), ("choice", ["yes", "no"], "no")])
+def test_an_answer_is_a_call_in_any_format_or_follows_the_form(
+    tmp_path: Path, name: str, marks: tuple[str, ...], kind: Kind, form: Any, answer: str
+) -> None:
+    write_tokenizer(tmp_path)
+    trained = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    trained.add_tokens([tokenizers.AddedToken(mark, special=False, normalized=False) for mark in marks])
+    trained.save(str(tmp_path / "tokenizer.json"))
+    tokenizer, grammars = Tokenizer(tmp_path), Grammars(tmp_path, VOCABULARY, [END_ID, 1])
+    grammar = build_call_or_form(name, ["now"], build_grammar(kind, form, "form"), tokenizer.find_id)
+    for text in (CALL_OF_EACH_FORMAT[name], answer):
+        assert follows(grammars, tokenizer, grammar, text)
+    assert not follows(grammars, tokenizer, grammar, "It is sunny.")

@@ -11,7 +11,15 @@ from conveyor_engine.serving.preparing.costly_forms import FORM_FIELDS
 from conveyor_engine.serving.preparing.fields import Place
 from conveyor_engine.serving.preparing.schemas import Object, SamplingFields
 from conveyor_engine.serving.preparing.structured import Form
-from conveyor_engine.serving.preparing.tools import TOOLS_MAX, EarlierCall, Tool, ToolChoice, ToolUse
+from conveyor_engine.serving.preparing.tool_use import Choice, ToolUse, offer
+from conveyor_engine.serving.preparing.tools import (
+    AnyEarlierCall,
+    EarlierCall,
+    EarlierCustomCall,
+    ToolChoice,
+    Tools,
+    count_left_out,
+)
 from conveyor_engine.serving.preparing.values import INTEGRAL, Alternatives, list_of
 from conveyor_engine.text.chat_template import Rendering
 
@@ -61,7 +69,7 @@ class ChatMessage(Object):
     """A string, or parts `{"type": "text", "text": ...}`."""
     name: str | None = None
     """For chat templates that use it."""
-    tool_calls: list[EarlierCall] | None = None
+    tool_calls: list[AnyEarlierCall] | None = None
     """The assistant's calls; a message with calls needs no content."""
     reasoning_content: str | None = None
     """The assistant's thinking, for chat templates that use it."""
@@ -77,7 +85,7 @@ class ChatMessage(Object):
         return self
 
     @property
-    def calls(self) -> Sequence[EarlierCall]:
+    def calls(self) -> Sequence[EarlierCall | EarlierCustomCall]:
         """Return the message's tool calls; empty unless the assistant wrote the message."""
         return (self.tool_calls or ()) if self.role == "assistant" else ()
 
@@ -109,6 +117,15 @@ def check_call_and_form(use: ToolUse, forms: Mapping[str, Form]) -> None:
         raise PydanticCustomError("tool_choice", f"tool_choice requires a call and {field} a format; send only one")
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ChatReasoning(Object):
+    """How much the model thinks, in the words of SGLang and of other APIs' routers."""
+
+    effort: Effort | None = None
+
+
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
@@ -131,14 +148,17 @@ class ChatRequest(SamplingFields):
     """True: an answer that continues the last message begins with that message."""
     documents: list[dict[str, Any]] | None = None
     """For chat templates that use documents."""
-    tools: Annotated[list[Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
-    """Up to 128 functions that the model may call."""
+    tools: Tools | None = None
+    """Up to 128 functions and custom tools that the model may call. Other kinds are left out and counted."""
     tool_choice: ToolChoice = None
-    """`auto` (the default if there are tools), `none`, `required`, or the function that the model must call."""
+    """`auto` (the default if there are tools), `none`, `required`, the tool that the model must call, or
+    `allowed_tools`."""
     parallel_tool_calls: bool | None = None
     """False: at most one call."""
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     """A variable for the chat template; `none` also sets the variable `enable_thinking` to false."""
+    reasoning: ChatReasoning | None = None
+    """`effort`: as `reasoning_effort`, which takes precedence. Its other fields have no effect."""
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
     """Maximum number of tokens of thinking; -1: no limit. The model's template must support thinking."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -165,7 +185,12 @@ class ChatRequest(SamplingFields):
     @cached_property
     def tool_use(self) -> ToolUse:
         """Which tools the request offers and which it requires."""
-        return ToolUse.of(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+        return ToolUse.of(offer(self.tools), Choice.of(self.tool_choice), self.parallel_tool_calls)
+
+    @property
+    def ignored(self) -> int:
+        """Number of fields and tools without an effect."""
+        return super().ignored + count_left_out(self.tools)
 
     def rendering(self) -> Rendering:
         """Return the options with which the chat template renders the messages."""
@@ -175,8 +200,9 @@ class ChatRequest(SamplingFields):
 
     def variables(self) -> dict[str, Any]:
         """Return the template's variables. Values in `chat_template_kwargs` take precedence."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        thinking = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        asked = self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
+        effort = {} if asked is None else {"reasoning_effort": asked}
+        thinking = {"enable_thinking": False} if asked == "none" else {}
         return {**effort, **thinking, **(self.chat_template_kwargs or {})}
 
     def messages_for_template(self) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ FORM_FIELDS: Final = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("json_schema", "regex", "ebnf"),
 )
-_TYPED_FIELDS: Final = ("response_format", "tool_choice")  # require a form, or not, by their type
+_TYPED_FIELDS: Final = ("response_format", "output_format", "tool_choice")  # require a form, or not, by their type
 _NESTING_FIELDS: Final = ("text", "output_config")  # have a field `format` of that sort
 _NULL: Final = Raw(b"null")
 _PLAIN_TYPES: Final = (b'"text"', b'"auto"', b'"none"')

@@ -1,6 +1,7 @@
 """One table of the fields of OpenAI, Anthropic, vLLM, SGLang, Cohere and Jina that are accepted but have no effect.
 
-A field that cannot change the answer is ignored. A field that could change the answer is accepted only with a value
+A field that cannot change the answer is ignored. So is a field that asks for more than the engine does, if the answer
+is still a true answer to the request; such fields are counted (ADR 145). Any other field is accepted only with a value
 that changes nothing. `schemas` has the fields with an effect, and validates all others against this table.
 docs/openai-fields.md and the tests are generated from it. Pure.
 """
@@ -42,6 +43,7 @@ class Row:
     places: tuple[Place, ...] = BOTH
     only: tuple[object, ...] = ()  # the values other than null that change nothing
     why_ignored: str = ""  # why any value is accepted; empty: only null and the values in `only` are
+    is_unmet: bool = False  # whether the field asks for something that the engine leaves out; `only`: for nothing
     instead: str = ""  # why other values are rejected, and what to send instead
 
     def refusal(self, value: object) -> str | None:
@@ -50,6 +52,10 @@ class Row:
             return None
         what = f"is not supported by this engine; leave it out (or send {self.accepted_values()})"
         return f"{what}: {self.instead}" if self.instead else what
+
+    def counts(self, value: object) -> bool:
+        """Return whether this value asks for something that the engine leaves out."""
+        return self.is_unmet and value is not None and not any(_equal(value, neutral) for neutral in self.only)
 
     def schema(self) -> dict[str, object]:
         """Return the JSON Schema of the field's values."""
@@ -77,13 +83,28 @@ _KEY = "has no effect in the engine; the gateway chooses the engine by it (prefi
 _NO_BEAMS = "beam search is not supported; send `n` and a `seed`"
 _WITHOUT = "concerns inputs that the path does not accept, or a kind of answer that this engine does not give"
 _HOSTED = "concerns tools that OpenAI runs"
-_STORES = "this server stores nothing; send the whole conversation as `input`"
+_STORES = "this server stores nothing; send the whole conversation as `input`, or set `store: false` in the client"
+_TIER = "asks for a price or a speed; every request gets the service's own"
+_UNSTORED = (
+    "asks to store the answer; this server stores nothing, and an answer of the Responses API has `store: false`"
+)
+_UNSEARCHED = "offers what only the maker's servers can run; the model does not see it"
+_UNTRAINED = "sets a length that the model's template has no place for"
+_WHOLE = "allows the server to shorten the conversation; the engine never does"
+_UNPADDED = "asks for padding that hides the lengths of events; the engine sends none"
 _SPACES = "concerns slow tokenizers, which this engine does not use"
 
 
 def _ignored(why: str, by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH) -> Iterator[Row]:
     for name in names:
         yield Row(name, tuple(by), on, why_ignored=why)
+
+
+def _unmet(
+    why: str, neutral: tuple[object, ...], by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH
+) -> Iterator[Row]:
+    for name in names:
+        yield Row(name, tuple(by), on, only=neutral, why_ignored=why, is_unmet=True)
 
 
 def _only(
@@ -134,10 +155,19 @@ TABLE: tuple[Row, ...] = (
     *_ignored(_SPACES, [VLLM], "spaces_between_special_tokens"),
     *_ignored(_WITHOUT, [VLLM], "return_token_offsets", "return_mm_kwargs"),
     *_ignored(_WITHOUT, [OPENAI], "annotations", on=(Place.MESSAGE,)),
-    # when the request is computed: accepting other values would promise what this engine does not do
-    *_only(("auto", "default"), [OPENAI], "service_tier", on=(*BOTH, *_RESPONSES)),
-    *_only(("auto", "standard_only"), [ANTHROPIC], "service_tier", on=_MESSAGES),
-    *_only(("standard",), [ANTHROPIC], "speed", on=_MESSAGES),
+    # what a client asks for in vain: the answer is right without it
+    *_unmet(_TIER, ("auto", "default"), [OPENAI], "service_tier", on=(*BOTH, *_RESPONSES)),
+    *_unmet(_TIER, ("auto", "standard_only"), [ANTHROPIC], "service_tier", on=_MESSAGES),
+    *_unmet(_TIER, ("standard",), [ANTHROPIC], "speed", on=_MESSAGES),
+    *_unmet(_UNSTORED, (False,), [OPENAI], "store", on=(*_CHAT, *_RESPONSES)),
+    *_unmet(_UNSEARCHED, (), [OPENAI], "web_search_options", on=_CHAT),
+    *_unmet(_UNSEARCHED, ([],), [ANTHROPIC], "mcp_servers", on=_MESSAGES),
+    *_unmet(_UNSEARCHED, (), [ANTHROPIC], "container", on=_MESSAGES),
+    *_unmet(_UNTRAINED, ("medium",), [OPENAI], "verbosity", on=_CHAT),
+    *_unmet(_WHOLE, ("disabled",), [OPENAI], "truncation", on=_RESPONSES),
+    *_unmet(_WHOLE, ([],), [OPENAI], "context_management", on=_RESPONSES),
+    *_unmet(_WHOLE, ({},), [ANTHROPIC], "context_management", on=_MESSAGES),
+    *_unmet(_UNPADDED, (False,), [OPENAI], "include_obfuscation", on=(Place.STREAM_OPTIONS,)),
     # how a picture is made and encoded
     *_only(("auto", "standard"), [OPENAI], "quality", on=_IMAGES, instead="send `num_inference_steps`"),
     *_only((), [OPENAI], "style", on=_IMAGES, instead="write it into the prompt"),
@@ -184,13 +214,9 @@ TABLE: tuple[Row, ...] = (
     *_only((False,), [SGLANG], "return_hidden_states", "return_routed_experts", "return_cached_tokens_details"),
     *_only((False,), [SGLANG], "return_prompt_token_ids", "return_meta_info", on=_CHAT),
     *_only((0,), [SGLANG], "routed_experts_start_len"),
-    *_only((False,), [OPENAI], "store", on=_CHAT),
-    *_only((False,), [OPENAI], "store", on=_RESPONSES, instead=_STORES),
     *_only((False,), [OPENAI], "background", on=_RESPONSES, instead=_STORES),
     *_only((), [OPENAI], "previous_response_id", "conversation", "prompt", on=_RESPONSES, instead=_STORES),
-    *_only(("disabled",), [OPENAI], "truncation", on=_RESPONSES, instead="send `truncate_prompt_tokens`"),
-    *_only((), [OPENAI], "context_management", "moderation", "access_programs", "image", on=_RESPONSES),
-    *_only((False,), [OPENAI], "include_obfuscation", on=(Place.STREAM_OPTIONS,)),
+    *_only((), [OPENAI], "moderation", "access_programs", "image", on=_RESPONSES),
     # which requests share prefixes: accepting these would promise what this engine does not do
     *_only((), [SGLANG], "extra_key"),
     *_only(({},), [VLLM], "kv_transfer_params", "ec_transfer_params"),
@@ -199,14 +225,10 @@ TABLE: tuple[Row, ...] = (
     *_only(([],), [OPENAI], "functions", on=_CHAT, instead="send `tools`"),
     *_only(("none", "auto"), [OPENAI], "function_call", on=_CHAT, instead="send `tool_choice`"),
     *_only((["text"],), [OPENAI], "modalities", on=_CHAT),
-    *_only((), [OPENAI], "audio", "moderation", "web_search_options", on=_CHAT),
-    *_only((), [SGLANG], "reasoning", on=_CHAT),
+    *_only((), [OPENAI], "audio", "moderation", on=_CHAT),
     *_only((), [VLLM], "mm_payload", on=_CHAT),
-    *_only(("medium",), [OPENAI], "verbosity", on=_CHAT),
     *_only((), [OPENAI], "refusal", "function_call", "audio", on=(Place.MESSAGE,)),
     *_only(([],), [SGLANG], "tools", on=(Place.MESSAGE,)),
-    *_only((), [ANTHROPIC], "container", "context_management", on=_MESSAGES),
-    *_only(([],), [ANTHROPIC], "mcp_servers", on=_MESSAGES),
 )  # fmt: skip
 
 ROWS: dict[Place, dict[str, Row]] = {place: {row.name: row for row in TABLE if place in row.places} for place in Place}

@@ -2,8 +2,8 @@
 
 This module has the fields of all requests and those that all requests for text share. `completion_schemas`,
 `chat_schemas`, `inputs` and the tasks have the rest. An invalid value is an error that names the field. Null is the
-same as an absent field. A field that no API defines is ignored, and `ModelFields.ignored` counts such fields at the top
-level of a request. Pure.
+same as an absent field. A field that no API defines is ignored. `ModelFields.ignored` counts such fields at the top
+level of a request, and those that ask for more than the engine does. Pure.
 """
 
 from collections.abc import Mapping
@@ -94,8 +94,9 @@ class ModelFields(Object):
 
     @property
     def ignored(self) -> int:
-        """Number of the request's fields that no API defines: an unknown extension, or a misspelt name."""
-        return sum(name not in self.rows() for name in self.model_extra or ())
+        """Number of the request's fields that no API defines, or that ask for something that the engine leaves out."""
+        rows = self.rows()
+        return sum(name not in rows or rows[name].counts(value) for name, value in (self.model_extra or {}).items())
 
 
 class PromptFields(ModelFields):

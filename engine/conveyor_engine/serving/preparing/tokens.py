@@ -19,7 +19,8 @@ from conveyor_engine.serving.preparing.chat_schemas import ChatRequest, Messages
 from conveyor_engine.serving.preparing.fields import Place
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, name_input, parse_body
 from conveyor_engine.serving.preparing.schemas import ModelFields
-from conveyor_engine.serving.preparing.tools import TOOLS_MAX, Tool, ToolUse
+from conveyor_engine.serving.preparing.tool_use import Choice, ToolUse, offer
+from conveyor_engine.serving.preparing.tools import Tools
 from conveyor_engine.serving.preparing.values import TokenId, list_of, parse_inputs
 from conveyor_engine.wire.worker import Job, Part
 
@@ -68,7 +69,7 @@ class TokenizeRequest(ModelFields):
     """For messages. False: the prompt does not begin the assistant's turn."""
     continue_final_message: bool | None = False
     """For messages. True: an answer would continue the last message, without a new turn."""
-    tools: Annotated[list[Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
+    tools: Tools | None = None
     """For messages: functions that the model may call."""
     chat_template_kwargs: dict[str, Any] | None = None
     """For messages: variables for the chat template."""
@@ -81,7 +82,7 @@ class TokenizeRequest(ModelFields):
             raise PydanticCustomError(
                 "add_generation_prompt", "add_generation_prompt and continue_final_message exclude each other; send one"
             )
-        ToolUse.of(self.tools or (), "auto", None)  # raises if the tools conflict
+        ToolUse.of(offer(self.tools), Choice("auto"), None)  # raises if the tools conflict
         return self
 
     def chat(self) -> ChatRequest:

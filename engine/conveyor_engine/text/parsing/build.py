@@ -8,6 +8,7 @@ from conveyor_engine.text.parsing.formats import FORMATS, build_program
 from conveyor_engine.text.parsing.interface import PLAIN_TEXT, OutputParser, Part
 from conveyor_engine.text.parsing.machine import Machine, read_content
 from conveyor_engine.text.parsing.thinking import MARKS, build_thinking
+from conveyor_engine.text.parsing.unwrapped import Unwrapped
 
 
 class Parsing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -18,6 +19,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     has_begun_thinking: bool = False  # whether the prompt ends within the thinking
     strings: Mapping[str, Sequence[str]] = {}  # the string arguments of each tool, if the format needs them
     only_one_call: bool = False
+    texts: Sequence[str] = ()  # the tools whose calls have a text, `input`, in place of arguments
     has_short_ids: bool = False  # whether call ids have nine letters and digits, as Mistral's templates require
 
     @property
@@ -37,8 +39,9 @@ def build_parser(parsing: Parsing) -> OutputParser:
     program = build_program(parsing.tool_format, parsing.strings) if parsing.tool_format else read_content
     if parsing.thinking:
         program = build_thinking(MARKS[parsing.thinking], has_begun=parsing.has_begun_thinking, rest=program)
-    machine = Machine(program)
-    return _FirstCall(machine) if parsing.only_one_call else machine
+    parser: OutputParser = Machine(program)
+    parser = _FirstCall(parser) if parsing.only_one_call else parser
+    return Unwrapped(parser, frozenset(parsing.texts)) if parsing.texts else parser
 
 
 class _FirstCall:

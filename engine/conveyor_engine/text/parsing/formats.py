@@ -47,6 +47,18 @@ class Shape:
         start = f"start: {quote(self.begin, find_token)} call{more} {quote(self.end, find_token)}"
         return "\n".join([start, f"call: {calls}", *lines])
 
+    def build_free_grammar(self, tools: Sequence[str]) -> str:
+        """Return the rule `calls`, for calls of these tools with any arguments.
+
+        The lexer cannot tell a call in one literal from a form that begins like it, so this is JSON, as forms are.
+        """
+        key = self.before_arguments.split('"')[1]
+        properties = {"name": {"enum": list(tools)}, key: {"type": "object"}}
+        call = {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}
+        begin, separator, end = (json.dumps(part) if part else "" for part in (self.begin, self.separator, self.end))
+        many = f"calls: {begin} call ({separator} call)* {end}"
+        return f"{many}\ncall: %json {json.dumps({**call, 'x-guidance': JSON_OPTIONS})}"
+
 
 @dataclass(frozen=True, slots=True)
 class Format:
@@ -57,13 +69,24 @@ class Format:
     needs_schemas: bool = False  # whether parsing needs the tools' schemas to recognize strings
     has_special_tokens: bool = False  # whether its marks are special tokens, which would otherwise be hidden
     templates: Sequence[Sequence[str]] = ()  # a chat template that has all texts of one entry has this format
+    begins: Sequence[str] = ()  # marks with which calls begin
+
+    @property
+    def reads_marks(self) -> bool:
+        """Whether calls are anywhere behind a mark. Otherwise an answer may begin with a call that has no mark."""
+        return not isinstance(self.reads, Leading)
 
 
 LIST = "list"
 _BESIDE_ARGUMENTS: Final = ('{"name": ', ', "arguments": ', "}")
 FORMATS: Final[Mapping[str, Format]] = {
     # in the order in which templates are searched: more specific formats come first
-    "qwen3_coder": Format(None, needs_schemas=True, templates=[["<function=", "<parameter="]]),
+    "qwen3_coder": Format(
+        None,
+        needs_schemas=True,
+        templates=[["<function=", "<parameter="]],
+        begins=["<tool_call>", "<function="],
+    ),
     "deepseek_v3": Format(
         Marked(
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
@@ -73,6 +96,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         ),
         has_special_tokens=True,
         templates=[["<｜tool▁calls▁begin｜>", "```json"]],
+        begins=["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
     ),
     "deepseek_v31": Format(
         Marked(
@@ -83,23 +107,32 @@ FORMATS: Final[Mapping[str, Format]] = {
         ),
         has_special_tokens=True,
         templates=[["<｜tool▁calls▁begin｜>"]],
+        begins=["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
     ),
     "mistral": Format(
         Marked("[TOOL_CALLS]", is_list=True, name_ends=("[ARGS]", "{"), id_mark="[CALL_ID]"),
         has_special_tokens=True,
         templates=[["[TOOL_CALLS]"]],
+        begins=["[TOOL_CALLS]"],
     ),
     "hermes": Format(
         Marked("<tool_call>", ("</tool_call>",)),
         Shape("<tool_call>\n", "\n<tool_call>\n", "", *_BESIDE_ARGUMENTS[:2], "}\n</tool_call>"),
         templates=[["<tool_call>"]],
+        begins=["<tool_call>"],
     ),
-    "llama4_pythonic": Format(None, has_special_tokens=True, templates=[["func_name1(params_name1"]]),
+    "llama4_pythonic": Format(
+        None,
+        has_special_tokens=True,
+        templates=[["func_name1(params_name1"]],
+        begins=["<|python_start|>", "["],
+    ),
     "llama3_json": Format(
         Leading("<|python_tag|>", separators=(";", ",")),
         Shape("", "; ", "", '{"name": ', ', "parameters": ', "}"),
         has_special_tokens=True,
         templates=[["<|python_tag|>"], ['"parameters": dictionary']],
+        begins=["<|python_tag|>"],
     ),
     LIST: Format(Leading(opening="["), Shape("[", ", ", "]", *_BESIDE_ARGUMENTS)),
 }
@@ -132,6 +165,20 @@ def find_forced(name: str | None) -> tuple[str, Shape]:
     fallback = FORMATS[LIST].shape
     assert fallback
     return LIST, fallback
+
+
+def build_call_or_form(name: str, tools: Sequence[str], form: str, find_token: FindToken) -> str:
+    """Return a grammar whose answers follow the grammar `form`, or are calls in format `name`.
+
+    After a mark, any token may follow, as in an answer without a form: the model knows its own format.
+    """
+    row = FORMATS[name]
+    begins = [json.dumps(mark) if (token := find_token(mark)) is None else f"<[{token}]>" for mark in row.begins]
+    free = f"({' | '.join(begins)}) <[*]>*" if begins else ""
+    leading = "" if row.shape is None or row.reads_marks else row.shape.build_free_grammar(tools)
+    start = f"start: {' | '.join(filter(None, ['@form', free, leading and 'calls']))}"
+    inner = json.loads(form)["grammars"][0] if form.startswith("{") else {"lark_grammar": form}
+    return json.dumps({"grammars": [{"lark_grammar": f"{start}\n{leading}"}, {**inner, "name": "form"}]})
 
 
 def build_program(name: str, strings: Mapping[str, Sequence[str]]) -> Program:

@@ -254,15 +254,14 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0]"),
     ({"messages": [*USER, {"role": "assistant", "content": "a</think>b"}]}, "messages"),  # the template hides some
     ({"system": [{"type": "image"}]}, "system[0]"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "any"}},
+     "tool_choice"),
     ({"tools": [{"name": "f", "input_schema": {"type": "thing"}}], "tool_choice": {"type": "any"}},
      "tools[0].input_schema"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "none such"}}, "tool_choice"),
     ({"thinking": {"type": "between_tools"}}, "thinking"),
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
-    ({"service_tier": "priority"}, "service_tier"),
-    ({"mcp_servers": [{}]}, "mcp_servers"),
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"temperature": 9}, "temperature"),
 )  # fmt: skip

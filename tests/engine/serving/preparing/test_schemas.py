@@ -70,7 +70,6 @@ def called(arguments: Any) -> dict[str, Any]:
         ("priority", -1),
         ("priority", 1001),
         ("priority", "high"),
-        ("service_tier", "flex"),
         ("return_weight_versions", True),
         ("truncate_prompt_tokens", -2),
         ("truncation_side", "middle"),
@@ -141,11 +140,10 @@ def test_completions_refuse(field: str, value: Any) -> None:
         ("messages[0].content", [user([])]),
         ("messages[0].content", [user([{"type": "text", "text": 5}])]),
         ("messages[0].tool_calls[0].function", [{"role": "assistant", "tool_calls": [{"id": "1"}]}]),
-        ("messages[0].tool_calls[0].function.arguments", [called("{")]),
-        ("messages[0].tool_calls[0].function.arguments", [called("[]")]),
+        ("messages[0].tool_calls[0].function.arguments", [called(5)]),
         ("messages[0]", [{"role": "assistant", "tool_calls": []}]),
         ("messages[0]", [{**called("{}"), "role": "user"}]),
-        ("tools[0].type", [{"type": "web_search"}]),
+        ("tools[0]", [{"name": "f"}]),
         ("tools[0].function", [{"type": "function"}]),
         ("tools[0].function.name", [tool("a b")]),
         ("tools[0].function.name", [tool("a" * 65)]),
@@ -159,7 +157,6 @@ def test_completions_refuse(field: str, value: Any) -> None:
         ("top_logprobs", 3),
         ("modalities", ["audio"]),
         ("reasoning_effort", "much"),
-        ("store", True),
         ("mm_payload", {"image": "x"}),
         ("chat_template_kwargs", "enable_thinking"),
         ("documents", "a"),
@@ -238,7 +235,7 @@ def test_a_choice_tells_what_is_shown_and_what_may_be_called(
     fields = ChatRequest.model_validate_json(json.dumps(body))
     rendered = fields.rendering().tools or []
     assert [each["function"] for each in rendered] == [{"name": name} for name in shown]
-    assert [each.function.name for each in fields.tool_use.callable_tools] == may_call
+    assert [each.name for each in fields.tool_use.callable_tools] == may_call
 
 
 def test_text_parts_are_one_text() -> None:

@@ -22,7 +22,7 @@ from conveyor_engine.wire.worker import Job
 
 _WORDS: Final = {
     ".function.parameters": ".input_schema", "thinking_token_budget": "thinking.budget_tokens",
-    "continue_final_message": "messages",
+    "continue_final_message": "messages", "response_format": "output_config.format",
 }  # fmt: skip
 
 

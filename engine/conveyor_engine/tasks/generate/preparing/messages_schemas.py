@@ -11,19 +11,19 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from conveyor_engine.serving.preparing.chat_schemas import check_call_and_form
 from conveyor_engine.serving.preparing.fields import Place
+from conveyor_engine.serving.preparing.one_of import OneOf
 from conveyor_engine.serving.preparing.schemas import ChoosingFields, ModelFields, Object
 from conveyor_engine.serving.preparing.structured import Form
+from conveyor_engine.serving.preparing.tool_use import Choice, Offered, ToolUse
 from conveyor_engine.serving.preparing.tools import (
     TOOLS_MAX,
+    Arguments,
     FunctionDefinition,
-    NamedFunction,
-    NamedTool,
+    LeftOutTool,
     Tool,
-    ToolChoice,
-    ToolUse,
+    count_left_out,
 )
 from conveyor_engine.serving.preparing.values import INTEGRAL, Stops
-from conveyor_engine.tasks.generate.preparing.one_of import OneOf
 
 Json = dict[str, Any]
 
@@ -54,7 +54,7 @@ class ToolUseBlock(Object):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: Json
+    input: Arguments
 
 
 def _wrap_text(value: object) -> object:
@@ -199,7 +199,7 @@ class ThinkingChoice(Object):
     type: Literal["disabled", "adaptive"]
 
 
-_Tool = Annotated[MessagesTool, OneOf("type", MessagesTool, default="custom")]
+_Tool = Annotated[MessagesTool | LeftOutTool, OneOf("type", MessagesTool, default="custom", other=LeftOutTool)]
 _CHOICES: Final[dict[str, Literal["auto", "required", "none"]]] = {"auto": "auto", "any": "required", "none": "none"}
 _ToolChoice = Annotated[AnyToolChoice | NamedToolChoice, OneOf("type", AnyToolChoice, NamedToolChoice)]
 _Thinking = Annotated[ThinkingEnabled | ThinkingChoice, OneOf("type", ThinkingEnabled, ThinkingChoice)]
@@ -229,12 +229,14 @@ class CountTokensRequest(ModelFields):
     system: Texts | None = None
     """The system message."""
     tools: Annotated[list[_Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
-    """Up to 128 functions that the model may call."""
+    """Up to 128 functions that the model may call. Tools that Anthropic defines are left out and counted."""
     tool_choice: _ToolChoice | None = None
     """`auto` (the default if there are tools), `any`, `tool` or `none`. `disable_parallel_tool_use`: at most one
     call."""
     thinking: _Thinking | None = None
     """`enabled` with `budget_tokens`, `disabled` (the default), or `adaptive` (the chat template decides)."""
+    output_format: OutputFormat | None = None
+    """The former name of `output_config.format`."""
     output_config: OutputConfig | None = None
     """`format`: a JSON schema that the answer follows; `effort`: a variable for the chat template."""
     chat_template_kwargs: Json | None = None
@@ -247,20 +249,33 @@ class CountTokensRequest(ModelFields):
 
     def own_forms(self) -> dict[str, Form]:
         """Return the form that the answer must have, by the name of the field that requires it."""
-        form = self.output_config and self.output_config.format
-        return {"output_config.format": Form("json", form.schema_)} if form else {}
+        named = {
+            "output_config.format": self.output_config and self.output_config.format,
+            "output_format": self.output_format,
+        }
+        return {name: Form("json", form.schema_) for name, form in named.items() if form}
 
     @property
     def tool_use(self) -> ToolUse:
         """Which tools the request offers and which it requires."""
-        return ToolUse.of([tool.as_function() for tool in self.tools or ()], self._tool_choice, self._is_parallel)
+        offered = [
+            Offered(tool.as_function(), f"tools[{number}].function.parameters")
+            for number, tool in enumerate(self.tools or ())
+            if isinstance(tool, MessagesTool)
+        ]
+        return ToolUse.of(offered, self._choice, self._is_parallel)
 
     @property
-    def _tool_choice(self) -> ToolChoice:
+    def _choice(self) -> Choice:
         choice = self.tool_choice
         if isinstance(choice, NamedToolChoice):
-            return NamedTool.model_construct(type="function", function=NamedFunction.model_construct(name=choice.name))
-        return None if choice is None else _CHOICES[choice.type]
+            return Choice("required", [choice.name])
+        return Choice("auto" if choice is None else _CHOICES[choice.type])
+
+    @property
+    def ignored(self) -> int:
+        """Number of fields and tools without an effect."""
+        return super().ignored + count_left_out(self.tools)
 
     @property
     def _is_parallel(self) -> bool:

@@ -19,6 +19,7 @@ from conveyor_engine.serving.preparing.prompts import read_prompt, render_conver
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import SamplingFields
 from conveyor_engine.serving.preparing.structured import build_form_grammar
+from conveyor_engine.serving.preparing.tool_use import CalledAs
 from conveyor_engine.serving.preparing.values import BAD_WORD_CHARACTERS_MAX
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
@@ -77,6 +78,7 @@ class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     echoes: list[Echo] = []  # for each prompt; empty if the response does not repeat prompts
     tells_prompt_logprobs: bool = False
     parsing: Parsing = NO_PARSING
+    called_as: dict[str, CalledAs] = {}  # how the client knows functions that are not its own
     hides_reasoning: bool = False  # the response omits the model's thinking
     continued_text: str = ""  # text that the response repeats before its own
     repeated: bytes = b""  # JSON of the request's fields that the response repeats
@@ -112,12 +114,16 @@ def prepare_conversation(
     text = render_conversation(model, fields, longest)
     use = fields.tool_use
     parsing = use.find_parsing(model.dialect)
-    grammar = use.build_grammar(model.dialect, partial(_find_token, model, facts=job.facts))
+    find_token = partial(_find_token, model, facts=job.facts)
+    grammar = use.build_grammar(model.dialect, find_token)
+    if not grammar and fields.response_format and fields.response_format.kind != "tags":
+        form = build_form_grammar(fields.response_format, "response_format", find_token)
+        grammar = use.add_calls(form, model.dialect, find_token)
     prompt = model.tokenizer.encode_rendered(text, longest, truncation)
     parsing = _find_thinking(model.dialect, text, parsing)
     budget = None if fields.thinking_token_budget == -1 else fields.thinking_token_budget
     prepared = _prepared(model, fields, [prompt], max_tokens, job, id_prefix, grammar, parsing, budget)
-    return msgspec.structs.replace(prepared, ignored_fields=ignored_fields)
+    return msgspec.structs.replace(prepared, ignored_fields=ignored_fields, called_as=use.called_as)
 
 
 def _find_thinking(dialect: Dialect, text: str, parsing: Parsing) -> Parsing:

@@ -14,24 +14,15 @@ from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import ChoosingFields
 from conveyor_engine.serving.preparing.translation import in_words_of
 from conveyor_engine.tasks.generate.preparing.prepare import PreparedText, prepare_conversation
-from conveyor_engine.tasks.generate.preparing.responses_schemas import FunctionChoice, ResponsesRequest
+from conveyor_engine.tasks.generate.preparing.responses_schemas import ResponsesRequest
 from conveyor_engine.wire.worker import Job
 
 _WORDS: Final = {
-    ".function.parameters": ".parameters", "max_completion_tokens": "max_output_tokens", "messages": "input",
+    ".function.parameters": ".parameters", ".custom.format": ".format", "messages": "input",
+    "max_completion_tokens": "max_output_tokens", "response_format": "text.format",
 }  # fmt: skip
 REPEATED_BYTES_MAX: Final = 2**19  # a stream contains this text three times
 Json = dict[str, Any]
-
-
-class RepeatedTool(msgspec.Struct):
-    """A function that the model may call."""
-
-    name: str
-    description: str | None
-    parameters: Json | None
-    strict: bool | None
-    type: Literal["function"] = "function"
 
 
 class Repeated(msgspec.Struct, kw_only=True):
@@ -46,8 +37,8 @@ class Repeated(msgspec.Struct, kw_only=True):
     safety_identifier: str | None
     temperature: float
     text: Json
-    tool_choice: str | dict[str, str]
-    tools: list[RepeatedTool]
+    tool_choice: str | Json
+    tools: list[Json]
     top_p: float
     user: str | None
     presence_penalty: float
@@ -89,7 +80,7 @@ def prepare_response(model: ServedModel, job: Job) -> PreparedText:
 
 
 def _repeat(fields: ResponsesRequest, defaults: SamplingDefaults) -> Repeated:
-    tools = [RepeatedTool(tool.name, tool.description, tool.parameters, tool.strict) for tool in fields.tools or ()]
+    tools = [tool.model_dump(exclude_unset=True) for tool in fields.tools or ()]
     choice = fields.tool_choice or "auto"
     asked = fields.text.format.model_dump(by_alias=True) if fields.text and fields.text.format else {"type": "text"}
     effort = fields.reasoning.effort if fields.reasoning else None
@@ -102,8 +93,8 @@ def _repeat(fields: ResponsesRequest, defaults: SamplingDefaults) -> Repeated:
         reasoning={"effort": effort, "summary": None},
         safety_identifier=fields.safety_identifier,
         temperature=defaults.temperature if fields.temperature is None else fields.temperature,
-        text={"format": asked, "verbosity": "medium"},
-        tool_choice={"type": "function", "name": choice.name} if isinstance(choice, FunctionChoice) else choice,
+        text={"format": asked, "verbosity": (fields.text and fields.text.verbosity) or "medium"},
+        tool_choice=choice if isinstance(choice, str) else choice.model_dump(exclude_unset=True),
         tools=tools,
         top_p=defaults.top_p if fields.top_p is None else fields.top_p,
         user=fields.user,

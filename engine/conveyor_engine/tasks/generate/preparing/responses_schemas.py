@@ -1,28 +1,26 @@
 """The schema of /v1/responses: OpenAI's Responses API without stored responses. Used by `responses`. Pure."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from conveyor_engine.serving.preparing.chat_schemas import check_call_and_form
+from conveyor_engine.serving.preparing.chat_schemas import Effort, check_call_and_form
 from conveyor_engine.serving.preparing.fields import Place
+from conveyor_engine.serving.preparing.one_of import OneOf
 from conveyor_engine.serving.preparing.schemas import ChoosingFields, Object
 from conveyor_engine.serving.preparing.structured import Form
-from conveyor_engine.serving.preparing.tools import (
-    TOOLS_MAX,
-    Arguments,
-    FunctionDefinition,
-    NamedFunction,
-    NamedTool,
-    Tool,
-    ToolChoice,
-    ToolName,
-    ToolUse,
-)
+from conveyor_engine.serving.preparing.tool_use import ToolUse
+from conveyor_engine.serving.preparing.tools import TOOLS_MAX, Arguments, count_left_out
 from conveyor_engine.serving.preparing.values import INTEGRAL, Alternatives
-from conveyor_engine.tasks.generate.preparing.one_of import OneOf
+from conveyor_engine.tasks.generate.preparing.responses_tools import (
+    ResponsesTool,
+    ResponsesToolChoice,
+    join_name,
+    offer,
+    read_choice,
+)
 
 Json = dict[str, Any]
 Label = Annotated[str, Field(max_length=512)]
@@ -72,13 +70,29 @@ class FunctionCallItem(Object):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: Arguments
 
 
-class FunctionOutputItem(Object):
-    """The result of a function call."""
+class CustomCallItem(Object):
+    """A call of a custom tool in an earlier answer."""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+    @property
+    def arguments(self) -> Json:
+        """The arguments of the function that stands for the tool."""
+        return {"input": self.input}
+
+
+class FunctionOutputItem(Object):
+    """The result of a call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: _Parts
 
@@ -98,41 +112,31 @@ class ReasoningItem(Object):
     summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
 
 
-Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
+class LeftOutItem(Object):
+    """A call of a tool that only its maker's servers run. What the model made of it is in the message behind it."""
+
+    type: Literal[
+        "web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "tool_search_call",
+        "mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response",
+    ]  # fmt: skip
+
+
+_REFERENCE: Final = (
+    "this server stores nothing, so send the item itself: set `store: false` in the client "
+    "(AI SDK: `providerOptions: {openai: {store: false}}`, or `openai.chat(...)` in place of `openai(...)`)"
+)
+Item = MessageItem | FunctionCallItem | CustomCallItem | FunctionOutputItem | ReasoningItem | LeftOutItem
 _Item = Annotated[
-    Item, OneOf("type", MessageItem, FunctionCallItem, FunctionOutputItem, ReasoningItem, default="message")
-]
+    Item,
+    OneOf(
+        "type", MessageItem, FunctionCallItem, CustomCallItem, FunctionOutputItem, ReasoningItem, LeftOutItem,
+        default="message", refused={"item_reference": _REFERENCE},
+    ),
+]  # fmt: skip
 
 
 def _wrap_message(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
-
-
-class FunctionTool(Object):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-    name: ToolName
-    description: str | None = None
-    parameters: Json | None = None
-    strict: bool | None = None
-
-    def as_function(self) -> Tool:
-        """Return the tool as the chat API has it."""
-        function = FunctionDefinition.model_construct(
-            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
-        )
-        return Tool.model_construct(type="function", function=function)
-
-
-_Tool = Annotated[FunctionTool, OneOf("type", FunctionTool)]
-
-
-class FunctionChoice(Object):
-    """The function that the model must call."""
-
-    type: Literal["function"]
-    name: str
 
 
 class PlainFormat(Object):
@@ -155,7 +159,7 @@ class TextConfig(Object):
     """The format of the answer's text."""
 
     format: Annotated[PlainFormat | SchemaFormat, OneOf("type", PlainFormat, SchemaFormat)] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
     def form(self) -> Form | None:
         """Return the form that the answer must have; None for plain text."""
@@ -167,8 +171,8 @@ class TextConfig(Object):
 class ReasoningConfig(Object):
     """How much the model thinks. The thinking is returned in full; `summary` has no effect."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
+    effort: Effort | None = None
+    summary: str | None = None
 
 
 # Only the first has an effect. Thinking is always unencrypted. The other values select data that no response has.
@@ -197,15 +201,16 @@ class ResponsesRequest(ChoosingFields):
             _wrap_message, json_schema_input_type=str | Annotated[list[_Item], Field(min_length=1, fail_fast=True)]
         ),
     ]
-    """A text, or items: messages of text, `function_call`, `function_call_output` and `reasoning`."""
+    """A text, or items: messages of text, calls and their outputs, and `reasoning`."""
     instructions: str | None = None
     """A system message before the input."""
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
     """Maximum number of tokens of the answer, thinking included; default: as many as the context leaves."""
-    tools: Annotated[list[_Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
-    """Up to 128 functions that the model may call."""
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
-    """`auto` (the default if there are tools), `none`, `required`, or the function that the model must call."""
+    tools: Annotated[list[ResponsesTool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
+    """Up to 128 functions, custom tools and namespaces. Tools that OpenAI runs are left out and counted."""
+    tool_choice: ResponsesToolChoice = None
+    """`auto` (the default if there are tools), `none`, `required`, the tool that the model must call, or
+    `allowed_tools`."""
     parallel_tool_calls: bool | None = None
     """False: at most one call."""
     text: TextConfig | None = None
@@ -251,14 +256,14 @@ class ResponsesRequest(ChoosingFields):
     @property
     def tool_use(self) -> ToolUse:
         """Which tools the request offers and which it requires."""
-        tools = [tool.as_function() for tool in self.tools or ()]
-        choice: ToolChoice
-        if isinstance(self.tool_choice, FunctionChoice):
-            function = NamedFunction.model_construct(name=self.tool_choice.name)
-            choice = NamedTool.model_construct(type="function", function=function)
-        else:
-            choice = self.tool_choice
-        return ToolUse.of(tools, choice, self.parallel_tool_calls)
+        return ToolUse.of(offer(self.tools), read_choice(self.tool_choice), self.parallel_tool_calls)
+
+    @property
+    def ignored(self) -> int:
+        """Number of fields, tools and items without an effect."""
+        verbosity = self.text.verbosity if self.text else None
+        num_items = sum(isinstance(item, LeftOutItem) for item in self.input)
+        return super().ignored + count_left_out(self.tools) + num_items + (verbosity not in (None, "medium"))
 
     def conversation(self) -> list[Json]:
         """Return the messages as the chat template receives them. The items of one answer become one message."""
@@ -269,21 +274,21 @@ class ResponsesRequest(ChoosingFields):
             elif isinstance(item, MessageItem) and item.role != "assistant":
                 role = "system" if item.role == "developer" else item.role
                 messages.append({"role": role, "content": join_parts(item.content)})
-            else:
+            elif not isinstance(item, LeftOutItem):
                 _add_to_answer(messages, item)
         return messages
 
 
-def _add_to_answer(messages: list[Json], item: MessageItem | FunctionCallItem | ReasoningItem) -> None:
+def _add_to_answer(messages: list[Json], item: MessageItem | FunctionCallItem | CustomCallItem | ReasoningItem) -> None:
     """Add an item of an answer to the last message if that is the assistant's and has room; otherwise begin a message.
 
     A message has thinking first, then text, then calls, so thinking always begins a message.
     """
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-    if isinstance(item, FunctionCallItem):
+    if isinstance(item, FunctionCallItem | CustomCallItem):
         if last is None:
             messages.append(last := {"role": "assistant", "content": ""})
-        call = {"name": item.name, "arguments": item.arguments}
+        call = {"name": join_name(item.namespace, item.name), "arguments": item.arguments}
         last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": call})
         return
     if isinstance(item, ReasoningItem):

@@ -43,14 +43,15 @@ def _refine(schemas: Json) -> None:
     chat.append(_needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs"))
     chat.append(_needs("logprob_token_ids", {"type": "array"}, "logprobs"))
     completion.append(_needs("logprob_token_ids", {"type": "array"}, "logprobs", list(range(TOP_LOGPROBS_MAX + 1))))
-    chat.append(_calls_fit({"not": {"enum": [None, "none", "auto"]}}, _NO_FORMS))
+    forced = {"not": {"enum": [None, "none", "auto"]}}
+    chat.append(_calls_fit(forced, _has_type("function", "custom"), _NO_FORMS))
     must = {"type": "object", "properties": {"type": {"enum": ["any", "tool"]}}}
     schemas["ResponsesRequest"]["allOf"] = [
         _needs("stream_options", {"type": "object"}, "stream"),
-        _calls_fit({"not": {"enum": [None, "none", "auto"]}}, _NO_FORMS),
+        _calls_fit(forced, _has_type("function", "custom", "namespace"), _NO_FORMS),
     ]
     for name, no_forms in (("MessagesRequest", _NO_FORMS), ("CountTokensRequest", {})):
-        schemas[name]["allOf"] = [_calls_fit(must, no_forms)]
+        schemas[name]["allOf"] = [_calls_fit(must, {"properties": {"type": {"enum": [None, "custom"]}}}, no_forms)]
     begins = _needs("continue_final_message", {"const": True}, "add_generation_prompt", [False, None], absent=True)
     chat.append(begins)
     either = [("prompt", ["string"]), ("messages", ["array"]), ("inputs", ["string", "array"])]
@@ -61,12 +62,16 @@ def _refine(schemas: Json) -> None:
 _NO_FORMS: Final = {name: {"type": "null"} for name in FORM_FIELDS}
 
 
-def _calls_fit(must: Json, no_forms: Json) -> Json:
+def _has_type(*types: str) -> Json:
+    return {"properties": {"type": {"enum": types}}, "required": ["type"]}
+
+
+def _calls_fit(must: Json, shown: Json, no_forms: Json) -> Json:
     """Return the rule for a required call.
 
-    If `tool_choice` matches `must`, tools are required and forms are not allowed.
+    If `tool_choice` matches `must`, forms are not allowed, and some of the tools matches `shown`: the model sees it.
     """
-    some = {"type": "array", "minItems": 1}
+    some = {"type": "array", "contains": shown}
     return {
         "if": {"properties": {"tool_choice": must}, "required": ["tool_choice"]},
         "then": {"properties": {"tools": some, **no_forms}, "required": ["tools"]},

@@ -11,7 +11,7 @@ from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.events import encode
 from conveyor_engine.tasks.generate.preparing.prepare import PreparedText
 from conveyor_engine.tasks.generate.serving.choice import Delta
-from conveyor_engine.tasks.generate.serving.formats import ChoicesFormat, Usage, WholeChoice
+from conveyor_engine.tasks.generate.serving.formats import Block, ChoicesFormat, Usage, WholeChoice
 from conveyor_engine.tasks.generate.serving.generated import GeneratedResponse
 from conveyor_engine.tasks.generate.serving.logprobs import (
     ChatLogprobs,
@@ -30,11 +30,19 @@ class FunctionDelta(msgspec.Struct, omit_defaults=True):
     name: str | None = None
 
 
+class CustomDelta(msgspec.Struct, omit_defaults=True):
+    """The new part of a custom tool's call. Only the first part of each call has the name."""
+
+    input: str
+    name: str | None = None
+
+
 class ToolCallDelta(msgspec.Struct, omit_defaults=True):
     """The new part of a tool call. Only the first part of each call has `id` and `type`."""
 
     index: int
-    function: FunctionDelta
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
     id: str | None = None
     type: str | None = None
 
@@ -78,12 +86,25 @@ class Function(msgspec.Struct):
     arguments: str
 
 
-class ToolCall(msgspec.Struct):
+class ToolCall(msgspec.Struct, tag="function"):
     """A tool call in a response that is not streamed."""
 
     id: str
     function: Function
-    type: str = "function"
+
+
+class Custom(msgspec.Struct):
+    """The custom tool of a call, with its input."""
+
+    name: str
+    input: str
+
+
+class CustomToolCall(msgspec.Struct, tag="custom"):
+    """A custom tool's call in a response that is not streamed."""
+
+    id: str
+    custom: Custom
 
 
 class Message(msgspec.Struct):
@@ -94,7 +115,7 @@ class Message(msgspec.Struct):
     refusal: None = None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET  # equals `reasoning`, under its older name
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall | CustomToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -128,7 +149,7 @@ class ChatFormat(ChoicesFormat):
         self._hides_reasoning = prepared.hides_reasoning
         self._continued = prepared.continued_text
         self._begun: set[int] = set()
-        self._nums_calls: dict[int, int] = {}  # in a stream, by choice: the index of its latest tool call
+        self._calls: dict[int, tuple[int, bool]] = {}  # in a stream, by choice: its latest call, and if it is custom
 
     def chunk(self, delta: Delta, usage: Usage | None) -> ChatChunk:
         """Return one event. The first event of each choice has the role."""
@@ -150,13 +171,18 @@ class ChatFormat(ChoicesFormat):
     def _add_call(self, message: DeltaMessage, choice: int, field: Field, text: str) -> None:
         """Add a new tool call to the message, or append to the arguments of the choice's latest tool call."""
         calls = message.tool_calls = message.tool_calls or []
+        index, is_custom = self._calls.get(choice, (-1, False))
         if field == "tool_call":
-            index = self._nums_calls[choice] = self._nums_calls.get(choice, -1) + 1
-            calls.append(ToolCallDelta(index, FunctionDelta("", text), self._make_call_id("call"), "function"))
+            index, is_custom = index + 1, self._find_tool(text).is_custom
+            self._calls[choice] = index, is_custom
+            calls.append(
+                ToolCallDelta(index, id=self._make_call_id("call"), type="custom" if is_custom else "function")
+            )
+            _append(calls[-1], "", text, is_custom=is_custom)
             return
         if not calls:
-            calls.append(ToolCallDelta(self._nums_calls[choice], FunctionDelta("")))
-        calls[-1].function.arguments += text
+            calls.append(ToolCallDelta(index))
+        _append(calls[-1], text, None, is_custom=is_custom)
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         return chat_logprobs(self._names, delta.tokens) if self._with_logprobs and delta.tokens else None
@@ -180,9 +206,7 @@ class ChatFormat(ChoicesFormat):
         message.reasoning_content = message.reasoning
         if answer.calls:
             message.content = message.content or None
-            message.tool_calls = [
-                ToolCall(self._make_call_id("call"), Function(call.name, call.text)) for call in answer.calls
-            ]
+            message.tool_calls = [self._make_call(call) for call in answer.calls]
         yield b'{"index":%d,"message":%b,"logprobs":' % (answer.index, encode(message))
         if self._with_logprobs:
             yield from chat_logprobs_pieces(self._names, answer.tokens)
@@ -192,6 +216,12 @@ class ChatFormat(ChoicesFormat):
         yield b',"token_ids":%b' % (encode(answer.token_ids.tolist()) if self._prompts else b"null")
         yield b"}"
 
+    def _make_call(self, call: Block) -> ToolCall | CustomToolCall:
+        call_id = self._make_call_id("call")
+        if self._find_tool(call.name).is_custom:
+            return CustomToolCall(call_id, Custom(call.name, call.text))
+        return ToolCall(call_id, Function(call.name, call.text))
+
     def behind_choices(self, answers: Sequence[WholeChoice]) -> Iterator[bytes]:
         """Yield the prompt's log probabilities, which all choices share."""
         if self._tells_prompt_logprobs:
@@ -199,6 +229,16 @@ class ChatFormat(ChoicesFormat):
             yield from prompt_logprobs_pieces(self._names, answers[0].prompt_logprobs)
         else:
             yield b',"prompt_logprobs":null'
+
+
+def _append(call: ToolCallDelta, text: str, name: str | None, *, is_custom: bool) -> None:
+    """Append arguments, or the input of a custom tool, to a part of a call."""
+    if is_custom:
+        call.custom = call.custom or CustomDelta("", name)
+        call.custom.input += text
+    else:
+        call.function = call.function or FunctionDelta("", name)
+        call.function.arguments += text
 
 
 async def create_chat_completion(request: Request) -> GeneratedResponse:

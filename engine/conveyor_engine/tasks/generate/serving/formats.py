@@ -20,6 +20,7 @@ from conveyor_engine.errors import RequestError
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.events import encode, event
 from conveyor_engine.serving.http.failures import failure_body
+from conveyor_engine.serving.preparing.tool_use import CalledAs
 from conveyor_engine.tasks.generate.preparing.prepare import PreparedText
 from conveyor_engine.tasks.generate.serving.choice import Delta
 from conveyor_engine.tasks.generate.serving.content_tokens import Token
@@ -114,6 +115,7 @@ class Format(ABC):
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         self._parsing = prepared.parsing
+        self._called_as = prepared.called_as
         self.on_held: Callable[[int], None] = lambda _: None  # called with the number of bytes kept until the end
 
     def build_parser(self) -> OutputParser:
@@ -139,6 +141,10 @@ class Format(ABC):
     @abstractmethod
     def write_failure(self, error: RequestError) -> bytes:
         """Return the last event of a stream that fails."""
+
+    def _find_tool(self, name: str) -> CalledAs:
+        """Return the tool that the client knows, by the name of the function that the model called."""
+        return self._called_as.get(name) or CalledAs(name)
 
     def _make_call_id(self, prefix: str) -> str:
         digits = uuid.uuid4().hex

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, cast
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 
 from conveyor_engine.errors import RequestError
@@ -20,6 +21,8 @@ from conveyor_engine.tasks.generate.serving.generated import GeneratedResponse
 from conveyor_engine.tasks.generate.serving.logprobs import ChatTokenLogprob, TokenNames, build_chat_logprob
 from conveyor_engine.tasks.generate.serving.responses_events import (
     Answered,
+    Call,
+    CustomCall,
     Failure,
     FunctionCall,
     IncompleteDetails,
@@ -82,7 +85,8 @@ class ResponsesFormat(BlocksFormat):
             case "reasoning":
                 return self._write(events.ReasoningDelta(*at, text))
             case "tool_call":
-                return self._write(events.ArgumentsDelta(*at, text))
+                is_custom = isinstance(self._item, CustomCall)
+                return self._write(events.InputDelta(*at, text) if is_custom else events.ArgumentsDelta(*at, text))
         tokens, self._content_tokens = self._content_tokens, ()
         block.tokens.extend(tokens)
         self.on_held(500 * len(tokens))
@@ -92,14 +96,16 @@ class ResponsesFormat(BlocksFormat):
         """Return the events that end the block, with its whole text, part and item."""
         assert self._item is not None, "a block is open"
         is_cut = self._finish_reason == "length"
-        ids = (self._item.id, self._item.call_id if isinstance(self._item, FunctionCall) else "")
+        ids = (self._item.id, self._item.call_id if isinstance(self._item, Call) else "")
         item = self._make_item(block, "incomplete" if is_cut else "completed", ids)
         at = item.id, self._index
         match item:
             case Reasoning():
                 done = self._write(events.ReasoningDone(*at, block.text))
             case FunctionCall():
-                done = self._write(events.ArgumentsDone(*at, block.text, block.name))
+                done = self._write(events.ArgumentsDone(*at, item.arguments, item.name))
+            case CustomCall():
+                done = self._write(events.InputDone(*at, item.input))
             case OutputMessage():
                 done = self._write(events.OutputTextDone(*at, block.text, logprobs=item.content[0].logprobs))
         done += self._write_part(item, events.PartDone) + self._write(events.ItemDone(self._index, item))
@@ -141,8 +147,8 @@ class ResponsesFormat(BlocksFormat):
         return cast(Response, msgspec.Raw(encode(answered)[:-1] + b"," + self._repeated[1:]))
 
     def _write_part(self, item: Item, make: type[events.PartAdded] | type[events.PartDone]) -> bytes:
-        """Return the event for the item's part; b"" for a function call, which has no parts."""
-        if isinstance(item, FunctionCall):
+        """Return the event for the item's part; b"" for a call, which has no parts."""
+        if isinstance(item, Call):
             return b""
         part = (
             item.content[0]
@@ -164,13 +170,16 @@ class ResponsesFormat(BlocksFormat):
         ids: the ids of the item and of its call; None makes new ones.
         """
         digits, call_id = ids or self._make_ids()
-        item_id = digits if "_" in digits else f"{_PREFIXES[block.kind]}_{digits}"
+        tool = self._find_tool(block.name)
+        prefix = "ctc" if tool.is_custom else _PREFIXES[block.kind]
+        item_id = digits if "_" in digits else f"{prefix}_{digits}"
         is_begun = status != "in_progress"
         match block.kind:
             case "reasoning":
                 return Reasoning(item_id, status, [ReasoningText(block.text)] if is_begun else [])
             case "tool_call":
-                return FunctionCall(item_id, status, call_id, block.name, block.text)
+                make = CustomCall if tool.is_custom else FunctionCall
+                return make(item_id, status, call_id, tool.name, block.text, tool.namespace or UNSET)
         text = [OutputText(block.text, logprobs=self._build_logprobs(block.tokens))] if is_begun else []
         return OutputMessage(item_id, status, text)
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from conveyor_engine.tasks.generate.preparing.responses import Repeated
 from conveyor_engine.tasks.generate.serving.formats import Usage
@@ -53,9 +54,22 @@ class FunctionCall(msgspec.Struct, tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
-Item = OutputMessage | Reasoning | FunctionCall
+class CustomCall(msgspec.Struct, tag="custom_tool_call"):
+    """A call of a custom tool."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+Call = FunctionCall | CustomCall
+Item = OutputMessage | Reasoning | FunctionCall | CustomCall
 Part = OutputText | ReasoningText
 
 
@@ -243,7 +257,24 @@ class ArgumentsDone(Event, tag="response.function_call_arguments.done"):
     name: str
 
 
+class InputDelta(Event, tag="response.custom_tool_call_input.delta"):
+    """More of the input of a custom tool's call."""
+
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class InputDone(Event, tag="response.custom_tool_call_input.done"):
+    """The whole input of a custom tool's call."""
+
+    item_id: str
+    output_index: int
+    input: str
+
+
 EVENTS: Final = (
     *(Created, InProgress, Completed, Incomplete, Failed, ItemAdded, ItemDone, PartAdded, PartDone),
     *(OutputTextDelta, OutputTextDone, ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone),
+    *(InputDelta, InputDone),
 )

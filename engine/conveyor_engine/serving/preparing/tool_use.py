@@ -1,0 +1,198 @@
+"""How a request uses tools: what the model sees, what it may call, and how the client knows what it calls.
+
+Used by the schemas of requests, and by `prompts` and the task that generates text. Pure.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from pydantic_core import PydanticCustomError
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.schemas import Object
+from conveyor_engine.serving.preparing.tools import (
+    AllowedToolsChoice,
+    CustomTool,
+    Tool,
+    ToolChoice,
+    get_name,
+)
+from conveyor_engine.text.grammar import build_grammar
+from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
+from conveyor_engine.text.parsing.dialect import Dialect
+from conveyor_engine.text.parsing.formats import FORMATS, Shape, build_call_or_form, find_forced
+from conveyor_engine.text.tags import FindToken
+
+SCHEMA_CHARACTERS_MAX = 64 * 1024
+SCHEMAS_CHARACTERS_MAX = 256 * 1024  # for all tools together
+
+
+class CalledAs(msgspec.Struct, frozen=True, array_like=True):
+    """How the client knows a function of the prompt that is not a function of the request."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False  # a call has a text in place of arguments
+
+
+class Offered(NamedTuple):
+    """A function in the prompt."""
+
+    tool: Tool
+    place: str  # of its schema in the request, in the chat API's words
+    called_as: CalledAs | None = None  # None: as what it is
+
+    @property
+    def name(self) -> str:
+        return self.tool.function.name
+
+
+def offer(tools: Sequence[Object] | None) -> list[Offered]:
+    """Return the functions for a chat request's tools. Those of other kinds are left out."""
+    offered = []
+    for number, tool in enumerate(tools or ()):
+        place = f"tools[{number}].function.parameters"
+        if isinstance(tool, Tool):
+            offered.append(Offered(tool, place))
+        elif isinstance(tool, CustomTool):
+            called_as = CalledAs(tool.custom.name, is_custom=True)
+            offered.append(Offered(tool.custom.as_function(), f"tools[{number}].custom.format", called_as))
+    return offered
+
+
+class Choice(NamedTuple):
+    """Which tools the model may call, and whether it must."""
+
+    mode: Literal["none", "auto", "required"]
+    names: Sequence[str] | None = None  # None: all
+    is_list: bool = False  # whether the names are a list of tools, of which several may be called
+
+    @classmethod
+    def of(cls, choice: ToolChoice) -> "Choice":
+        """Return the choice of a chat request."""
+        if choice is None or isinstance(choice, str):
+            return cls(choice or "auto")
+        if isinstance(choice, AllowedToolsChoice):
+            return cls(choice.allowed_tools.mode, [get_name(each) for each in choice.allowed_tools.tools], True)
+        return cls("required", [get_name(choice)])
+
+
+class ToolUse(NamedTuple):
+    """How a request uses tools."""
+
+    tools: Sequence[Offered]  # the functions that the chat template shows to the model
+    choice: Literal["none", "auto", "required"]
+    callable_tools: Sequence[Offered]  # the functions that the model may call
+    only_one_call: bool
+
+    @classmethod
+    def of(cls, offered: Sequence[Offered], choice: Choice, parallel: bool | None) -> "ToolUse":
+        """Make a ToolUse from a request's fields. `parallel` is the field `parallel_tool_calls`.
+
+        Raises PydanticCustomError if the fields conflict. The type of the error is the name of the wrong field.
+        """
+        by_name = {each.name: each for each in offered}
+        if len(by_name) < len(offered):
+            raise PydanticCustomError("tools", "tools must have different names")
+        if choice.mode == "required" and not offered:
+            raise PydanticCustomError("tool_choice", "tool_choice can only be required if there are tools")
+        if not offered or choice.mode == "none":
+            return cls((), "none", (), False)
+        chosen = offered if choice.names is None else _choose(offered, choice.names)
+        shown = chosen if choice.mode == "auto" else offered  # nothing else keeps the model from calling the others
+        is_named = choice.names is not None and not choice.is_list
+        return cls(shown, choice.mode, chosen, is_named or parallel is False)
+
+    def for_template(self) -> list[dict[str, Any]] | None:
+        """Return the tools as chat templates receive them; None if the model may call none."""
+        return [each.tool.for_template() for each in self.tools] or None
+
+    def check_size(self) -> None:
+        """Raise InvalidRequest if the tools' schemas are too large."""
+        sizes = [len(json.dumps(each.tool.function.parameters or {})) for each in self.tools]
+        for each, size in zip(self.tools, sizes, strict=True):
+            if size > SCHEMA_CHARACTERS_MAX:
+                most = f"has {size} characters, more than {SCHEMA_CHARACTERS_MAX}; shorten the schema"
+                raise InvalidRequest(f"{each.place} {most}", param=each.place)
+        if sum(sizes) > SCHEMAS_CHARACTERS_MAX:
+            message = f"the schemas in tools have {sum(sizes)} characters together, more than {SCHEMAS_CHARACTERS_MAX}"
+            raise InvalidRequest(f"{message}; send fewer tools, or shorten their schemas", param="tools")
+
+    @property
+    def called_as(self) -> dict[str, CalledAs]:
+        """How the client knows the functions that are not its own."""
+        return {each.name: each.called_as for each in self.tools if each.called_as}
+
+    def find_parsing(self, dialect: Dialect) -> Parsing:
+        """Return how to parse the answer's tool calls. Raises InvalidRequest if this model's calls cannot be parsed."""
+        if self.choice == "none":
+            return NO_PARSING
+        if self.choice == "auto" and dialect.tool_format is None:
+            raise InvalidRequest(
+                f"{dialect.why_no_tools}; send tool_choice `required`, a tool's name or `none`, or have the engine's "
+                "tool_parser set (engine.toolParser of the service)",
+                param="tool_choice",
+            )
+        name = find_forced(dialect.tool_format)[0] if self.choice == "required" else dialect.tool_format
+        assert name
+        strings = {each.name: list(_find_strings(each.tool)) for each in self.callable_tools}
+        return Parsing(
+            tool_format=name,
+            strings=strings if FORMATS[name].needs_schemas else {},
+            only_one_call=self.only_one_call,
+            has_short_ids=dialect.tool_format == "mistral",
+            texts=[name for name, called in self.called_as.items() if called.is_custom],
+        )
+
+    def build_grammar(self, dialect: Dialect, find_token: FindToken) -> str:
+        """Return the grammar for an answer that must call a tool; empty if a call is not required.
+
+        Raises InvalidRequest.
+        """
+        if self.choice != "required":
+            return ""
+        _, shape = find_forced(dialect.tool_format)
+        try:
+            return self._build(shape, self.callable_tools, find_token, "tools")
+        except InvalidRequest:
+            for each in self.callable_tools:  # find the tool whose schema is wrong
+                self._build(shape, [each], find_token, each.place)
+            raise
+
+    def add_calls(self, grammar: str, dialect: Dialect, find_token: FindToken) -> str:
+        """Return the grammar for an answer that follows `grammar` or calls tools, if the model may choose."""
+        if self.choice != "auto" or not dialect.tool_format:
+            return grammar
+        names = [each.name for each in self.callable_tools]
+        return build_call_or_form(dialect.tool_format, names, grammar, find_token)
+
+    def _build(self, shape: Shape, offered: Sequence[Offered], find_token: FindToken, param: str) -> str:
+        named = [(each.name, each.tool.function.schema_of_arguments) for each in offered]
+        build = partial(shape.build_grammar, named, find_token, only_one=self.only_one_call)
+        return build_grammar("lark", build, param)
+
+
+def _choose(offered: Sequence[Offered], names: Sequence[str]) -> list[Offered]:
+    """Return the functions with these names, in their order. Raises PydanticCustomError if a name is unknown."""
+    chosen = [each for each in offered if {each.name, each.called_as.name if each.called_as else ""} & set(names)]
+    if len(chosen) < len(set(names)):
+        raise PydanticCustomError("tool_choice", "tool_choice must name one of tools")
+    return chosen
+
+
+def _find_strings(tool: Tool) -> Iterator[str]:
+    """Yield the names of the arguments that can only be strings, according to the tool's schema."""
+    properties = tool.function.schema_of_arguments.get("properties")
+    for name, schema in properties.items() if isinstance(properties, dict) else ():
+        if isinstance(schema, dict) and _is_string(schema):
+            yield name
+
+
+def _is_string(schema: Mapping[str, Any]) -> bool:
+    if "type" in schema:
+        return schema["type"] in ("string", ["string"])
+    values = schema.get("enum")
+    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)

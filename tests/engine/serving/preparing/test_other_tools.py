@@ -1,0 +1,121 @@
+"""Tests what the model sees of tools that are no functions, and of earlier calls of such tools."""
+
+from typing import Any
+
+import pytest
+
+from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
+from conveyor_engine.serving.preparing.tool_use import CalledAs
+from conveyor_engine.tasks.generate.preparing.messages_schemas import MessagesRequest
+from conveyor_engine.tasks.generate.preparing.responses_schemas import ResponsesRequest
+
+SCHEMA = {"type": "object", "properties": {"message": {"type": "string"}}}
+SPAWN = {"type": "function", "name": "spawn", "description": "Begin.", "strict": False, "parameters": SCHEMA}
+PATCH = {"type": "custom", "name": "patch", "description": "Edit.", "format": {"type": "text"}}
+WAIT = {"type": "function", "name": "wait"}
+NAMESPACE = {"type": "namespace", "name": "agents", "description": "Helpers.", "tools": [SPAWN, PATCH, {"type": "x"}]}
+USER: list[Any] = [{"role": "user", "content": "a"}]
+
+
+def respond(**fields: Any) -> ResponsesRequest:
+    return ResponsesRequest.model_validate({"input": "a", **fields})
+
+
+def test_a_namespace_is_shown_as_functions_and_named_back() -> None:
+    use = respond(tools=[WAIT, NAMESPACE]).tool_use
+    shown = [(each.tool.function.name, each.tool.function.description) for each in use.tools]
+    assert shown == [("wait", None), ("agents__spawn", "Helpers.\n\nBegin."), ("agents__patch", "Edit.")]
+    assert use.called_as == {
+        "agents__spawn": CalledAs("spawn", "agents"), "agents__patch": CalledAs("patch", "agents", True),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("choice", "shown", "may_call", "only_one"),
+    [
+        ({"type": "function", "name": "spawn"}, ["wait", "agents__spawn", "agents__patch"], ["agents__spawn"], True),
+        ({"type": "custom", "name": "patch"}, ["wait", "agents__spawn", "agents__patch"], ["agents__patch"], True),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "wait"}]},
+         ["wait"], ["wait"], False),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "wait"}]},
+         ["wait", "agents__spawn", "agents__patch"], ["wait"], False),
+    ],
+)  # fmt: skip
+def test_a_choice_names_tools_as_the_client_knows_them(
+    choice: Any, shown: list[str], may_call: list[str], only_one: bool
+) -> None:
+    use = respond(tools=[WAIT, NAMESPACE], tool_choice=choice).tool_use
+    assert [each.name for each in use.tools] == shown
+    assert [each.name for each in use.callable_tools] == may_call
+    assert use.only_one_call == only_one
+
+
+def test_earlier_calls_have_the_names_that_the_model_sees() -> None:
+    items = [
+        *USER,
+        {"type": "function_call", "call_id": "1", "name": "spawn", "namespace": "agents", "arguments": '{"a": 1}'},
+        {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "*** c"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "function_call_output", "call_id": "1", "output": []},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": "done"},
+    ]  # fmt: skip
+    request = respond(input=items)
+    _, calls, first, second = request.conversation()
+    assert [(each["function"]["name"], each["function"]["arguments"]) for each in calls["tool_calls"]] == [
+        ("agents__spawn", {"a": 1}), ("patch", {"input": "*** c"}),
+    ]  # fmt: skip
+    assert (first["content"], second["content"]) == ("", "done")
+    assert request.ignored == 1
+
+
+def test_a_grammar_is_shown_and_a_regular_expression_is_the_schema_s() -> None:
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[ab]+"}}
+    tools = [{"type": "custom", "custom": {"name": "f", "description": "It.", "format": grammar}}]
+    (offered,) = ChatRequest.model_validate({"messages": USER, "tools": tools}).tool_use.tools
+    function = offered.tool.function
+    assert function.description == "It.\n\nThe input must match this regex grammar:\n[ab]+"
+    assert function.parameters
+    assert function.parameters["properties"] == {"input": {"type": "string", "pattern": "^(?:[ab]+)$"}}
+
+
+@pytest.mark.parametrize("arguments", ['{"', "[1]", "", "5", '{"a": 1'])
+def test_a_call_that_was_cut_or_badly_written_has_no_arguments(arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    chat = ChatRequest.model_validate({"messages": [*USER, {"role": "assistant", "tool_calls": [call]}]})
+    item = {"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments}
+    block = {"type": "tool_use", "id": "1", "name": "f", "input": arguments}
+    messages = MessagesRequest.model_validate(
+        {"max_tokens": 1, "messages": [*USER, {"role": "assistant", "content": [block]}]}
+    )
+    for conversation in (
+        chat.messages_for_template(), respond(input=[*USER, item]).conversation(), messages.conversation(),
+    ):  # fmt: skip
+        assert conversation[1]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+HOSTED: Any = [{"type": "web_search"}, {"type": "mcp", "server_label": "a"}, {"type": "image_generation"}]
+
+
+def test_tools_of_other_kinds_are_left_out_and_counted() -> None:
+    chat = ChatRequest.model_validate({"messages": USER, "tools": HOSTED})
+    anthropic = [{"type": "web_search_20250305", "name": "web_search"}, {"name": "f", "input_schema": SCHEMA}]
+    messages = MessagesRequest.model_validate({"messages": USER, "max_tokens": 1, "tools": anthropic})
+    responses = respond(tools=[*HOSTED, WAIT], text={"verbosity": "low"})
+    assert [len(each.tool_use.tools) for each in (chat, messages, responses)] == [0, 1, 1]
+    assert [each.ignored for each in (chat, messages, responses)] == [3, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields", "number"),
+    [
+        (ChatRequest, {"store": True, "verbosity": "low", "web_search_options": {}, "service_tier": "flex"}, 4),
+        (ChatRequest, {"store": False, "verbosity": "medium", "service_tier": "auto", "metadata": {"a": "b"}}, 0),
+        (ChatRequest, {"reasoning": {"effort": "low", "exclude": True}}, 0),
+        (ResponsesRequest, {"store": True, "truncation": "auto", "context_management": [{"type": "compaction"}]}, 3),
+        (MessagesRequest, {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+                           "speed": "fast", "mcp_servers": [{}], "container": "a", "service_tier": "priority"}, 5),
+    ],
+)  # fmt: skip
+def test_fields_that_ask_for_more_than_there_is_are_counted(schema: Any, fields: Any, number: int) -> None:
+    body = {"input": "a"} if schema is ResponsesRequest else {"messages": USER, "max_tokens": 1}
+    assert schema.model_validate(body | fields).ignored == number
