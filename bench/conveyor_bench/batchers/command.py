@@ -61,8 +61,8 @@ class Comparison:
         for system in list(self._systems):
             await self._visit(system, self._find_capacity)
         if not self._systems:
-            told = "; ".join(f"{name}: {why}" for name, why in self.absent.items())
-            raise SystemExit(f"no system answers here: {told}")
+            reasons = "; ".join(f"{name}: {why}" for name, why in self.absent.items())
+            raise SystemExit(f"no system answers here: {reasons}")
 
     async def measure_round(self, number: int) -> None:
         """Measure all loads of each system."""
@@ -124,8 +124,8 @@ class Comparison:
 
     def _keep(self, load: str, system: System, figures: Figures) -> None:
         self._rounds.setdefault(load, {}).setdefault(system.name, []).append(figures)
-        told = " ".join(f"{name}={value:.3g}" for name, value in figures.items())
-        self._say(f"event=measured system={system.name} load={load} {told}")
+        text = " ".join(f"{name}={value:.3g}" for name, value in figures.items())
+        self._say(f"event=measured system={system.name} load={load} {text}")
 
     def _drop(self, system: System, error: Absent) -> None:
         self.absent[system.name] = str(error)

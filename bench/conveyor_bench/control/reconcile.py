@@ -119,9 +119,9 @@ def measure_restart(fleet: Fleet, kubeconfig: Path, folder: Path, idle_seconds: 
             proxy.wait_quiet(5, 600)
             restart_calls = len(proxy.calls)
             time.sleep(idle_seconds)
-            print(f"calls of the restart: {tell_calls(proxy.calls[:restart_calls])}")
+            print(f"calls of the restart: {describe_calls(proxy.calls[:restart_calls])}")
             idle = proxy.calls[restart_calls:]
-            print(f"calls when idle: {tell_calls(idle)}")
+            print(f"calls when idle: {describe_calls(idle)}")
             per_minute = 60 / idle_seconds
             return {
                 "restart_seconds": looked - began,
@@ -132,7 +132,7 @@ def measure_restart(fleet: Fleet, kubeconfig: Path, folder: Path, idle_seconds: 
             }
 
 
-def tell_calls(calls: Sequence[Call]) -> str:
+def describe_calls(calls: Sequence[Call]) -> str:
     """Return a text with the number of calls for each verb and resource, the most frequent first."""
     counted = Counter(f"{call.verb} {call.resource}" for call in calls)
     return ", ".join(f"{count} {what}" for what, count in counted.most_common()) or "none"

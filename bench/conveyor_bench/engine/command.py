@@ -88,8 +88,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
         job, chosen = JOBS[arguments.workload](), (arguments.model_shape, arguments.dtype)
         return {**encoder.measure_job(job, *chosen, limits, say), "hardware": hardware}
     if arguments.workload == IMAGES:
-        told = images.measure_images(arguments.model_shape, arguments.dtype, limits, say)
-        return {**told, "hardware": hardware}
+        figures = images.measure_images(arguments.model_shape, arguments.dtype, limits, say)
+        return {**figures, "hardware": hardware}
     compared, distinct = check_tokens({name: PEERS[name] for name in PEERS if name in ("hf-static", arguments.compare)})
     say(f"event=tokens_equal dtype=float32 model=tiny tokens={compared} distinct={distinct}: same as transformers'")
     with tempfile.TemporaryDirectory() as folder:
@@ -103,8 +103,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
         vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
         if arguments.workload in WHOLE_RUNS:
             more = {"profile": True} if arguments.profile else {}
-            told = WHOLE_RUNS[arguments.workload](Path(folder), arguments.dtype, vocab_size, limits, say, **more)
-            return {**about, **told, "workload": {"name": arguments.workload, **told["workload"]}}
+            figures = WHOLE_RUNS[arguments.workload](Path(folder), arguments.dtype, vocab_size, limits, say, **more)
+            return {**about, **figures, "workload": {"name": arguments.workload, **figures["workload"]}}
         conveyor, systems = open_systems(Path(folder), arguments, workload, say)
         warm_up(Path(folder), systems, workload, vocab_size, say)
     return {**measure_systems(conveyor, systems, arguments, workload, say), **about}
@@ -158,8 +158,8 @@ def profile(
     """Measure the shares in two rounds of prompts that are not in the prefix cache."""
     prompts = [random_prompts(workload.requests, (workload.input_tokens,), vocab_size, seed) for seed in (-2, -3)]
     phases = summarise_shares(measure_shares(conveyor, prompts, workload.output_tokens), limits, workload)
-    for phase, told in phases.items():
-        say(f"event=profile phase={phase} " + " ".join(f"{key}={json.dumps(told[key])}" for key in told))
+    for phase, parts in phases.items():
+        say(f"event=profile phase={phase} " + " ".join(f"{key}={json.dumps(parts[key])}" for key in parts))
     return phases
 
 

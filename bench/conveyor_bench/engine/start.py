@@ -47,9 +47,9 @@ def measure_start(model: str, processors: set[int], streams: int, tokens: int) -
                 times = asyncio.run(stream_all(port, streams, tokens, _PROMPT))
             finally:
                 server.terminate()
-        told = _seconds_of_parts(Path(log.name).read_text(), began)
+        parts = _seconds_of_parts(Path(log.name).read_text(), began)
     seconds = max(end for _, _, end in times) - min(first for _, first, _ in times)
-    return {**told, "streamed_tokens_per_second": streams * tokens / seconds}
+    return {**parts, "streamed_tokens_per_second": streams * tokens / seconds}
 
 
 def _wait_listening(server: "subprocess.Popen[bytes]", log: Path) -> int:
@@ -88,14 +88,16 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--processors must be at most {len(all_)} here")
     ours = set(all_[: arguments.processors])
     os.sched_setaffinity(0, set(all_) - ours or ours)
-    told = []
+    results = []
     try:
         for number in range(1, arguments.starts + 1):
-            told.append(measure_start(arguments.model, ours, arguments.streams, arguments.tokens))
-            say(f"event=measured start={number} " + " ".join(f"{key}={value:.2f}" for key, value in told[-1].items()))
+            results.append(measure_start(arguments.model, ours, arguments.streams, arguments.tokens))
+            say(
+                f"event=measured start={number} " + " ".join(f"{key}={value:.2f}" for key, value in results[-1].items())
+            )
     finally:
         os.sched_setaffinity(0, set(all_))
-    say(json.dumps({key: _spread([each[key] for each in told]) for key in told[0]}))
+    say(json.dumps({key: _spread([each[key] for each in results]) for key in results[0]}))
     return 0
 
 

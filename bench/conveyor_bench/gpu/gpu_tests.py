@@ -55,14 +55,14 @@ class _Collector:
         if report.when == "call" or report.outcome != "passed":
             self.counts[report.outcome] += 1
         if report.failed:
-            self._tell(report.nodeid, report.longreprtext)
+            self._report(report.nodeid, report.longreprtext)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             self.counts["failed"] += 1
-            self._tell(report.nodeid, report.longreprtext)
+            self._report(report.nodeid, report.longreprtext)
 
-    def _tell(self, test: str, why: str) -> None:
+    def _report(self, test: str, why: str) -> None:
         lines = [line for line in why.splitlines() if line.startswith("E ")] or why.splitlines()[-1:]
         self._results.row("failures", test=test, why=" ".join(lines)[:_MESSAGE_LENGTH])
 

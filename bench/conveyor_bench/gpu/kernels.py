@@ -56,7 +56,7 @@ class KernelStage:
     def _seconds(self, calls: list[Work], *, capture: bool = True) -> float:
         return seconds_of(calls, self._device, self._sizes.seconds_each, capture=capture)
 
-    def _tell(self, table: str, what: dict[str, object], measure: Callable[[], dict[str, object]]) -> None:
+    def _report(self, table: str, what: dict[str, object], measure: Callable[[], dict[str, object]]) -> None:
         try:
             self._results.row(table, **what, **measure())
         except Exception as error:  # the other figures are still worth having
@@ -98,7 +98,7 @@ class KernelStage:
 
         what: dict[str, object] = {"group": group, "rows": rows, "context": context}
         kind = "" if kv_dtype is None else f" over {str(kv_dtype).removeprefix('torch.')}"
-        self._tell(f"decode attention{kind}", what, measure)
+        self._report(f"decode attention{kind}", what, measure)
 
     def _prompts(self) -> Iterator[Callable[[Ceilings], None]]:
         for group in self._sizes.groups:
@@ -112,7 +112,7 @@ class KernelStage:
             least = attention.flops / ceilings.flops
             return {"us": ours * 1e6, "of_flops": least / ours, **self._sdpa(attention, ours)}
 
-        self._tell("prefill attention", {"group": group, "tokens": tokens}, measure)
+        self._report("prefill attention", {"group": group, "tokens": tokens}, measure)
 
     def _between_products(self) -> Iterator[Callable[[Ceilings], None]]:
         for tokens in self._sizes.step_tokens:
@@ -131,7 +131,7 @@ class KernelStage:
             seconds = self._seconds([call, *(prepare(tokens)[0] for _ in range(copies - 1))])
             return {"us": seconds * 1e6, "of_bandwidth": moved / ceilings.bytes_per_second / seconds}
 
-        self._tell("between products", {"kernel": kernel, "tokens": tokens}, measure)
+        self._report("between products", {"kernel": kernel, "tokens": tokens}, measure)
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=self._dtype, device=self._device)
@@ -171,7 +171,7 @@ class KernelStage:
             seconds = self._seconds([lambda: sampler.sample(logits, samples)], capture=False)
             return {"us": seconds * 1e6, "of_bandwidth": logits.nbytes / ceilings.bytes_per_second / seconds}
 
-        self._tell("sampling, its launches included", {"how": how, "rows": rows}, measure)
+        self._report("sampling, its launches included", {"how": how, "rows": rows}, measure)
 
 
 def run(results: Results, sizes: Sizes) -> None:

@@ -14,11 +14,11 @@ def write_tables(stages: Mapping[str, list[Line]]) -> str:
 def _section(stage: str, lines: list[Line]) -> str:
     about: dict[str, Any] = next((line["about"] for line in lines if "about" in line), {})
     end = next((line for line in lines if "end" in line), {"end": "not ended"})
-    told = ", ".join(f"{key} {value}" for key, value in about.items())
+    facts = ", ".join(f"{key} {value}" for key, value in about.items())
     ended = ", ".join(f"{value} s" if key == "seconds" else str(value) for key, value in end.items())
     names = dict.fromkeys(line["table"] for line in lines if "table" in line)
     tables = (_table(name, [line for line in lines if line.get("table") == name]) for name in names)
-    return "\n".join([f"### {stage}", f"{told}. Stage: {ended}.", "", *tables])
+    return "\n".join([f"### {stage}", f"{facts}. Stage: {ended}.", "", *tables])
 
 
 def _table(name: str, rows: list[Line]) -> str:

@@ -81,8 +81,8 @@ def ranges(title: str, subtitle: str, groups: Sequence[str], series: Sequence[Se
         for number, one in enumerate(series):
             x = LEFT + slot * (group + 0.1) + wide * (number + 0.5)
             at = [TOP + inner * (1 - axis.share(value)) for value in one.values[group]]
-            told = ", ".join(short(value) for value in one.values[group])
-            body += f"<g><title>{escape(one.name)}, {escape(name)}: {told}</title>"
+            shown = ", ".join(short(value) for value in one.values[group])
+            body += f"<g><title>{escape(one.name)}, {escape(name)}: {shown}</title>"
             body += f'<line class="s{one.colour}" stroke-width="3" x1="{x:.1f}" x2="{x:.1f}" '
             body += f'y1="{at[0]:.1f}" y2="{at[-1]:.1f}"/>'
             body += "".join(

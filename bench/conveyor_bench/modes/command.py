@@ -47,21 +47,21 @@ def main(argv: Sequence[str]) -> int:
     page.write_results(arguments.out, results)
     if arguments.pictures:
         page.write_pictures(arguments.pictures, results)
-    missed = [line for name, told in results.items() for line in find_misses(name, told)]
+    missed = [line for name, result in results.items() for line in find_misses(name, result)]
     for line in missed:
         say(f"event=bar_missed {line}")
     return 1 if missed else 0
 
 
-def find_misses(name: str, told: dict[str, Any]) -> list[str]:
+def find_misses(name: str, result: dict[str, Any]) -> list[str]:
     """Return the limits that a source misses, one line each."""
-    ratios = list(told["ratios"].values())
+    ratios = list(result["ratios"].values())
     missed = [] if ratios == sorted(ratios) else [f"source={name} the ratio does not grow with the cap: {ratios}"]
-    for cap, figures in told["modes"]["continuous"].items():
+    for cap, figures in result["modes"]["continuous"].items():
         if figures["kv_waste"] >= 0.04:
             missed.append(f"source={name} cap={cap} kv_waste={figures['kv_waste']:.3f}")
-    if "prediction" in told and told["prediction"]["worst_deviation"] > 0.1:
-        missed.append(f"source={name} prediction_deviation={told['prediction']['worst_deviation']:.3f}")
-    if "step" in told and told["step"]["decode_over_scheduling"] < 10:
-        missed.append(f"source={name} decode_over_scheduling={told['step']['decode_over_scheduling']:.1f}")
+    if "prediction" in result and result["prediction"]["worst_deviation"] > 0.1:
+        missed.append(f"source={name} prediction_deviation={result['prediction']['worst_deviation']:.3f}")
+    if "step" in result and result["step"]["decode_over_scheduling"] < 10:
+        missed.append(f"source={name} decode_over_scheduling={result['step']['decode_over_scheduling']:.1f}")
     return missed

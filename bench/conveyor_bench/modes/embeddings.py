@@ -167,16 +167,16 @@ def run(setting: Setting, number: int, rate: float | None) -> dict[str, float]:
 
 def run_all(number: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Return each setting's capacity, and its figures at shares of the capacity."""
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for setting in SETTINGS:
         capacity = run(setting, number, None)["requests_per_second"]
         loads = {f"{share:.0%}": run(setting, number, share * capacity) for share in SHARES}
-        told[setting.name] = {**asdict(setting), "capacity": capacity, "loads": loads}
+        results[setting.name] = {**asdict(setting), "capacity": capacity, "loads": loads}
         say(f"event=simulated setting={setting.name.replace(' ', '-')} requests_per_second={capacity:.0f}")
-    return {"settings": told, "device": DEVICE, "requests": number, "tokens": TOKENS}
+    return {"settings": results, "device": DEVICE, "requests": number, "tokens": TOKENS}
 
 
-def draw(told: dict[str, Any]) -> str:
+def draw(results: dict[str, Any]) -> str:
     """Draw the P95 of each setting by the arriving requests per second."""
     series = [
         Series(
@@ -185,12 +185,12 @@ def draw(told: dict[str, Any]) -> str:
             [(load["requests_per_second"], load["p95"]) for load in each["loads"].values()],
             [""] * len(each["loads"]),
         )
-        for name, each in told["settings"].items()
+        for name, each in results["settings"].items()
     ]
     points = [point for one in series for point in one.values]
     return lines(
         "Embeddings: what window and batch size cost and give",
-        f"{told['device']}, BERT base, in virtual time. Up: P95 of a request, ms. Right: requests a second",
+        f"{results['device']}, BERT base, in virtual time. Up: P95 of a request, ms. Right: requests a second",
         series,
         Axis(0.0, 1.05 * max(x for x, _ in points), "requests/s"),
         log_axis_for([y for _, y in points], "ms"),
@@ -206,11 +206,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.requests < 1:
         parser.error("--requests must be at least 1")
-    told = run_all(arguments.requests, partial(print, flush=True))
+    results = run_all(arguments.requests, partial(print, flush=True))
     for folder in (arguments.out, arguments.pictures):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "embeddings.json").write_text(json.dumps(told, indent=1) + "\n")
+    (arguments.out / "embeddings.json").write_text(json.dumps(results, indent=1) + "\n")
     if arguments.pictures:
-        (arguments.pictures / f"{_PICTURE}.svg").write_text(draw(told) + "\n")
+        (arguments.pictures / f"{_PICTURE}.svg").write_text(draw(results) + "\n")
     return 0

@@ -90,14 +90,14 @@ def _running(core: EngineCore) -> tuple[int, int]:
 def spread(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
     """Return the throughput, and percentiles of the answers' times."""
     tokens = sum(answer.tokens for answer in answers)
-    told = {"output_tokens_per_second": tokens / seconds, "seconds": seconds}
-    told |= {"requests": len(answers), "output_tokens": tokens}
+    figures = {"output_tokens_per_second": tokens / seconds, "seconds": seconds}
+    figures |= {"requests": len(answers), "output_tokens": tokens}
     times = {
         "ttft": [answer.first - answer.arrival for answer in answers],
         "latency": [answer.last - answer.arrival for answer in answers],
         "queue": [answer.scheduled - answer.arrival for answer in answers],
     }
     for name, values in times.items():
-        told |= {f"{name}_p{share}": percentile(values, share) for share in (50, 95, 99)}
+        figures |= {f"{name}_p{share}": percentile(values, share) for share in (50, 95, 99)}
     rates = [answer.tokens / (answer.last - answer.scheduled) for answer in answers]
-    return {**told, "tokens_per_second_per_user": percentile(rates, 50)}
+    return {**figures, "tokens_per_second_per_user": percentile(rates, 50)}

@@ -180,12 +180,12 @@ def measure(number: int, latency_number: int, pool: Executor, say: Callable[[str
                 say(f"event=measured mode={name} cap={cap} tokens_per_second={each['output_tokens_per_second']:.1f}")
         latency = measure_latency(pool, partial(measure_rate, model, latency_number), cells, say)
     policy = cells.pop(_RESERVED)
-    told = compare(cells, policy)
-    for cap, parts in told["decomposition"].items():
+    compared = compare(cells, policy)
+    for cap, parts in compared["decomposition"].items():
         parts["kernels"] = _speed(cells["static"][cap]) / _speed(cells[TRANSFORMERS][cap])
     return {
         "modes": cells,
-        **told,
+        **compared,
         "latency": latency,
         "prediction": predict(number, runs, cells),
         "step": describe_steps(runs),
@@ -236,11 +236,11 @@ def measure_latency(
     busy = cells["continuous"][str(CAPS[-1])]
     capacity = _speed(busy) / (busy["output_tokens"] / busy["requests"])
     rates = [round(load * capacity, 3) for load in LOADS]
-    told = dict(zip(map(str, rates), pool.map(measured_at, rates), strict=True))
-    for rate, modes in told.items():
+    by_rate = dict(zip(map(str, rates), pool.map(measured_at, rates), strict=True))
+    for rate, modes in by_rate.items():
         for name, each in modes.items():
             say(f"event=measured mode={name} rate={rate} ttft_p50={each['ttft_p50']:.2f} p99={each['latency_p99']:.2f}")
-    return told
+    return by_rate
 
 
 def predict(

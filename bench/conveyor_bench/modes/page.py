@@ -42,8 +42,8 @@ _SHARES = ("padding_waste", "kv_waste", "kv_waste_if_reserved", "utilisation", "
 def write_results(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
     """Write a JSON file for each source (`virtual`, `measured`) that has results, and `index.html`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, told in results.items():
-        (folder / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
+    for name, result in results.items():
+        (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     (folder / "index.html").write_text(build_page(results))
 
 
@@ -56,33 +56,33 @@ def read_results(folder: Path) -> dict[str, Any]:
 def write_pictures(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the pictures of docs/batching.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, told in results.items():
-        for picture, svg in draw_all(name, told).items():
+    for name, result in results.items():
+        for picture, svg in draw_all(name, result).items():
             (folder / f"{picture}.svg").write_text(svg + "\n")
 
 
-def draw_all(name: str, told: Mapping[str, Any]) -> dict[str, str]:
+def draw_all(name: str, result: Mapping[str, Any]) -> dict[str, str]:
     """Return every picture of one source, by file name."""
-    where = told["where"]
+    where = result["where"]
     drawn = {
-        "throughput": pictures.draw_throughput(told["modes"], where),
-        "utilisation": pictures.draw_utilisation(told["modes"], where),
-        "waste": pictures.draw_waste(told["modes"], where),
+        "throughput": pictures.draw_throughput(result["modes"], where),
+        "utilisation": pictures.draw_utilisation(result["modes"], where),
+        "waste": pictures.draw_waste(result["modes"], where),
     }
-    if latency := told.get("latency"):
+    if latency := result.get("latency"):
         drawn |= {
             "latency": pictures.draw_latency(latency, "latency", "Time of a request", where),
             "ttft": pictures.draw_latency(latency, "ttft", "Time to first token", where),
             "queue": pictures.draw_latency(latency, "queue", "Wait in the queue", where),
         }
-    if systems := told.get("systems"):
+    if systems := result.get("systems"):
         drawn |= {"ratio": pictures.draw_ratio(systems), "limits": pictures.draw_limits(systems)}
     return {f"{name}-{picture}": svg for picture, svg in drawn.items()}
 
 
 def build_page(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return one self-contained page."""
-    body = "".join(part for name, told in results.items() for part in _sections(name, told))
+    body = "".join(part for name, result in results.items() for part in _sections(name, result))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Batching modes</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -91,11 +91,11 @@ def build_page(results: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _sections(name: str, told: Mapping[str, Any]) -> Iterator[str]:
+def _sections(name: str, result: Mapping[str, Any]) -> Iterator[str]:
     yield f"<h2>{'In virtual time' if name == 'virtual' else 'Measured'}</h2>"
-    yield f'<p class="method">{escape(told["method"])}</p>'
-    yield from draw_all(name, told).values()
-    for system, each in (told.get("systems") or {told["where"]: told}).items():
+    yield f'<p class="method">{escape(result["method"])}</p>'
+    yield from draw_all(name, result).values()
+    for system, each in (result.get("systems") or {result["where"]: result}).items():
         yield f"<h3>{escape(system)}</h3>"
         yield _table(each["modes"])
         yield _ratios(each)
@@ -118,13 +118,13 @@ def _cell(figures: Mapping[str, float], key: str) -> str:
     return f"<td>{figures[key]:.1%}</td>" if key in _SHARES else f"<td>{short(figures[key])}</td>"
 
 
-def _ratios(told: Mapping[str, Any]) -> str:
-    parts = told["decomposition"]
+def _ratios(result: Mapping[str, Any]) -> str:
+    parts = result["decomposition"]
     names = list(next(iter(parts.values())))
     head = "".join(f"<th>{name}</th>" for name in names)
     rows = "".join(
         f"<tr><td>{cap}</td>{''.join(f'<td>{parts[cap][name]:.2f}</td>' for name in names)}<td>{ratio:.2f}</td></tr>"
-        for cap, ratio in told["ratios"].items()
+        for cap, ratio in result["ratios"].items()
     )
     head = f"<tr><th>outputs up to</th>{head}<th>Continuous over Static</th></tr>"
     return f'<div class="wide"><table>{head}{rows}</table></div>'

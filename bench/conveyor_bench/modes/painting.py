@@ -35,7 +35,7 @@ class Result:
     total_seconds: float
     rows: float  # mean number of pictures in a step
 
-    def tell(self, mode: str, rate: float) -> str:
+    def describe(self, mode: str, rate: float) -> str:
         """Return a row of the table."""
         p50, p95 = (percentile(self.seconds, share) for share in (50, 95))
         per_second = len(self.seconds) / self.total_seconds
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     print("| --- | --- | --- | --- | --- | --- |")
     for rate in flags.rates:
         for mode in MODES:
-            print(measure(mode, rate, flags.pictures, flags.batch).tell(mode, rate), flush=True)
+            print(measure(mode, rate, flags.pictures, flags.batch).describe(mode, rate), flush=True)
     return 0
 
 

@@ -58,8 +58,8 @@ def draw_waste(modes: Modes, where: str) -> str:
 def draw_ratio(systems: Mapping[str, Mapping[str, Any]]) -> str:
     """Draw Continuous divided by Static by cap, one line for each system."""
     series = [
-        Series(name, _SYSTEM_COLOURS[number], [(float(cap), ratio) for cap, ratio in told["ratios"].items()])
-        for number, (name, told) in enumerate(systems.items())
+        Series(name, _SYSTEM_COLOURS[number], [(float(cap), ratio) for cap, ratio in system["ratios"].items()])
+        for number, (name, system) in enumerate(systems.items())
     ]
     values = [ratio for one in series for _, ratio in one.values]
     across = LogAxis(24.0, 2200.0, "longest output kept, tokens", marks=(32.0, 128.0, 512.0, 1536.0))
@@ -96,11 +96,11 @@ def draw_limits(systems: Mapping[str, Mapping[str, Any]]) -> str:
             _SYSTEM_COLOURS[number],
             [
                 (each["tokens_per_second_per_user"], each["output_tokens_per_second"])
-                for each in told["limits"].values()
+                for each in system["limits"].values()
             ],
-            list(told["limits"]),
+            list(system["limits"]),
         )
-        for number, (name, told) in enumerate(systems.items())
+        for number, (name, system) in enumerate(systems.items())
     ]
     users, devices = ([point[n] for one in series for point in one.values] for n in (0, 1))
     return lines(

@@ -58,7 +58,7 @@ class Result:
     total_seconds: float
     rows: float  # mean number of transcripts in a step
 
-    def tell(self, mode: str, rate: float) -> str:
+    def describe(self, mode: str, rate: float) -> str:
         """Return a row of the table."""
         p50, p95 = (percentile(self.seconds, share) for share in (50, 95))
         per_second = len(self.seconds) / self.total_seconds
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         for rate in flags.rates:
             for mode in MODES:
                 core = open_engine(directory, mode, flags.dtype, flags.batch)
-                print(measure(core, files, draw_arrivals(rate, len(files))).tell(mode, rate), flush=True)
+                print(measure(core, files, draw_arrivals(rate, len(files))).describe(mode, rate), flush=True)
     return 0
 
 

@@ -48,10 +48,10 @@ def run_mode(
     core = EngineCore(build_config(mode, facts, len(requests), model=""), executor)
     for _ in run_requests(core, clock, requests, observed):
         pass
-    told = {**observed.figures(), "batch_limit": facts.max_num_seqs}
+    figures = {**observed.figures(), "batch_limit": facts.max_num_seqs}
     if isinstance(cost, Roofline):
-        told["flops_utilisation"] = cost.flops_utilisation(executor.total, observed.seconds)
-    return told
+        figures["flops_utilisation"] = cost.flops_utilisation(executor.total, observed.seconds)
+    return figures
 
 
 def run_throughput(cost: Cost, memory: Memory, step_tokens: int, number: int) -> dict[str, Any]:
@@ -93,12 +93,12 @@ def run_limits(cost: Cost, memory: Memory, step_tokens: int, number: int) -> dic
     Each run has as many requests as eight batches hold, but at least 50 and at most `number`.
     """
     longest = PROMPT_TOKENS + CAPS[-1]
-    told = {}
+    by_limit = {}
     for limit in LIMITS:
         requests = throughput_requests(min(number, max(50, 8 * limit)), CAPS[-1], _VOCABULARY)
         limited = Memory(memory.kv_tokens, limit)
-        told[str(limit)] = run_mode(MODES["continuous"], cost, limited, requests, longest, step_tokens)
-    return told
+        by_limit[str(limit)] = run_mode(MODES["continuous"], cost, limited, requests, longest, step_tokens)
+    return by_limit
 
 
 def run_system(names: tuple[str, str], number: int, latency_number: int) -> dict[str, Any]:
@@ -122,9 +122,9 @@ def run_all(number: int, latency_number: int, processes: int, say: Callable[[str
     systems = {}
     with ProcessPoolExecutor(processes) as pool:
         runs = pool.map(partial(run_system, number=number, latency_number=latency_number), pairs)
-        for (device, shape), told in zip(pairs, runs, strict=True):
-            systems[f"{device}, {shape}"] = told
-            ratios = " ".join(f"ratio_{cap}={ratio:.2f}" for cap, ratio in told["ratios"].items())
+        for (device, shape), result in zip(pairs, runs, strict=True):
+            systems[f"{device}, {shape}"] = result
+            ratios = " ".join(f"ratio_{cap}={ratio:.2f}" for cap, ratio in result["ratios"].items())
             say(f"event=simulated device={device} model={shape} {ratios}")
     first = next(iter(systems.values()))
     return {**first, "where": next(iter(systems)), "systems": systems, "method": method(number)}

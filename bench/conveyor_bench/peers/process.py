@@ -35,9 +35,9 @@ class PeerProcess:
         return self._run()
 
     def _run(self) -> Run:
-        while isinstance(told := self._ask(None), int):
-            yield told
-        outputs: Prompts = told
+        while isinstance(reply := self._ask(None), int):
+            yield reply
+        outputs: Prompts = reply
         return outputs
 
     def _ask(self, question: object) -> Any:

@@ -66,10 +66,10 @@ def read_tensors(path: Path) -> Iterator[tuple[str, npt.NDArray[Any], GGMLQuanti
     start = 8 + int(data[:8].view(np.uint64)[0])
     header = json.loads(data[8:start].tobytes())
     header.pop("__metadata__", None)
-    for name, told in header.items():
-        begin, end = told["data_offsets"]
-        dtype, kind = TYPES[told["dtype"]]
-        tensor = data[start + begin : start + end].copy().view(dtype).reshape([*told["shape"][:-1], -1])
+    for name, described in header.items():
+        begin, end = described["data_offsets"]
+        dtype, kind = TYPES[described["dtype"]]
+        tensor = data[start + begin : start + end].copy().view(dtype).reshape([*described["shape"][:-1], -1])
         if kind is GGMLQuantizationType.BF16 and tensor.ndim == 1:
             wide = tensor.view(np.uint16).astype(np.uint32) << 16
             tensor, kind = wide.view(np.float32), GGMLQuantizationType.F32
@@ -80,7 +80,7 @@ class Engine:
     """A model, and a context as large as the largest run needed so far."""
 
     def __init__(self, path: Path, dtype: str, threads: int) -> None:
-        llama.llama_log_set(TELL_ERRORS, ctypes.c_void_p())
+        llama.llama_log_set(LOG_ERRORS, ctypes.c_void_p())
         llama.llama_backend_init()
         self._model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
         assert self._model, "the model was not loaded"
@@ -154,12 +154,12 @@ class Engine:
                 yield int(np.ctypeslib.as_array(logits, (self._num_tokens,)).argmax())
 
 
-def tell_errors(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+def log_errors(level: int, text: bytes, _: ctypes.c_void_p) -> None:
     if level == ERROR:
         sys.stderr.write(text.decode(errors="replace"))
 
 
-TELL_ERRORS = llama.llama_log_callback(tell_errors)
+LOG_ERRORS = llama.llama_log_callback(log_errors)
 
 
 def main(model: str, dtype: str, threads: str) -> None:

@@ -117,8 +117,8 @@ def open_pipeline(folder: Path, dtype: str) -> Run:
 
     def run(texts: Sequence[str]) -> Vectors:
         rows = []
-        for told in classify(list(texts), batch_size=encoder.BATCH):
-            scores = {one["label"]: one["score"] for one in told}
+        for labelled in classify(list(texts), batch_size=encoder.BATCH):
+            scores = {one["label"]: one["score"] for one in labelled}
             rows.append([scores[label] for label in labels])
         return np.array(rows, np.float32)
 

@@ -55,14 +55,14 @@ def measure_mixed(
         list(start(warm))
     orders = cycle([list(systems), list(systems)[::-1]])
     limit = Limit(conveyor.runner).slice
-    told = measure_rounds(lambda n: one_round(systems, limit, random_requests(vocab_size, n), orders), limits, say)
+    whole = measure_rounds(lambda n: one_round(systems, limit, random_requests(vocab_size, n), orders), limits, say)
     if profile:
         run = run_continuous(conveyor, random_requests(vocab_size, -1))
-        told["profile"] = summarise_run(measure_run(conveyor, run), limit(0).seconds)
+        whole["profile"] = summarise_run(measure_run(conveyor, run), limit(0).seconds)
     return {
-        "output_tokens_per_second": _rate(told["figures"]),
-        **told,
-        "peers": {name: {"output_tokens_per_second": _rate(p["figures"]), **p} for name, p in told["peers"].items()},
+        "output_tokens_per_second": _rate(whole["figures"]),
+        **whole,
+        "peers": {name: {"output_tokens_per_second": _rate(p["figures"]), **p} for name, p in whole["peers"].items()},
         "workload": {"requests": REQUESTS, "input_tokens": INPUT_TOKENS, "output_tokens": OUTPUT_TOKENS},
     }
 

@@ -32,8 +32,8 @@ def compile_decodes(capability: int) -> dict[str, DecodeKernel]:
     """Return today's decode attention over each type of the KV cache. Raises CalledProcessError."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", __name__, str(capability)]
-    told = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return {name: DecodeKernel(**values) for name, values in json.loads(told).items()}
+    output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return {name: DecodeKernel(**values) for name, values in json.loads(output).items()}
 
 
 def _compile(kv_dtype: torch.dtype | None) -> Any:
@@ -67,17 +67,17 @@ def _count_registers(cubin: bytes) -> int:
         file.write(cubin)
         file.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
-        told = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
-    return int(re.findall(r"\bREG:(\d+)", told.stdout)[0])
+        done = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
+    return int(re.findall(r"\bREG:(\d+)", done.stdout)[0])
 
 
 def main() -> None:
     """Print the resources of the kernels, and how they divide the keys."""
     absent_gpu.use(int(sys.argv[1]))
-    told = {}
+    found = {}
     for name, kv_dtype in _TYPES.items():
         kernel = _compile(kv_dtype)
-        told[name] = {
+        found[name] = {
             "registers": _count_registers(kernel.asm["cubin"]),
             "shared_bytes": kernel.metadata.shared,
             "num_warps": kernel.metadata.num_warps,
@@ -85,7 +85,7 @@ def main() -> None:
             "least_keys": decode_plan.KEYS_PER_PROGRAM,
             "most_shares": decode_plan._MOST_SHARES,
         }
-    print(json.dumps(told))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
