@@ -34,8 +34,10 @@ def check_cluster() -> None:
     """Raise ProgramMissing if the running cluster has another containerd, with which these programs cannot work."""
     if not local.CONTAINERD_SOCKET.exists():
         return
-    told = programs.run("ctr", "--address", local.CONTAINERD_SOCKET, "version", capture_output=True, text=True).stdout
-    server = re.search(r"Server:\s+Version:\s+(\S+)", told)
+    versions = programs.run(
+        "ctr", "--address", local.CONTAINERD_SOCKET, "version", capture_output=True, text=True
+    ).stdout
+    server = re.search(r"Server:\s+Version:\s+(\S+)", versions)
     if server and not server[1].startswith(VERSION):
         raise programs.ProgramMissing(
             f"the local cluster that is up runs containerd {server[1]}, and this needs one that runs {VERSION}: "

@@ -30,8 +30,8 @@ def test_the_page_s_job_is_suspended_and_continues(namespace: str) -> None:
         shell(claim)
         suspend_and_continue(job, suspend.replace("nightly", "long"), namespace, folder)
         shell(job)
-        told = shell(wait)
-        assert "event=ended status=completed requests=2 completed=2 failed=0" in told
+        output = shell(wait)
+        assert "event=ended status=completed requests=2 completed=2 failed=0" in output
         lines = [json.loads(line) for line in shell(read).splitlines() if line.startswith("{")]
         assert sorted(line["custom_id"] for line in lines) == ["for", "with"]
         assert all(line["response"]["body"]["choices"][0]["message"]["content"] for line in lines)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.operator.inferenceservice.mistakes import TOLD, Told
+from tests.operator.inferenceservice.mistakes import REPORTED, Reported
 
 from e2e import kube
 from e2e.cluster.gpus import COUNT, RESOURCE
@@ -28,7 +28,7 @@ def encoder_decoder() -> Iterator[None]:
     shutil.rmtree(folder)
 
 
-def takes_most_gpus(mistake: Told) -> bool:
+def takes_most_gpus(mistake: Reported) -> bool:
     limits = mistake.on_cluster.get("resources", {}).get("limits", {})
     return COUNT // 2 < limits.get(RESOURCE, 0) <= COUNT
 
@@ -37,10 +37,10 @@ def takes_most_gpus(mistake: Told) -> bool:
     "mistake",
     [
         pytest.param(each, marks=pytest.mark.xdist_group("most GPUs") if takes_most_gpus(each) else (), id=each.done)
-        for each in TOLD
+        for each in REPORTED
     ],
 )
-def test_the_mistake_is_told(mistake: Told, namespace: str, request: pytest.FixtureRequest) -> None:
+def test_the_status_reports_the_mistake(mistake: Reported, namespace: str, request: pytest.FixtureRequest) -> None:
     if mistake.on_cluster.get("model", {}).get("uri", "").endswith("/t5"):
         request.getfixturevalue("encoder_decoder")
     if mistake.quota:
@@ -48,12 +48,12 @@ def test_the_mistake_is_told(mistake: Told, namespace: str, request: pytest.Fixt
         kube.apply(quota | {"spec": {"hard": mistake.quota}}, namespace)
     began = time.monotonic()
     kube.apply(service(NAME, **mistake.on_cluster), namespace)
-    kube.wait_until(f"{mistake.reason}: {mistake.says}", lambda: is_told(mistake, namespace))
+    kube.wait_until(f"{mistake.reason}: {mistake.says}", lambda: is_reported(mistake, namespace))
     figure = f"{mistake.done}: {mistake.reason} after {time.monotonic() - began:.0f} s"
     request.node.user_properties.append(("figure", figure))
 
 
-def is_told(mistake: Told, namespace: str) -> bool:
+def is_reported(mistake: Reported, namespace: str) -> bool:
     """Return whether the columns of `kubectl get` and the condition's message report the mistake."""
     row = kube.kubectl("get", "infsvc", NAME, "-n", namespace, "--no-headers").split()
     ready = kube.condition(kube.get("infsvc", NAME, namespace), "Ready")

@@ -53,23 +53,21 @@ def test_the_image_is_pulled_once_and_mounted_in_each_pod(image: str, registry: 
 
 
 @pytest.mark.parametrize("version", [":1", f":1@sha256:{'a' * 64}"], ids=["tag", "digest"])
-def test_an_image_that_is_not_there_is_told_by_its_reference(
-    version: str, registry: oci.Registry, namespace: str
-) -> None:
+def test_the_status_names_the_image_that_does_not_exist(version: str, registry: oci.Registry, namespace: str) -> None:
     reference = f"{registry.address}/models/nowhere{version}"
     apply(f"oci://{reference}", namespace)
     for reason in ("ErrImagePull", "ImagePullBackOff"):
         kube.wait_until(reason, partial(kubelet_says, reason, namespace))
-    told = f"image {reference} cannot be pulled: "
-    kube.wait_until(told, lambda: is_told("ImagePullFailed", told, namespace))
+    message = f"image {reference} cannot be pulled: "
+    kube.wait_until(message, lambda: is_reported("ImagePullFailed", message, namespace))
     events = [each["message"] for each in kube.list_("events", namespace) if each["reason"] == "ImagePullFailed"]
     assert events
-    assert all(told in message for message in events), events
+    assert all(message in each for each in events), events
 
 
-def test_a_folder_that_is_not_in_the_image_is_told_and_can_be_mended(image: str, namespace: str) -> None:
+def test_the_status_names_a_folder_that_the_image_lacks_and_a_change_helps(image: str, namespace: str) -> None:
     apply(f"oci://{image}//nowhere", namespace)
-    kube.wait_until("ModelNotFound", lambda: is_told("ModelNotFound", "/models/oci/nowhere", namespace))
+    kube.wait_until("ModelNotFound", lambda: is_reported("ModelNotFound", "/models/oci/nowhere", namespace))
     apply(f"oci://{image}//models", namespace)
     kube.wait_ready(NAME, namespace)
 
@@ -78,7 +76,7 @@ def num_ready(namespace: str) -> int:
     return int(((kube.get("infsvc", NAME, namespace) or {}).get("status") or {}).get("readyReplicas", 0))
 
 
-def is_told(reason: str, words: str, namespace: str) -> bool:
+def is_reported(reason: str, words: str, namespace: str) -> bool:
     ready = kube.condition(kube.get("infsvc", NAME, namespace), "Ready")
     return ready.get("reason") == reason and words in ready["message"]
 

@@ -45,10 +45,10 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cluster_that_has_conveyor_lacks_nothing() -> None:
-    told = kube.kubectl("conveyor", "check")
-    assert "missing" not in told
+    output = kube.kubectl("conveyor", "check")
+    assert "missing" not in output
     for sentence in ("Conveyor serves it", "the same as in this release", "nvidia.com/gpu"):
-        assert sentence in told
+        assert sentence in output
 
 
 async def test_an_autoscaler_of_ones_own_scales_and_hands_over_without_losing_a_pod(namespace: str) -> None:
@@ -66,16 +66,16 @@ async def test_an_autoscaler_of_ones_own_scales_and_hands_over_without_losing_a_
         kube.apply(body, namespace)
         await asyncio.to_thread(kube.wait_until, "it is Conveyor's", lambda: reason(namespace) == "ScalingActive", 120)
         assert ready(namespace) >= 2
-        told = await asyncio.to_thread(explain, namespace)
-    assert told["bounds"] == {"minReplicas": 1, "maxReplicas": 3}
-    assert {metric["name"] for metric in told["metrics"]} == {"inference_in_flight", "inference_queue_depth"}
+        explanation = await asyncio.to_thread(explain, namespace)
+    assert explanation["bounds"] == {"minReplicas": 1, "maxReplicas": 3}
+    assert {metric["name"] for metric in explanation["metrics"]} == {"inference_in_flight", "inference_queue_depth"}
     assert load.answers
     assert not load.failed, [a.error for a in load.failed]
 
 
 def explain(namespace: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(kube.kubectl("conveyor", "explain", "own", "-n", namespace, "-o", "json"))
-    return told
+    explanation: dict[str, Any] = json.loads(kube.kubectl("conveyor", "explain", "own", "-n", namespace, "-o", "json"))
+    return explanation
 
 
 def ready(namespace: str) -> int:

@@ -51,7 +51,7 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
     bodies = [body for body in (TASKS[name].body, TASKS[name].second) if body is not None]
     answers = [TASKS[name].post(url, body) for body in bodies]
     assert [answer.status_code for answer in answers] == [200] * len(bodies), answers[-1].text
-    lines = TASKS[name].tell(*(answer.json() for answer in answers))
+    lines = TASKS[name].describe(*(answer.json() for answer in answers))
     assert lines
     answer = answers[0]
     if name == "rerank":
@@ -70,8 +70,8 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
         assert_program_computed(url, demo_model_directory(TASKS[name].model) / "model.pt2")
     if name in PAGES:
         (curl,) = [block for block in commands(PAGES[name]) if block.startswith("curl")]
-        told = shell(re.sub(r"http://[^ ]*/default/[\w-]+", url, curl))
-        assert {"transcribe": "text", "image-generate": "b64_json"}.get(name, "model") in told
+        output = shell(re.sub(r"http://[^ ]*/default/[\w-]+", url, curl))
+        assert {"transcribe": "text", "image-generate": "b64_json"}.get(name, "model") in output
 
 
 def assert_program_computed(url: str, program: Path) -> None:
@@ -81,9 +81,9 @@ def assert_program_computed(url: str, program: Path) -> None:
     tensor.set_data_from_numpy(rows)
     with triton.InferenceServerClient(url.removeprefix("http://"), network_timeout=60) as client:
         assert client.is_model_ready("custom")
-        told = client.infer("custom", [tensor]).as_numpy("output")
+        computed = client.infer("custom", [tensor]).as_numpy("output")
     expected = torch.export.load(program).module()(torch.from_numpy(rows)).detach().numpy()
-    assert np.abs(told - expected).max() < 1e-5
+    assert np.abs(computed - expected).max() < 1e-5
 
 
 def test_a_task_that_the_model_has_not_is_refused_with_what_it_does(namespace: str) -> None:

@@ -41,13 +41,13 @@ async def test_a_service_is_advised_and_tuned_and_is_afterwards_as_it_was(namesp
     advice = json.loads(kube.kubectl("conveyor", "advise", "tuned", "-n", namespace, "-o", "json"))
     assert advice["mode"] == "Continuous"
     assert advice["traffic"]["requests"] > 100
-    told = advice["patch"]["spec"]["workload"]["outputTokens"]
-    assert 16 <= told["p50"] <= 32, "the bucket that has the 20 tokens of each answer"
+    lengths = advice["patch"]["spec"]["workload"]["outputTokens"]
+    assert 16 <= lengths["p50"] <= 32, "the bucket that has the 20 tokens of each answer"
     before = spec_of(namespace)
     for replica in ((), ("--replica",)):
-        told = await asyncio.to_thread(tune, namespace, *replica)
-        assert [each["batching"]["maxBatchSize"] for each in told["candidates"]] == [4, 2]
-        for candidate in told["candidates"]:
+        result = await asyncio.to_thread(tune, namespace, *replica)
+        assert [each["batching"]["maxBatchSize"] for each in result["candidates"]] == [4, 2]
+        for candidate in result["candidates"]:
             assert candidate["problem"] is None
             assert [trial["problems"] for trial in candidate["trials"]] == [{}, {}]
         assert spec_of(namespace) == before
@@ -58,18 +58,18 @@ async def test_a_service_is_advised_and_tuned_and_is_afterwards_as_it_was(namesp
 def check_sizes(namespace: str) -> None:
     """The status tells the sizes with which the engine has started."""
     derived = kube.get("infsvc", "tuned", namespace)["status"]["effective"]["derived"]  # type: ignore[index]
-    told = {each["name"]: each["value"].split()[0] for each in derived}
+    values = {each["name"]: each["value"].split()[0] for each in derived}
     pods = f"{INFERENCE_SERVICE_LABEL}=tuned"
     log = kube.kubectl("logs", "-l", pods, "-n", namespace, "-c", "engine", "--tail=-1")
     started = re.search(r"event=sized_by_workload max_model_len=(\d+) num_kv_blocks=(\d+)", log)
     assert started, log
-    assert started.groups() == (told["engine.maxModelLen"], told["kvCache.blockBudget"])
+    assert started.groups() == (values["engine.maxModelLen"], values["kvCache.blockBudget"])
 
 
 def tune(namespace: str, *flags: str) -> dict[str, Any]:
     command = ("conveyor", "tune", "tuned", "-n", namespace, "--objective", "latency=60s", *LOAD, *flags, "-o", "json")
-    told: dict[str, Any] = json.loads(kube.kubectl(*command, timeout_seconds=900))
-    return told
+    result: dict[str, Any] = json.loads(kube.kubectl(*command, timeout_seconds=900))
+    return result
 
 
 def spec_of(namespace: str) -> dict[str, Any]:

@@ -47,9 +47,9 @@ async def test_a_lone_replica_brings_its_successor_beside_itself_where_a_gpu_is_
     lengths = {"inputTokens": {"p50": 16, "p95": 32}, "outputTokens": {"p50": 150, "p95": 200}}
     await assert_replaced(hub_model, {"workload": lengths}, namespace)
     status = (kube.get("infsvc", NAME, namespace) or {})["status"]
-    told = {each["name"]: each["value"] for each in status["effective"]["derived"]}
-    assert told["engine.maxModelLen"] == f"{CONTEXT} tokens"
-    assert "kvCache.blockBudget" not in told, "the spec says it"
+    values = {each["name"]: each["value"] for each in status["effective"]["derived"]}
+    assert values["engine.maxModelLen"] == f"{CONTEXT} tokens"
+    assert "kvCache.blockBudget" not in values, "the spec says it"
     body = {"model": NAME, "prompt": "a", "max_tokens": CONTEXT}
     answer = await asyncio.to_thread(httpx.post, f"{service_url(NAME, namespace)}/completions", json=body)
     assert answer.status_code == 400, "the model alone could have twice as many tokens"
@@ -89,14 +89,14 @@ async def assert_kept(body: dict[str, Any], namespace: str) -> None:
     async with running_load(service_url(NAME, namespace), BODY, concurrency=4) as load:
         await asyncio.to_thread(kube.wait_until, "streams run", lambda: load.tokens > 20)
         await asyncio.to_thread(kube.apply, {**body, "spec": wrong}, namespace)
-        await asyncio.to_thread(kube.wait_until, "the cause", lambda: tells_image(namespace), 240)
+        await asyncio.to_thread(kube.wait_until, "the cause", lambda: reports_image(namespace), 240)
         begun = len(load.answers)
         await asyncio.to_thread(kube.wait_until, "the old pod answers", lambda: len(load.answers) > begun + 8, 60)
     assert not load.failed, [a.error for a in load.failed]
     assert before <= pods(namespace)
 
 
-def tells_image(namespace: str) -> bool:
+def reports_image(namespace: str) -> bool:
     found = kube.get("infsvc", NAME, namespace)
     progressing, ready = kube.condition(found, "Progressing"), kube.condition(found, "Ready")
     said = (progressing.get("status"), progressing.get("reason"), ready.get("status"))

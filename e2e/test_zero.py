@@ -79,8 +79,8 @@ async def test_requests_at_zero_start_as_many_engines_as_their_batches_need(name
         await asyncio.to_thread(run_job, service_url("fits", namespace), tmp_path, 4)
     assert max(counts) == 1, ("an offline job", counts)
     events = [event["message"] for event in kube.list_("events", namespace) if event["reason"] == "Scaled"]
-    assert any("-> 3: " in told for told in events), events
-    assert not any("-> 4: " in told for told in events), events
+    assert any("-> 3: " in event for event in events), events
+    assert not any("-> 4: " in event for event in events), events
 
 
 @contextlib.asynccontextmanager

@@ -61,11 +61,11 @@ class Story:
 
 def shown(samples: list[Sample], rows: int) -> list[Sample]:
     """Return the samples for a table of about this many rows: all with changes, the newest, and some in between."""
-    told = [sample for sample in samples if sample.event]
+    noted = [sample for sample in samples if sample.event]
     between = [sample for sample in samples[:-1] if not sample.event]
-    room = max(1, rows - len(told) - 1)
+    room = max(1, rows - len(noted) - 1)
     some = between[:: max(1, -(-len(between) // room))]
-    return sorted({id(s): s for s in [*told, *some, *samples[-1:]]}.values(), key=lambda s: s.at)
+    return sorted({id(s): s for s in [*noted, *some, *samples[-1:]]}.values(), key=lambda s: s.at)
 
 
 def add_client_side(sample: Sample, load: Load) -> None:

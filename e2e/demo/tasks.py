@@ -44,7 +44,7 @@ class Task:
 
     path: str  # below the service's base
     body: dict[str, Any]
-    tell: Callable[..., list[str]]  # (answer, and the answer to `second`) -> lines to print
+    describe: Callable[..., list[str]]  # (answer, and the answer to `second`) -> lines to print
     model: str  # of `e2e.demo_model`
     second: dict[str, Any] | None = None
     file: str = ""  # of the repository, sent in a form with the body's fields; empty: the body is sent as JSON
@@ -83,7 +83,7 @@ def _find(pictures: Any, texts: Any) -> list[str]:
     return found
 
 
-def _tell_pictures(answer: Any) -> list[str]:
+def _describe_pictures(answer: Any) -> list[str]:
     """The size of each picture, and the colour of what it shows."""
     return [f"picture {index + 1}: {_name_colour(one['b64_json'])}" for index, one in enumerate(answer["data"])]
 
@@ -145,7 +145,7 @@ TASKS: Final = {
     "image-generate": Task(
         "/v1/images/generations",
         {"prompt": "a red square", "n": 2, "seed": 1, "num_inference_steps": 20},
-        _tell_pictures,
+        _describe_pictures,
         "demo-paint",
     ),
     "custom": Task(
@@ -175,7 +175,7 @@ def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, s
     asked = [task.body] if task.second is None else [task.body, task.second]
     for body in asked:
         console.print(f"> {_shorten(json.dumps(body))} {task.file}".rstrip(), style="bold", highlight=False)
-    for line in task.tell(*(_post(task, url, body) for body in asked)):
+    for line in task.describe(*(_post(task, url, body) for body in asked)):
         console.print(line, highlight=False)
     console.rule(f"3. {NUM_CLIENTS} clients, {REQUESTS_EACH} requests each")
     before, began = _count_batches(service, namespace), time.monotonic()

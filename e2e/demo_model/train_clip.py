@@ -37,8 +37,8 @@ def train(directory: Path, progress: Callable[[str], None]) -> None:
         pictures = [paint_shape(shape, COLOURS[colour], WHITE, draw) for colour, shape in kinds]
         pixels = torch.from_numpy(np.stack(processor(images=pictures)["pixel_values"]))
         texts = tokenizer([draw.choice(SENTENCES).format(*kind) for kind in KINDS], padding=True, return_tensors="pt")
-        told = model(input_ids=texts["input_ids"], attention_mask=texts["attention_mask"], pixel_values=pixels)
-        return functional.cross_entropy(told.logits_per_image, torch.tensor(numbers))
+        output = model(input_ids=texts["input_ids"], attention_mask=texts["attention_mask"], pixel_values=pixels)
+        return functional.cross_entropy(output.logits_per_image, torch.tensor(numbers))
 
     learn([model], STEPS, find_loss, progress)
     processor.save_pretrained(directory)

@@ -157,8 +157,8 @@ def _train_vae(vae: AutoencoderKL, draw: random.Random, progress: Callable[[str]
 
     def find_loss() -> torch.Tensor:
         pixels = _draw_pictures(draw, draw.choices(KINDS, k=PICTURES))
-        told = vae.encode(pixels).latent_dist
-        return functional.mse_loss(vae.decode(told.sample()).sample, pixels) + 1e-4 * told.kl().mean() / 256
+        latents = vae.encode(pixels).latent_dist
+        return functional.mse_loss(vae.decode(latents.sample()).sample, pixels) + 1e-4 * latents.kl().mean() / 256
 
     learn([vae.train()], ENCODER_STEPS, find_loss, progress)
     with torch.no_grad():
@@ -169,8 +169,8 @@ def _train_vae(vae: AutoencoderKL, draw: random.Random, progress: Callable[[str]
 def _encode_pictures(vae: AutoencoderKL, draw: random.Random) -> torch.Tensor:
     """Latents of some pictures of each kind -> (kinds, pictures, channels, height, width)."""
     with torch.no_grad():
-        told = vae.eval().encode(_draw_pictures(draw, [kind for kind in KINDS for _ in range(PICTURES_OF_KIND)]))
-    latents = told.latent_dist.mean * vae.config.scaling_factor
+        encoded = vae.eval().encode(_draw_pictures(draw, [kind for kind in KINDS for _ in range(PICTURES_OF_KIND)]))
+    latents = encoded.latent_dist.mean * vae.config.scaling_factor
     return latents.view(len(KINDS), PICTURES_OF_KIND, *latents.shape[1:])
 
 
@@ -202,8 +202,8 @@ def _train_unet(
     def find_loss() -> torch.Tensor:
         kinds = draw.sample(range(len(KINDS)), PICTURES)
         known = torch.stack([latents[kind, draw.randrange(PICTURES_OF_KIND)] for kind in kinds])
-        told = [len(KINDS) if draw.random() < WITHOUT_PROMPT else kind for kind in kinds]
-        hidden = torch.stack([sentences[each, draw.randrange(len(SENTENCES))] for each in told])
+        prompts = [len(KINDS) if draw.random() < WITHOUT_PROMPT else kind for kind in kinds]
+        hidden = torch.stack([sentences[each, draw.randrange(len(SENTENCES))] for each in prompts])
         noise, steps = torch.randn_like(known), (1000 * torch.rand(PICTURES) ** (1 / 3)).long()
         made = unet(scheduler.add_noise(known, noise, steps), steps, encoder_hidden_states=hidden).sample
         return functional.mse_loss(made, noise)

@@ -97,9 +97,9 @@ def _draw_file(
     translates = draw.random() < 0.2
     tokens = [ids["<|startoftranscript|>"], ids[f"<|{language}|>"]]
     tokens.append(ids["<|translate|>" if translates else "<|transcribe|>"])
-    told = "en" if translates else language
+    output_language = "en" if translates else language
     for phrase in phrases:
-        text = "".join(f" {WORDS[told][word]}" for word in phrase.words)
+        text = "".join(f" {WORDS[output_language][word]}" for word in phrase.words)
         tokens += _write(phrase, tokenizer.encode(text, add_special_tokens=False), ids)
     return samples, [*tokens, ids["<|endoftext|>"]]
 

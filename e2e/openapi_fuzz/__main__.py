@@ -54,9 +54,9 @@ def main() -> int:
     for model in flags.model or ENGINES:
         with started(model) as server:
             for result in _test(server, model, program, flags, tested, unserved):
-                _tell_result(result)
+                _report_result(result)
                 results.append(result)
-    _tell_table(results)
+    _report_table(results)
     missing = sorted(unserved - {str(route) for route in tested})
     print(json.dumps(_sum(results) | {"seconds": round(time.monotonic() - begin), "not_served": missing}))
     return 1 if any(result.failures for result in results) else 0
@@ -119,19 +119,19 @@ def _sum(results: list[Result]) -> dict[str, Any]:
     }
 
 
-def _tell_result(result: Result) -> None:
+def _report_result(result: Result) -> None:
     found = "; ".join(result.failures) or "nothing"
-    _tell(f"{result.engine}: {result.route}: {result.cases} cases in {result.seconds:g} s, found {found}")
+    _report(f"{result.engine}: {result.route}: {result.cases} cases in {result.seconds:g} s, found {found}")
 
 
-def _tell_table(results: list[Result]) -> None:
-    _tell("\n| engine | route | cases | seconds | found |\n| --- | --- | --- | --- | --- |")
+def _report_table(results: list[Result]) -> None:
+    _report("\n| engine | route | cases | seconds | found |\n| --- | --- | --- | --- | --- |")
     for each in results:
         found = "; ".join(each.failures) or "–"
-        _tell(f"| {each.engine} | `{each.route}` | {each.cases} | {each.seconds:g} | {found} |")
+        _report(f"| {each.engine} | `{each.route}` | {each.cases} | {each.seconds:g} | {found} |")
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

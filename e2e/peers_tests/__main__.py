@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m e2e.peers_tests", description=__doc__)
     parser.add_argument("test", nargs="*", help="as pytest has it, below vLLM's tests/ (default: all files)")
     tests: list[str] = parser.parse_args().test
-    _tell("vLLM's source, its dependencies and the models")
+    _report("vLLM's source, its dependencies and the models")
     folder = source.fetch()
     python = source.install(folder)
     models = provide_models(folder)
@@ -77,7 +77,7 @@ def _environment(folder: Path, models: Path, report: Path) -> dict[str, str]:
     }
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -243,9 +243,12 @@ def _of_openai_tests(folder: Path) -> Iterator[Lesson]:
         (f"Give an example JSON for an employee profile that fits this schema: {schema}", None),
         ("Give an example JSON for an employee profile using the specified tool.", [dummy]),
     ):
-        told = [json.dumps(person) for person in people]
-        calls = [_call("dummy_function_name", **person) for person in people] if tools else told
-        more = [{"role": "assistant", "content": told[0]}, *_user("Give me another one with a different name and age")]
+        encoded = [json.dumps(person) for person in people]
+        calls = [_call("dummy_function_name", **person) for person in people] if tools else encoded
+        more = [
+            {"role": "assistant", "content": encoded[0]},
+            *_user("Give me another one with a different name and age"),
+        ]
         yield Lesson(_system(helpful, _user(question)), calls[0], tools)
         yield Lesson([*_system(helpful, _user(question)), *more], calls[1], tools)
     weather = _call("get_current_weather", city="Berlin", country="Germany", unit="fahrenheit")

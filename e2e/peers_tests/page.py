@@ -42,12 +42,12 @@ def read_results(lines: Iterable[str]) -> Results:
     """Read the results that `plugin` has written."""
     results = Results()
     for line in lines:
-        told = json.loads(line)
-        outcome = {"skipped": "not_applicable"}.get(told["outcome"], told["outcome"])
-        if results.outcomes.get(told["test"], ("", ""))[0] != "failed":
-            results.outcomes[told["test"]] = (
+        result = json.loads(line)
+        outcome = {"skipped": "not_applicable"}.get(result["outcome"], result["outcome"])
+        if results.outcomes.get(result["test"], ("", ""))[0] != "failed":
+            results.outcomes[result["test"]] = (
                 outcome,
-                told["reason"].removeprefix("Skipped: ").removeprefix(NOT_APPLICABLE),
+                result["reason"].removeprefix("Skipped: ").removeprefix(NOT_APPLICABLE),
             )
     return results
 

@@ -203,12 +203,12 @@ def test_a_port_without_descriptors_pauses_and_then_accepts_who_waited(monkeypat
     async def accepted() -> int:
         made = asyncio.Event()
 
-        class Told(asyncio.Protocol):
+        class Recorder(asyncio.Protocol):
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 made.set()
 
         few = TooFew(listen("127.0.0.1", 0)[0], looks=3)
-        acceptor = Acceptor([few], Told)  # type: ignore[list-item]
+        acceptor = Acceptor([few], Recorder)  # type: ignore[list-item]
         with socket.create_connection(("127.0.0.1", acceptor.port)):
             await asyncio.wait_for(made.wait(), 20)
         await close_port(acceptor)

@@ -58,10 +58,10 @@ def errors() -> None:
         try:
             ask(rows, binary=False, model=model)
         except HTTPStatusError as error:
-            told = error.response.status_code
+            found = error.response.status_code
         else:
-            told = 200
-        assert told == status, told
+            found = 200
+        assert found == status, found
 
 
 run(readiness, tensors, tensors_as_bytes, each_row_alone, errors)

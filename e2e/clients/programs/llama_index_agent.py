@@ -60,8 +60,8 @@ def result() -> None:
     """A tool's call and its result are part of the next request."""
     answer = llm.chat_with_tools([TOOL], user_msg=QUESTION, tool_required=True)
     (call,) = llm.get_tool_calls_from_response(answer)
-    told = ChatMessage(role="tool", content="counted", additional_kwargs={"tool_call_id": call.tool_id})
-    history = [ChatMessage(role="user", content=QUESTION), answer.message, told]
+    message = ChatMessage(role="tool", content="counted", additional_kwargs={"tool_call_id": call.tool_id})
+    history = [ChatMessage(role="user", content=QUESTION), answer.message, message]
     assert llm.chat(history, max_tokens=20).message.content
 
 

@@ -31,7 +31,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reported:
     """A mistake that the status reports: READY and REASON in `kubectl get`, and a sentence in `kubectl describe`.
 
     `after` is the time from `kubectl apply` on, as `e2e/test_mistakes.py` saw it once on the local cluster.
@@ -128,86 +128,86 @@ REFUSED = (
             ask_too_much),
 )  # fmt: skip
 
-TOLD = (
-    Told("`pvc://models/demo`, and no such claim in the namespace", "1 s", "ClaimNotFound",
+REPORTED = (
+    Reported("`pvc://models/demo`, and no such claim in the namespace", "1 s", "ClaimNotFound",
          "has no PersistentVolumeClaim models; create it, or correct model.uri or model.cache.claimName",
          partial(kubelet.unschedulable,
                  message='0/1 nodes are available: persistentvolumeclaim "models" not found. not found'),
          on_cluster={"model": {"uri": "pvc://others/demo"}}, seen="has no PersistentVolumeClaim others; create it"),
-    Told("`pvc://models/nowhere`, a folder that is not in the volume", "3 s", "ModelNotFound",
+    Reported("`pvc://models/nowhere`, a folder that is not in the volume", "3 s", "ModelNotFound",
          "pvc://models/nowhere: there is no directory /models/pvc/nowhere",
          fetch_said("ModelNotFound", "pvc://models/nowhere: there is no directory /models/pvc/nowhere"),
          on_cluster={"model": {"uri": "pvc://models/nowhere"}}),
-    Told("a hub that the nodes do not reach", "3 s", "ModelDownloadFailed",
+    Reported("a hub that the nodes do not reach", "3 s", "ModelDownloadFailed",
          "example/model at https://huggingface.co cannot be fetched",
          fetch_said("ModelDownloadFailed",
                     "example/model at https://huggingface.co cannot be fetched: ConnectError: [Errno -2] Name or "
                     "service not known"), {"model": HUB},
          on_cluster={"model": HUB}),
-    Told("`model.secretRef` names a Secret that is not there", "2 s", "SecretNotFound",
+    Reported("`model.secretRef` names a Secret that is not there", "2 s", "SecretNotFound",
          'container fetch cannot start: secret "hub" not found in namespace',
          partial(kubelet.cannot_start, container="fetch", message='secret "hub" not found'), {"model": HUB},
          on_cluster={"model": HUB | {"secretRef": {"name": "hub"}}}),
-    Told("an encoder-decoder", "10 s", "UnsupportedModel",
+    Reported("an encoder-decoder", "10 s", "UnsupportedModel",
          "t5 is an encoder-decoder; this engine runs decoder-only language models",
          engine_said("UnsupportedModel", "t5 is an encoder-decoder; this engine runs decoder-only language models"),
          on_cluster={"model": {"uri": "pvc://models/t5"}}),
-    Told("`engine.image` with a typing error", "3 s", "ImagePullFailed", "image example/engine:1 cannot be pulled",
+    Reported("`engine.image` with a typing error", "3 s", "ImagePullFailed", "image example/engine:1 cannot be pulled",
          kubelet.image_pull_failed,
          on_cluster={"engine": {"device": "Auto", "image": "example/engine:1"}}),
-    Told("`pod.env` from a ConfigMap that is not there", "3 s", "ContainerConfigInvalid",
+    Reported("`pod.env` from a ConfigMap that is not there", "3 s", "ContainerConfigInvalid",
          'container fetch cannot start: configmap "proxy" not found in namespace',
          partial(kubelet.cannot_start, container="fetch", message='configmap "proxy" not found'),
          on_cluster={"pod": {"env": [
              {"name": "HTTPS_PROXY", "valueFrom": {"configMapKeyRef": {"name": "proxy", "key": "url"}}}]}}),
-    Told("no GPU in `resources.limits`, with `engine.device: CUDA`", "11 s", "NoDevice",
+    Reported("no GPU in `resources.limits`, with `engine.device: CUDA`", "11 s", "NoDevice",
          "engine.device: CUDA is set, but no CUDA device is visible here; ask for a GPU "
          "(resources.limits: nvidia.com/gpu: 1), or set engine.device: Auto to run on the CPU",
          engine_said("NoDevice", CUDA_SAYS),
          on_cluster={"engine": {"device": "CUDA"}, "resources": {"limits": {"cpu": 1}}}),
-    Told("more GPUs than any node has free", "1 s", "InsufficientGPU", NO_GPU,
+    Reported("more GPUs than any node has free", "1 s", "InsufficientGPU", NO_GPU,
          partial(kubelet.unschedulable, message=NO_GPU),
          on_cluster={"resources": {"limits": {"nvidia.com/gpu": 100}}}, seen="Insufficient nvidia.com/gpu"),
-    Told("the same for three of four replicas", "17 s, when the first is ready", "InsufficientGPU",
+    Reported("the same for three of four replicas", "17 s, when the first is ready", "InsufficientGPU",
          f"1 of 4 engines are ready; {NO_GPU}",
          first_ready(NO_GPU), {"replicas": 4}, ready="True",
          on_cluster={"replicas": 4, "engine": {"device": "Auto", "tensorParallelSize": 1},
                      "resources": {"limits": {"nvidia.com/gpu": COUNT // 2 + 1, "cpu": 1}}},
          seen="1 of 4 engines are ready; "),
-    Told("`pod.nodeSelector` that no node has", "1 s", "Unschedulable",
+    Reported("`pod.nodeSelector` that no node has", "1 s", "Unschedulable",
          "3 node(s) didn't match Pod's node affinity/selector",
          partial(kubelet.unschedulable,
                  message="0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."),
          on_cluster={"pod": {"nodeSelector": {"disk": "none"}}},
          seen="didn't match Pod's node affinity/selector"),
-    Told("`limits: {nvidia.com/gpu: 4}` with `task: Embed`", "13 s, when it is ready", "GPUsUnused",
+    Reported("`limits: {nvidia.com/gpu: 4}` with `task: Embed`", "13 s, when it is ready", "GPUsUnused",
          "1 of 1 engines are ready; each engine requests 4 GPUs and uses one; request one GPU in resources.limits",
          kubelet.ready,
          {"task": "Embed", "resources": {"limits": {"nvidia.com/gpu": 4}}}, ready="True",
          on_cluster={"model": {"uri": "pvc://models/demo-embed"}, "task": "Embed", "kvCache": {},
                      "resources": {"limits": {"nvidia.com/gpu": 4, "cpu": 1}}}),
-    Told("`limits: {memory: 100Mi}`", "6 s", "OOMKilled",
+    Reported("`limits: {memory: 100Mi}`", "6 s", "OOMKilled",
          "container engine used more than its memory limit and was killed; raise resources.limits.memory",
          partial(kubelet.oom_killed, message='{"reason": "EngineError", "message": "the engine was ended by SIGKILL"}'),
          {"resources": {"limits": {"memory": "100Mi"}}},
          on_cluster={"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "100Mi"}}}),
-    Told("a new service with `engine.maxModelLen: 4096`, whose model has 1,024", "12 s", "InvalidConfig",
+    Reported("a new service with `engine.maxModelLen: 4096`, whose model has 1,024", "12 s", "InvalidConfig",
          "engine.maxModelLen is 4096, but the model was made for at most 1024 tokens; lower it",
          engine_said("InvalidConfig",
                      "`max_model_len` is 4096, but the model was made for at most 1024 tokens; lower it"),
          on_cluster={"engine": {"device": "Auto", "maxModelLen": 4096}}, seen="; lower it"),
-    Told("`kvCache.blockBudget: 8`, less than one request of the model's 1,024 tokens", "11 s",
+    Reported("`kvCache.blockBudget: 8`, less than one request of the model's 1,024 tokens", "11 s",
          "KVBudgetTooSmall",
          "kvCache.blockBudget gives 8 KV blocks of 16 tokens, but one request of 1024 tokens needs 64 (64 MiB); "
          "set engine.maxModelLen to 128 or less, or give the KV cache more room",
          engine_said(*budget_error(8, 1024)), {"engine": {"device": "Auto"}},
          on_cluster={"kvCache": {"blockBudget": 8}}, seen="kvCache.blockBudget gives 8 KV blocks of 16 tokens"),
-    Told("`kvCache.blockBudget: 9999`, more than fits", "14 s", "KVBudgetTooLarge",
+    Reported("`kvCache.blockBudget: 9999`, more than fits", "14 s", "KVBudgetTooLarge",
          "lower kvCache.blockBudget to 3891 or less",
          engine_said(*budget_error(9999, 1024)), {"engine": {"device": "Auto"}},
          on_cluster={"kvCache": {"blockBudget": 9_000_000}}, seen="lower kvCache.blockBudget to "),
-    Told("a ResourceQuota without room", "1 s", "PodsRefused", "exceeded quota: none", quota={"pods": "0"}),
-    Told("`pod.nodeSelector: {not a label: x}`", "1 s", "ChildRefused", "Deployment refused-child-engine:",
+    Reported("a ResourceQuota without room", "1 s", "PodsRefused", "exceeded quota: none", quota={"pods": "0"}),
+    Reported("`pod.nodeSelector: {not a label: x}`", "1 s", "ChildRefused", "Deployment refused-child-engine:",
          spec={"pod": {"nodeSelector": {"not a label": "x"}}},
          on_cluster={"pod": {"nodeSelector": {"not a label": "x"}}}, seen="not a label"),
 )  # fmt: skip
@@ -217,7 +217,7 @@ def build_table() -> str:
     """Return the table in Markdown."""
     rows = ["| mistake | shown after | `kubectl get infsvc` | `kubectl describe infsvc` |", "| --- | --- | --- | --- |"]
     rows += [f"| {m.done} | at once | refused | {_cell(m.says)} |" for m in REFUSED]
-    rows += [f"| {m.done} | {m.after} | `{m.ready}`, `{m.reason}` | {_cell(m.says)} |" for m in TOLD]
+    rows += [f"| {m.done} | {m.after} | `{m.ready}`, `{m.reason}` | {_cell(m.says)} |" for m in REPORTED]
     return "\n".join(rows)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.kubectl import kubectl
-from tests.operator.inferenceservice.mistakes import REFUSED, TOLD, Refused, Told, build_table
+from tests.operator.inferenceservice.mistakes import REFUSED, REPORTED, Refused, Reported, build_table
 from tests.operator.kubelet import Json, Kubelet
 from tests.operator.stage import Stage, wait_until
 
@@ -15,7 +15,7 @@ from e2e.cluster.paths import REPOSITORY
 
 def test_the_page_has_the_table() -> None:
     page = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
-    assert len(REFUSED) + len(TOLD) == 25
+    assert len(REFUSED) + len(REPORTED) == 25
     assert build_table() in page, f"docs/troubleshooting.md needs this table:\n{build_table()}"
 
 
@@ -28,7 +28,7 @@ def test_what_can_be_known_at_once_is_refused_with_a_sentence(mistake: Refused, 
 
 @pytest.mark.slow
 def test_what_turns_out_later_is_told_by_get_and_describe(stage: Stage, kubeconfig: Path) -> None:
-    mistakes = {name_for(mistake): mistake for mistake in TOLD if not mistake.quota}
+    mistakes = {name_for(mistake): mistake for mistake in REPORTED if not mistake.quota}
 
     def play(pod: Json) -> Json | None:
         return mistakes[pod["metadata"]["labels"][INFERENCE_SERVICE_LABEL]].play(pod)
@@ -40,20 +40,20 @@ def test_what_turns_out_later_is_told_by_get_and_describe(stage: Stage, kubeconf
             look(stage, kubeconfig, name, mistake)
 
 
-@pytest.mark.parametrize("mistake", [m for m in TOLD if m.quota], ids=lambda mistake: mistake.done)
-def test_what_concerns_a_whole_namespace_is_told_too(mistake: Told, stage: Stage, kubeconfig: Path) -> None:
+@pytest.mark.parametrize("mistake", [m for m in REPORTED if m.quota], ids=lambda mistake: mistake.done)
+def test_what_concerns_a_whole_namespace_is_told_too(mistake: Reported, stage: Stage, kubeconfig: Path) -> None:
     stage.space.create("ResourceQuota", {"metadata": {"name": "none"}, "spec": {"hard": mistake.quota}})
     with stage.operator():
         stage.space.make_service("quota", **mistake.spec)
         look(stage, kubeconfig, "quota", mistake)
 
 
-def name_for(mistake: Told) -> str:
+def name_for(mistake: Reported) -> str:
     """Return the name of a mistake's service. The refused child's name is part of its message."""
-    return "refused-child" if mistake.reason == "ChildRefused" else f"mistake-{TOLD.index(mistake)}"
+    return "refused-child" if mistake.reason == "ChildRefused" else f"mistake-{REPORTED.index(mistake)}"
 
 
-def look(stage: Stage, kubeconfig: Path, name: str, mistake: Told) -> None:
+def look(stage: Stage, kubeconfig: Path, name: str, mistake: Reported) -> None:
     stage.space.wait_condition(name, "Ready", mistake.ready, mistake.reason)
     wait_until("the sentence", lambda: mistake.says in stage.space.condition(name, "Ready")["message"])
     header, row = kubectl(kubeconfig, stage.space.namespace, "get", "infsvc", name).splitlines()

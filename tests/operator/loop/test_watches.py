@@ -113,7 +113,7 @@ def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage:
 ADDED, BOOKMARK = "ADDED", "BOOKMARK"
 
 
-class Told:
+class Reported:
     """What Kopf gets of watches of InferenceServices."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Told:
 
 async def test_no_watch_is_resumed() -> None:
     """Kopf cancels a watch that is silent for long, and would continue after the last object that it saw."""
-    told = Told()
+    told = Reported()
     assert await told.read(1, ADDED) == [ADDED]
     assert await told.read(1, ADDED, from_the_start=False) == ["ERROR"]
     assert await told.read(2, BOOKMARK) == ["DELETED", BOOKMARK]
@@ -142,15 +142,15 @@ async def test_no_watch_is_resumed() -> None:
 
 @pytest.mark.parametrize("types", [(), (ADDED,), (ADDED, BOOKMARK)])
 async def test_a_watch_that_ends_begins_with_a_list_again(types: tuple[str, ...]) -> None:
-    assert await Told().read(len(types) + 1, *types, end=True) == [*types, "ERROR"]
+    assert await Reported().read(len(types) + 1, *types, end=True) == [*types, "ERROR"]
 
 
 async def test_after_its_time_a_watch_ends_at_the_next_line_and_begins_with_a_list_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert await Told().read(3, ADDED, BOOKMARK, BOOKMARK) == [ADDED, BOOKMARK, BOOKMARK]
+    assert await Reported().read(3, ADDED, BOOKMARK, BOOKMARK) == [ADDED, BOOKMARK, BOOKMARK]
     monkeypatch.setattr("conveyor_operator.loop.watches._WATCH_SECONDS", (0, 0))
-    assert await Told().read(3, ADDED, BOOKMARK, BOOKMARK) == [ADDED, BOOKMARK, "ERROR"]
+    assert await Reported().read(3, ADDED, BOOKMARK, BOOKMARK) == [ADDED, BOOKMARK, "ERROR"]
 
 
 async def test_a_silent_watch_that_kopf_cancels_is_logged(
