@@ -1,5 +1,6 @@
 """Reads the objects in files, folders and standard input, and checks the InferenceServices. Used by `command`."""
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ Object = dict[str, Any]
 
 _JOBS_PROGRAM: Final = "conveyor_jobs"
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
+_LABEL: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_KEY: Final = re.compile(rf"{_LABEL}/{_LABEL}([.]{_LABEL})*")
 DEFAULT_NAMESPACE: Final = "default"
 
 
@@ -38,6 +41,8 @@ class Objects:
             raise RunError(f"{where}: an object without metadata.name ({kind} of {version})")
         body = {**body, "metadata": {"namespace": namespace, **metadata}}
         key = f"{body['metadata']['namespace']}/{name}"
+        if not _KEY.fullmatch(key):
+            raise RunError(f"{where}: {key!r} must be a namespace and a name of lowercase letters, digits, '-' and '.'")
         known = self._choose(kind, version, body)
         if known is None:
             self.skipped.append(f"{kind} {key}")

@@ -34,6 +34,7 @@ class OfflineJob:
         self._fields = PodFields(namespace, f"{name}-1", str(uuid4()))
         self.log = around.places.state / namespace / "jobs" / f"{name}.log"
         self._process: Process | None = None
+        self._is_stopping = False
         try:
             self._folders = find_folders(
                 template, container, lambda volume: find_volume(volume, namespace, around.places, around.objects)
@@ -51,7 +52,7 @@ class OfflineJob:
         for _ in range(self._retries + 1):
             self._process = await Process.start(program, self.log)
             code = await self._process.wait()
-            if code in _LASTING:
+            if code in _LASTING or self._is_stopping:
                 break
         return code
 
@@ -61,10 +62,12 @@ class OfflineJob:
         return lines[-1] if lines else "no output"
 
     async def stop(self) -> None:
+        self._is_stopping = True
         if self._process is not None:
             await self._process.stop(_GRACE_SECONDS)
 
     def kill(self) -> None:
+        self._is_stopping = True
         if self._process is not None:
             self._process.kill()
 

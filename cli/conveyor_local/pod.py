@@ -58,7 +58,7 @@ class Pod:
         self.uid = str(uuid4())
         self.gpus: list[str] = []
         self.port = 0
-        self.seconds: dict[str, float] = {}  # by container; for the engine until it was ready
+        self.fetch_seconds = self.start_seconds = 0.0  # of all downloads; from the engine's start until it was ready
         self._recipe = recipe
         self._http = http
         self._on_change = on_change
@@ -85,6 +85,10 @@ class Pod:
     @property
     def is_leaving(self) -> bool:
         return self._state.leaving
+
+    @property
+    def restarts(self) -> int:
+        return self._containers[ENGINE_CONTAINER].restarts
 
     @property
     def folder(self) -> Path:
@@ -134,8 +138,8 @@ class Pod:
             began = time.monotonic()
             code = await self._start(container)
             seconds = time.monotonic() - began
-            self.seconds.setdefault(container["name"], seconds)
             if code == 0 and container["name"] != ENGINE_CONTAINER:
+                self.fetch_seconds += seconds
                 return
             failures = 1 if seconds > _FORGIVEN_SECONDS else failures + 1
             if failures > 1:
@@ -188,7 +192,7 @@ class Pod:
                 process.kill()
                 return
             await asyncio.sleep(_LOOK_SECONDS)
-        self.seconds.setdefault(container["name"], time.monotonic() - began)
+        self.start_seconds = time.monotonic() - began
         self._set(container, ready=True)
         self._change(ready=True, ready_at=_now(), phase="Running")
         await asyncio.gather(

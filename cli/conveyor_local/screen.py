@@ -10,7 +10,6 @@ from conveyor_api.text import make_printable
 from conveyor_local.figures import Figures
 from conveyor_local.pod import Pod
 from conveyor_local.service import Service
-from conveyor_operator.inferenceservice.manifests.pods import ENGINE_CONTAINER
 
 _HEAD: Final = ("SERVICE", "READY", "QUEUE", "TOKENS/S", "STATE")
 _UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}A", "\x1b[2K", "\x1b[J"
@@ -78,7 +77,7 @@ class News:
     async def tell(self, service: Service) -> None:
         """Tell about engines that are ready or have failed; without a table, also about each new state."""
         for pod in service.ready_pods:
-            if self._is_new(service.key, pod.uid):
+            if self._is_new(service.key, f"{pod.uid} {pod.restarts}"):
                 await self._tell_start(service, pod)
         if failure := service.status.get("lastFailure"):
             told = f"{failure.get('podName')} failed: {failure['reason']}: {failure.get('message', '')}"
@@ -93,9 +92,9 @@ class News:
 
     async def _tell_start(self, service: Service, pod: Pod) -> None:
         warm_up = await self._figures.read_warm_up(service.key, pod.uid)
-        parts = {f"fetch {name}".removesuffix(" fetch"): seconds for name, seconds in pod.seconds.items()}
-        load = parts.pop(f"fetch {ENGINE_CONTAINER}")
-        parts |= {"load": load} if warm_up is None else {"load": load - warm_up, "warm up": warm_up}
+        parts = {} if pod.restarts else {"fetch": pod.fetch_seconds}
+        parts |= {"load": pod.start_seconds - (warm_up or 0)}
+        parts |= {} if warm_up is None else {"warm up": warm_up}
         told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
         self._screen.tell(f"{service.key}: {pod.name} is ready: {told}")
 

@@ -251,6 +251,6 @@ class Service:
         self._was_ready = self._was_ready or bool(self.ready_pods)
         if self._was_ready or self._is_ending:
             return
-        restarts = max((c.restarts for pod in self._pods for c in pod.state.containers), default=0)
+        restarts = max((pod.restarts for pod in self._pods), default=0)
         if self.ready.reason in LASTING_FAILURES or restarts >= _MOST_FIRST_FAILURES:
             raise RunError(f"{self.key}: {self.ready.message}; its logs are in {self._recipe.folder}", 1)

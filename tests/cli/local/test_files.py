@@ -59,6 +59,7 @@ BAD_FILES = {
     "no such file": ([], "cannot read", "No such file or directory"),
     "two of one name": ([build_service(), build_service()], "there are two objects InferenceService default/chat"),
     "no name": ([{"kind": "InferenceService", "metadata": {}}], "an object without metadata.name"),
+    "a name in capitals": ([build_service("Chat")], "'default/Chat' must be a namespace and a name"),
     "no object": (["text"], "a document must be an object, not 'text'"),
     "no service": ([JOB], "there is no InferenceService in", "Job default/night have no use here"),
     "an unknown field": ([build_service(size=1)], 'strict decoding error: unknown field "spec.size"'),

@@ -56,7 +56,7 @@ def test_a_second_signal_ends_at_once(run: Running) -> None:
         run.terminate()
         assert run.wait_ended() == 0
         asked.exception()
-    assert not any(map(lives, processes))
+    run.wait("the end of all processes", lambda: not any(map(lives, processes)))
 
 
 def _read_demand(run: Running) -> str:
