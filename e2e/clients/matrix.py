@@ -5,6 +5,7 @@ URL, `{base}` the same without `/v1`, `{model}` the model's name, and `{out}` an
 folder, so that no client downloads a tokenizer.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 
 LITELLM = ("litellm==1.106.2", "mcp==2.3.0")  # litellm imports mcp for a request with tools, but does not install it
 
-Task = Literal["generate", "embed", "rerank", "classify", "compute", "transcribe", "paint"]
+Task = Literal["generate", "embed", "rerank", "classify", "compute", "transcribe", "paint", "script"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,17 @@ def _tei_client(task: Task) -> Client:
         _python("tei_client_python.py"),
         f"the model's description, {ran}, tokens",
         task=task,
+    )
+
+
+def _coding_agent(name: str, *packages: str) -> Client:
+    """Return the row of a coding agent, whose model knows the calls that it has to make."""
+    return Client(
+        name,
+        packages,
+        (sys.executable, str(PROGRAMS / "coding_agent.py"), name, "{env}", "{base}", "{model}", "{out}"),
+        "a task of three calls (read, edit, run), and again with a connection that is cut in an answer",
+        task="script",
     )
 
 
@@ -355,4 +367,8 @@ CLIENTS = (
         "`examples/speech-and-pictures.html`: a prompt, its previews and its picture, errors",
         task="paint",
     ),
+    _coding_agent("claude-code", "npm:@anthropic-ai/claude-code@2.1.197"),
+    _coding_agent("codex", "npm:@openai/codex@0.171.0"),
+    _coding_agent("opencode", "npm:opencode-ai@1.18.33"),
+    _coding_agent("mini-swe-agent", "mini-swe-agent==2.4.6"),
 )  # fmt: skip

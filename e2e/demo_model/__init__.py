@@ -5,7 +5,8 @@ Python.
 small BERTs: `demo-embed` finds a page for a question, `demo-rerank` orders texts by a question, and `demo-classify`
 names a text's subject. `demo-image` is a small ResNet that names the shape in an image. `demo-clip` is a small CLIP
 that finds images by words. `demo-paint` is a small diffusion model that paints such images. `demo-audio` is a small
-Whisper that understands tones. `custom` is a program of torch.export.
+Whisper that understands tones. `custom` is a program of torch.export. `scripted` has answers that are
+written down, for tests of coding agents.
 
 Used by `e2e.services` and by `python -m e2e.demo_model`. Knows nothing of Kubernetes. `corpus` writes the text, and the
 modules named `train...` train the models on it.
@@ -24,6 +25,7 @@ COMPLETE = ".complete"  # written last, with the model's key; without it, the fo
 DEMO, EMBEDDING, RERANKER, CLASSIFIER = "demo", "demo-embed", "demo-rerank", "demo-classify"
 IMAGE_CLASSIFIER, IMAGE_EMBEDDING, PAINTER = "demo-image", "demo-clip", "demo-paint"
 SPEECH, PROGRAM = "demo-audio", "custom"
+SCRIPT = "scripted"
 # The modules that make each model. The last one has the function `train`.
 SOURCES = {
     DEMO: ("corpus", "train"),
@@ -35,6 +37,7 @@ SOURCES = {
     SPEECH: ("bert", "tones", "train_tones"),
     PAINTER: ("bert", "shapes", "train_paint"),
     PROGRAM: ("bert", "program"),
+    SCRIPT: ("script",),
 }
 
 
