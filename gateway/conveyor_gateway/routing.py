@@ -10,6 +10,8 @@ module works on names only: it knows neither HTTP libraries nor queues.
     any other Host                       and  /v1/...           the root: `model` in the body names it
     any other Host                       and  /v2/models/...    the root: the path names the model
 
+A path may end with a slash, and lack `/v1` or have it twice, because people give clients base URLs with and without.
+
 A Host with one part (`http://qwen/`, from a pod in the service's namespace) does not contain the namespace. A request
 with such a Host gets a 421, because a guess could reach another team's service.
 """
@@ -27,7 +29,15 @@ from conveyor_gateway.watching.catalog import Directory, NamedModel, join_names
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _BESIDE_V1: Final = [each.path for each in ENDPOINTS if not each.path.startswith("/v1/") and not each.has_model]
 _OWN_PATHS: Final = frozenset(endpoint.path for endpoint in ENDPOINTS)
-_SERVICE_PATH = re.compile(rf"/({_LABEL})/({_LABEL})(/v1/.*|/v2/models/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")
+# Paths of clients whose base URL lacks /v1. Those of clients that add it to a base URL with it begin with /v1/v1.
+_WITHOUT_V1: Final = {
+    path.removeprefix("/v1"): path
+    for path in (each.path for each in ENDPOINTS if not each.has_model)
+    if path.startswith("/v1/") and path.removeprefix("/v1") not in _BESIDE_V1
+}
+_SERVICE_PATH = re.compile(
+    rf"/({_LABEL})/({_LABEL})(/v1/.*|/v2/models/.*|{'|'.join(map(re.escape, (*_BESIDE_V1, *_WITHOUT_V1)))})"
+)
 _ROOT_PATHS: Final = ("/v1/models/", "/v2/models/", "/v2/health/")  # at the root, with any model name
 _BATCH_PATHS: Final = ("/v1/files", "/v1/batches")  # of OpenAI's Batch API: docs/jobs.md
 # A segment `.` or `..`, after decoding. A proxy beside an engine could resolve it and reach another of its paths.
@@ -75,11 +85,13 @@ def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Dir
     if _has_dots(path):
         message = f"no such path: {path}; a segment may not be `.` or `..`, encoded or not"
         raise GatewayError(message, Code.PATH_NOT_FOUND)
+    path = path.rstrip("/") if path.endswith("/") and not path.endswith("//") else path
     is_own = path in _OWN_PATHS or path.startswith(_ROOT_PATHS)  # /v1/images is not a service in a namespace v1
+    is_own |= path.startswith("/v1/v1/") and "v1/v1" not in directory.services
     if not is_own and (match := _SERVICE_PATH.fullmatch(path)):
         namespace, name, rest = match.groups()
         return _parse_rest(method, rest, _known(f"{namespace}/{name}", directory))
-    if not path.startswith(("/v1/", *_ROOT_PATHS)) and path not in _BESIDE_V1:
+    if not path.startswith(("/v1/", *_ROOT_PATHS)) and path not in _BESIDE_V1 and path not in _WITHOUT_V1:
         raise GatewayError(
             f"no such path: {path}; services are at /<namespace>/<name>/v1/..., models at /v1/models",
             Code.PATH_NOT_FOUND,
@@ -92,13 +104,14 @@ def _has_dots(path: str) -> bool:
 
 
 def _parse_rest(method: str, path: str, service: str | None) -> Route:
+    path = _WITHOUT_V1.get(path) or (path.removeprefix("/v1") if path.startswith("/v1/v1/") else path)
     endpoint = find_endpoint(path)
     if endpoint is None and path.startswith(_BATCH_PATHS):
         raise GatewayError(f"no such path: {path}; an offline job sends the requests of a file", Code.PATH_NOT_FOUND)
     if endpoint is None:
         known = ", ".join(each.path for each in ENDPOINTS)
         raise GatewayError(f"no such path: {path}; the paths are {known}", Code.PATH_NOT_FOUND)
-    if method != endpoint.method:
+    if method != endpoint.method and (method, endpoint.method) != ("HEAD", "GET"):
         raise MethodNotAllowed(f"{path} supports {endpoint.method}, not {method}", endpoint.method)
     model = version = ""
     if endpoint.has_model and (named := endpoint.match(path)) is not None:

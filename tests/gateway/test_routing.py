@@ -101,15 +101,42 @@ def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> Non
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "same_as"),
+    [
+        ("POST", "/v1/chat/completions/", CHAT),
+        ("POST", "/chat/completions", CHAT),
+        ("POST", "/v1/v1/chat/completions", CHAT),
+        ("POST", "/default/qwen/chat/completions", f"/default/qwen{CHAT}"),
+        ("POST", "/default/qwen/v1/v1/messages", "/default/qwen/v1/messages"),
+        ("POST", "/default/qwen/messages/count_tokens/", "/default/qwen/v1/messages/count_tokens"),
+        ("POST", "/default/qwen/embeddings", "/default/qwen/v1/embeddings"),
+        ("POST", "/default/qwen/rerank/", "/default/qwen/rerank"),  # a path of its own, which differs from /v1/rerank
+        ("GET", "/default/qwen/models/", "/default/qwen/v1/models"),
+        ("GET", "/health/", "/health"),
+    ],
+)
+def test_base_urls_may_have_v1_or_not_and_a_slash_at_the_end(method: str, path: str, same_as: str) -> None:
+    assert route(path, method=method) == route(same_as, method=method)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/health", "/default/qwen/v1/models/qwen", "/default/qwen/openapi.json"]
+)
+def test_what_can_be_read_can_be_asked_for_its_headers(path: str) -> None:
+    assert route(path, method="HEAD") == route(path, method="GET")
+
+
+@pytest.mark.parametrize(
     ("method", "path", "host", "code", "words"),
     [
         ("POST", "/", "", NO_PATH, "/<namespace>/<name>/v1/"),
-        ("POST", "/chat/completions", "", NO_PATH, "/<namespace>/<name>/v1/"),
+        ("POST", "/completion", "", NO_PATH, "/<namespace>/<name>/v1/"),
         ("POST", "/default/qwen", "", NO_PATH, "/<namespace>/<name>/v1/"),
         ("POST", "/Default/qwen/v1/completions", "", NO_PATH, "no such path"),
         ("POST", "/a/b/c/v1/completions", "", NO_PATH, "no such path"),
         ("POST", "/default/qwen/v1/softmax", "", NO_PATH, "/v1/chat/completions"),
-        ("POST", "/v1/completions/", "", NO_PATH, "no such path"),
+        ("POST", "/v1/completions//", "", NO_PATH, "no such path"),
+        ("HEAD", CHAT, "", Code.METHOD_NOT_ALLOWED, "supports POST"),
         ("POST", "/v1/files", "", NO_PATH, "an offline job sends the requests of a file"),
         ("GET", "/default/qwen/v1/batches/batch_1", "", NO_PATH, "an offline job sends the requests of a file"),
         ("POST", "//v1/completions", "", NO_PATH, "no such path"),

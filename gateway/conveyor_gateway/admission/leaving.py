@@ -11,7 +11,7 @@ from typing import Final
 from conveyor_gateway.admission.waiting import Waiting
 
 RETRY_AFTER_SECONDS_MAX: Final = 60  # OpenAI's clients ignore longer waits
-_LATELY_SECONDS: Final = 30.0  # time constant of the decay: an event of this age counts 0.37
+_LATELY_SECONDS: Final = 15.0  # time constant of the decay: an event of this age counts 0.37
 _ASSUMED: Final = 0.1  # prior: 0.1 places in 0.1 seconds, so one place a second before any is counted
 
 
@@ -19,24 +19,26 @@ class Leaving:
     """The rates at which requests of each level get places while others wait.
 
     Time without a backlog and requests that get their places immediately do not count. They do not show how fast a
-    backlog shrinks.
+    backlog shrinks. But all counts decay by the clock, also without a backlog: refused clients wait as long as the
+    estimate says, so one slow minute would otherwise stay in it for as long as they obey.
     """
 
     def __init__(self, now: float) -> None:
         self.has_backlog = False
         self._at = now
-        self._seconds = 0.0  # the time with a backlog
-        self._left: dict[int, tuple[float, float]] = {}  # by level: a decaying count, and `_seconds` at its last event
+        self._seconds = 0.0  # the time with a backlog, decaying
+        self._left: dict[int, tuple[float, float]] = {}  # by level: a decaying count, and the time of its last event
 
     def tick(self, now: float) -> None:
         """Advance the clock. The time since the last call counts as backlog time if `has_backlog` is set."""
-        self._seconds += (now - self._at) * self.has_backlog
+        kept = math.exp((self._at - now) / _LATELY_SECONDS)
+        self._seconds = self._seconds * kept + _LATELY_SECONDS * (1 - kept) * self.has_backlog
         self._at = now
 
     def count(self, level: int) -> None:
         """Count a request of this level that has got a place."""
         if self.has_backlog:
-            self._left[level] = (self._count(level) + 1, self._seconds)
+            self._left[level] = (self._count(level) + 1, self._at)
 
     def keep(self, levels: set[int]) -> None:
         """Drop the counts of all levels except these."""
@@ -56,9 +58,8 @@ class Leaving:
         return max(1, math.ceil(min(RETRY_AFTER_SECONDS_MAX, max(waits))))
 
     def _per_second(self, levels: Iterable[int]) -> float:
-        seconds = _LATELY_SECONDS * -math.expm1(-self._seconds / _LATELY_SECONDS)
-        return (sum(map(self._count, levels)) + _ASSUMED) / (seconds + _ASSUMED)
+        return (sum(map(self._count, levels)) + _ASSUMED) / (self._seconds + _ASSUMED)
 
     def _count(self, level: int) -> float:
         count, at = self._left.get(level, (0.0, 0.0))
-        return count * math.exp((at - self._seconds) / _LATELY_SECONDS)
+        return count * math.exp((at - self._at) / _LATELY_SECONDS)

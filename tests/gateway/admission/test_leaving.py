@@ -96,6 +96,22 @@ def test_a_fast_service_says_a_second_at_least() -> None:
         assert told(run, CHAT) == 1
 
 
+def test_after_slow_requests_the_estimate_follows_the_fast_ones_while_clients_obey_it() -> None:
+    """Each round: as many requests as fit, and one that is refused, waits as it was told, and begins the next round."""
+    promises = []
+    with VirtualTime(CHAT, place_limit=1, max_queued_requests=1) as run:
+        for request_seconds in (25.0, 25.0, 0.1, 0.1, 0.1, 0.1):
+            run.queue.admit(FAR, CHAT)
+            promises.append(told(run, CHAT))
+            for _ in range(2):
+                run.now += request_seconds
+                run.queue.finish(next(iter(run.running)))
+            run.now += promises[-1]
+    assert promises[-4] >= 10, "after the slow ones"
+    assert max(promises[-3:]) <= 5
+    assert max(promises[-2:]) <= 2
+
+
 def test_the_rates_of_levels_that_are_gone_are_dropped() -> None:
     with VirtualTime(CHAT, BATCH, place_limit=1, max_queued_requests=10) as run:
         for _ in overload(run, 0.5, 5):

@@ -17,7 +17,7 @@ from tests.gateway.stack import Stack, get
         ("POST", "/nowhere/nobody/v1/completions", 404, "service_not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("OPTIONS", "/v1/models", 405, "method_not_allowed"),
-        ("HEAD", "/v1/models", 405, None),
+        ("HEAD", "/v1/completions", 405, None),
         ("GET", "/nowhere/nobody/health", 404, "service_not_found"),
         ("GET", "/nowhere/health", 404, "path_not_found"),
         ("POST", "/health", 405, "method_not_allowed"),
@@ -37,6 +37,16 @@ async def test_what_is_not_there_is_answered_in_openais_form(
             error = (await answer.json())["error"]
             assert set(error) == {"message", "type", "param", "code"}
             assert error["code"] == code
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/", "/models", "/health"])
+async def test_a_head_has_no_body_and_the_connection_goes_on(gateway: GatewayProcess, path: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * 2)
+    for _ in range(2):
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        assert head.startswith(b"HTTP/1.1 200 ")
+    writer.close()
 
 
 async def test_unknown_services_make_no_series(gateway: GatewayProcess, http: aiohttp.ClientSession) -> None:

@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from conveyor_engine.errors import ErrorCode
 from conveyor_engine.serving.http.failures import error_body
+from conveyor_engine.serving.http.http_parser import HttpParser
 
 CONNECTIONS_MAX = 2048
 HEAD_BYTES_MAX = 32 * 2**10  # of the request line and headers together; also of the trailers after a body
@@ -29,6 +30,8 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self._http_parser = HttpParser(self)
+        self.parser = self._http_parser  # type: ignore[assignment]
         self._num_bytes = 0  # received since the last piece of a body, or since the end of a request
         self._refusal: tuple[ErrorCode, str] | None = None  # the code and message of the error to send
         self._waits_since = self.loop.time()  # when the connection began to wait for a request
@@ -75,6 +78,8 @@ class Connection(HttpToolsProtocol):
             raise ValueError  # stops the parser; uvicorn then calls send_400_response
 
     def on_headers_complete(self) -> None:
+        if self._http_parser.will_parse_again:
+            return
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
             self._refuse_head()
             raise ValueError
@@ -89,6 +94,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._http_parser.will_parse_again:
+            return
         self._num_bytes = 0
         super().on_message_complete()
 

@@ -166,3 +166,42 @@ async def test_a_client_that_leaves_before_its_answer_is_noticed(monkeypatch: py
         await until(lambda: server.server_state.tasks)
         writer.close()
         await until(lambda: not server.server_state.tasks)
+
+
+async def echo_body(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with the method, the path and the body."""
+    parts = [scope["method"].encode(), scope["path"].encode()]
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            break
+    body = b" ".join(parts)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+WITH_BODY = b"POST /p HTTP/1.1\r\nHost: a\r\n" + UPGRADE + b"Content-Length: 5\r\n\r\nhello"
+
+
+@pytest.mark.parametrize("pieces", [[WITH_BODY], [WITH_BODY[:70], WITH_BODY[70:]], [bytes([b]) for b in WITH_BODY]])
+async def test_a_request_for_another_protocol_is_answered_with_its_body(pieces: list[bytes]) -> None:
+    chunked = b"POST /q HTTP/1.1\r\nHost: a\r\n" + UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+    websocket = b"GET /w HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+    async with connected(echo_body) as ((reader, writer), _):
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+        writer.write(chunked + websocket)  # on the same connection, one behind the other
+        assert b"POST /q ab" in await reader.readuntil(b"ab")
+        assert b"GET /w " in await reader.readuntil(b"/w ")
+
+
+@pytest.mark.parametrize("more", [b"", UPGRADE])
+async def test_a_connect_is_refused_once(more: bytes) -> None:
+    async with connected(echo_body) as ((reader, writer), _):
+        writer.write(b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n" + more + b"\r\n")
+        answer = await reader.read()
+        assert (answer[:13], answer.count(b"HTTP/1.1 ")) == (b"HTTP/1.1 400 ", 1)
