@@ -30,9 +30,9 @@ def write_termination_message(reason: FailureReason, message: str) -> None:
 
 def write_facts(model: Path) -> None:
     """Write the context length and the task of a model; each only if the model's files show it."""
-    told = {"contextLength": find_context_length(model), "task": _find_task(model)}
-    if told := {name: fact for name, fact in told.items() if fact is not None}:
-        _write(told)
+    facts = {"contextLength": find_context_length(model), "task": _find_task(model)}
+    if facts := {name: fact for name, fact in facts.items() if fact is not None}:
+        _write(facts)
 
 
 def find_context_length(model: Path) -> int | None:

@@ -32,9 +32,9 @@ def limit_chunks(
     """
     arriving, waited_seconds, num_recent, num_bytes = iter(chunks), 0.0, 0, 0
     while True:
-        asked = clock()
+        began = clock()
         chunk = next(arriving, None)
-        waited_seconds += clock() - asked
+        waited_seconds += clock() - began
         if chunk is None:
             return
         num_recent += len(chunk)

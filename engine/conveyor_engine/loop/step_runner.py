@@ -49,12 +49,12 @@ def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResu
     needs.
     """
     try:
-        told = result()
+        step_result = result()
     except Exception as error:  # the model, its kernels or the device may raise anything; other requests continue
         _log.exception("event=step_failed requests=%d tokens=%d", len(plan.rows), sum(plan.num_tokens))
         error.__traceback__ = None  # breaks a cycle: the frames contain the future, which refers to the error
         return False
-    scheduler.update(told)
+    scheduler.update(step_result)
     return True
 
 

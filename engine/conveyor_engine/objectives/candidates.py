@@ -37,12 +37,12 @@ class Objectives:
     @classmethod
     def of(cls, config: EngineConfig) -> "Objectives | None":
         """Return the configuration's objectives; None if it has none."""
-        told = cls(
+        objectives = cls(
             config.objective_time_to_first_token_seconds,
             config.objective_inter_token_latency_seconds,
             config.objective_latency_seconds,
         )
-        return None if told == cls(None, None, None) else told
+        return None if objectives == cls(None, None, None) else objectives
 
 
 class Traffic:

@@ -190,8 +190,8 @@ class Steering:
                 self._move(chosen, LimitReason.PREDICTED, worst, now)
 
     def _targets(self) -> Objectives:
-        told = (self._first, self._between, self._latency)
-        return Objectives(*(None if each is None else each.target_seconds for each in told))
+        kept = (self._first, self._between, self._latency)
+        return Objectives(*(None if each is None else each.target_seconds for each in kept))
 
     def _choose(self, cost: Coefficients) -> Limits | None:
         return self._candidates.choose(cost, self._traffic, self._targets())

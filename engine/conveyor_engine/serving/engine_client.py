@@ -124,14 +124,14 @@ class EngineClient:
         return max(0, self._num_sent - self._num_added)
 
     @contextlib.contextmanager
-    def hold_place(self, wish: str | None = None) -> Iterator[None]:
+    def hold_place(self, place_condition: str | None = None) -> Iterator[None]:
         """Reserve a place for a request while a worker validates it. The request already counts as open.
 
-        wish: the value of the header X-Engine-Place (`if-free` or `granted`); None for a request without this header.
+        place_condition: the header X-Engine-Place (`if-free` or `granted`); None for a request without this header.
         Raises Unavailable, Overloaded or NoPlace.
         """
         self.check_state()
-        with self.places.reserve(wish):
+        with self.places.reserve(place_condition):
             self._num_arriving += 1
             try:
                 self._check_admission(1, 1)
@@ -158,7 +158,7 @@ class EngineClient:
         self,
         parts: Sequence[Part],
         timeout_seconds: float,
-        wish: str | None = None,
+        place_condition: str | None = None,
         follow: Callable[[RequestOutput], Part | None] = lambda _: None,
     ) -> Generation:
         """Send the parts of an HTTP request to the engine, as many as fit. Call this inside `hold_place`.
@@ -168,7 +168,7 @@ class EngineClient:
         inputs takes turns with other requests, and never fills the engine's queue. After the timeout, all its engine
         requests end with DEADLINE. Raises Unavailable or Overloaded.
 
-        wish: as in `hold_place`.
+        place_condition: as in `hold_place`.
 
         follow: called with each output before it is read. For a request's last output, it may return a part, which is
         sent to the engine and continues the request.
@@ -180,7 +180,7 @@ class EngineClient:
         generation = Generation(list(num_tokens_of), timeout_seconds, self.abort, self._turns, follow)
         for request_id in num_tokens_of:
             self._generations[request_id] = generation
-        if wish is not None:
+        if place_condition is not None:
             self.places.hold(num_tokens_of)
         self.idle.clear()
         generation.unsent.extend(parts)

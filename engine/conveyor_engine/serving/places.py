@@ -63,15 +63,15 @@ class Places:
         self._grant()
 
     @contextmanager
-    def reserve(self, wish: str | None) -> Iterator[None]:
+    def reserve(self, condition: str | None) -> Iterator[None]:
         """Reserve a place for an arriving request. Raises NoPlace.
 
-        wish: the value of the header X-Engine-Place; a request without this header (None) is not counted.
+        condition: the value of the header X-Engine-Place; a request without this header (None) is not counted.
         """
-        if wish is None:
+        if condition is None:
             yield
             return
-        if wish == PLACE_GRANTED and self._granted:
+        if condition == PLACE_GRANTED and self._granted:
             self._granted.popleft().cancel()
         elif self._num_taken >= self._limit:
             raise NoPlace("no place is free in the batch; wait for one with GET /place")

@@ -120,8 +120,8 @@ def _follow_one_of(schema: Any, original: Any) -> Any:
         branches, theirs = each.get("oneOf"), own.get("oneOf")
         if not isinstance(branches, list) or not isinstance(theirs, list) or len(branches) == 1:
             return each
-        if (told := distinguish(branches, schema)) is not None:
-            return {**each, "oneOf": told}
+        if (distinct := distinguish(branches, schema)) is not None:
+            return {**each, "oneOf": distinct}
         if (overlap := find_overlap(branches, theirs, roots)) is not None:
             first, second = overlap
             raise SchemaError(

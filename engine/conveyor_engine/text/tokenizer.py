@@ -234,9 +234,9 @@ class Tokenizer:
 
         Tokens are given as texts, and names of files are left out.
         """
-        told = {key: value for key, value in self._config.items() if not key.endswith("_file")}
-        described: dict[str, Any] = _in_texts(told)
-        described["tokenizer_class"] = str(told.get("tokenizer_class") or "PreTrainedTokenizerFast")
+        shown = {key: value for key, value in self._config.items() if not key.endswith("_file")}
+        described: dict[str, Any] = _in_texts(shown)
+        described["tokenizer_class"] = str(shown.get("tokenizer_class") or "PreTrainedTokenizerFast")
         return described | ({"chat_template": source} if (source := self.chat_template_source) else {})
 
     @property

@@ -36,8 +36,8 @@ class ClassifyRunner(PackedRunner):
         self._reads_types, self._per_token = described.num_token_types > 1, described.classifies_tokens
         encoder, self._head, self._place = split_head(start.load(), per_token=self._per_token)
         super().__init__(start, encoder, None, described.encode())
-        told = f"labels={len(described.labels)} activation={described.activation} token={self._place}"
-        progress(f"event=head_chosen {told}")
+        facts = f"labels={len(described.labels)} activation={described.activation} token={self._place}"
+        progress(f"event=head_chosen {facts}")
         progress(f"event=largest_step_fits mib={self.find_step_bytes(start) / 2**20:.0f}")
 
     def _compute(self, prompts: Sequence[AdmittedRow]) -> torch.Tensor:

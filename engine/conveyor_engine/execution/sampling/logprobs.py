@@ -41,7 +41,7 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedLogprobs:
     """What one row requests: log probabilities of the `num_top` best tokens, or of the tokens in `token_ids`."""
 
     num_top: int
@@ -49,20 +49,20 @@ class Asked:
 
 
 def compute_logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, asked: dict[int, Asked], *, with_ranks: bool = False
+    logits: torch.Tensor, tokens: torch.Tensor, requested: dict[int, RequestedLogprobs], *, with_ranks: bool = False
 ) -> Logprobs:
-    """Compute log probabilities for the rows that are keys of `asked`.
+    """Compute log probabilities for the rows that are keys of `requested`.
 
     logits: (rows, vocabulary). tokens: the chosen tokens, int64 (rows,). with_ranks: also compute their ranks.
     """
-    rows = to_device(np.array(list(asked), dtype=np.int64), logits.device)
+    rows = to_device(np.array(list(requested), dtype=np.int64), logits.device)
     chosen = tokens[rows].clamp_min(0)
     values = logits[rows].float().log_softmax(-1)
-    num_top = min(logits.shape[1], max(one.num_top for one in asked.values()))
-    top, top_values = _join_named(values, *values.topk(num_top, dim=-1), list(asked.values()))
+    num_top = min(logits.shape[1], max(one.num_top for one in requested.values()))
+    top, top_values = _join_named(values, *values.topk(num_top, dim=-1), list(requested.values()))
     columns = {
         row: slice(num_top, num_top + len(one.token_ids)) if one.token_ids else slice(one.num_top)
-        for row, one in asked.items()
+        for row, one in requested.items()
     }
     chosen_values = values.gather(1, chosen[:, None])
     ranks = (values >= chosen_values).sum(-1) if with_ranks else None  # as vLLM counts
@@ -70,12 +70,12 @@ def compute_logprobs(
 
 
 def _join_named(
-    values: torch.Tensor, top_values: torch.Tensor, top: torch.Tensor, asked: Sequence[Asked]
+    values: torch.Tensor, top_values: torch.Tensor, top: torch.Tensor, requested: Sequence[RequestedLogprobs]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens and values: first the best tokens, then the tokens that rows named."""
-    most = max(len(one.token_ids) for one in asked)
+    most = max(len(one.token_ids) for one in requested)
     if not most:
         return top, top_values
-    padded = np.array([(*one.token_ids, *(0,) * (most - len(one.token_ids))) for one in asked], dtype=np.int64)
+    padded = np.array([(*one.token_ids, *(0,) * (most - len(one.token_ids))) for one in requested], dtype=np.int64)
     named = to_device(padded, values.device)
     return torch.cat([top, named], 1), torch.cat([top_values, values.gather(1, named)], 1)

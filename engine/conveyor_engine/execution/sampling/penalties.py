@@ -61,10 +61,10 @@ class Penalties:
         token_ids = self._token_ids[rows[user], place].long()
         where = entries[user], token_ids
         penalties = self._penalties[rows][user]
-        asked = self._penalties.host[samples.rows] != _NEUTRAL
-        if asked[:, _REPETITION].any():
+        chosen = self._penalties.host[samples.rows] != _NEUTRAL
+        if chosen[:, _REPETITION].any():
             _repeat(logits, where, penalties[:, _REPETITION])
-        if asked[:, _FREQUENCY:].any():
+        if chosen[:, _FREQUENCY:].any():
             is_output = place >= self._num_prompt_tokens[rows].squeeze(1)[user]
             counts = _count(user, token_ids, is_output, (len(entries), logits.shape[1]))
             penalty = penalties[:, _FREQUENCY] * counts + penalties[:, _PRESENCE] * (counts > 0)

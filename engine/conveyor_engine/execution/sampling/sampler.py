@@ -15,7 +15,7 @@ from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts, find_few, find_top_k
 from conveyor_engine.execution.sampling.draw import BELOW_ONE, BLOCK, Choices, Way, uniform_numbers
 from conveyor_engine.execution.sampling.logit_processors import GREEDY_BELOW, build_processors, find_floor, mask_rows
-from conveyor_engine.execution.sampling.logprobs import Asked, Logprobs, compute_logprobs
+from conveyor_engine.execution.sampling.logprobs import Logprobs, RequestedLogprobs, compute_logprobs
 from conveyor_engine.execution.sampling.processor import Int64, Pipeline, Samples
 from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.execution.transfer import to_device
@@ -73,10 +73,10 @@ class Sampler:
         self._way = np.full(max_num_seqs, Way.GREEDY, dtype=np.int8)
         self._seeds = RowValues.full(max_num_seqs, 0, np.int64, device)  # the bits of unsigned numbers
         self._wants_logprobs = np.zeros(max_num_seqs, dtype=np.bool_)
-        self._logprobs_asked: dict[int, Asked] = {}  # by row; used only where `_wants_logprobs`
+        self._requested_logprobs: dict[int, RequestedLogprobs] = {}  # by row; used only where `_wants_logprobs`
         self._token_ids = token_ids
         self._num_scored = np.zeros(max_num_seqs, dtype=np.int64)  # tokens of a prompt that get log probabilities
-        self._scores_asked: dict[int, Asked] = {}  # by row, for tokens of the prompt
+        self._requested_scores: dict[int, RequestedLogprobs] = {}  # by row, for tokens of the prompt
 
     def set_row(self, row: int, sampling: RowSampling) -> None:
         """Set how the row samples from now on."""
@@ -91,9 +91,9 @@ class Sampler:
         self._cut_by_kernel[row] = params.temperature if has_cuts else 0, floor, top_k, params.top_p
         self._seeds[row] = np.uint64(sampling.seed).astype(np.int64)
         self._wants_logprobs[row] = params.logprobs is not None
-        self._logprobs_asked[row] = Asked(params.logprobs or 0, params.logprob_token_ids)
+        self._requested_logprobs[row] = RequestedLogprobs(params.logprobs or 0, params.logprob_token_ids)
         self._num_scored[row] = 0 if params.prompt_logprobs is None else sampling.num_prompt_tokens
-        self._scores_asked[row] = Asked(params.prompt_logprobs or 0)
+        self._requested_scores[row] = RequestedLogprobs(params.prompt_logprobs or 0)
 
     @property
     def chooses(self) -> bool:
@@ -214,10 +214,10 @@ class Sampler:
         entries = (wants if is_scored is None else wants | is_scored).nonzero()[0]
         if not len(entries):
             return None
-        asked = {entry: self._logprobs_asked[rows[entry]] for entry in entries.tolist()}
+        requested = {entry: self._requested_logprobs[rows[entry]] for entry in entries.tolist()}
         if is_scored is not None:
-            asked |= {entry: self._scores_asked[rows[entry]] for entry in is_scored.nonzero()[0].tolist()}
-        return compute_logprobs(logits, tokens, asked, with_ranks=is_scored is not None)
+            requested |= {entry: self._requested_scores[rows[entry]] for entry in is_scored.nonzero()[0].tolist()}
+        return compute_logprobs(logits, tokens, requested, with_ranks=is_scored is not None)
 
 
 def _find_kernel(device: torch.device) -> AtOnce | None:

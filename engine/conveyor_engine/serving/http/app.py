@@ -146,14 +146,14 @@ class _Envelope:
 
 
 def _request_id(scope: Scope) -> bytes:
-    wish = next((value for name, value in scope["headers"] if name == _REQUEST_ID), b"")
-    return choose_request_id(wish.decode("latin-1")).encode()
+    requested = next((value for name, value in scope["headers"] if name == _REQUEST_ID), b"")
+    return choose_request_id(requested.decode("latin-1")).encode()
 
 
 def _load_format(scope: Scope) -> str:
     """Return the format in which the client wants the engine's load: `TEXT`, `JSON`, or "" for no report."""
-    wish: bytes = next((value for name, value in scope["headers"] if name == _LOAD_FORMAT), b"")
-    wanted = wish.decode("latin-1").upper()
+    requested: bytes = next((value for name, value in scope["headers"] if name == _LOAD_FORMAT), b"")
+    wanted = requested.decode("latin-1").upper()
     return wanted if wanted in ("TEXT", "JSON") else ""
 
 

@@ -53,12 +53,12 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A request that a worker has validated, and that holds a place. `wish`: as in `EngineClient.hold_place`."""
+    """A validated request that holds a place. `place_condition`: as in `EngineClient.hold_place`."""
 
     state: AppState
     prepared: Prepared
     deadline: float
-    wish: str | None
+    place_condition: str | None
 
 
 @asynccontextmanager
@@ -75,14 +75,14 @@ async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving
     level, json_bytes = request_level(request), json_length(request)
     async with state.memory.hold(timeout) as held:
         body = await read_body(request, body_bytes_max(facts), held)
-        wish = request.headers.get(PLACE_HEADER)
-        with state.engine.hold_place(wish):
+        place_condition = request.headers.get(PLACE_HEADER)
+        with state.engine.hold_place(place_condition):
             content_type = request.headers.get("content-type", "")[:_CONTENT_TYPE_CHARACTERS]
             num_max, deadline = state.engine.num_requests_max, arrival + timeout
             job = Job(kind, facts, num_max, arrival, body, level, deadline, json_bytes, content_type)
             prepared = await state.workers.prepare(job)
             state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
-            yield Arriving(state, prepared, arrival + timeout, wish)
+            yield Arriving(state, prepared, arrival + timeout, place_condition)
 
 
 async def open_request(request: Request, kind: str) -> Opened:
@@ -90,7 +90,7 @@ async def open_request(request: Request, kind: str) -> Opened:
     async with prepare_request(request, kind) as arriving:
         state, prepared = arriving.state, arriving.prepared
         seconds_left = arriving.deadline - time.monotonic()
-        generation = state.engine.open_generation(prepared.parts, seconds_left, arriving.wish)
+        generation = state.engine.open_generation(prepared.parts, seconds_left, arriving.place_condition)
     assert isinstance(prepared, msgspec.Struct)
     sent = msgspec.structs.replace(prepared, parts=[])  # the answer does not need the prompts
     return Opened(state, sent, generation, seconds_left)

@@ -137,8 +137,8 @@ async def get_model(request: Request) -> Response:
     Raises HTTPException (405) for GET .../infer.
     """
     state = app_state(request)
-    asked = request.path_params["model"]
-    if asked.endswith("/infer") and asked not in state.model.names:  # GET .../infer arrives here: ids may have slashes
+    given = request.path_params["model"]
+    if given.endswith("/infer") and given not in state.model.names:  # GET .../infer arrives here: ids may have slashes
         raise HTTPException(405, headers={"Allow": "POST"})
     name, facts = _check_model(state, request), model_facts(state)
     signature = _find_inference(facts).read_signature(facts)
@@ -193,7 +193,7 @@ class InferResponse(OneStepResponse):
         if facts is None:
             raise Unavailable("the engine has stopped")
         items = [self._inference.read_outputs(facts, payload) for payload in payloads]
-        outputs = [_join(asked.name, items, asked.is_binary) for asked in self._prepared.outputs]
+        outputs = [_join(requested.name, items, requested.is_binary) for requested in self._prepared.outputs]
         answer = InferAnswer(
             self._state.model.name, MODEL_VERSION, [output for output, _ in outputs], self._prepared.own_id
         )

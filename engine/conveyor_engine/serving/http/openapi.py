@@ -108,9 +108,9 @@ def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
         yield f"{base}/version", "get", _page("The engine's version.", Version)
     yield "/livez", "get", _probe("Whether the engine is alive, also while it loads.")
     yield "/readyz", "get", _probe("Whether requests are accepted.")
-    told = {"description": "As in tokenizer_config.json.", "content": {"application/json": {"schema": _TOKENIZER}}}
+    described = {"description": "As in tokenizer_config.json.", "content": {"application/json": {"schema": _TOKENIZER}}}
     yield "/tokenizer_info", "get", {
-        "summary": "Describes the model's tokenizer.", "responses": {"200": told, **_refusals({400})},
+        "summary": "Describes the model's tokenizer.", "responses": {"200": described, **_refusals({400})},
     }  # fmt: skip
     page = _page("Describes a model that embeds, ranks or classifies texts.", Info)
     page["responses"] |= _refusals({400, 503}, "/info")

@@ -121,16 +121,16 @@ async def request_place(request: Request) -> Response:
     """
     engine = app_state(request).engine
     engine.check_state()
-    asking = asyncio.create_task(engine.places.ask(request_level(request) or 0))
+    requesting = asyncio.create_task(engine.places.ask(request_level(request) or 0))
     leaving = asyncio.create_task(client_left(request.receive))
     try:
-        await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if asking.done():
-            asking.result()
+        await asyncio.wait({requesting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if requesting.done():
+            requesting.result()
             if leaving.done():
                 engine.places.give_back()
     finally:
-        for task in (asking, leaving):
+        for task in (requesting, leaving):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, RequestError):
                 await task

@@ -85,11 +85,11 @@ def _by_task(rows: Mapping[str, TaskPath]) -> Handler:
     return handle
 
 
-def _wrong_task(facts: ModelFacts, asked: Iterable[str]) -> InvalidRequest:
+def _wrong_task(facts: ModelFacts, tasks: Iterable[str]) -> InvalidRequest:
     own = registry.load_about(facts.task)
-    others = " and ".join(registry.load_about(task).does_not for task in asked)
-    told = f"this engine's model {own.does} and {others}; it answers {name_paths(facts.task)}"
-    return InvalidRequest(told, code=ErrorCode.WRONG_TASK)
+    others = " and ".join(registry.load_about(task).does_not for task in tasks)
+    message = f"this engine's model {own.does} and {others}; it answers {name_paths(facts.task)}"
+    return InvalidRequest(message, code=ErrorCode.WRONG_TASK)
 
 
 def name_paths(task: str) -> str:

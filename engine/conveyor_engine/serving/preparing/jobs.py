@@ -47,17 +47,17 @@ class ServedModel:
         """The names that requests may use: the model's own, and one for each adapter."""
         return [self.name, *(f"{self.name}:{adapter}" for adapter in self.adapters)]
 
-    def find_adapter(self, asked: str | None) -> int:
+    def find_adapter(self, name: str | None) -> int:
         """Return the number of the adapter that this name selects; 0: none. Raises UnknownModel."""
-        if asked is None or asked == self.name:
+        if name is None or name == self.name:
             return 0
         names = self.names
-        if asked in names:
-            return names.index(asked)
+        if name in names:
+            return names.index(name)
         known = f"{self.name!r} is"
         if len(names) > 1:
             known = f"these are: {', '.join(names[:_NAMED_MAX])}{', ...' if len(names) > _NAMED_MAX else ''}"
-        raise UnknownModel(f"the model {asked[:200]!r} is not served here; {known}", param="model", model=asked)
+        raise UnknownModel(f"the model {name[:200]!r} is not served here; {known}", param="model", model=name)
 
 
 class Prepared(Protocol):

@@ -133,8 +133,8 @@ def prepare_inference(
     numbers = {name: shape[0] for name, (_, shape, _) in tensors.items()}
     number = next(iter(numbers.values()))
     if set(numbers.values()) != {number}:
-        told = ", ".join(f"{name} {count}" for name, count in numbers.items())
-        raise InvalidRequest(f"inputs must have the same first dimension, the number of items: {told}", param="inputs")
+        each = ", ".join(f"{name} {count}" for name, count in numbers.items())
+        raise InvalidRequest(f"inputs must have the same first dimension, the number of items: {each}", param="inputs")
     if number == 0:
         raise InvalidRequest("inputs must have an item: their first dimension is 0", param="inputs")
     check_num_inputs(number, "inputs")
@@ -165,8 +165,8 @@ def _choose_outputs(fields: InferRequest, signature: Signature) -> list[AskedOut
         if parameters.classification:
             raise _unsupported(f"{param}.parameters.classification", "leave it out, and take the largest yourself")
         _refuse_shared_memory(parameters, param)
-        asked = parameters.binary_data
-        chosen[output.name] = AskedOutput(output.name, binary if asked is None else asked)
+        of_output = parameters.binary_data
+        chosen[output.name] = AskedOutput(output.name, binary if of_output is None else of_output)
     return list(chosen.values())
 
 
@@ -226,8 +226,8 @@ def _check_shape(
         raise InvalidRequest(f"{param}.datatype is {given.datatype[:20]!r}: {known}", param=f"{param}.datatype")
     known_lengths = dict(lengths)
     if not signature.bind(spec, given.shape[1:], lengths):
-        told = ", ".join(["batch", *map(str, spec.shape)])
-        message = f"{param}.shape is {given.shape}, but {given.name} has [{told}]"
+        dimensions = ", ".join(["batch", *map(str, spec.shape)])
+        message = f"{param}.shape is {given.shape}, but {given.name} has [{dimensions}]"
         for name in (size for size in spec.shape if isinstance(size, str)):
             least, most = signature.lengths[name]
             message += f"; {name} is {known_lengths.get(name, f'{least} to {most}')}"

@@ -138,16 +138,16 @@ def _read_structured_outputs(value: object) -> Form | None:
     """Read vLLM's `structured_outputs`. Raises PydanticCustomError."""
     if not isinstance(value, dict):
         raise _refuse("must be an object")
-    asked = {name: each for name, each in value.items() if each is not None and each is not False}
-    if (any_object := asked.pop("json_object", None)) is not None:
+    given = {name: each for name, each in value.items() if each is not None and each is not False}
+    if (any_object := given.pop("json_object", None)) is not None:
         if any_object is not True:
             raise _refuse("must have a json_object that is true")
-        asked["json"] = _ANY_OBJECT
-    found = [name for name in _READERS if name in asked]
+        given["json"] = _ANY_OBJECT
+    found = [name for name in _READERS if name in given]
     if len(found) != 1:
         raise _refuse(f"must have exactly one of {', '.join(_READERS)} and json_object")
     try:
-        return _READERS[found[0]](asked[found[0]])
+        return _READERS[found[0]](given[found[0]])
     except PydanticCustomError as error:
         raise _refuse(f"has a wrong {found[0]}, which {error.message()}") from None
 

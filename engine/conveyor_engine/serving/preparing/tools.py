@@ -49,8 +49,8 @@ class Tool(Object):
     def for_template(self) -> dict[str, Any]:
         """Return the tool as chat templates receive it, with keys in the order of the models' training data."""
         function = self.function
-        told = {"name": function.name, "description": function.description, "parameters": function.parameters}
-        return {"type": self.type, "function": {key: value for key, value in told.items() if value is not None}}
+        fields = {"name": function.name, "description": function.description, "parameters": function.parameters}
+        return {"type": self.type, "function": {key: value for key, value in fields.items() if value is not None}}
 
 
 class PlainInput(Object):
@@ -258,8 +258,8 @@ class EarlierCall(Object):
     def for_template(self) -> Json:
         """Return the call as chat templates receive it. Arguments are a dict, which each template formats itself."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
-        told = {"type": "function", "function": function}
-        return told if self.id is None else {"id": self.id, **told}
+        call = {"type": "function", "function": function}
+        return call if self.id is None else {"id": self.id, **call}
 
 
 AnyEarlierCall = Annotated[

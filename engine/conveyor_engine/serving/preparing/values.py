@@ -44,9 +44,9 @@ def _parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     entries = value.items() if isinstance(value, dict) and len(value) <= LISTED_TOKENS_MAX else ()
     wrong = [name for name, each in entries if not _is_bias(name, each)][:_NAMED_MAX]
     named = ", ".join(repr(name[:_NAMED_CHARACTERS_MAX]).replace("{", "(").replace("}", ")") for name in wrong)
-    told = f"; invalid: {named}" if wrong else ""
+    more = f"; invalid: {named}" if wrong else ""
     raise PydanticCustomError(
-        "logit_bias", f"must be an object of at most {LISTED_TOKENS_MAX} token ids, each with {bias}{told}"
+        "logit_bias", f"must be an object of at most {LISTED_TOKENS_MAX} token ids, each with {bias}{more}"
     )
 
 

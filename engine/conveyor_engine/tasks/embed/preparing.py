@@ -35,7 +35,7 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
     encoding, endianness = fields.encoding_format or "float", fields.endianness or "native"
     dtype = "float32" if encoding == "float" else fields.embed_dtype or "float32"
     dimensions = fields.dimensions or None  # the client of infinity sends 0 to request all dimensions
-    asked = PoolingParams(
+    params = PoolingParams(
         dimensions=dimensions,
         normalizes=fields.use_activation,
         dtype=dtype,
@@ -46,10 +46,10 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
         most = f"the header `metadata` has room for {METADATA_INPUTS_MAX} inputs, not {fields.num_inputs()}"
         raise InvalidRequest(f"{most}; send fewer, or encoding_format bytes_only", param="encoding_format")
     if fields.modality == "image":
-        prompts = _read_pictures(model, fields, embedding, asked)
+        prompts = _read_pictures(model, fields, embedding, params)
     else:
         tokens = read_inputs(model, job, fields, _find_instruction(fields.prompt_name, embedding))
-        prompts = [_build_prompt(each, asked.encode(), embedding) for each in tokens]
+        prompts = [_build_prompt(each, params.encode(), embedding) for each in tokens]
     own = {"encoding": encoding, "dtype": dtype, "endianness": endianness}
     return PreparedEmbeddings.of("embd", prompts, job, fields, fields.inputs_field, **own)
 
@@ -119,7 +119,7 @@ def _build_prompt(tokens: list[int], payload: bytes, embedding: EmbeddingFacts) 
 
 
 def _read_pictures(
-    model: ServedModel, fields: EmbeddingRequest, embedding: EmbeddingFacts, asked: PoolingParams
+    model: ServedModel, fields: EmbeddingRequest, embedding: EmbeddingFacts, params: PoolingParams
 ) -> list[Prompt]:
     if embedding.pictures is None:
         raise InvalidRequest("modality is 'image', and this model embeds texts only", param="modality")
@@ -131,17 +131,17 @@ def _read_pictures(
     if number > IMAGES_MAX:
         raise InvalidRequest(f"input has {number} images; at most {IMAGES_MAX} are allowed", param="input")
     return [
-        _read_picture(model, embedding.pictures, data, name_input("input", index, number), asked)
+        _read_picture(model, embedding.pictures, data, name_input("input", index, number), params)
         for index, data in enumerate(read_files(texts, "input"))
     ]
 
 
-def _read_picture(model: ServedModel, facts: PictureFacts, data: bytes, param: str, asked: PoolingParams) -> Prompt:
+def _read_picture(model: ServedModel, facts: PictureFacts, data: bytes, param: str, params: PoolingParams) -> Prompt:
     pixels = process_picture(model, data, param)
     if pixels.shape != facts.shape:
         made = " x ".join(map(str, pixels.shape))
         raise InvalidRequest(f"{param} becomes {made}, and the model takes only squares: send a square", param=param)
-    payload = msgspec.structs.replace(asked, pixels=pixels.tobytes()).encode()
+    payload = msgspec.structs.replace(params, pixels=pixels.tobytes()).encode()
     return Prompt([], payload, facts.num_tokens, facts.num_tokens)
 
 

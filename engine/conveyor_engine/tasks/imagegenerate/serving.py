@@ -131,16 +131,16 @@ class PicturesResponse(OneStepResponse):
             self._add(output)
         assert output.payload is not None
         encoded, now, size = await self._encode(output.payload), int(time.time()), str(self._prepared.size)
-        told: PartialPicture | CompletedPicture
+        picture: PartialPicture | CompletedPicture
         if is_last:
-            told = CompletedPicture(encoded, now, size, self._prepared.seeds[0], self._describe_usage())
+            picture = CompletedPicture(encoded, now, size, self._prepared.seeds[0], self._describe_usage())
         else:
-            told = PartialPicture(encoded, now, size, self._num_previews)
+            picture = PartialPicture(encoded, now, size, self._num_previews)
             self._num_previews += 1
         if not self._started:
             await self._start(list(SSE_HEADERS), send)
-        name = type(told).__struct_config__.tag
-        await send({"type": "http.response.body", "body": event(encode(told), str(name)), "more_body": True})
+        name = type(picture).__struct_config__.tag
+        await send({"type": "http.response.body", "body": event(encode(picture), str(name)), "more_body": True})
 
     async def _encode(self, pixels: bytes) -> str:
         """Return the picture as PNG in base64. A thread encodes it, so that other answers are not delayed."""

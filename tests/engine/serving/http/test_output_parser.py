@@ -128,7 +128,7 @@ async def serve(
     prepared = PreparedText(
         id="chatcmpl-1", model="tiny", stream=stream, include_usage=False, continuous_usage=False, stop=stop,
         top_logprobs=0 if logprobs else None, choices=[request], choices_per_prompt=1, num_prompt_tokens=1,
-        tells_cached_tokens=False, ignored_fields=0, parts=[],
+        reports_cached_tokens=False, ignored_fields=0, parts=[],
     )  # fmt: skip
     model = SimpleNamespace(name="tiny", tokenizer=tokenizer, find_adapter=lambda name: 0)
     state = SimpleNamespace(model=model, metrics=EngineMetrics("tiny"), memory=Memory(2**30))

@@ -59,8 +59,8 @@ class Batches:
                     size in (None, given) for size, given in zip(shape, tensor.shape, strict=True)
                 )
                 if tensor.datatype != spec.datatype or not right:
-                    told = f"{tensor.datatype} {list(tensor.shape)}, not {spec.datatype} {list(spec.shape)}"
-                    raise ValueError(f"the output {spec.name!r} of an item is {told}")
+                    wrong = f"{tensor.datatype} {list(tensor.shape)}, not {spec.datatype} {list(spec.shape)}"
+                    raise ValueError(f"the output {spec.name!r} of an item is {wrong}")
                 item[spec.name] = tensor
         return found
 

@@ -174,10 +174,10 @@ def _find_batch(dims: Mapping[str, list[Dim]], sent: list[str]) -> str:
     first = {name: dims[name][0] if dims[name] else 0 for name in sent}
     (batch, *others) = set(first.values())
     if others or not isinstance(batch, str) or not batch:
-        told = ", ".join(f"{name} {size or 'none'}" for name, size in first.items())
+        sizes = ", ".join(f"{name} {size or 'none'}" for name, size in first.items())
         raise ModelError(
             "the first dimension of each input must be one that varies, the batch: export the program with "
-            f"torch.export.Dim for dimension 0 of all inputs. It has {told}"
+            f"torch.export.Dim for dimension 0 of all inputs. It has {sizes}"
         )
     return batch
 

@@ -107,13 +107,13 @@ class DualRunner(Runner):
         """
         brought = {row.row: row for row in plan.admitted}
         prompts = [brought[row] for row in plan.rows]
-        asked = [PoolingParams.read(prompt.payload) for prompt in prompts]
-        pictures = [index for index, each in enumerate(asked) if each.pixels]
-        texts = [index for index, each in enumerate(asked) if not each.pixels]
+        params = [PoolingParams.read(prompt.payload) for prompt in prompts]
+        pictures = [index for index, each in enumerate(params) if each.pixels]
+        texts = [index for index, each in enumerate(params) if not each.pixels]
         with torch.inference_mode():
             computed = []
             if pictures:
-                pixels = [asked[index].pixels for index in pictures]
+                pixels = [params[index].pixels for index in pictures]
                 computed.append(self._embed_pictures(stack_pictures(pixels, self._shape, self.device, self._dtype)))
             if texts:
                 computed.append(self._embed_texts([prompts[index].token_ids for index in texts]))
@@ -123,7 +123,7 @@ class DualRunner(Runner):
             payloads = [b""] * len(prompts)
             vectors = (vector for part in copy.wait() for vector in part.numpy())
             for index, vector in zip(pictures + texts, vectors, strict=True):
-                how = asked[index]
+                how = params[index]
                 payloads[index] = finish(vector, how, normalizes=True)
             return StepResult(plan.number, [], payloads=payloads)
 

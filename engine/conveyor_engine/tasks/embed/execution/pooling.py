@@ -36,19 +36,19 @@ def pool(hidden: torch.Tensor, starts: list[int], mode: PoolingMode) -> torch.Te
     return sums / to_device(lengths, device)[:, None]
 
 
-def finish(vector: npt.NDArray[np.float32], asked: PoolingParams, *, normalizes: bool) -> bytes:
+def finish(vector: npt.NDArray[np.float32], params: PoolingParams, *, normalizes: bool) -> bytes:
     """Encode the vector as requested. Returns b"" if a number is not finite.
 
-    `asked` decides whether the vector is scaled to length 1; if it leaves this open, `normalizes` decides.
+    `params` decides whether the vector is scaled to length 1; if it leaves this open, `normalizes` decides.
     """
-    vector = vector[: asked.dimensions]
+    vector = vector[: params.dimensions]
     if not np.isfinite(vector).all():
         return b""
-    if normalizes if asked.normalizes is None else asked.normalizes:
+    if normalizes if params.normalizes is None else params.normalizes:
         norm = float(np.linalg.norm(vector.astype(np.float64)))
         vector = (vector / max(norm, _SMALLEST_NORM)).astype(np.float32)
-    numbers = vector if asked.dtype == "float32" else _convert(vector, asked.dtype)
-    return (numbers.byteswap() if asked.is_big_endian != (sys.byteorder == "big") else numbers).tobytes()
+    numbers = vector if params.dtype == "float32" else _convert(vector, params.dtype)
+    return (numbers.byteswap() if params.is_big_endian != (sys.byteorder == "big") else numbers).tobytes()
 
 
 def _convert(vector: npt.NDArray[np.float32], dtype: EmbedDtype) -> npt.NDArray[Any]:

@@ -243,12 +243,12 @@ def _begin_adapters(adapters: Adapters, rows: Rows, num_tokens: int, paged: Page
 
 def _start_copy(plan: StepPlan, sampled: Sampled) -> Callable[[], StepResult]:
     """Start the copy to the host. Returns a function that waits for the copy and returns the step's result."""
-    asked = sampled.logprobs
-    copy = HostCopy(sampled.token_ids, *(asked.tensors() if asked else ()))
+    requested = sampled.logprobs
+    copy = HostCopy(sampled.token_ids, *(requested.tensors() if requested else ()))
 
     def read() -> StepResult:
         token_ids, *tensors = copy.wait()
-        logprobs = Logprobs(asked.columns, *tensors).by_row(len(token_ids)) if asked else None
+        logprobs = Logprobs(requested.columns, *tensors).by_row(len(token_ids)) if requested else None
         if sampled.is_scored is None:
             return StepResult(plan.number, token_ids[:, None].tolist(), logprobs)
         assert logprobs is not None
@@ -262,13 +262,13 @@ def _join_rows(
 ) -> StepResult:
     """Join the entries of each row: the tokens that were sampled, and all log probabilities."""
     sampled: list[list[int]] = []
-    told: list[list[TokenLogprobs] | None] = []
+    joined: list[list[TokenLogprobs] | None] = []
     entries = iter(zip(token_ids, logprobs, is_scored, strict=True))
     for count in filter(None, plan.num_logits):
         of_row = list(islice(entries, count))
         sampled.append([token_id for token_id, _, scored in of_row if not scored])
-        told.append([each for _, some, _ in of_row for each in some or ()] or None)
-    return StepResult(plan.number, sampled, told)
+        joined.append([each for _, some, _ in of_row for each in some or ()] or None)
+    return StepResult(plan.number, sampled, joined)
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

@@ -86,8 +86,8 @@ def _join_system(blocks: Sequence[Object] | None) -> str:
 
     The header differs in each request, so with it no two prompts would share a prefix.
     """
-    told = (block for block in blocks or () if not (isinstance(block, TextBlock) and block.text.startswith(_BILLING)))
-    return _join(list(told))
+    shown = (block for block in blocks or () if not (isinstance(block, TextBlock) and block.text.startswith(_BILLING)))
+    return _join(list(shown))
 
 
 def _join(blocks: Sequence[Object] | None) -> str:
@@ -283,8 +283,8 @@ class CountTokensRequest(ModelFields):
 
     def conversation(self) -> list[Json]:
         """Return the messages as the chat template receives them, the system message first."""
-        told = _join_system(self.system)
-        system = [{"role": "system", "content": told}] if told else []
+        text = _join_system(self.system)
+        system = [{"role": "system", "content": text}] if text else []
         return system + [each for message in self.messages for each in message]
 
     def variables(self) -> Json:

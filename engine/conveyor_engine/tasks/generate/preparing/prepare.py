@@ -69,14 +69,14 @@ class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     choices: list[PreparedChoice]
     choices_per_prompt: int
     num_prompt_tokens: int  # each prompt is counted once
-    tells_cached_tokens: bool
+    reports_cached_tokens: bool
     ignored_fields: int
     parts: list[Part]  # one part, because all choices begin together
     tokens_as_ids: bool = False  # whether log probabilities name tokens by their ids
     names_alternatives: bool = False  # whether the request lists the tokens whose log probabilities are returned
     prompt_token_ids: list[bytes] = []  # each prompt's ids, as uint32; empty if the response has no prompt ids
     echoes: list[Echo] = []  # for each prompt; empty if the response does not repeat prompts
-    tells_prompt_logprobs: bool = False
+    reports_prompt_logprobs: bool = False
     parsing: Parsing = NO_PARSING
     called_as: dict[str, CalledAs] = {}  # how the client knows functions that are not its own
     hides_reasoning: bool = False  # the response omits the model's thinking
@@ -233,14 +233,14 @@ def _prepared(
         choices=choices,
         choices_per_prompt=fields.choices_per_prompt(),
         num_prompt_tokens=sum(map(len, prompts)),
-        tells_cached_tokens=fields.cache_salt is not None,
+        reports_cached_tokens=fields.cache_salt is not None,
         ignored_fields=fields.ignored,
         parts=[Part.of(requests, len(grammar))],
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),
         names_alternatives=bool(fields.logprob_token_ids),
         prompt_token_ids=[array("I", prompt).tobytes() for prompt in prompts] if fields.return_token_ids else [],
         echoes=_echoes(model, fields, prompts),
-        tells_prompt_logprobs=fields.prompt_logprobs is not None,
+        reports_prompt_logprobs=fields.prompt_logprobs is not None,
         parsing=parsing,
     )
 

@@ -82,7 +82,7 @@ def prepare_response(model: ServedModel, job: Job) -> PreparedText:
 def _repeat(fields: ResponsesRequest, defaults: SamplingDefaults) -> Repeated:
     tools = [tool.model_dump(exclude_unset=True) for tool in fields.tools or ()]
     choice = fields.tool_choice or "auto"
-    asked = fields.text.format.model_dump(by_alias=True) if fields.text and fields.text.format else {"type": "text"}
+    form = fields.text.format.model_dump(by_alias=True) if fields.text and fields.text.format else {"type": "text"}
     effort = fields.reasoning.effort if fields.reasoning else None
     return Repeated(
         instructions=fields.instructions,
@@ -93,7 +93,7 @@ def _repeat(fields: ResponsesRequest, defaults: SamplingDefaults) -> Repeated:
         reasoning={"effort": effort, "summary": None},
         safety_identifier=fields.safety_identifier,
         temperature=defaults.temperature if fields.temperature is None else fields.temperature,
-        text={"format": asked, "verbosity": (fields.text and fields.text.verbosity) or "medium"},
+        text={"format": form, "verbosity": (fields.text and fields.text.verbosity) or "medium"},
         tool_choice=choice if isinstance(choice, str) else choice.model_dump(exclude_unset=True),
         tools=tools,
         top_p=defaults.top_p if fields.top_p is None else fields.top_p,

@@ -224,7 +224,7 @@ class ChatFormat(ChoicesFormat):
 
     def behind_choices(self, answers: Sequence[WholeChoice]) -> Iterator[bytes]:
         """Yield the prompt's log probabilities, which all choices share."""
-        if self._tells_prompt_logprobs:
+        if self._reports_prompt_logprobs:
             yield b","
             yield from prompt_logprobs_pieces(self._names, answers[0].prompt_logprobs)
         else:

@@ -66,8 +66,8 @@ class CompletionFormat(ChoicesFormat):
         self._num_echoed[choice] = 0
         return self._echoed_text(choice)
 
-    def _echoed(self, choice: int, logprobs: Sequence[TokenLogprobs], num_told: int) -> list[Token]:
-        """Return the next tokens of an echoed prompt, of which `num_told` are already sent.
+    def _echoed(self, choice: int, logprobs: Sequence[TokenLogprobs], num_sent: int) -> list[Token]:
+        """Return the next tokens of an echoed prompt, of which `num_sent` are already sent.
 
         The prompt's first token has no log probability. Without `echo` the list is empty.
         """
@@ -75,8 +75,8 @@ class CompletionFormat(ChoicesFormat):
             return []
         echo = self._echoes[choice // self._choices_per_prompt]
         starts = array("I", echo.packed_starts)
-        if num_told:
-            return [Token(each, starts[num_told + i]) for i, each in enumerate(logprobs)]
+        if num_sent:
+            return [Token(each, starts[num_sent + i]) for i, each in enumerate(logprobs)]
         first = TokenLogprobs.of(array("I", echo.packed_token_ids)[0], None, [], [])
         return [Token(each, starts[i]) for i, each in enumerate([first, *logprobs])]
 
@@ -112,7 +112,7 @@ class CompletionFormat(ChoicesFormat):
             yield b',"prompt_token_ids":%b' % encode(self._prompt_of(answer.index))
         else:
             yield b',"token_ids":null,"prompt_token_ids":null'
-        if self._tells_prompt_logprobs:
+        if self._reports_prompt_logprobs:
             yield b","
             yield from prompt_logprobs_pieces(self._names, answer.prompt_logprobs)
         else:
@@ -123,9 +123,9 @@ class CompletionFormat(ChoicesFormat):
         tokens, logprobs = delta.tokens, None
         text = self._echo_once(delta.choice)
         if self._shows_prompt and self._with_logprobs:
-            told = self._num_echoed.get(delta.choice, 0)
-            echoed = self._echoed(delta.choice, delta.prompt_logprobs, told)
-            self._num_echoed[delta.choice] = told + len(echoed)
+            num_sent = self._num_echoed.get(delta.choice, 0)
+            echoed = self._echoed(delta.choice, delta.prompt_logprobs, num_sent)
+            self._num_echoed[delta.choice] = num_sent + len(echoed)
             tokens = echoed + self._shifted(delta.choice, tokens)
         if self._with_logprobs and tokens:
             logprobs = completion_logprobs(self._names, tokens)

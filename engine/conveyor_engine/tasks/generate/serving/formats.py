@@ -162,8 +162,8 @@ class ChoicesFormat(Format):
         )
         self._prompts = prepared.prompt_token_ids
         self._choices_per_prompt = prepared.choices_per_prompt
-        self._tells_prompt_logprobs = prepared.tells_prompt_logprobs
-        self._prompts_told: set[int] = set()  # in a stream: the choices whose prompts are already sent
+        self._reports_prompt_logprobs = prepared.reports_prompt_logprobs
+        self._prompts_sent: set[int] = set()  # in a stream: the choices whose prompts are already sent
         self._head = prepared.id, int(time.time()), prepared.model  # the first fields of every object
         self._includes_usage = prepared.include_usage
         self._no_usage = None if prepared.include_usage else UNSET
@@ -199,9 +199,9 @@ class ChoicesFormat(Format):
 
     def _prompt_once(self, choice: int) -> list[int] | UnsetType:
         """Return the choice's prompt as `_prompt_of` does on the first call for a choice, and UNSET on later calls."""
-        if choice in self._prompts_told:
+        if choice in self._prompts_sent:
             return UNSET
-        self._prompts_told.add(choice)
+        self._prompts_sent.add(choice)
         return self._prompt_of(choice)
 
     def _ids(self, token_ids: Sequence[int]) -> Sequence[int] | UnsetType:

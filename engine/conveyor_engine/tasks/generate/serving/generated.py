@@ -158,6 +158,6 @@ class GeneratedResponse(EngineResponse):
 
         Without a cache salt the cached count is hidden, because it would reveal what other clients have sent.
         """
-        details = {"cached_tokens": cached_tokens} if self._prepared.tells_cached_tokens else None
+        details = {"cached_tokens": cached_tokens} if self._prepared.reports_cached_tokens else None
         thinking = {"reasoning_tokens": thinking_tokens} if self._prepared.parsing.thinking else UNSET
         return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details, thinking)

@@ -121,9 +121,9 @@ def prompt_logprobs_pieces(names: TokenNames, logprobs: Sequence[TokenLogprobs])
 
 def _by_id(names: TokenNames, logprobs: TokenLogprobs) -> dict[str, PromptLogprob]:
     ids, values = logprobs.top_token_ids, logprobs.top_logprobs
-    told = {str(ids[i]): PromptLogprob(_bounded(values[i]), i + 1, names.text(ids[i])) for i in range(len(ids))}
+    others = {str(ids[i]): PromptLogprob(_bounded(values[i]), i + 1, names.text(ids[i])) for i in range(len(ids))}
     own = PromptLogprob(_bounded(logprobs.logprob), logprobs.rank, names.text(logprobs.token_id))
-    return {str(logprobs.token_id): own, **told}
+    return {str(logprobs.token_id): own, **others}
 
 
 def _bounded(logprob: float | None) -> float | None:

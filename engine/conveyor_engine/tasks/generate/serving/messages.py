@@ -216,10 +216,10 @@ class MessagesFormat(BlocksFormat):
         return Stop("stop_sequence" if reason == "end_turn" and stop_string else reason, stop_string)
 
 
-def _write(told: msgspec.Struct) -> bytes:
-    kind = told.__struct_config__.tag
+def _write(message: msgspec.Struct) -> bytes:
+    kind = message.__struct_config__.tag
     assert isinstance(kind, str)
-    return event(encode(told), kind)
+    return event(encode(message), kind)
 
 
 def _read_input(arguments: str) -> dict[str, msgspec.Raw]:

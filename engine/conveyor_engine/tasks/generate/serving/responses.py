@@ -186,10 +186,10 @@ class ResponsesFormat(BlocksFormat):
     def _build_logprobs(self, tokens: Sequence[Token]) -> list[ChatTokenLogprob]:
         return [build_chat_logprob(self._names, token) for token in tokens]
 
-    def _write(self, told: events.Event) -> bytes:
-        told.sequence_number = self._sequence
+    def _write(self, message: events.Event) -> bytes:
+        message.sequence_number = self._sequence
         self._sequence += 1
-        return event(encode(told), str(told.__struct_config__.tag))
+        return event(encode(message), str(message.__struct_config__.tag))
 
 
 async def create_response(request: Request) -> GeneratedResponse:

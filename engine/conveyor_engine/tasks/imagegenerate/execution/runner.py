@@ -158,13 +158,13 @@ class PaintRunner(Runner):
         inputs = [row.scheduler.scale_model_input(row.latents, row.timestep) for row in rows]
         sample = torch.cat([each.expand(count, -1, -1, -1) for each, count in zip(inputs, counts, strict=True)])
         timesteps = np.repeat([float(row.timestep) for row in rows], counts).astype(np.float32)
-        told = self._parts.unet(
+        predicted = self._parts.unet(
             sample,
             to_device(timesteps, self.device),
             encoder_hidden_states=torch.cat([row.hidden for row in rows]),
             return_dict=False,
         )[0]
-        for row, noise in zip(rows, told.split(counts), strict=True):
+        for row, noise in zip(rows, predicted.split(counts), strict=True):
             if row.request.has_guidance:
                 without, with_prompt = noise.chunk(2)
                 noise = without + row.request.guidance_scale * (with_prompt - without)

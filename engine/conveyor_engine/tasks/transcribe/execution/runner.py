@@ -47,7 +47,7 @@ class _Beginning(NamedTuple):
 class _Found(NamedTuple):
     """What the model found in the windows that begin in this step, on the device."""
 
-    languages: torch.Tensor  # int64 (asking,): the language token of each window whose language is not given
+    languages: torch.Tensor  # int64 (undetected,): the language token of each window whose language is not given
     no_speech: torch.Tensor  # float32 (beginning,): the probability that a window contains no speech
     fits: list[torch.Tensor]  # float32 (tokens, positions) for each window whose tokens get times
 
@@ -180,21 +180,21 @@ class SpeechRunner(Runner):
         metadata = _build_metadata(self._rows.block_tables[rows], slots.flatten(), positions, positions)
         self._decoder.write_sound(encoded, metadata, alignment)
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
-        asking = [each for each in beginning if each.window.language_at is not None]
-        return _Found(self._find_languages(asking) if asking else nothing, nothing.float(), [])
+        undetected = [each for each in beginning if each.window.language_at is not None]
+        return _Found(self._find_languages(undetected) if undetected else nothing, nothing.float(), [])
 
-    def _find_languages(self, asking: Sequence[_Beginning]) -> torch.Tensor:
-        """Find the likeliest language after the transcript's first token. Return the tokens int64 (asking,).
+    def _find_languages(self, undetected: Sequence[_Beginning]) -> torch.Tensor:
+        """Find the likeliest language after the transcript's first token. Return the tokens int64 (undetected,).
 
         Each token is also written to its row, at `language_at`.
         """
-        rows = to_device(np.array([each.row for each in asking]), self.device)
+        rows = to_device(np.array([each.row for each in undetected]), self.device)
         first = torch.zeros_like(rows)
         slots = self._text_rows.block_tables[rows, 0].long() * self._block_size
         own = _build_metadata(self._text_rows.block_tables[rows], slots, 1, 1)
         hidden = self._decoder.run(first + self._of_task.start, first, own, self._find_sound(rows))
         found = self._languages[self._decoder.score(hidden)[:, self._languages].argmax(dim=-1)]
-        places = to_device(np.array([each.window.language_at for each in asking]), self.device)
+        places = to_device(np.array([each.window.language_at for each in undetected]), self.device)
         self._rows.append(rows, places, found)
         return found
 
@@ -245,9 +245,9 @@ class SpeechRunner(Runner):
         def read() -> StepResult:
             chosen_tokens, values, *rest = copy.wait()
             chosen = chosen_tokens.tolist()
-            told = [[TokenLogprobs.of(*each, [], [])] for each in zip(chosen, values.tolist(), strict=True)]
+            logprobs = [[TokenLogprobs.of(*each, [], [])] for each in zip(chosen, values.tolist(), strict=True)]
             payloads = _report_starts(len(plan.rows), beginning, *rest) if rest else None
-            return StepResult(plan.number, [[token] for token in chosen], told, payloads)
+            return StepResult(plan.number, [[token] for token in chosen], logprobs, payloads)
 
         return read
 
@@ -308,7 +308,7 @@ def _report_starts(
 ) -> list[bytes]:
     """Return an encoded `WindowStart` for each row of the plan whose window begins; empty bytes for other rows.
 
-    languages: int64 (asking,). no_speech: float32 (beginning,). fits: float32 (tokens, positions) each.
+    languages: int64 (undetected,). no_speech: float32 (beginning,). fits: float32 (tokens, positions) each.
     """
     payloads, found, aligned = [b""] * num_rows, iter(languages.tolist()), iter(fits)
     for each, probability in zip(beginning, no_speech.tolist(), strict=False):

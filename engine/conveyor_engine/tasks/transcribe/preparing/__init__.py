@@ -67,9 +67,9 @@ def _prepare(model: ServedModel, job: Job, schema: type[SpeechOptions], task: Sp
         raise InvalidRequest("send the file as multipart/form-data, in a part named file", param="file")
     fields, (data,) = parse_form(model, schema, job, "file", 1)
     facts = AudioFacts.read(job.facts)
-    asked = fields.language if isinstance(fields, TranscriptionOptions) else None
+    requested = fields.language if isinstance(fields, TranscriptionOptions) else None
     granularities = fields.timestamp_granularities or () if isinstance(fields, TranscriptionOptions) else ()
-    language = _check_language(asked, facts)
+    language = _check_language(requested, facts)
     if task == "translate" and task not in facts.tasks:
         raise InvalidRequest("this model cannot translate: it has only one language", param="model")
     tokens = _read_prompt(model, fields.prompt, facts)
@@ -100,17 +100,17 @@ def _prepare(model: ServedModel, job: Job, schema: type[SpeechOptions], task: Sp
     )
 
 
-def _check_language(asked: str | None, facts: AudioFacts) -> str | None:
+def _check_language(requested: str | None, facts: AudioFacts) -> str | None:
     """Return the code of the language; None if the model must detect it. Raises InvalidRequest."""
     if not facts.languages:
-        if asked is not None and find_code(asked) != "en":
-            raise InvalidRequest(f"language is {asked!r}, but this model supports only English", param="language")
+        if requested is not None and find_code(requested) != "en":
+            raise InvalidRequest(f"language is {requested!r}, but this model supports only English", param="language")
         return "en"
-    if asked is None:
+    if requested is None:
         return None
-    if (code := find_code(asked)) not in facts.languages:
+    if (code := find_code(requested)) not in facts.languages:
         known = ", ".join(sorted(facts.languages))
-        raise InvalidRequest(f"language is {asked!r}; this model supports {known}", param="language")
+        raise InvalidRequest(f"language is {requested!r}; this model supports {known}", param="language")
     return code
 
 

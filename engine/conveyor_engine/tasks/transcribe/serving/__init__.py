@@ -97,11 +97,11 @@ class TranscriptResponse(EngineResponse):
             last = event(failure_body(error))
         await send({"type": "http.response.body", "body": last + build_last_words(self._report)})
 
-    async def _send_event(self, told: TranscriptTextDelta | TranscriptTextDone, send: Send) -> None:
+    async def _send_event(self, message: TranscriptTextDelta | TranscriptTextDone, send: Send) -> None:
         if not self._started:
             await self._start(list(SSE_HEADERS), send)
-        name = "transcript.text.delta" if isinstance(told, TranscriptTextDelta) else "transcript.text.done"
-        await send({"type": "http.response.body", "body": event(encode(told), name), "more_body": True})
+        name = "transcript.text.delta" if isinstance(message, TranscriptTextDelta) else "transcript.text.done"
+        await send({"type": "http.response.body", "body": event(encode(message), name), "more_body": True})
 
     def _add(self, output: RequestOutput) -> None:
         """Record the times of a window that has ended. Raises DeadlineExceeded or GenerationFailed."""
@@ -136,7 +136,7 @@ async def _open(request: Request, kind: str) -> TranscriptResponse:
         transcript = Transcript(prepared, AudioFacts.read(model_facts(app_state(request))), state.model.tokenizer)
         seconds_left = arriving.deadline - time.monotonic()
         generation = state.engine.open_generation(
-            [transcript.build_part()], seconds_left, arriving.wish, transcript.follow
+            [transcript.build_part()], seconds_left, arriving.place_condition, transcript.follow
         )
     return TranscriptResponse(Opened(state, prepared, generation, seconds_left), prepared, transcript)
 

@@ -81,39 +81,39 @@ def build_verbose(
 ) -> VerboseTranscription:
     """Build the whole answer. A language without a known name is given by its code."""
     language = transcript.language or ""
-    segments = [_build_segment(number, told) for number, told in enumerate(transcript.segments)]
+    segments = [_build_segment(number, each) for number, each in enumerate(transcript.segments)]
     name = NAMES.get(language, language)
     words = [TranscriptionWord(each.text, round(each.start, 3), round(each.end, 3)) for each in transcript.words]
     text, usage = transcript.text.strip(), count_usage(seconds)
     return VerboseTranscription(task, name, seconds, text, segments, usage, words if wants_words else None)
 
 
-def _build_segment(number: int, told: TextSegment) -> TranscriptionSegment:
-    segment = told.segment
+def _build_segment(number: int, each: TextSegment) -> TranscriptionSegment:
+    segment = each.segment
     return TranscriptionSegment(
-        number, segment.seek, round(segment.start, 3), round(segment.end, 3), told.text, segment.tokens,
-        told.temperature, told.avg_logprob, told.compression_ratio, told.no_speech_prob,
+        number, segment.seek, round(segment.start, 3), round(segment.end, 3), each.text, segment.tokens,
+        each.temperature, each.avg_logprob, each.compression_ratio, each.no_speech_prob,
     )  # fmt: skip
 
 
 def write_srt(segments: list[TextSegment]) -> Iterator[bytes]:
     """Yield the segments as SubRip subtitles."""
-    for number, told in enumerate(segments, 1):
-        times = f"{_write_time(told.segment.start, ',')} --> {_write_time(told.segment.end, ',')}"
-        yield f"{number}\n{times}\n{_write_line(told)}\n\n".encode()
+    for number, each in enumerate(segments, 1):
+        times = f"{_write_time(each.segment.start, ',')} --> {_write_time(each.segment.end, ',')}"
+        yield f"{number}\n{times}\n{_write_line(each)}\n\n".encode()
 
 
 def write_vtt(segments: list[TextSegment]) -> Iterator[bytes]:
     """Yield the segments as WebVTT subtitles."""
     yield b"WEBVTT\n\n"
-    for told in segments:
-        times = f"{_write_time(told.segment.start, '.')} --> {_write_time(told.segment.end, '.')}"
-        yield f"{times}\n{_write_line(told)}\n\n".encode()
+    for each in segments:
+        times = f"{_write_time(each.segment.start, '.')} --> {_write_time(each.segment.end, '.')}"
+        yield f"{times}\n{_write_line(each)}\n\n".encode()
 
 
-def _write_line(told: TextSegment) -> str:
+def _write_line(each: TextSegment) -> str:
     """Return the text on one line. `-->` becomes `->`, because players read a line with `-->` as times."""
-    return " ".join(told.text.split()).replace("-->", "->")
+    return " ".join(each.text.split()).replace("-->", "->")
 
 
 def _write_time(seconds: float, point: str) -> str:

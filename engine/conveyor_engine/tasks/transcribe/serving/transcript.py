@@ -52,10 +52,10 @@ class Word:
 class TextSegment:
     """A segment with its text, and the probabilities of its window."""
 
-    def __init__(self, segment: Segment, text: str, heard: WindowOutputs, temperature: float) -> None:
+    def __init__(self, segment: Segment, text: str, outputs: WindowOutputs, temperature: float) -> None:
         self.segment, self.text, self.temperature = segment, text, temperature
-        self.avg_logprob = heard.avg_logprob
-        self.no_speech_prob = heard.start.no_speech_prob if heard.start is not None else 0.0
+        self.avg_logprob = outputs.avg_logprob
+        self.no_speech_prob = outputs.start.no_speech_prob if outputs.start is not None else 0.0
 
     @property
     def compression_ratio(self) -> float:
@@ -158,22 +158,22 @@ class Transcript:
 
     def _find_language(self) -> None:
         """If the model has detected the language, use it in the next windows."""
-        heard = self._note_answer
-        if heard.start is not None and heard.start.language is not None and self._language_at is not None:
-            self._tokens[self._language_at], self._language_at = heard.start.language, None
+        outputs = self._note_answer
+        if outputs.start is not None and outputs.start.language is not None and self._language_at is not None:
+            self._tokens[self._language_at], self._language_at = outputs.start.language, None
             codes = {token: code for code, token in self._facts.languages.items()}
-            self.language = codes[heard.start.language]
+            self.language = codes[outputs.start.language]
 
     def _add_window(self, positions: list[int]) -> None:
         """Add the segments of the window, which has ended.
 
         positions: the encoder position at which each token begins; empty if unknown.
         """
-        heard, facts = self._note_answer, self._facts
-        tokens = heard.tokens[:-1] if heard.tokens[-1] == facts.end else heard.tokens
+        outputs, facts = self._note_answer, self._facts
+        tokens = outputs.tokens[:-1] if outputs.tokens[-1] == facts.end else outputs.tokens
         segments, advance = divide(tokens, self._seek, self._num_frames_left, facts)
         temperature = self._prepared.temperature
-        self.segments += [TextSegment(each, self._read(each.tokens), heard, temperature) for each in segments]
+        self.segments += [TextSegment(each, self._read(each.tokens), outputs, temperature) for each in segments]
         if positions:
             self.words += [word for each in segments for word in self._list_words(each, positions)]
         self._closed_text = ""
