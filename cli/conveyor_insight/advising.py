@@ -48,8 +48,8 @@ def advise(service: InferenceService, traffic: Traffic) -> Advice:
         fields["mode"] = mode
     if size != batching.chosen_batch_size:
         fields["maxBatchSize"] = size
-    workload, told = _choose_workload(service, traffic)
-    sentences = (mode_reason, size_reason, *_describe_window(service, traffic, mode), *told)
+    workload, about_workload = _choose_workload(service, traffic)
+    sentences = (mode_reason, size_reason, *_describe_window(service, traffic, mode), *about_workload)
     return Advice(mode, size, fields, workload, sentences, tuple(_build_tune_flags(service, traffic)))
 
 
@@ -92,26 +92,26 @@ def _choose_mode(service: InferenceService, traffic: Traffic) -> tuple[str, str]
     if service.spec.runtime == "VLLM":
         return "Continuous", "Continuous: vLLM has no other mode."
     if service.task is None:
-        told = "the model's task is not known until an engine has read its files; Continuous fits models that generate"
+        text = "the model's task is not known until an engine has read its files; Continuous fits models that generate"
         mode = str(service.batching.mode)
-        return mode, f"{mode}: {told}, Dynamic all others."
+        return mode, f"{mode}: {text}, Dynamic all others."
     if _allows(service).one_step:
         return "Dynamic", f"Dynamic: task {service.task} takes one step, so requests share a batch and leave together."
     if not _allows(service).workload:
         steps = "denoising steps" if service.task == "ImageGenerate" else "tokens"
         return "Continuous", f"Continuous: requests join and leave between two {steps} of the others."
-    told = "Continuous: the model generates text, and in this mode requests join and leave at every step."
+    text = "Continuous: the model generates text, and in this mode requests join and leave at every step."
     lengths = traffic["output_tokens"]
     if lengths.number >= MIN_REQUESTS:
         p50, p95 = lengths.percentile(50), lengths.percentile(95)
-        told += f" Answers have {p50:.0f} tokens at P50 and {p95:.0f} at P95;"
+        text += f" Answers have {p50:.0f} tokens at P50 and {p95:.0f} at P95;"
         if p95 <= _ALIKE * p50 or p95 <= _SHORT_TOKENS:
-            told += " they are alike or short, so Static would lose little offline."
+            text += " they are alike or short, so Static would lose little offline."
         else:
-            told += " the more they differ, the more a closed batch waits for its longest."
+            text += " the more they differ, the more a closed batch waits for its longest."
     if service.batching.mode == "None":
-        told += " Keep None only if requests must never share a step."
-    return "Continuous", told
+        text += " Keep None only if requests must never share a step."
+    return "Continuous", text
 
 
 def _choose_size(service: InferenceService, traffic: Traffic, mode: str) -> tuple[int, str]:

@@ -147,55 +147,55 @@ def _known(values: Mapping[str, int | str], hpa: Hpa) -> dict[str, int | None]:
 
 def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decision | None:
     """Return the decision if the autoscaler reads no metrics, otherwise None."""
-    spec, asked = facts.service.spec, deployment.requested_replicas
+    spec, given = facts.service.spec, deployment.requested_replicas
     if facts.deployment is None:
         return Decision(0, Reason.NO_AUTOSCALER, "There is no Deployment yet.")
     is_others = spec.autoscaling is None or spec.autoscaling.is_external
     if is_others and facts.others:
-        told = f"HorizontalPodAutoscaler {facts.others[0]}, which Conveyor did not create, sets the replicas."
-        return Decision(asked, Reason.OTHER_AUTOSCALER, told)
+        text = f"HorizontalPodAutoscaler {facts.others[0]}, which Conveyor did not create, sets the replicas."
+        return Decision(given, Reason.OTHER_AUTOSCALER, text)
     if spec.autoscaling is not None and is_others:
-        told = "With provider: External and no HorizontalPodAutoscaler for the Deployment, the replicas do not change."
-        return Decision(asked, Reason.OTHER_AUTOSCALER, told)
+        text = "With provider: External and no HorizontalPodAutoscaler for the Deployment, the replicas do not change."
+        return Decision(given, Reason.OTHER_AUTOSCALER, text)
     if spec.autoscaling is None:
         kept = ", the last number of the autoscaler that was removed" if deployment.held_replicas else ""
-        return Decision(asked, Reason.FIXED_REPLICAS, f"Autoscaling is off: the replicas are fixed at {asked}{kept}.")
+        return Decision(given, Reason.FIXED_REPLICAS, f"Autoscaling is off: the replicas are fixed at {given}{kept}.")
     if is_asleep(spec, deployment):
-        told = (
+        text = (
             f"Scaled to zero: no request arrived for {_find_idle_timeout(facts):g} s (autoscaling.idleTimeout). "
             "The next request starts an engine."
         )
-        return Decision(0, Reason.SCALED_TO_ZERO, told)
-    if asked == 0:
-        told = "Someone scaled the Deployment to 0, which pauses the HorizontalPodAutoscaler. To resume, scale it to 1."
-        return Decision(0, Reason.PAUSED, told)
+        return Decision(0, Reason.SCALED_TO_ZERO, text)
+    if given == 0:
+        text = "Someone scaled the Deployment to 0, which pauses the HorizontalPodAutoscaler. To resume, scale it to 1."
+        return Decision(0, Reason.PAUSED, text)
     return None
 
 
 def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, proposals: Sequence[Proposal]) -> Decision:
-    asked = deployment.requested_replicas
+    given = deployment.requested_replicas
     if hpa is None:
-        return Decision(asked, Reason.NO_AUTOSCALER, "Conveyor has not created the HorizontalPodAutoscaler yet.")
+        return Decision(given, Reason.NO_AUTOSCALER, "Conveyor has not created the HorizontalPodAutoscaler yet.")
     low, high = hpa.asked.min_replicas, hpa.asked.max_replicas
-    proposal = hpa.choose(asked, proposals)
-    desired, bounded = hpa.limit(0.0, asked, proposal), min(max(proposal or 0, low), high)
-    if not low <= asked <= high:
-        told = f"The {asked} replicas are not between {low} and maxReplicas {high}; the HPA corrects that first."
-        return Decision(desired, Reason.OUT_OF_BOUNDS, told)
+    proposal = hpa.choose(given, proposals)
+    desired, bounded = hpa.limit(0.0, given, proposal), min(max(proposal or 0, low), high)
+    if not low <= given <= high:
+        text = f"The {given} replicas are not between {low} and maxReplicas {high}; the HPA corrects that first."
+        return Decision(desired, Reason.OUT_OF_BOUNDS, text)
     if proposal is None:
-        return Decision(asked, Reason.NO_METRICS, _describe_missing_metrics(proposals))
-    if bounded != asked and (used_up := _find_used_up(hpa, facts, asked, bounded)):
+        return Decision(given, Reason.NO_METRICS, _describe_missing_metrics(proposals))
+    if bounded != given and (used_up := _find_used_up(hpa, facts, given, bounded)):
         return used_up
     if desired != bounded:
-        return _describe_held(hpa, asked, bounded, desired)
+        return _describe_held(hpa, given, bounded, desired)
     if proposal < desired and (idle_timeout_seconds := _find_idle_timeout(facts)) is not None:
-        told = (
+        text = (
             f"The metrics call for {proposal} replicas; the HorizontalPodAutoscaler keeps {desired}. After "
             f"{idle_timeout_seconds:g} s without a request (autoscaling.idleTimeout) the operator scales to zero. "
             "The next request starts an engine."
         )
-        return Decision(desired, Reason.AT_MINIMUM, told)
-    return _describe_decision(hpa, asked, proposal, desired, proposals)
+        return Decision(desired, Reason.AT_MINIMUM, text)
+    return _describe_decision(hpa, given, proposal, desired, proposals)
 
 
 def _describe_missing_metrics(proposals: Sequence[Proposal]) -> str:
@@ -207,35 +207,35 @@ def _describe_missing_metrics(proposals: Sequence[Proposal]) -> str:
     )
 
 
-def _describe_held(hpa: Hpa, asked: int, bounded: int, desired: int) -> Decision:
+def _describe_held(hpa: Hpa, given: int, bounded: int, desired: int) -> Decision:
     """Explain a change that the window or the policies of `behavior` hold back."""
-    rules, direction = _rules_towards(hpa, asked, bounded)
-    if rules is None or (rules.stabilization_window_seconds and desired == asked):
+    rules, direction = _rules_towards(hpa, given, bounded)
+    if rules is None or (rules.stabilization_window_seconds and desired == given):
         window = 300 if rules is None else rules.stabilization_window_seconds
         order = "largest" if direction == "scaleDown" else "smallest"
-        told = (
+        text = (
             f"The metrics call for {bounded} replicas now; {direction} uses the {order} number of the last {window} s "
             f"(behavior.{direction}.stabilizationWindowSeconds)."
         )
-        return Decision(desired, Reason.STABILIZED, told)
+        return Decision(desired, Reason.STABILIZED, text)
     return Decision(
         desired, Reason.LIMITED, f"The metrics call for {bounded} replicas; {_describe_policies(rules, direction)}."
     )
 
 
-def _find_used_up(hpa: Hpa, facts: Facts, asked: int, bounded: int) -> Decision | None:
+def _find_used_up(hpa: Hpa, facts: Facts, given: int, bounded: int) -> Decision | None:
     """Return the decision if the controller reports that its policies do not allow a step yet; otherwise None."""
-    rules, direction = _rules_towards(hpa, asked, bounded)
+    rules, direction = _rules_towards(hpa, given, bounded)
     status, word, _ = hpa.asked.conditions.get("ScalingLimited", ("", "", ""))
-    if rules is None or (status, word) != ("True", "ScaleUpLimit" if bounded > asked else "ScaleDownLimit"):
+    if rules is None or (status, word) != ("True", "ScaleUpLimit" if bounded > given else "ScaleDownLimit"):
         return None
     since = _seconds_since_change(facts)
     longest = max((policy.period_seconds for policy in rules.policies or ()), default=0)
     if since is None or since >= longest:
         return None
     policies = f"{_describe_policies(rules, direction)}, and the last change was {since:.0f} s ago"
-    told = f"The metrics call for {bounded} replicas; {policies}."
-    return Decision(asked, Reason.LIMITED, told)
+    text = f"The metrics call for {bounded} replicas; {policies}."
+    return Decision(given, Reason.LIMITED, text)
 
 
 def _seconds_since_change(facts: Facts) -> float | None:
@@ -243,9 +243,9 @@ def _seconds_since_change(facts: Facts) -> float | None:
     return None if at is None else (facts.now - datetime.fromisoformat(at)).total_seconds()
 
 
-def _rules_towards(hpa: Hpa, asked: int, bounded: int) -> tuple[ScalingRules | None, str]:
+def _rules_towards(hpa: Hpa, given: int, bounded: int) -> tuple[ScalingRules | None, str]:
     up, down = hpa.rules or (None, None)
-    return (up, "scaleUp") if bounded > asked else (down, "scaleDown")
+    return (up, "scaleUp") if bounded > given else (down, "scaleDown")
 
 
 def _describe_policies(rules: ScalingRules, direction: str) -> str:
@@ -257,7 +257,7 @@ def _describe_policies(rules: ScalingRules, direction: str) -> str:
     return f"behavior.{direction} allows {which}{(' and ' if which else ' or ').join(each)}"
 
 
-def _describe_decision(hpa: Hpa, asked: int, proposal: int, desired: int, proposals: Sequence[Proposal]) -> Decision:
+def _describe_decision(hpa: Hpa, given: int, proposal: int, desired: int, proposals: Sequence[Proposal]) -> Decision:
     if proposal > desired:
         return Decision(
             desired, Reason.AT_MAXIMUM, f"The metrics call for {proposal} replicas; maxReplicas is {desired}."
@@ -268,12 +268,12 @@ def _describe_decision(hpa: Hpa, asked: int, proposal: int, desired: int, propos
         )
     winner = max(proposals, key=lambda each: each.replicas)
     won = f"{winner.metric} calls for {'the most' if len(proposals) > 1 else 'this number'}"
-    if desired != asked:
-        reason = Reason.SCALES_UP if desired > asked else Reason.SCALES_DOWN
-        return Decision(desired, reason, f"Scales from {asked} to {desired} replicas: {won}.")
+    if desired != given:
+        reason = Reason.SCALES_UP if desired > given else Reason.SCALES_DOWN
+        return Decision(desired, reason, f"Scales from {given} to {desired} replicas: {won}.")
     if winner.tolerance is not None:
-        told = f"{winner.metric} is within {_percent(winner.tolerance)} of its target, so the replicas stay."
-        return Decision(desired, Reason.WITHIN_TOLERANCE, told)
+        text = f"{winner.metric} is within {_percent(winner.tolerance)} of its target, so the replicas stay."
+        return Decision(desired, Reason.WITHIN_TOLERANCE, text)
     return Decision(desired, Reason.AT_TARGET, f"The {desired} replicas stay: {won}.")
 
 
@@ -295,26 +295,26 @@ def _describe_metric(
 
 def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, decision: Decision) -> list[str]:
     """Return further sentences about the decision."""
-    told, asked = [], deployment.requested_replicas
+    more, given = [], deployment.requested_replicas
     if hpa is not None and facts.others:
         other = f"HorizontalPodAutoscaler {facts.others[0]}, which Conveyor did not create, scales the same Deployment."
-        told.append(f"{other} Delete it, or set autoscaling.provider: External.")
-    if hpa is not None and asked and not hpa.asked.conditions:
-        told.append("The HorizontalPodAutoscaler has not read its metrics yet.")
-    elif hpa is not None and 0 < asked != hpa.asked.desired_replicas == decision.replicas:
-        told.append("The HorizontalPodAutoscaler has decided this; the Deployment does not have the new number yet.")
-    elif hpa is not None and asked and decision.replicas != hpa.asked.desired_replicas:
+        more.append(f"{other} Delete it, or set autoscaling.provider: External.")
+    if hpa is not None and given and not hpa.asked.conditions:
+        more.append("The HorizontalPodAutoscaler has not read its metrics yet.")
+    elif hpa is not None and 0 < given != hpa.asked.desired_replicas == decision.replicas:
+        more.append("The HorizontalPodAutoscaler has decided this; the Deployment does not have the new number yet.")
+    elif hpa is not None and given and decision.replicas != hpa.asked.desired_replicas:
         said = hpa.asked.desired_replicas
-        told.append(f"The HorizontalPodAutoscaler last decided on {said}; it decides every 15 s by default.")
+        more.append(f"The HorizontalPodAutoscaler last decided on {said}; it decides every 15 s by default.")
     if hpa is not None and (places := describe_starting(facts)):
-        told.append(places)
-    if deployment.ready_replicas < asked:
+        more.append(places)
+    if deployment.ready_replicas < given:
         message = _condition(facts, ConditionType.WORKLOAD_READY)
-        ready = f"{deployment.ready_replicas} of {asked} pods are ready"
-        told.append(f"{ready}{message or '.'} The arithmetic counts all {asked}.")
+        ready = f"{deployment.ready_replicas} of {given} pods are ready"
+        more.append(f"{ready}{message or '.'} The arithmetic counts all {given}.")
     if message := _condition(facts, ConditionType.SCALING_READY):
-        told.append(f"ScalingReady is not True{message}")
-    return told
+        more.append(f"ScalingReady is not True{message}")
+    return more
 
 
 def _condition(facts: Facts, type: ConditionType) -> str:

@@ -175,10 +175,10 @@ def _read_values(cluster: Reader, namespace: str, name: str, hpa: Object | None)
     }
     for metric in [metric for metric in metrics if metric["type"] in places]:
         source, (path, parameter) = metric[metric["type"].lower()], places[metric["type"]]
-        asked, metric_name = source["metric"], name_metric(source)
-        labels = (asked.get("selector") or {}).get("matchLabels") or {}
+        selected, metric_name = source["metric"], name_metric(source)
+        labels = (selected.get("selector") or {}).get("matchLabels") or {}
         query = {parameter: ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
-        yield metric_name, _read_value(cluster, f"{path}/{asked['name']}", query)
+        yield metric_name, _read_value(cluster, f"{path}/{selected['name']}", query)
 
 
 def _read_value(cluster: Reader, path: str, query: Mapping[str, str]) -> int | str:

@@ -38,7 +38,7 @@ class Hpa:
     def __init__(self, body: Mapping[str, Any], controller: Controller = Controller()) -> None:
         self._down_window_seconds = controller.downscale_stabilization_seconds
         self.apply(body)
-        self._wishes: list[Change] = []
+        self._desired: list[Change] = []
         self._ups: list[Change] = []
         self._downs: list[Change] = []
 
@@ -90,9 +90,9 @@ class Hpa:
 
     def note(self, now: float, replicas: int, proposal: int | None, desired: int) -> None:
         """Record an evaluation. Windows and policies use it in later evaluations."""
-        self._wishes = self._wishes or [Change(now, replicas)]
+        self._desired = self._desired or [Change(now, replicas)]
         if proposal is not None:
-            self._wishes.append(Change(now, proposal))
+            self._desired.append(Change(now, proposal))
         if desired != replicas:
             (self._ups if desired > replicas else self._downs).append(Change(now, abs(desired - replicas)))
 
@@ -110,7 +110,7 @@ class Hpa:
 
     def _past(self, now: float, replicas: int, window_seconds: float) -> list[int]:
         """Return the proposals within the window; before the first evaluation, the current replicas."""
-        past = self._wishes or [Change(now, replicas)]
+        past = self._desired or [Change(now, replicas)]
         return [proposal.number for proposal in past if proposal.at > now - window_seconds]
 
     def _fill(self, behavior: Behavior) -> tuple[ScalingRules, ScalingRules]:

@@ -30,8 +30,8 @@ def describe_starting(facts: Facts) -> str:
         return f"{places}; the metrics leave out the requests for them."
     waiting = facts.counts.waiting
     beyond = max(0, waiting - starting * batch_size)
-    told = f"{waiting} request{'s wait' if waiting != 1 else ' waits'}; {places}; {beyond} beyond them."
+    text = f"{waiting} request{'s wait' if waiting != 1 else ' waits'}; {places}; {beyond} beyond them."
     if not beyond or (facts.deployment and facts.deployment.ready_replicas):
-        return told
+        return text
     needed = -(-facts.counts.requests // batch_size)
-    return f"{told} No engine is ready, so the metrics call for the {needed} engines whose batches hold all requests."
+    return f"{text} No engine is ready, so the metrics call for the {needed} engines whose batches hold all requests."

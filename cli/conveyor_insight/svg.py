@@ -126,9 +126,9 @@ def lines(title: str, subtitle: str, series: Sequence[Series], across: Axis, axi
         for index, (x, y) in enumerate(points):
             near = index and math.dist((x, y), points[index - 1]) < 12
             label = one.labels[index] if one.labels else short(one.values[index][1])
-            told = f"{one.name}, {label}: {short(one.values[index][0])}, {short(one.values[index][1])}"
+            hint = f"{one.name}, {label}: {short(one.values[index][0])}, {short(one.values[index][1])}"
             body += (
-                f'<circle class="f{one.colour}" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(told)}</title></circle>'
+                f'<circle class="f{one.colour}" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(hint)}</title></circle>'
             )
             if not near:
                 body += draw_label(x + 6, y - 5, label, "start")

@@ -123,12 +123,12 @@ def _build_text(service: InferenceService, traffic: Traffic, advice: Advice) -> 
 
 
 def _build_patch(advice: Advice) -> dict[str, Any] | None:
-    told = {name: part for name, part in (("batching", advice.fields), ("workload", advice.workload)) if part}
-    return {"spec": told} if told else None
+    changed = {name: part for name, part in (("batching", advice.fields), ("workload", advice.workload)) if part}
+    return {"spec": changed} if changed else None
 
 
 def _build_json(advice: Advice, traffic: Traffic) -> str:
-    told = {
+    fields = {
         "mode": advice.mode,
         "maxBatchSize": advice.max_batch_size,
         "patch": _build_patch(advice),
@@ -146,4 +146,4 @@ def _build_json(advice: Advice, traffic: Traffic) -> str:
             },
         },
     }
-    return json.dumps(told, indent=2)
+    return json.dumps(fields, indent=2)

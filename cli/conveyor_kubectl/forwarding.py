@@ -57,10 +57,10 @@ async def _read_url(process: asyncio.subprocess.Process, resource: str) -> str:
             line = (await process.stdout.readline()).decode(errors="replace")
             if (match := re.search(r"from (127\.0\.0\.1:[0-9]+)", line)) is not None:
                 return f"http://{match[1]}"
-            told = (await process.stderr.read(2000)).decode(errors="replace").strip()
+            problem = (await process.stderr.read(2000)).decode(errors="replace").strip()
     except TimeoutError:
         raise Unanswered(f"kubectl port-forward {resource} does not begin within {_START_SECONDS} s") from None
-    raise Unanswered(f"kubectl port-forward {resource}: {told or line.strip() or 'ended'}")
+    raise Unanswered(f"kubectl port-forward {resource}: {problem or line.strip() or 'ended'}")
 
 
 async def _drain(stream: asyncio.StreamReader) -> bytes:

@@ -93,14 +93,14 @@ def _check_gpus(cluster: Cluster) -> Answer:
     allocatable = [node.get("status", {}).get("allocatable") or {} for node in nodes]
     found = {name for amounts in allocatable for name in amounts if name.startswith(names.GPU_VENDOR)}
     counts = {name: sum(_count(amounts, name) for amounts in allocatable) for name in sorted(found)}
-    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    if not told:
+    text = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    if not text:
         return (
             Verdict.LOOK,
             f"none of {len(nodes)} nodes offers {names.GPU_VENDOR}*; GPUs need their vendor's device plugin",
         )
     holders = sum(any(_count(amounts, name) for name in counts) for amounts in allocatable)
-    return Verdict.GOOD, f"{told} on {holders} of {len(nodes)} nodes"
+    return Verdict.GOOD, f"{text} on {holders} of {len(nodes)} nodes"
 
 
 def _count(amounts: Object, name: str) -> int:

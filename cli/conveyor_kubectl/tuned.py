@@ -228,11 +228,11 @@ def _is_ready(service: InferenceService) -> bool:
             Reason.ROLLED_BACK,
         }:
             raise CannotRun(f"{condition.reason}: {status.find_message(condition)}")
-    told = {condition.type: condition.reason for condition in status.conditions}
+    reasons = {condition.type: condition.reason for condition in status.conditions}
     wanted = status.desired_replicas or 0
     return (
-        told.get(ConditionType.PROGRESSING) == Reason.UP_TO_DATE
-        and told.get(ConditionType.WORKLOAD_READY) == Reason.REPLICAS_READY
+        reasons.get(ConditionType.PROGRESSING) == Reason.UP_TO_DATE
+        and reasons.get(ConditionType.WORKLOAD_READY) == Reason.REPLICAS_READY
         and wanted > 0
         and (status.ready_replicas, status.updated_replicas) == (wanted, wanted)
     )
@@ -295,11 +295,11 @@ class TunedCopy(TunedService):
 
 def restore(cluster: Cluster, namespace: str, name: str) -> list[str]:
     """Undo the changes that a killed `tune` left behind. Return a sentence for each. Raises Unanswered."""
-    told = []
+    sentences = []
     if _edit(cluster, INFERENCE_SERVICE.path(namespace, name), _unmark) is not None:
-        told.append(f"spec.batching of {name} is as it was")
+        sentences.append(f"spec.batching of {name} is as it was")
     left = cluster.find(INFERENCE_SERVICE.path(namespace, copy_name(name)))
     if left is not None and (left["metadata"].get("labels") or {}).get(names.TUNE_LABEL) == name:
         cluster.delete(INFERENCE_SERVICE.path(namespace, copy_name(name)))
-        told.append(f"the copy {copy_name(name)} is deleted")
-    return told or [f"there is nothing to put back for {name}"]
+        sentences.append(f"the copy {copy_name(name)} is deleted")
+    return sentences or [f"there is nothing to put back for {name}"]

@@ -98,9 +98,9 @@ def build_json(found: Explanation) -> dict[str, Any]:
 
 def _build_class(each: ClassFacts) -> dict[str, Any]:
     values = {"waiting": each.queued, "waitSeconds": each.wait_seconds}
-    told = {key: None if isinstance(value, str) else value for key, value in values.items()}
+    numbers = {key: None if isinstance(value, str) else value for key, value in values.items()}
     problem = next((value for value in values.values() if isinstance(value, str)), None)
-    return {"name": each.name, "level": each.level, **told, "problem": problem}
+    return {"name": each.name, "level": each.level, **numbers, "problem": problem}
 
 
 def _build_limits_json(limits: LimitFacts, batch_size: int) -> dict[str, Any]:

@@ -50,8 +50,8 @@ class Figures:
         spreads = {"timeToFirstToken": self.ttft, "interTokenLatency": self.itl, "latency": self.latency}
         found = []
         if self.failed > self.requests * _FAILED_SHARE:
-            told = ", ".join(f"{problem} ({count})" for problem, count in self.problems[:3])
-            found.append(f"{self.failed} of {self.requests} requests failed: {told}")
+            problems = ", ".join(f"{problem} ({count})" for problem, count in self.problems[:3])
+            found.append(f"{self.failed} of {self.requests} requests failed: {problems}")
         if self.failed == self.requests:
             return found
         for name, seconds in objectives.items():

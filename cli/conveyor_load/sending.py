@@ -91,9 +91,9 @@ async def send(session: aiohttp.ClientSession, target: Target, arrival: Arrival,
             elif target.streams:
                 await _read_stream(response, answer)
             else:
-                told = msgspec.json.decode(await _read(response, _MAX_ANSWER_BYTES), type=_Answer)
+                answered = msgspec.json.decode(await _read(response, _MAX_ANSWER_BYTES), type=_Answer)
                 answer.first = answer.last = time.monotonic()
-                answer.prompt_tokens = told.usage.prompt_tokens
+                answer.prompt_tokens = answered.usage.prompt_tokens
     except TimeoutError:
         answer.problem = "no whole answer in time"
     except (aiohttp.ClientError, OSError) as error:
@@ -163,8 +163,8 @@ async def calibrate(session: aiohttp.ClientSession, target: Target) -> Target:
         answer = Answer(time.monotonic())
         await send(session, replace(target, tokens_per_word=1.0, extra_tokens=0.0), Arrival(0, words, 1), answer, words)
         if answer.problem:
-            told = f"{target.endpoint} does not answer a request of {words} words: {answer.problem}"
-            raise SendError(told, lasts=re.match(r"HTTP 4(?!04|29)", answer.problem) is not None)
+            message = f"{target.endpoint} does not answer a request of {words} words: {answer.problem}"
+            raise SendError(message, lasts=re.match(r"HTTP 4(?!04|29)", answer.problem) is not None)
         if not answer.prompt_tokens:
             raise SendError(f"{target.endpoint} does not report usage.prompt_tokens", lasts=True)
         tokens.append(answer.prompt_tokens)

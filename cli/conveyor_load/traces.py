@@ -94,8 +94,8 @@ def read_trace(lines: Iterable[str]) -> Trace:
         try:
             arrivals.append(_read_line(line))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise ValueError(f"line {number}: {told}") from None
+            text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"line {number}: {text}") from None
     if len(arrivals) < 2:
         raise ValueError("a trace has at least two requests")
     arrivals.sort()
@@ -108,17 +108,17 @@ def read_trace(lines: Iterable[str]) -> Trace:
 def _read_line(line: str) -> Arrival:
     if len(line) > _MAX_LINE:
         raise ValueError(f"a line has at most {_MAX_LINE} characters")
-    told = json.loads(line)
-    if not isinstance(told, dict):
+    item = json.loads(line)
+    if not isinstance(item, dict):
         raise ValueError("it must be a JSON object")
-    milliseconds = told["timestamp"]
+    milliseconds = item["timestamp"]
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or not 0 <= milliseconds < 1e15:
         raise ValueError(f"timestamp must be milliseconds, 0 or more, not {milliseconds!r}"[:200])
-    return Arrival(milliseconds / 1000, _read_tokens(told, "input_length", 1), _read_tokens(told, "output_length", 0))
+    return Arrival(milliseconds / 1000, _read_tokens(item, "input_length", 1), _read_tokens(item, "output_length", 0))
 
 
-def _read_tokens(told: dict[str, object], name: str, least: int) -> int:
-    value = told[name]
+def _read_tokens(item: dict[str, object], name: str, least: int) -> int:
+    value = item[name]
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_TOKENS:
         raise ValueError(f"{name} must be a whole number from {least} to {MAX_TOKENS}, not {value!r}"[:200])
     return value

@@ -48,12 +48,12 @@ def build_recommendation(results: Sequence[Result], plan: Plan, objectives: Obje
     met = f"meets {objectives} at P95 up to {chosen.best.rate:.3g} requests/s"
     if chosen.candidate == current:
         return f"The current {current} {met}. No other setting serves 5 % more, so keep it."
-    told = f"{chosen.candidate} {met}"
+    text = f"{chosen.candidate} {met}"
     if before.best is None:
-        told += f"; the current {current} meets them at no rate that was tried."
+        text += f"; the current {current} meets them at no rate that was tried."
     else:
-        told += f"; the current {current} only up to {before.best.rate:.3g}."
-    return told + "\n\n" + build_patch(plan, chosen.candidate)
+        text += f"; the current {current} only up to {before.best.rate:.3g}."
+    return text + "\n\n" + build_patch(plan, chosen.candidate)
 
 
 def _describe_none(results: Sequence[Result], objectives: Objectives) -> str:
@@ -61,9 +61,9 @@ def _describe_none(results: Sequence[Result], objectives: Objectives) -> str:
     if not lowest:
         return "No setting runs, so there is nothing to recommend."
     nearest = min(lowest, key=lambda trial: trial.rate)
-    told = f"No setting meets {objectives} at P95. At {nearest.rate:.3g} requests/s: {'; '.join(nearest.misses)}. "
-    told += "Allow a longer time in --objective, or shorten prompts and answers. "
-    return told + "To see how long a single request takes, run again with a lower --rate."
+    text = f"No setting meets {objectives} at P95. At {nearest.rate:.3g} requests/s: {'; '.join(nearest.misses)}. "
+    text += "Allow a longer time in --objective, or shorten prompts and answers. "
+    return text + "To see how long a single request takes, run again with a lower --rate."
 
 
 def build_patch(plan: Plan, chosen: Candidate) -> str:
